@@ -1,0 +1,1 @@
+"""Measurements of spark_klog beside its peers: `python -m benchmarks.run` writes `results.md`."""

@@ -1,0 +1,83 @@
+"""Topics of log-like records, written by Kafka's own ProducerPerformance."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import subprocess
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+RECORD_SIZE = 100
+PARTITIONS = 4
+_LINES = 10_000
+_WORDS = "request served from cache order paid by card user signed in retry after timeout page rendered".split()
+
+
+class ToolFailed(Exception):
+    """One of Kafka's tools ended with an error."""
+
+
+def payload_file(folder: Path) -> Path:
+    """A file of distinct lines of JSON, each RECORD_SIZE bytes of ASCII, the same on every run."""
+    path = folder / "payload.jsonl"
+    if not path.exists():
+        path.write_text("".join(f"{_line(number)}\n" for number in range(_LINES)))
+    return path
+
+
+def _line(number: int) -> str:
+    chance = random.Random(number)
+    fields: dict[str, object] = {
+        "ts": 1_700_000_000_000 + number * 17,
+        "level": chance.choice(["INFO", "INFO", "INFO", "WARN", "ERROR"]),
+        "host": f"web-{chance.randrange(20):02d}",
+        "ms": chance.randrange(2000),
+    }
+    text = " ".join(chance.choices(_WORDS, k=20))
+    room = RECORD_SIZE - len(json.dumps({**fields, "msg": ""}, separators=(",", ":")))
+    return json.dumps({**fields, "msg": text[:room]}, separators=(",", ":"))
+
+
+def create_topic(libs: Path, bootstrap_servers: str, topic: str) -> None:
+    """Create a topic of PARTITIONS partitions on any broker."""
+    arguments = ["--create", "--topic", topic, "--partitions", str(PARTITIONS), "--replication-factor", "1"]
+    _java(libs, "org.apache.kafka.tools.TopicCommand", "--bootstrap-server", bootstrap_servers, *arguments)
+
+
+def produce(libs: Path, bootstrap_servers: str, topic: str, records: int, codec: str, folder: Path) -> None:
+    """Fill a topic. (The tool reports sends that fail, but succeeds: readers must count.)"""
+    properties = {
+        "bootstrap.servers": bootstrap_servers,
+        "compression.type": codec,
+        "batch.size": "65536",
+        "linger.ms": "20",
+    }
+    output = _java(
+        libs,
+        "org.apache.kafka.tools.ProducerPerformance",
+        *("--topic", topic, "--num-records", str(records), "--throughput", "-1"),
+        *("--payload-file", str(payload_file(folder)), "--producer-props"),
+        *(f"{name}={value}" for name, value in properties.items()),
+    )
+    log.info("filled %s: %s", topic, output.strip().splitlines()[-1])
+
+
+def _java(libs: Path, class_name: str, *arguments: str, timeout: float = 1200) -> str:
+    try:
+        done = subprocess.run(
+            ["java", "-Xmx512m", "-cp", f"{libs}/*", class_name, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired:
+        raise ToolFailed(f"{class_name} did not end in {timeout:.0f} s") from None
+    if done.returncode != 0 or not done.stdout.strip():
+        raise ToolFailed(f"{class_name} ended with {done.returncode}: {done.stdout[-1500:]}")
+    return done.stdout

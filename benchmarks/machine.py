@@ -1,0 +1,73 @@
+"""What machine and which versions a run was made with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def describe() -> list[tuple[str, str]]:
+    """Names and values for the report's table."""
+    return [
+        ("commit", _commit()),
+        ("CPU", f"{_cpu_model()}, {os.cpu_count()} cores"),
+        ("memory", _memory()),
+        ("kernel", f"{platform.system()} {platform.release()} {platform.machine()}"),
+        ("Python", f"{platform.python_implementation()} {platform.python_version()}"),
+        ("Java", _java()),
+        *((name, _package(name)) for name in ("spark-klog", "pyspark", "pyarrow")),
+    ]
+
+
+def _commit() -> str:
+    git = ["git", "--no-optional-locks", "-C", str(ROOT)]
+    head = _output([*git, "rev-parse", "--short", "--verify", "HEAD"])
+    if head is None:
+        return "none"
+    changed = _output([*git, "status", "--porcelain", "--", ".", ":!benchmarks/results.md"])
+    return f"{head} with uncommitted changes" if changed else head
+
+
+def _cpu_model() -> str:
+    return _proc_field("/proc/cpuinfo", "model name") or platform.processor() or "unknown"
+
+
+def _memory() -> str:
+    total = _proc_field("/proc/meminfo", "MemTotal")
+    return f"{int(total.split()[0]) / 2**20:.1f} GiB" if total else "unknown"
+
+
+def _proc_field(path: str, name: str) -> str | None:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
+
+
+def _java() -> str:
+    text = _output(["java", "-version"])
+    return text.splitlines()[0] if text else "none"
+
+
+def _package(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _output(command: list[str]) -> str | None:
+    """What a command writes (java tells its version on standard error), or None if it fails."""
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,191 @@
+"""The parent's end of `spark_side.py`: start a side, give it work, compare two of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pkgutil
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from benchmarks.machine import ROOT
+from benchmarks.report import Side
+
+log = logging.getLogger(__name__)
+
+_START_SECONDS = 180.0
+_RUN_SECONDS = 1800.0
+_STOP_SECONDS = 30.0
+
+
+class SideFailed(Exception):
+    """A side could not start, ended, took too long, or gave a wrong answer."""
+
+
+class Lines:
+    """The lines of a process's output with the time each came at, read by a thread; `copy` keeps them."""
+
+    def __init__(self, stream: IO[str], copy: Path | None = None) -> None:
+        self._stream, self._copy = stream, copy
+        self._lines: queue.Queue[tuple[float, str] | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def get(self, timeout: float) -> tuple[float, str] | None:
+        """The next line and its `time.perf_counter()`, None at the end; `TimeoutError` after `timeout`."""
+        try:
+            return self._lines.get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError from None
+
+    def _read(self) -> None:
+        with ExitStack() as files:
+            copy = files.enter_context(self._copy.open("a")) if self._copy else None
+            for line in self._stream:
+                self._lines.put((time.perf_counter(), line))
+                if copy:
+                    copy.write(line)
+                    copy.flush()
+        self._lines.put(None)
+
+
+class SparkSide:
+    """A `spark_side.py` process; its log is `WORK_DIR/NAME.log`."""
+
+    def __init__(
+        self,
+        name: str,
+        source: str,
+        work_dir: Path,
+        python: Path | str = sys.executable,
+        confs: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self._work_dir = work_dir / source
+        self._log = self._work_dir / "side.log"
+        self._environment = {**_clean_environment(python), **(environment or {})}
+        self._command = [str(python), str(ROOT / "benchmarks" / "spark_side.py"), "--format", source]
+        for item in (confs or {}).items():
+            self._command += ["--conf", "=".join(item)]
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        self._work_dir.mkdir(parents=True, exist_ok=True)
+        with self._log.open("a") as errors:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=self._work_dir,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,  # an interrupt from the keyboard is for the parent, which ends the side
+            )
+        assert self._process.stdout is not None
+        self._lines = Lines(self._process.stdout)
+        ready = self._next(_START_SECONDS)
+        log.info("%s: session of pyspark %s up in %.1f s", self.name, ready["pyspark"], ready["seconds"])
+
+    def ask(self, work: str, options: Mapping[str, str]) -> dict[str, Any]:
+        """Have one run done."""
+        if self._process is None or self._process.stdin is None:
+            raise SideFailed("not started")
+        try:
+            self._process.stdin.write(json.dumps({"work": work, "options": dict(options)}) + "\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise SideFailed(f"gone: {error}; {self._log_tail()}") from error
+        return self._next(_RUN_SECONDS)
+
+    def _next(self, timeout: float) -> dict[str, Any]:
+        try:
+            line = self._lines.get(timeout)
+        except TimeoutError:
+            raise SideFailed(f"no answer in {timeout:.0f} s; {self._log_tail()}") from None
+        if line is None:
+            raise SideFailed(f"the process ended; {self._log_tail()}")
+        answer: dict[str, Any] = json.loads(line[1])
+        if "error" in answer:
+            raise SideFailed(answer["error"])
+        return answer
+
+    def _log_tail(self) -> str:
+        return self._log.read_text(errors="replace")[-1500:].strip() or "no output"
+
+    def __enter__(self) -> SparkSide:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is None:
+            return
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.close()  # the end of its input ends it
+            self._process.wait(_STOP_SECONDS)
+        except (OSError, subprocess.TimeoutExpired):
+            self._process.kill()  # its JVM ends with it: their pipe closes
+            self._process.wait()
+
+
+def klog_side(work_dir: Path) -> SparkSide:
+    """The project's own connector, in the environment that runs the benchmark."""
+    return SparkSide("klog", "klog", work_dir, environment=project_environment())
+
+
+def project_environment() -> dict[str, str]:
+    """What a process outside the checkout's folder needs to find the project: nothing if it is installed."""
+    elsewhere = [path for path in sys.path if path and Path(path).resolve() != ROOT]
+    installed = any(module.name == "pyspark_klog" for module in pkgutil.iter_modules(elsewhere))
+    return {} if installed else {"PYTHONPATH": str(ROOT)}
+
+
+def _clean_environment(python: Path | str) -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SPARK_", "PYSPARK_")) and name != "PYTHONPATH"
+    }
+    return {**kept, "PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python)}
+
+
+def alternate(
+    sides: Sequence[tuple[SparkSide, Side]],
+    repeat: int,
+    run: Callable[[SparkSide], float],
+) -> None:
+    """A warm-up of each side, then `repeat` runs of each in turn; a side that fails is left out from there on."""
+    for spark_side, figures in sides:
+        _try(figures, spark_side.start)
+    for number in range(repeat + 1):
+        for spark_side, figures in sides:
+            value = _try(figures, run, spark_side)
+            if value is None:
+                continue
+            log.info("%s: run %d of %d: %.3f", figures.name, number, repeat, value)
+            if number == 0:
+                figures.cold = value
+            else:
+                figures.samples.append(value)
+
+
+def _try(figures: Side, function: Callable[..., Any], *arguments: Any) -> Any:
+    if figures.failed is not None:
+        return None
+    try:
+        return function(*arguments)
+    except SideFailed as error:
+        figures.failed = str(error)
+        log.error("%s failed: %s", figures.name, error)
+        return None

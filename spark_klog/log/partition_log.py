@@ -1,0 +1,226 @@
+"""The log of one topic-partition: a folder of segments.
+
+    TOPIC-PARTITION/
+        00000000000000000000.log .index .timeindex      see segment.py
+        partition.metadata                              "version: 0", "topic_id: " and 22 characters of base64
+        leader-epoch-checkpoint                         "0", entry count, then "EPOCH START_OFFSET" lines
+
+Appended offsets are dense. Readers see the segment list as it was when they looked: it is replaced, never changed.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import re
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+from uuid import UUID, uuid4
+
+from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError, LogCorrupted, OffsetOutOfRange
+from spark_klog.log.segment import FileRange, Segment
+from spark_klog.records.batch import BatchHeader, check_crc, iter_batches, set_base_offset
+from spark_klog.records.reference import iter_records
+
+_log = logging.getLogger(__name__)
+_LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_LEADER_EPOCH = 0
+
+
+class BatchTooLarge(ConfigError):
+    """A batch above `max.message.bytes`."""
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """Sizes in bytes; Kafka's topic settings of the same names and defaults."""
+
+    segment_bytes: int = 1024 * 1024 * 1024
+    index_interval_bytes: int = 4096
+    max_message_bytes: int = 1024 * 1024 + 12
+
+
+class Appended(NamedTuple):
+    """What an append did: the offsets of the first and the last record."""
+
+    base_offset: int
+    last_offset: int
+
+
+def check_topic_name(topic: str) -> None:
+    """`ConfigError` for a name that Kafka refuses (letters, digits, '.', '_', '-'; at most 249)."""
+    if topic in (".", "..") or not _LEGAL_TOPIC.fullmatch(topic):
+        raise ConfigError(f"illegal topic name {topic[:300]!r}: 1 to 249 of a-z A-Z 0-9 . _ - are allowed")
+
+
+def partition_of_folder(name: str) -> tuple[str, int] | None:
+    """(topic, partition) of a folder's name, None for another folder."""
+    topic, dash, partition = name.rpartition("-")
+    return (topic, int(partition)) if dash and topic and partition.isdecimal() else None
+
+
+class PartitionLog:
+    """An open log. One thread at a time may append; `directory` is made where it is missing."""
+
+    def __init__(self, directory: Path, config: LogConfig, topic_id: UUID | None = None, *, clean: bool = False) -> None:
+        parsed = partition_of_folder(directory.name)
+        if parsed is None:
+            raise ConfigError(f"{directory} is not named TOPIC-PARTITION")
+        self.topic, self.partition = parsed
+        self.directory = directory
+        self.config = config
+        directory.mkdir(parents=True, exist_ok=True)
+        self.topic_id = self._topic_id(topic_id)
+        self._segments = self._open_segments()
+        active = self._segments[-1]
+        if not clean:
+            active.recover()
+        self.end_offset = active.next_offset()
+
+    def _topic_id(self, given: UUID | None) -> UUID:
+        path = self.directory / "partition.metadata"
+        if path.exists():
+            match = re.search(r"^topic_id: *(\S{22})\s*$", path.read_text(), re.MULTILINE)
+            if not match:
+                raise LogCorrupted(f"{path} holds no topic id; restore it, or remove it to get a new one")
+            return UUID(bytes=base64.urlsafe_b64decode(match[1] + "=="))
+        topic_id = given or uuid4()
+        encoded = base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
+        path.write_text(f"version: 0\ntopic_id: {encoded}\n")
+        return topic_id
+
+    def _open_segments(self) -> tuple[Segment, ...]:
+        offsets = sorted(int(path.stem) for path in self.directory.glob("*.log") if path.stem.isdecimal())
+        return tuple(self._segment(offset) for offset in offsets or [0])
+
+    def _segment(self, base_offset: int) -> Segment:
+        return Segment(self.directory, base_offset, self.config.index_interval_bytes)
+
+    @property
+    def start_offset(self) -> int:
+        """The first offset that the log has, or would have."""
+        return self._segments[0].base_offset
+
+    @property
+    def high_watermark(self) -> int:
+        """The end of what consumers may read: without replication the end of the log."""
+        return self.end_offset
+
+    @property
+    def size(self) -> int:
+        """Bytes of all .log files."""
+        return sum(segment.size for segment in self._segments)
+
+    def append(self, records: memoryview) -> Appended:
+        """Append whole record batches, assigning their offsets in place (`records` must be writable).
+
+        `CorruptBatchError` for a wrong CRC, `DecodeError` for what is not whole batches of magic 2, `BatchTooLarge`;
+        OSError where the disk fails. Nothing is appended then.
+        """
+        batches = list(iter_batches(records))
+        if not batches or sum(header.size for header, _ in batches) != len(records):
+            raise DecodeError(f"{len(records)} bytes for {self.directory.name} are not whole record batches")
+        for header, batch in batches:
+            self._validate(header, batch)
+        headers: list[BatchHeader] = []
+        offset = self.end_offset
+        for header, batch in batches:
+            set_base_offset(batch, offset, _LEADER_EPOCH)
+            headers.append(replace(header, base_offset=offset, leader_epoch=_LEADER_EPOCH))
+            offset = headers[-1].next_offset
+        segment = self._segment_for(len(records), headers)
+        first = self.end_offset
+        segment.append(records, headers)
+        if first == self.start_offset:
+            self._write_leader_epochs(first)
+        self.end_offset = offset
+        return Appended(first, offset - 1)
+
+    def _validate(self, header: BatchHeader, batch: memoryview) -> None:
+        if header.size > self.config.max_message_bytes:
+            raise BatchTooLarge(
+                f"batch of {header.size} bytes for {self.directory.name}, max.message.bytes is "
+                f"{self.config.max_message_bytes}"
+            )
+        if header.count != header.last_offset_delta + 1 or header.count == 0:
+            raise DecodeError(
+                f"batch for {self.directory.name} has {header.count} records and last offset delta "
+                f"{header.last_offset_delta}"
+            )
+        try:
+            check_crc(header, batch)
+        except CorruptBatchError as error:
+            raise CorruptBatchError(f"produced to {self.directory.name}: {error}") from None
+
+    def _segment_for(self, size: int, headers: list[BatchHeader]) -> Segment:
+        """The active segment, after rolling where the batches would not fit."""
+        active = self._segments[-1]
+        relative_end = headers[-1].last_offset - active.base_offset
+        if active.size and (active.size + size > self.config.segment_bytes or relative_end > 0x7FFFFFFF):
+            active.seal()
+            active.flush()
+            active = self._segment(self.end_offset)
+            self._segments = (*self._segments, active)
+            _log.info("%s rolled at offset %d", self.directory.name, self.end_offset)
+        return active
+
+    def _write_leader_epochs(self, start_offset: int) -> None:
+        (self.directory / "leader-epoch-checkpoint").write_text(f"0\n1\n{_LEADER_EPOCH} {start_offset}\n")
+
+    def read(self, offset: int, max_bytes: int) -> FileRange | None:
+        """A range of one segment's file that begins with the batch that holds `offset`; at least one batch.
+
+        None at the end of the log. `OffsetOutOfRange` before its start or beyond its end.
+        """
+        if not self.start_offset <= offset <= self.end_offset:
+            raise OffsetOutOfRange(
+                self.topic, self.partition, (offset, offset), (self.start_offset, self.end_offset)
+            )
+        segments = self._segments
+        place = len(segments) - 1
+        while segments[place].base_offset > offset:
+            place -= 1
+        for segment in segments[place:]:
+            found = segment.read(offset, max_bytes)
+            if found is not None:
+                return found
+        return None
+
+    def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
+        """(timestamp, offset) of the first record with a timestamp (ms) of `timestamp` or more; None if there is none."""
+        for segment in self._segments:
+            if segment.max_timestamp[0] < timestamp:
+                continue
+            start = segment.offset_index.position_for(segment.time_index.offset_before(timestamp))
+            for position, header in segment.headers(start):
+                if header.max_timestamp < timestamp:
+                    continue
+                batch = memoryview(FileRange(segment.file, position, header.size).read())
+                for record in iter_records(header, batch):
+                    if record.timestamp >= timestamp:
+                        return record.timestamp, record.offset
+        return None
+
+    def max_timestamp(self) -> tuple[int, int] | None:
+        """(timestamp, offset) of the record with the largest timestamp; None for an empty log."""
+        timestamp = max(segment.max_timestamp[0] for segment in self._segments)
+        return self.offset_for_timestamp(timestamp) if timestamp >= 0 else None
+
+    def close(self) -> None:
+        """Flush and close; a log that is closed so needs no recovery."""
+        self._segments[-1].seal()
+        self._segments[-1].flush()
+        for segment in self._segments:
+            segment.close()
+
+    def delete(self) -> None:
+        """Remove the log. The folder is renamed first, so that a crash in between leaves no half a log."""
+        doomed = self.directory.with_name(f"{self.directory.name}.{uuid4().hex}-delete")
+        self.directory.rename(doomed)
+        for segment in self._segments:
+            segment.close()
+        shutil.rmtree(doomed, ignore_errors=True)
+
+

@@ -1,0 +1,1 @@
+"""Messages: one declarative table an API, one generic codec. Record bytes stay opaque."""

@@ -1,0 +1,217 @@
+"""The one codec: tables to bytes and back.
+
+A message is a dict from field name to value: int, bool, str, UUID, bytes or memoryview, list, dict, or None. Reading
+gives every field of the table, those that the version lacks by their default. Writing takes a field's default where
+it is not given, and refuses names that the table does not have.
+
+    request header   INT16 api key, INT16 version, INT32 correlation id, nullable STRING client id
+                     [from the first flexible version on: tagged fields]
+    response header  INT32 correlation id [flexible: tagged fields; ApiVersions never has them]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from spark_klog.errors import DecodeError
+from spark_klog.protocol.schema import Api, Array, Field, Primitive, Struct, Type
+from spark_klog.wire.primitives import Buffer, Reader, Writer
+
+Message = dict[str, Any]
+Decode = Callable[[Reader], Any]
+Encode = Callable[[Writer, Any], None]
+
+_API_VERSIONS_KEY = 18
+_COMPACTABLE = {Primitive.STRING: "nullable_string", Primitive.BYTES: "nullable_bytes", Primitive.RECORDS: "nullable_bytes"}
+
+
+def _method(kind: Primitive, flexible: bool) -> str:
+    name = _COMPACTABLE.get(kind, kind.value)
+    return f"compact_{name}" if flexible and kind in _COMPACTABLE else name
+
+
+@lru_cache(maxsize=None)
+def _decoder(kind: Type, version: int, flexible: bool, name: str, nullable: bool) -> Decode:
+    if isinstance(kind, Struct):
+        return _struct_decoder(kind, version, flexible)
+    if isinstance(kind, Array):
+        element = _decoder(kind.element, version, flexible, name, False)
+
+        def decode_array(reader: Reader) -> list[Any] | None:
+            count = reader.count(flexible)
+            if count < 0:
+                if nullable:
+                    return None
+                raise DecodeError(f"array {name} is null, which version {version} does not allow")
+            return [element(reader) for _ in range(count)]
+
+        return decode_array
+    method: Decode = getattr(Reader, _method(kind, flexible))
+    if kind not in _COMPACTABLE or nullable or kind is Primitive.RECORDS:
+        return method
+
+    def decode_value(reader: Reader) -> Any:
+        value = method(reader)
+        if value is None:
+            raise DecodeError(f"{name} is null, which version {version} does not allow")
+        return value
+
+    return decode_value
+
+
+def _is_nullable(field: Field, version: int) -> bool:
+    return field.nullable is not None and version in field.nullable
+
+
+@lru_cache(maxsize=None)
+def _struct_decoder(struct: Struct, version: int, flexible: bool) -> Decode:
+    absent: list[tuple[str, Any]] = []
+    present: list[tuple[str, Decode]] = []
+    tagged: dict[int, tuple[str, Decode]] = {}
+    for field in struct.fields:
+        if version not in field.versions:
+            absent.append((field.name, field.default))
+            continue
+        decode = _decoder(field.type, version, flexible, field.name, _is_nullable(field, version))
+        if field.tag is None:
+            present.append((field.name, decode))
+        else:
+            absent.append((field.name, field.default))
+            tagged[field.tag] = (field.name, decode)
+
+    def decode_struct(reader: Reader) -> Message:
+        message: Message = dict(absent)
+        for name, decode in present:
+            message[name] = decode(reader)
+        if flexible:
+            for _ in range(reader.uvarint()):
+                tag = reader.uvarint()
+                body = reader.take(reader.uvarint())
+                if tag in tagged:
+                    name, decode = tagged[tag]
+                    message[name] = decode(Reader(body))
+        return message
+
+    return decode_struct
+
+
+@lru_cache(maxsize=None)
+def _encoder(kind: Type, version: int, flexible: bool, name: str, nullable: bool) -> Encode:
+    if isinstance(kind, Struct):
+        return _struct_encoder(kind, version, flexible)
+    if isinstance(kind, Array):
+        element = _encoder(kind.element, version, flexible, name, False)
+
+        def encode_array(writer: Writer, values: Any) -> None:
+            if values is None:
+                if not nullable:
+                    raise ValueError(f"array {name} must not be null in version {version}")
+                writer.count(-1, flexible)
+                return
+            writer.count(len(values), flexible)
+            for value in values:
+                element(writer, value)
+
+        return encode_array
+    method: Encode = getattr(Writer, _method(kind, flexible))
+    if kind not in _COMPACTABLE or nullable or kind is Primitive.RECORDS:
+        return method
+
+    def encode_value(writer: Writer, value: Any) -> None:
+        if value is None:
+            raise ValueError(f"{name} must not be null in version {version}")
+        method(writer, value)
+
+    return encode_value
+
+
+@lru_cache(maxsize=None)
+def _struct_encoder(struct: Struct, version: int, flexible: bool) -> Encode:
+    names = frozenset(field.name for field in struct.fields)
+    plain: list[tuple[str, Encode, Any]] = []
+    tagged: list[tuple[int, str, Encode, Any]] = []
+    for field in sorted(struct.fields, key=lambda field: -1 if field.tag is None else field.tag):
+        if version in field.versions:
+            encode = _encoder(field.type, version, flexible, field.name, _is_nullable(field, version))
+            if field.tag is None:
+                plain.append((field.name, encode, field.default))
+            else:
+                tagged.append((field.tag, field.name, encode, field.default))
+
+    def encode_struct(writer: Writer, message: Message) -> None:
+        if not message.keys() <= names:
+            raise ValueError(f"no such fields: {sorted(message.keys() - names)}")
+        for name, encode, default in plain:
+            encode(writer, message.get(name, default))
+        if flexible:
+            given = [entry for entry in tagged if message.get(entry[1], entry[3]) != entry[3]]
+            writer.uvarint(len(given))
+            for tag, name, encode, _ in given:
+                body = Writer()
+                encode(body, message[name])
+                writer.uvarint(tag)
+                writer.uvarint(len(body))
+                writer.raw(body.to_bytes())
+
+    return encode_struct
+
+
+def encode_request(api: Api, version: int, correlation_id: int, client_id: str | None, message: Message) -> Writer:
+    """A request with its header, without the frame's size."""
+    writer = Writer()
+    writer.int16(api.key)
+    writer.int16(version)
+    writer.int32(correlation_id)
+    writer.nullable_string(client_id)
+    flexible = version >= api.flexible
+    if flexible:
+        writer.uvarint(0)
+    _struct_encoder(api.request, version, flexible)(writer, message)
+    return writer
+
+
+def decode_request_header(reader: Reader) -> tuple[int, int, int]:
+    """(api key, version, correlation id), the part that every request has."""
+    return reader.int16(), reader.int16(), reader.int32()
+
+
+def decode_request(api: Api, version: int, reader: Reader) -> tuple[str | None, Message]:
+    """What follows `decode_request_header`: (client id, message). `DecodeError` if bytes are left over."""
+    client_id = reader.nullable_string()
+    flexible = version >= api.flexible
+    if flexible:
+        reader.skip_tags()
+    return client_id, _whole(api, "request", version, reader, _struct_decoder(api.request, version, flexible))
+
+
+def encode_response(api: Api, version: int, correlation_id: int, message: Message) -> Writer:
+    """A response with its header, without the frame's size."""
+    writer = Writer()
+    writer.int32(correlation_id)
+    flexible = version >= api.flexible
+    if flexible and api.key != _API_VERSIONS_KEY:
+        writer.uvarint(0)
+    _struct_encoder(api.response, version, flexible)(writer, message)
+    return writer
+
+
+def decode_response(api: Api, version: int, data: Buffer) -> tuple[int, Message]:
+    """(correlation id, message) of a frame. `DecodeError` if it does not decode or bytes are left over."""
+    reader = Reader(data)
+    correlation_id = reader.int32()
+    flexible = version >= api.flexible
+    if flexible and api.key != _API_VERSIONS_KEY:
+        reader.skip_tags()
+    return correlation_id, _whole(api, "response", version, reader, _struct_decoder(api.response, version, flexible))
+
+
+def _whole(api: Api, what: str, version: int, reader: Reader, decode: Decode) -> Message:
+    try:
+        message: Message = decode(reader)
+    except DecodeError as error:
+        raise DecodeError(f"{api.name} v{version} {what}: {error}") from None
+    if reader.remaining:
+        raise DecodeError(f"{api.name} v{version} {what}: {reader.remaining} bytes left over")
+    return message

@@ -1,0 +1,143 @@
+"""The language of the tables: a message is a `Struct` of `Field` lines, each with the versions that have it.
+
+`F("leader_epoch", INT32, "7+", default=-1)` reads: from version 7 on there is an INT32 named leader_epoch; who
+builds the message need not give it, and who reads an older version gets -1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Union
+
+_NO_LIMIT = 1 << 15
+
+
+@dataclass(frozen=True)
+class Versions:
+    """A closed range of versions, written "3+", "0-5" or "2"."""
+
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, text: str) -> Versions:
+        if text.endswith("+"):
+            return cls(int(text[:-1]), _NO_LIMIT)
+        first, _, last = text.partition("-")
+        return cls(int(first), int(last or first))
+
+    def __contains__(self, version: int) -> bool:
+        return self.first <= version <= self.last
+
+
+class Primitive(Enum):
+    """Primitive types; the value names the methods of `wire.primitives` that read and write it."""
+
+    BOOLEAN = "boolean"
+    INT8 = "int8"
+    INT16 = "int16"
+    INT32 = "int32"
+    INT64 = "int64"
+    FLOAT64 = "float64"
+    UUID = "uuid"
+    STRING = "nullable_string"
+    BYTES = "nullable_bytes"
+    #: As BYTES, but the value may also be a range of a file: anything with a length.
+    RECORDS = "records"
+
+
+BOOLEAN, INT8, INT16, INT32, INT64 = (
+    Primitive.BOOLEAN,
+    Primitive.INT8,
+    Primitive.INT16,
+    Primitive.INT32,
+    Primitive.INT64,
+)
+FLOAT64, UUID, STRING, BYTES, RECORDS = (
+    Primitive.FLOAT64,
+    Primitive.UUID,
+    Primitive.STRING,
+    Primitive.BYTES,
+    Primitive.RECORDS,
+)
+
+_DEFAULTS: dict[Primitive, Any] = {BOOLEAN: False, STRING: "", BYTES: b"", RECORDS: None, FLOAT64: 0.0}
+
+
+@dataclass(frozen=True)
+class Struct:
+    """Fields in wire order."""
+
+    fields: tuple[Field, ...]
+
+
+@dataclass(frozen=True)
+class Array:
+    """A sequence of one type."""
+
+    element: Union[Primitive, Struct]
+
+
+Type = Union[Primitive, Struct, Array]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One line of a table. `nullable` and `tagged` are the versions in which it may be null, or is a tagged field."""
+
+    name: str
+    type: Type
+    versions: Versions
+    nullable: Versions | None
+    default: Any
+    tag: int | None
+
+
+def F(  # noqa: N802 - reads as a keyword in the tables
+    name: str,
+    type: Type,
+    versions: str = "0+",
+    *,
+    nullable: str | None = None,
+    default: Any = ...,
+    tag: int | None = None,
+) -> Field:
+    """One line of a table; see the module."""
+    if default is ...:
+        if isinstance(type, Primitive):
+            from uuid import UUID as Uuid
+
+            default = Uuid(int=0) if type is UUID else _DEFAULTS.get(type, 0)
+        else:
+            default = () if isinstance(type, Array) else None
+    return Field(
+        name, type, Versions.parse(versions), Versions.parse(nullable) if nullable else None, default, tag
+    )
+
+
+def struct(*fields: Field) -> Struct:
+    return Struct(fields)
+
+
+def array(*element: Union[Primitive, Field]) -> Array:
+    """`array(INT32)`, or `array(F(...), F(...))` for an array of structs."""
+    if len(element) == 1 and isinstance(element[0], Primitive):
+        return Array(element[0])
+    return Array(Struct(tuple(field for field in element if isinstance(field, Field))))
+
+
+@dataclass(frozen=True)
+class Api:
+    """An API of the protocol: its key, the versions that this package speaks, the first flexible one (KIP-482)."""
+
+    key: int
+    name: str
+    versions: Versions
+    flexible: int
+    request: Struct
+    response: Struct
+
+
+def api(key: int, name: str, versions: str, flexible: int, request: Struct, response: Struct) -> Api:
+    return Api(key, name, Versions.parse(versions), flexible, request, response)

@@ -1,0 +1,1 @@
+"""One table an API: a line a field, with its versions."""

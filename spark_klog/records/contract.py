@@ -1,0 +1,113 @@
+"""What a kernel does: records ↔ Arrow-shaped buffers. The reference and the native one fulfil it alike.
+
+Buffers have Arrow's layout, little endian: a binary column of n values is INT32 offsets (n + 1), the bytes one after
+the other, and a validity bitmap (bit i of byte i // 8, least significant first; 1 = not null; None = no nulls).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from spark_klog.wire.primitives import Buffer
+
+#: The columns that a builder can make of a record's own bytes.
+COLUMNS = ("key", "value", "offset", "timestamp", "timestampType", "headers")
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+class Record(NamedTuple):
+    """One record: offset, timestamp in ms (-1: none), its type (0 create, 1 log append time), key, value, headers."""
+
+    offset: int
+    timestamp: int
+    timestamp_type: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+@dataclass(slots=True)
+class BinaryColumn:
+    """n values of bytes, see the module."""
+
+    offsets: Buffer
+    data: Buffer
+    validity: Buffer | None
+    null_count: int
+
+
+@dataclass(slots=True)
+class HeadersColumn:
+    """n lists of headers: list offsets INT32 (n + 1), validity of the lists, then names and values one after another."""
+
+    offsets: Buffer
+    validity: Buffer | None
+    null_count: int
+    keys: BinaryColumn
+    values: BinaryColumn
+    total: int
+
+
+@dataclass(slots=True)
+class RecordColumns:
+    """`count` records; a column that was not asked for is None. Offsets and timestamps (ms) INT64, types INT32."""
+
+    count: int
+    key: BinaryColumn | None = None
+    value: BinaryColumn | None = None
+    offset: Buffer | None = None
+    timestamp: Buffer | None = None
+    timestamp_type: Buffer | None = None
+    headers: HeadersColumn | None = None
+
+
+class ColumnBuilder(Protocol):
+    """Collects records of many batches, column by column."""
+
+    @property
+    def rows(self) -> int:
+        """Records collected since the last `finish`."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of keys and values collected since the last `finish`."""
+
+    def append(
+        self,
+        body: Buffer,
+        count: int,
+        base_offset: int,
+        base_timestamp: int,
+        append_time: int | None,
+        first: int,
+        end: int,
+    ) -> None:
+        """Add the records of a decompressed body whose offsets lie in [first, end).
+
+        `append_time` (ms) is every record's timestamp where it is not None. `DecodeError` where the body is not
+        `count` records; then nothing of it has been added.
+        """
+
+    def finish(self) -> RecordColumns:
+        """What was collected; the builder is empty afterwards."""
+
+
+class Kernel(Protocol):
+    """The contract of a kernel."""
+
+    name: str
+
+    def builder(self, columns: frozenset[str]) -> ColumnBuilder:
+        """A builder of the named columns, a subset of `COLUMNS`."""
+
+    def encode(self, columns: RecordColumns, start: int, target: int) -> tuple[bytes, int, int, int]:
+        """Encode records from row `start` on until their bytes reach `target`, at least one.
+
+        Timestamps come from `columns.timestamp`, offsets deltas count from 0, `offset` is not read.
+        Returns (body, next row, base timestamp, max timestamp).
+        """
+
+    def partitions(self, keys: BinaryColumn, count: int, partitions: int) -> Buffer:
+        """INT32 per key: Kafka's default partition (murmur2, positive, modulo); -1 where the key is null."""

@@ -1,0 +1,328 @@
+"""The reference kernel: plain Python, the oracle of the native one.
+
+    record           VARINT   length of what follows
+      attributes     INT8     unused
+      timestamp      VARLONG  delta to the batch's base timestamp
+      offset         VARINT   delta to the batch's base offset
+      key            VARINT   length, -1 is null; then the bytes
+      value          VARINT   length, -1 is null; then the bytes
+      headers        VARINT   count; each VARINT length and name (UTF-8), VARINT length (-1 is null) and value
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from struct import Struct
+
+from spark_klog.errors import DecodeError
+from spark_klog.records.batch import LOG_APPEND_TIME, BatchHeader, body
+from spark_klog.records.contract import BinaryColumn, Headers, HeadersColumn, Record, RecordColumns
+from spark_klog.wire.codecs import MAX_DECOMPRESSED
+from spark_klog.wire.primitives import Buffer, append_uvarint, uvarint_size
+
+name = "reference"
+
+_INT32 = Struct("<i")
+_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """(value, next position) of a VARINT or VARLONG; IndexError at the end of the data."""
+    byte = data[position]
+    position += 1
+    if byte < 0x80:
+        return (byte >> 1) ^ -(byte & 1), position
+    result, shift = byte & 0x7F, 7
+    while True:
+        byte = data[position]
+        position += 1
+        result |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+        if shift > 63:
+            raise DecodeError(f"varint of more than 64 bits before position {position}")
+    if result >> 64:
+        raise DecodeError(f"varint of more than 64 bits before position {position}")
+    return (result >> 1) ^ -(result & 1), position
+
+
+def _slice(data: bytes, position: int, size: int, end: int) -> tuple[bytes | None, int]:
+    if size == -1:
+        return None, position
+    if size < -1 or size > end - position:
+        raise DecodeError(f"field of {size} bytes at position {position}, {end - position} are left in its record")
+    return data[position : position + size], position + size
+
+
+def _headers(data: bytes, position: int, count: int, end: int) -> tuple[Headers, int]:
+    if count < 0 or count > end - position:
+        raise DecodeError(f"{count} headers at position {position}, {end - position} bytes are left in the record")
+    headers: list[tuple[str, bytes | None]] = []
+    for _ in range(count):
+        size, position = _varint(data, position)
+        key, position = _slice(data, position, size, end)
+        if key is None:
+            raise DecodeError(f"header without a name before position {position}")
+        size, position = _varint(data, position)
+        value, position = _slice(data, position, size, end)
+        try:
+            headers.append((key.decode(), value))
+        except UnicodeDecodeError:
+            raise DecodeError(f"header name before position {position} is not UTF-8") from None
+    return tuple(headers), position
+
+
+def _wrap64(value: int) -> int:
+    return (value - _INT64_MIN) % (1 << 64) + _INT64_MIN
+
+
+def iter_body(
+    records: Buffer, count: int, base_offset: int, base_timestamp: int, append_time: int | None
+) -> Iterator[Record]:
+    """The records of a decompressed body; `DecodeError` where it is not exactly `count` records."""
+    data = bytes(records)
+    position, kind = 0, 0 if append_time is None else 1
+    try:
+        for _ in range(count):
+            size, position = _varint(data, position)
+            end = position + size
+            if size < 0 or end > len(data):
+                raise DecodeError(f"record of {size} bytes at position {position}, {len(data) - position} are left")
+            delta, position = _varint(data, position + 1)
+            offset, position = _varint(data, position)
+            if not 0 <= offset < 1 << 31:
+                raise DecodeError(f"offset delta {offset} before position {position}")
+            size, position = _varint(data, position)
+            key, position = _slice(data, position, size, end)
+            size, position = _varint(data, position)
+            value, position = _slice(data, position, size, end)
+            number, position = _varint(data, position)
+            headers: Headers = ()
+            if number:
+                headers, position = _headers(data, position, number, end)
+            if position != end:
+                raise DecodeError(f"record ends at position {end}, its fields at {position}")
+            timestamp = _wrap64(base_timestamp + delta) if append_time is None else append_time
+            yield Record(base_offset + offset, timestamp, kind, key, value, headers)
+    except IndexError:
+        raise DecodeError(f"record cut off at position {len(data)}") from None
+    if position != len(data):
+        raise DecodeError(f"{len(data) - position} bytes left over after {count} records")
+
+
+def iter_records(header: BatchHeader, batch: memoryview, limit: int = MAX_DECOMPRESSED) -> Iterator[Record]:
+    """The records of one batch, whose CRC has been checked."""
+    append_time = header.max_timestamp if header.timestamp_type == LOG_APPEND_TIME else None
+    return iter_body(
+        body(header, batch, limit), header.count, header.base_offset, header.base_timestamp, append_time
+    )
+
+
+class _Binary:
+    """Collects one binary column."""
+
+    def __init__(self) -> None:
+        self.offsets = array("i", [0])
+        self.data = bytearray()
+        self.valid: list[bool] = []
+
+    def append(self, value: bytes | None) -> None:
+        if value is not None:
+            self.data += value
+        self.offsets.append(len(self.data))
+        self.valid.append(value is not None)
+
+    def finish(self) -> BinaryColumn:
+        validity, nulls = _bitmap(self.valid)
+        return BinaryColumn(self.offsets.tobytes(), bytes(self.data), validity, nulls)
+
+
+def _bitmap(valid: list[bool]) -> tuple[bytes | None, int]:
+    nulls = valid.count(False)
+    if not nulls:
+        return None, 0
+    bits = bytearray((len(valid) + 7) // 8)
+    for index, is_valid in enumerate(valid):
+        if is_valid:
+            bits[index >> 3] |= 1 << (index & 7)
+    return bytes(bits), nulls
+
+
+class ReferenceBuilder:
+    """See `contract.ColumnBuilder`."""
+
+    def __init__(self, columns: frozenset[str]) -> None:
+        self._columns = columns
+        self._records: list[Record] = []
+        self._size = 0
+
+    @property
+    def rows(self) -> int:
+        return len(self._records)
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def append(
+        self,
+        body: Buffer,
+        count: int,
+        base_offset: int,
+        base_timestamp: int,
+        append_time: int | None,
+        first: int,
+        end: int,
+    ) -> None:
+        wanted = [
+            record
+            for record in iter_body(body, count, base_offset, base_timestamp, append_time)
+            if first <= record.offset < end
+        ]
+        self._records += wanted
+        self._size += sum(len(record.key or b"") + len(record.value or b"") for record in wanted)
+
+    def finish(self) -> RecordColumns:
+        records, self._records, self._size = self._records, [], 0
+        columns = RecordColumns(len(records))
+        if "key" in self._columns:
+            columns.key = _binary([record.key for record in records])
+        if "value" in self._columns:
+            columns.value = _binary([record.value for record in records])
+        if "offset" in self._columns:
+            columns.offset = array("q", [record.offset for record in records]).tobytes()
+        if "timestamp" in self._columns:
+            columns.timestamp = array("q", [record.timestamp for record in records]).tobytes()
+        if "timestampType" in self._columns:
+            columns.timestamp_type = array("i", [record.timestamp_type for record in records]).tobytes()
+        if "headers" in self._columns:
+            columns.headers = _headers_column([record.headers for record in records])
+        return columns
+
+
+def _binary(values: list[bytes | None]) -> BinaryColumn:
+    column = _Binary()
+    for value in values:
+        column.append(value)
+    return column.finish()
+
+
+def _headers_column(rows: list[Headers]) -> HeadersColumn:
+    """A record without headers has null, as in Spark's Kafka connector."""
+    offsets = array("i", [0])
+    keys, values = _Binary(), _Binary()
+    for headers in rows:
+        for key, value in headers:
+            keys.append(key.encode())
+            values.append(value)
+        offsets.append(offsets[-1] + len(headers))
+    validity, nulls = _bitmap([bool(headers) for headers in rows])
+    return HeadersColumn(offsets.tobytes(), validity, nulls, keys.finish(), values.finish(), offsets[-1])
+
+
+def builder(columns: frozenset[str]) -> ReferenceBuilder:
+    """See `contract.Kernel.builder`."""
+    return ReferenceBuilder(columns)
+
+
+def append_record(
+    target: bytearray,
+    timestamp_delta: int,
+    offset_delta: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Headers = (),
+) -> None:
+    """Append one encoded record to a body."""
+    record = bytearray(1)
+    append_uvarint(record, (timestamp_delta << 1) ^ (timestamp_delta >> 63))
+    append_uvarint(record, offset_delta << 1)
+    for field in (key, value):
+        _append_bytes(record, field)
+    append_uvarint(record, len(headers) << 1)
+    for header, content in headers:
+        _append_bytes(record, header.encode())
+        _append_bytes(record, content)
+    append_uvarint(target, len(record) << 1)
+    target += record
+
+
+def _append_bytes(target: bytearray, value: bytes | None) -> None:
+    if value is None:
+        target.append(1)
+    else:
+        append_uvarint(target, len(value) << 1)
+        target += value
+
+
+def record_size_bound(key: bytes | None, value: bytes | None, headers: Headers = ()) -> int:
+    """An upper bound of the bytes that `append_record` appends."""
+    size = 32 + len(key or b"") + len(value or b"")
+    return size + sum(20 + uvarint_size(len(name)) + 4 * len(name) + len(content or b"") for name, content in headers)
+
+
+def _value(column: BinaryColumn | None, row: int) -> bytes | None:
+    if column is None:
+        return None
+    if column.validity is not None and not column.validity[row >> 3] >> (row & 7) & 1:
+        return None
+    start, stop = (_INT32.unpack_from(column.offsets, 4 * index)[0] for index in (row, row + 1))
+    return bytes(column.data[start:stop])
+
+
+def _row_headers(column: HeadersColumn | None, row: int) -> Headers:
+    if column is None or (column.validity is not None and not column.validity[row >> 3] >> (row & 7) & 1):
+        return ()
+    start, stop = (_INT32.unpack_from(column.offsets, 4 * index)[0] for index in (row, row + 1))
+    return tuple(
+        ((_value(column.keys, index) or b"").decode(), _value(column.values, index)) for index in range(start, stop)
+    )
+
+
+def encode(columns: RecordColumns, start: int, target: int) -> tuple[bytes, int, int, int]:
+    """See `contract.Kernel.encode`."""
+    assert columns.timestamp is not None
+    timestamps = array("q")
+    timestamps.frombytes(columns.timestamp)
+    base = timestamps[start]
+    maximum, row = base, start
+    encoded = bytearray()
+    while row < columns.count and len(encoded) < target:
+        append_record(
+            encoded,
+            timestamps[row] - base,
+            row - start,
+            _value(columns.key, row),
+            _value(columns.value, row),
+            _row_headers(columns.headers, row),
+        )
+        maximum = max(maximum, timestamps[row])
+        row += 1
+    return bytes(encoded), row, base, maximum
+
+
+def murmur2(data: bytes) -> int:
+    """Kafka's 32-bit murmur2 (org.apache.kafka.common.utils.Utils), as an unsigned number."""
+    m, mask = 0x5BD1E995, 0xFFFFFFFF
+    h = 0x9747B28C ^ len(data)
+    whole = len(data) & ~3
+    for position in range(0, whole, 4):
+        k = int.from_bytes(data[position : position + 4], "little") * m & mask
+        k = (k ^ k >> 24) * m & mask
+        h = (h * m & mask) ^ k
+    tail = data[whole:]
+    if tail:
+        h = (h ^ int.from_bytes(tail, "little")) * m & mask
+    h = (h ^ h >> 13) * m & mask
+    return h ^ h >> 15
+
+
+def partitions(keys: BinaryColumn, count: int, partitions: int) -> Buffer:
+    """See `contract.Kernel.partitions`."""
+    result = array("i")
+    for row in range(count):
+        key = _value(keys, row)
+        result.append(-1 if key is None else (murmur2(key) & 0x7FFFFFFF) % partitions)
+    return result.tobytes()

@@ -1,0 +1,1 @@
+"""Bytes: primitive types over a bounded reader, frames, checksums and compression codecs."""

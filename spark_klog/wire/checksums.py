@@ -1,0 +1,33 @@
+"""CRC-32C (Castagnoli; record batch v2) and CRC-32 (ISO 3309; message sets).
+
+CRC-32C comes from the hardware instruction where the `crc32c` package has a wheel, else from crcmod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from zlib import crc32 as crc32
+
+__all__ = ["crc32", "crc32c"]
+
+Bytes = bytes | bytearray | memoryview
+
+
+def _crcmod_crc32c() -> Callable[[Bytes], int]:
+    import crcmod.predefined
+
+    function: Callable[[Bytes], int] = crcmod.predefined.mkCrcFun("crc-32c")
+    return lambda data: function(bytes(data) if isinstance(data, memoryview) else data)
+
+
+def _pick() -> Callable[[Bytes], int]:
+    try:
+        from crc32c import crc32c as hardware
+    except ImportError:
+        return _crcmod_crc32c()
+    function: Callable[[Bytes], int] = hardware
+    return function
+
+
+#: crc32c(data) -> the unsigned 32-bit CRC-32C of a contiguous buffer.
+crc32c: Callable[[Bytes], int] = _pick()

@@ -1,0 +1,185 @@
+"""Compression codecs, one table by the id in a batch's attributes (bits 0-2).
+
+0 none     1 gzip (RFC 1952, members one after the other)
+2 snappy   written as xerial blocks: 82 'SNAPPY' 00, INT32 version 1, INT32 compatible 1, then (INT32 size, raw block)
+           again and again; read as those or as one raw block (librdkafka writes that)
+3 lz4      frame format, independent 64 KB blocks    4 zstd (RFC 8878)
+
+Decompression is bounded: what would grow beyond `limit` is a `DecodeError`, before it is allocated.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any
+
+import lz4.frame
+import snappy
+import zstandard
+
+from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.wire.primitives import Buffer
+
+#: Bytes that one compressed batch may decompress to.
+MAX_DECOMPRESSED = 256 * 1024 * 1024
+
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
+_XERIAL_BLOCK = 32 * 1024
+_SIZE = Struct(">i")
+
+
+@dataclass(frozen=True)
+class Codec:
+    """A row of the table. `decompress(data, limit)` raises `DecodeError`; `compress(data, level)` takes None as its own default."""
+
+    id: int
+    name: str
+    compress: Callable[[Buffer, int | None], Buffer]
+    decompress: Callable[[Buffer, int], Buffer]
+
+
+def _too_large(limit: int) -> DecodeError:
+    return DecodeError(f"compressed data grow beyond {limit} bytes")
+
+
+def _plain(data: Buffer, _: int | None) -> Buffer:
+    return data
+
+
+def _gzip_compress(data: Buffer, level: int | None) -> bytes:
+    deflate = zlib.compressobj(-1 if level is None else level, zlib.DEFLATED, 31)
+    return deflate.compress(data) + deflate.flush()
+
+
+def _members(data: Buffer, limit: int, start: Callable[[], Any], failures: tuple[type[Exception], ...]) -> bytes:
+    """Decompress members (or frames) that follow one another, each by an object of zlib's kind."""
+    parts: list[bytes] = []
+    size = 0
+    rest: Buffer = data
+    while len(rest):
+        member = start()
+        try:
+            part = member.decompress(rest, limit - size + 1)
+        except failures as error:
+            raise DecodeError(f"compressed data are damaged: {error}") from None
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        if not member.eof:
+            raise DecodeError("compressed data are cut off")
+        parts.append(part)
+        rest = member.unused_data or b""
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _gzip_decompress(data: Buffer, limit: int) -> bytes:
+    return _members(data, limit, lambda: zlib.decompressobj(31), (zlib.error,))
+
+
+def _lz4_compress(data: Buffer, level: int | None) -> bytes:
+    compressed: bytes = lz4.frame.compress(
+        data,
+        compression_level=0 if level is None else level,
+        block_size=lz4.frame.BLOCKSIZE_MAX64KB,
+        block_linked=False,
+        store_size=False,
+    )
+    return compressed
+
+
+def _lz4_decompress(data: Buffer, limit: int) -> bytes:
+    return _members(data, limit, lz4.frame.LZ4FrameDecompressor, (RuntimeError, EOFError))
+
+
+def _zstd_compress(data: Buffer, level: int | None) -> bytes:
+    return zstandard.ZstdCompressor(level=3 if level is None else level).compress(data)
+
+
+def _zstd_decompress(data: Buffer, limit: int) -> bytes:
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True) as stream:
+            result = stream.read(limit + 1)
+    except zstandard.ZstdError as error:
+        raise DecodeError(f"zstd data are damaged: {error}") from None
+    if len(result) > limit:
+        raise _too_large(limit)
+    return result
+
+
+def _snappy_compress(data: Buffer, _: int | None) -> bytes:
+    view = memoryview(data)
+    parts: list[Buffer] = [_XERIAL_HEADER]
+    for start in range(0, len(view), _XERIAL_BLOCK):
+        block = snappy.compress(bytes(view[start : start + _XERIAL_BLOCK]))
+        parts += [_SIZE.pack(len(block)), block]
+    return b"".join(parts)
+
+
+def _snappy_block(block: Buffer, limit: int) -> bytes:
+    size = shift = 0
+    for byte in block[:5]:
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    if size > limit:
+        raise _too_large(limit)
+    try:
+        result: bytes = snappy.decompress(bytes(block))
+    except Exception as error:  # the binding raises different classes from version to version
+        raise DecodeError(f"snappy data are damaged: {error}") from None
+    return result
+
+
+def _snappy_decompress(data: Buffer, limit: int) -> bytes:
+    view = memoryview(data)
+    if bytes(view[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
+        return _snappy_block(view, limit)
+    parts: list[bytes] = []
+    size, position = 0, len(_XERIAL_HEADER)
+    while position < len(view):
+        if position + _SIZE.size > len(view):
+            raise DecodeError("snappy block size is cut off")
+        block_size: int = _SIZE.unpack_from(view, position)[0]
+        position += _SIZE.size
+        if not 0 <= block_size <= len(view) - position:
+            raise DecodeError(f"snappy block of {block_size} bytes, {len(view) - position} are left")
+        part = _snappy_block(view[position : position + block_size], limit - size)
+        parts.append(part)
+        size += len(part)
+        position += block_size
+    return b"".join(parts)
+
+
+NONE = Codec(0, "none", _plain, _plain)  # type: ignore[arg-type]
+CODECS: dict[int, Codec] = {
+    codec.id: codec
+    for codec in (
+        NONE,
+        Codec(1, "gzip", _gzip_compress, _gzip_decompress),
+        Codec(2, "snappy", _snappy_compress, _snappy_decompress),
+        Codec(3, "lz4", _lz4_compress, _lz4_decompress),
+        Codec(4, "zstd", _zstd_compress, _zstd_decompress),
+    )
+}
+
+
+def codec_by_id(codec_id: int) -> Codec:
+    """The codec of an attributes value; `DecodeError` for 5-7."""
+    codec = CODECS.get(codec_id)
+    if codec is None:
+        raise DecodeError(f"unknown compression codec {codec_id}")
+    return codec
+
+
+def codec_by_name(name: str) -> Codec:
+    """The codec of a `compression.type` value; `ConfigError` for any other."""
+    for codec in CODECS.values():
+        if codec.name == name.lower():
+            return codec
+    names = ", ".join(codec.name for codec in CODECS.values())
+    raise ConfigError(f"unknown compression.type {name!r}; known are {names}")

@@ -1,0 +1,20 @@
+"""A frame: INT32 size N, then N bytes (protocol guide, "Common Request and Response Structure")."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from spark_klog.errors import DecodeError
+
+SIZE = Struct(">i")
+
+#: The largest request that a broker takes (Kafka: socket.request.max.bytes), and the largest response a client takes.
+MAX_FRAME = 100 * 1024 * 1024
+
+
+def frame_size(prefix: bytes | bytearray | memoryview, limit: int = MAX_FRAME) -> int:
+    """The size that a 4-byte prefix names; `DecodeError` for a negative one or one above `limit`."""
+    size: int = SIZE.unpack(prefix)[0]
+    if not 0 <= size <= limit:
+        raise DecodeError(f"frame of {size} bytes, the limit is {limit}: not the Kafka protocol, or a wrong port?")
+    return size

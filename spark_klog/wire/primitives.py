@@ -1,0 +1,263 @@
+"""Primitive types of the wire protocol over a bounded reader and a growing writer.
+
+INT8..INT64   big endian, two's complement        UINT32    big endian
+UVARINT       base 128, least significant group first, high bit = more follows
+VARINT        UVARINT of the zig-zag form (n << 1) ^ (n >> 31); VARLONG the same with 64 bits
+STRING        INT16 length N, N bytes of UTF-8; N = -1 is null
+BYTES         INT32 length N, N bytes; N = -1 is null
+COMPACT_*     UVARINT length N + 1; 0 is null     ARRAY     INT32 count, -1 is null
+UUID          16 bytes
+
+Sources: protocol guide, "Protocol Primitive Types"; KIP-482 for the compact forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from struct import Struct
+from typing import Union
+from uuid import UUID
+
+from spark_klog.errors import DecodeError
+
+_INT8, _INT16, _INT32, _INT64 = Struct(">b"), Struct(">h"), Struct(">i"), Struct(">q")
+_UINT32, _FLOAT64 = Struct(">I"), Struct(">d")
+
+Buffer = Union[bytes, bytearray, memoryview]
+
+
+class Reader:
+    """Reads primitives from a buffer; never beyond its end.
+
+    Every method raises `DecodeError` where the buffer is too short or a length is impossible. Lengths are checked
+    against what is there before anything is allocated.
+    """
+
+    __slots__ = ("buffer", "end", "position")
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = memoryview(buffer)
+        self.position = 0
+        self.end = len(self.buffer)
+
+    @property
+    def remaining(self) -> int:
+        """Bytes not read yet."""
+        return self.end - self.position
+
+    def take(self, size: int) -> memoryview:
+        """The next `size` bytes, as a view."""
+        start = self.position
+        if size < 0 or size > self.end - start:
+            raise DecodeError(f"{size} bytes wanted at position {start}, {self.end - start} are left")
+        self.position = start + size
+        return self.buffer[start : start + size]
+
+    def _unpack(self, form: Struct) -> int:
+        start = self.position
+        stop = start + form.size
+        if stop > self.end:
+            raise DecodeError(f"{form.size} bytes wanted at position {start}, {self.end - start} are left")
+        self.position = stop
+        value: int = form.unpack_from(self.buffer, start)[0]
+        return value
+
+    def int8(self) -> int:
+        return self._unpack(_INT8)
+
+    def int16(self) -> int:
+        return self._unpack(_INT16)
+
+    def int32(self) -> int:
+        return self._unpack(_INT32)
+
+    def int64(self) -> int:
+        return self._unpack(_INT64)
+
+    def uint32(self) -> int:
+        return self._unpack(_UINT32)
+
+    def float64(self) -> float:
+        return self._unpack(_FLOAT64)
+
+    def boolean(self) -> bool:
+        return self._unpack(_INT8) != 0
+
+    def uuid(self) -> UUID:
+        return UUID(bytes=bytes(self.take(16)))
+
+    def uvarint(self, bits: int = 32) -> int:
+        result = shift = 0
+        while True:
+            if self.position >= self.end:
+                raise DecodeError(f"varint cut off at position {self.position}")
+            byte = self.buffer[self.position]
+            self.position += 1
+            result |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+            if shift >= bits:
+                raise DecodeError(f"varint of more than {bits} bits before position {self.position}")
+        if result >> bits:
+            raise DecodeError(f"varint of more than {bits} bits before position {self.position}")
+        return result
+
+    def varint(self) -> int:
+        value = self.uvarint()
+        return (value >> 1) ^ -(value & 1)
+
+    def varlong(self) -> int:
+        value = self.uvarint(64)
+        return (value >> 1) ^ -(value & 1)
+
+    def text(self, size: int) -> str:
+        view = self.take(size)
+        try:
+            return str(view, "utf-8")
+        except UnicodeDecodeError as error:
+            raise DecodeError(f"string before position {self.position} is not UTF-8: {error.reason}") from None
+
+    def nullable_string(self) -> str | None:
+        size = self.int16()
+        return None if size == -1 else self.text(size)
+
+    def compact_nullable_string(self) -> str | None:
+        size = self.uvarint()
+        return None if size == 0 else self.text(size - 1)
+
+    def nullable_bytes(self) -> memoryview | None:
+        size = self.int32()
+        return None if size == -1 else self.take(size)
+
+    def compact_nullable_bytes(self) -> memoryview | None:
+        size = self.uvarint()
+        return None if size == 0 else self.take(size - 1)
+
+    def count(self, compact: bool) -> int:
+        """An array's element count, -1 for null; never more than the bytes that are left."""
+        count = self.uvarint() - 1 if compact else self.int32()
+        if count > self.remaining or count < -1:
+            raise DecodeError(f"array of {count} elements at position {self.position}, {self.remaining} bytes are left")
+        return count
+
+    def skip_tags(self) -> None:
+        """Skip tagged fields (KIP-482)."""
+        for _ in range(self.uvarint()):
+            self.uvarint()
+            self.take(self.uvarint())
+
+
+class Writer:
+    """Writes primitives. Large parts (record bytes, ranges of a file) are kept by reference, see `parts`."""
+
+    __slots__ = ("_current", "_parts")
+
+    def __init__(self) -> None:
+        self._parts: list[Sized] = []
+        self._current = bytearray()
+
+    @property
+    def parts(self) -> list[Sized]:
+        """What was written, in order: bytearrays and whatever `splice` was given."""
+        return [*self._parts, self._current] if self._current else list(self._parts)
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self._parts) + len(self._current)
+
+    def to_bytes(self) -> bytes:
+        """Everything as one string of bytes; TypeError where a spliced part is not bytes."""
+        return b"".join(self.parts)  # type: ignore[arg-type]
+
+    def splice(self, part: Sized) -> None:
+        """Put `part` here without copying it."""
+        self._parts += [self._current, part]
+        self._current = bytearray()
+
+    def raw(self, data: Buffer) -> None:
+        self._current += data
+
+    def int8(self, value: int) -> None:
+        self._current += _INT8.pack(value)
+
+    def int16(self, value: int) -> None:
+        self._current += _INT16.pack(value)
+
+    def int32(self, value: int) -> None:
+        self._current += _INT32.pack(value)
+
+    def int64(self, value: int) -> None:
+        self._current += _INT64.pack(value)
+
+    def uint32(self, value: int) -> None:
+        self._current += _UINT32.pack(value)
+
+    def float64(self, value: float) -> None:
+        self._current += _FLOAT64.pack(value)
+
+    def boolean(self, value: bool) -> None:
+        self._current += b"\x01" if value else b"\x00"
+
+    def uuid(self, value: UUID) -> None:
+        self._current += value.bytes
+
+    def uvarint(self, value: int) -> None:
+        append_uvarint(self._current, value)
+
+    def varint(self, value: int) -> None:
+        append_uvarint(self._current, (value << 1) ^ (value >> 31))
+
+    def varlong(self, value: int) -> None:
+        append_uvarint(self._current, (value << 1) ^ (value >> 63))
+
+    def nullable_string(self, value: str | None) -> None:
+        if value is None:
+            self.int16(-1)
+            return
+        data = value.encode()
+        self.int16(len(data))
+        self._current += data
+
+    def compact_nullable_string(self, value: str | None) -> None:
+        if value is None:
+            self.uvarint(0)
+            return
+        data = value.encode()
+        self.uvarint(len(data) + 1)
+        self._current += data
+
+    def nullable_bytes(self, value: Sized | None) -> None:
+        self.int32(-1 if value is None else len(value))
+        if value is not None:
+            self._bytes(value)
+
+    def compact_nullable_bytes(self, value: Sized | None) -> None:
+        self.uvarint(0 if value is None else len(value) + 1)
+        if value is not None:
+            self._bytes(value)
+
+    def _bytes(self, value: Sized) -> None:
+        if isinstance(value, (bytes, bytearray, memoryview)) and len(value) < 4096:
+            self._current += value
+        else:
+            self.splice(value)
+
+    def count(self, count: int, compact: bool) -> None:
+        """An array's element count; -1 is null."""
+        if compact:
+            self.uvarint(count + 1)
+        else:
+            self.int32(count)
+
+
+def append_uvarint(target: bytearray, value: int) -> None:
+    """Append the UVARINT of a value of 0 or more."""
+    while value > 0x7F:
+        target.append(value & 0x7F | 0x80)
+        value >>= 7
+    target.append(value)
+
+
+def uvarint_size(value: int) -> int:
+    """Bytes that the UVARINT of `value` takes."""
+    return max(1, (value.bit_length() + 6) // 7)

@@ -1,0 +1,443 @@
+"""Real Apache Kafka and ZooKeeper servers on 127.0.0.1, for tests."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import importlib.util
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic  # the stubs of .admin do not export it
+
+from .maven import resolve
+
+HOST = "127.0.0.1"
+Version = Literal["3.9.1", "4.1.0"]
+
+_BROKER_ID = 1
+_READY_SECONDS = 60.0
+_STOP_SECONDS = 30.0
+_LOG_TAIL_LINES = 60
+_QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # for what is short-lived or idle
+_PR_SET_PDEATHSIG = 1
+# Loaded here, not in the child: between fork and exec a child should do as little as possible.
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_random = random.SystemRandom()  # not the global one: a seeded test run would always draw the same ports
+_ports_given: set[int] = set()
+
+
+class ServerStartError(Exception):
+    """A server ended before, or was not, ready in time; the text ends with the tail of its log."""
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nothing listens on, and that no other call in this process has returned.
+
+    It lies below the ephemeral range: a client that keeps connecting to a stopped server's ephemeral port
+    can be given that same port as its own, connects to itself, and the server cannot start again.
+    """
+    try:
+        ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:
+        ephemeral = 32768
+    for _ in range(1000):
+        port = _random.randrange(10_000, max(ephemeral, 20_000))
+        if port in _ports_given:
+            continue
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+        _ports_given.add(port)
+        return port
+    raise OSError("no free port")
+
+
+def _dies_with(parent: int) -> Callable[[], None]:
+    def set_parent_death_signal() -> None:
+        if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+            os._exit(126)
+        if os.getppid() != parent:  # it died before the prctl: no signal will come
+            os._exit(126)
+
+    return set_parent_death_signal
+
+
+def _write_properties(path: Path, properties: Mapping[str, object]) -> Path:
+    path.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
+    return path
+
+
+class _JavaServer:
+    """A Java server in a process of its own, which dies with the thread that started it.
+
+    (PR_SET_PDEATHSIG is about the thread: start servers from the main thread.)
+    """
+
+    def __init__(self, name: str, work_dir: Path) -> None:
+        self._name = name
+        self._work_dir = work_dir.absolute()
+        self._work_dir.mkdir(parents=True, exist_ok=True)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def _command(self) -> Sequence[str]:
+        raise NotImplementedError
+
+    def _is_ready(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def output(self) -> Path:
+        """The file with the server's standard output and error, of all its runs."""
+        return self._work_dir / f"{self._name}.log"
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, or None while the server is not running."""
+        process = self._process
+        return process.pid if process is not None and process.poll() is None else None
+
+    def start(self) -> None:
+        """Start, on the same data and port as before, and return when ready."""
+        if self.pid is not None:
+            return
+        with self.output.open("ab") as output:
+            self._process = process = subprocess.Popen(
+                self._command(),
+                cwd=self._work_dir,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_dies_with(os.getpid()),
+            )
+        try:
+            deadline = time.monotonic() + _READY_SECONDS
+            while not self._is_ready():
+                if process.poll() is not None:
+                    raise ServerStartError(f"{self._name} ended with {process.returncode}:\n{self._tail()}")
+                if time.monotonic() > deadline:
+                    raise ServerStartError(
+                        f"{self._name} was not ready in {_READY_SECONDS:.0f} s:\n{self._tail()}"
+                    )
+                time.sleep(0.05)
+        except BaseException:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL if that does not end it."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, signal_number: int) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            process.send_signal(signal_number)
+            process.wait(_STOP_SECONDS)
+        except BaseException as error:
+            process.kill()
+            process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+
+    def _tail(self) -> str:
+        lines = self.output.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-_LOG_TAIL_LINES:])
+
+
+class ZooKeeperServer(_JavaServer):
+    """A standalone ZooKeeper, by default of pyspark's own jars: nothing to download.
+
+    Its data and its output go to `log_dir`.
+    """
+
+    def __init__(self, log_dir: Path, libs: Path | None = None, java_options: Sequence[str] = ()) -> None:
+        super().__init__("zookeeper", log_dir)
+        self._libs = _pyspark_jars() if libs is None else libs
+        self._java_options = java_options
+        self._port = free_port()
+
+    @property
+    def connect(self) -> str:
+        return f"{HOST}:{self._port}"
+
+    def __enter__(self) -> ZooKeeperServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _command(self) -> Sequence[str]:
+        # A file, not the arguments PORT DIR: with those it listens on every address of the machine.
+        config = _write_properties(
+            self._work_dir / "zookeeper.properties",
+            {
+                "clientPort": self._port,
+                "clientPortAddress": HOST,
+                "dataDir": self._work_dir / "zookeeper",
+                "admin.enableServer": "false",
+                "4lw.commands.whitelist": "srvr",
+                "maxClientCnxns": 0,
+                "forceSync": "no",  # a killed process loses nothing without fsync; only a machine would
+            },
+        )
+        return [
+            "java",
+            "-Xmx256m",
+            *_QUICK_START,
+            *self._java_options,
+            "-cp",
+            f"{self._libs}/*",
+            "org.apache.zookeeper.server.ZooKeeperServerMain",
+            str(config),
+        ]
+
+    def _is_ready(self) -> bool:
+        try:
+            with socket.create_connection((HOST, self._port), timeout=2) as connection:
+                connection.sendall(b"srvr")
+                answer = b""
+                while received := connection.recv(4096):
+                    answer += received
+        except OSError:
+            return False
+        return answer.startswith(b"Zookeeper version")
+
+
+def _pyspark_jars() -> Path:
+    spec = importlib.util.find_spec("pyspark")  # finds a package without importing it
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("pyspark is not installed", name="pyspark")
+    return Path(spec.submodule_search_locations[0]) / "jars"
+
+
+class Kafka(_JavaServer):
+    """A broker: 3.9.1 with a ZooKeeper of its own, 4.1.0 with KRaft."""
+
+    def __init__(
+        self,
+        version: Version,
+        work_dir: Path,
+        overrides: Mapping[str, object] | None = None,
+        heap: str = "512m",
+    ) -> None:
+        """`overrides` are broker properties, which replace those that are set here."""
+        super().__init__("kafka", work_dir)
+        self.version = version
+        self.libs = kafka_libs(version)
+        self.log_dir = self._work_dir / "kafka"
+        self._port = free_port()
+        self._heap = heap
+        self._zookeeper: ZooKeeperServer | None = None
+        controller: dict[str, object]
+        if version == "3.9.1":
+            self._zookeeper = ZooKeeperServer(self._work_dir, self.libs, self._logging_options())
+            controller = {
+                "broker.id": _BROKER_ID,
+                "listeners": f"PLAINTEXT://{self.bootstrap_servers}",
+                "zookeeper.connect": self._zookeeper.connect,
+            }
+        else:
+            controller_address = f"{HOST}:{free_port()}"
+            controller = {
+                "node.id": _BROKER_ID,
+                "process.roles": "broker,controller",
+                "listeners": f"PLAINTEXT://{self.bootstrap_servers},CONTROLLER://{controller_address}",
+                "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+                "controller.listener.names": "CONTROLLER",
+                "controller.quorum.voters": f"{_BROKER_ID}@{controller_address}",
+                # A broker that starts after a kill is let in only when the session of the killed one ends.
+                "broker.heartbeat.interval.ms": 500,
+                "broker.session.timeout.ms": 3000,
+                "share.coordinator.state.topic.num.partitions": 1,
+                "share.coordinator.state.topic.replication.factor": 1,
+                "share.coordinator.state.topic.min.isr": 1,
+            }
+        self._config = _write_properties(
+            self._work_dir / "server.properties",
+            {
+                **controller,
+                "log.dirs": self.log_dir,
+                "auto.create.topics.enable": "true",
+                "num.partitions": 1,
+                "default.replication.factor": 1,
+                "auto.leader.rebalance.enable": "false",
+                "group.initial.rebalance.delay.ms": 0,
+                "offsets.topic.num.partitions": 1,
+                "offsets.topic.replication.factor": 1,
+                "transaction.state.log.num.partitions": 1,
+                "transaction.state.log.replication.factor": 1,
+                "transaction.state.log.min.isr": 1,
+                # Retention goes by the records' timestamps, and tests append records of years ago.
+                "log.retention.ms": -1,
+                **(overrides or {}),
+            },
+        )
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return f"{HOST}:{self._port}"
+
+    @property
+    def zookeeper_connect(self) -> str | None:
+        return None if self._zookeeper is None else self._zookeeper.connect
+
+    def __enter__(self) -> Kafka:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        if self.pid is not None:
+            return
+        if self._zookeeper is not None:
+            self._zookeeper.start()
+            self._delete_stale_registration()
+        elif not (self.log_dir / "meta.properties").exists():
+            self._format()
+        super().start()
+
+    def close(self) -> None:
+        """Stop the broker and its ZooKeeper (`kill` and `stop` leave ZooKeeper running)."""
+        try:
+            self.stop()
+        finally:
+            if self._zookeeper is not None:
+                self._zookeeper.stop()
+
+    def create_topic(self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> None:
+        """Create a topic, and return when each of its partitions has a leader."""
+        admin = self._admin()
+        topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(configs or {}))
+        admin.create_topics([topic])[name].result(timeout=30)
+        deadline = time.monotonic() + 30
+        while True:
+            # All topics: to ask for one that the broker does not know yet would auto-create it.
+            metadata = admin.list_topics(timeout=10).topics.get(name)
+            known = [] if metadata is None else list(metadata.partitions.values())
+            if len(known) == partitions and all(p.error is None and p.leader >= 0 for p in known):
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"topic {name} has no leaders after 30 s")
+            time.sleep(0.05)
+
+    def tool(
+        self, class_name: str, *args: str, stdin: str | None = None, timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a Java main of the broker's jars; the caller looks at the exit code and the output."""
+        return self._run_java(class_name, args, stdin, timeout)
+
+    def _run_java(
+        self, class_name: str, args: Sequence[str], stdin: str | None, timeout: float, *options: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*self._java(), *options, class_name, *args],
+            cwd=self._work_dir,
+            input=stdin or "",
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout,
+            start_new_session=True,
+            preexec_fn=_dies_with(os.getpid()),
+        )
+
+    def _java(self) -> list[str]:
+        return [
+            "java",
+            f"-Xmx{self._heap}",
+            "-Dfile.encoding=UTF-8",  # else that of the locale, also for standard output
+            *self._logging_options(),
+            "-cp",
+            f"{self.libs}/*",
+        ]
+
+    def _command(self) -> Sequence[str]:
+        return [*self._java(), "kafka.Kafka", str(self._config)]
+
+    def _is_ready(self) -> bool:
+        # A client made before there is something to connect to backs off, and notices the broker late.
+        with contextlib.suppress(OSError, KafkaException):
+            socket.create_connection((HOST, self._port), timeout=2).close()
+            metadata = self._admin().list_topics(timeout=5)
+            return metadata.controller_id == _BROKER_ID and _BROKER_ID in metadata.brokers
+        return False
+
+    def _admin(self) -> AdminClient:
+        # log_level: a refused connection during the start is expected and not for standard error.
+        return AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+
+    def _logging_options(self) -> list[str]:
+        """Warnings and errors only, so that the tail of the log shows the cause of a failed start."""
+        if self.version == "4.1.0":
+            return ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
+        config = _write_properties(
+            self._work_dir / "log4j.properties",
+            {
+                "log4j.rootLogger": "WARN, stderr",
+                "log4j.appender.stderr": "org.apache.log4j.ConsoleAppender",
+                "log4j.appender.stderr.target": "System.err",
+                "log4j.appender.stderr.layout": "org.apache.log4j.PatternLayout",
+                "log4j.appender.stderr.layout.ConversionPattern": "%d %p %c: %m%n",
+            },
+        )
+        return [f"-Dlog4j.configuration={config.as_uri()}"]
+
+    def _format(self) -> None:
+        cluster_id = "A" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
+        args = ["format", "-t", cluster_id, "-c", str(self._config)]
+        done = self._run_java("kafka.tools.StorageTool", args, None, _READY_SECONDS, *_QUICK_START)
+        if done.returncode != 0:
+            raise ServerStartError(f"StorageTool format failed:\n{done.stdout}{done.stderr}")
+
+    def _delete_stale_registration(self) -> None:
+        """Delete what a killed broker left in ZooKeeper.
+
+        Its ephemeral nodes live on until its session times out, and a broker that finds its own id
+        registered does not start.
+        """
+        fresh = not (self.log_dir / "meta.properties").exists()
+        if self._zookeeper is None or fresh or (self.log_dir / ".kafka_cleanshutdown").exists():
+            return
+        commands = f"delete /controller\ndelete /brokers/ids/{_BROKER_ID}\nquit\n"
+        args = ["-server", self._zookeeper.connect]
+        self._run_java("org.apache.zookeeper.ZooKeeperMain", args, commands, _READY_SECONDS, *_QUICK_START)
+
+
+def kafka_libs(version: Version) -> Path:
+    """The folder of the jars of the broker and its tools."""
+    artifacts = [f"org.apache.kafka:{artifact}:{version}" for artifact in ("kafka_2.13", "kafka-tools")]
+    if version == "4.1.0":
+        artifacts.append("org.slf4j:slf4j-simple:1.7.36")  # 4.1.0 brings no logger, 3.9.1 does
+    return resolve(f"kafka-{version}", artifacts)

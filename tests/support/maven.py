@@ -1,0 +1,155 @@
+"""Folders of jars from Maven, kept in a cache outside the checkout."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+_ATTEMPTS = 5
+_FIRST_PAUSE_SECONDS = 2.0
+_ATTEMPT_TIMEOUT_SECONDS = 900
+# Written last, into the folder that is then renamed: a folder without it was not made by `resolve`.
+_MARKER = ".artifacts"
+
+
+class RegistryUnreachable(Exception):
+    """The artifacts could not be had from the registry; the text ends with the last output of mvn."""
+
+
+def cache_root() -> Path:
+    """`$SPARK_KLOG_CACHE`, else `~/.cache/spark_klog`."""
+    configured = os.environ.get("SPARK_KLOG_CACHE")
+    return Path(configured).absolute() if configured else Path.home() / ".cache" / "spark_klog"
+
+
+def resolve(name: str, artifacts: Sequence[str]) -> Path:
+    """The folder with the jars of `artifacts` ("group:artifact:version") and of all they need at run time.
+
+    Downloads on the first call for `name`, or when its artifacts have changed.
+    """
+    pom = _pom(artifacts)
+    root = cache_root() / "maven"
+    folder = root / name
+    if _holds(folder, artifacts):
+        return folder
+    root.mkdir(parents=True, exist_ok=True)
+    # One lock for all names: Maven's local repository is not safe for concurrent writers.
+    with _locked(root / ".lock"):
+        if not _holds(folder, artifacts):
+            _download(pom, artifacts, folder)
+    return folder
+
+
+def _holds(folder: Path, artifacts: Sequence[str]) -> bool:
+    try:
+        return (folder / _MARKER).read_text() == _marker_text(artifacts)
+    except FileNotFoundError:
+        return False
+
+
+def _marker_text(artifacts: Sequence[str]) -> str:
+    return "".join(f"{artifact}\n" for artifact in artifacts)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _pom(artifacts: Sequence[str]) -> str:
+    dependencies = []
+    for coordinates in artifacts:
+        parts = coordinates.split(":")
+        if len(parts) != 3 or not all(parts):
+            raise ValueError(f"not group:artifact:version: {coordinates!r}")
+        group, artifact, version = map(escape, parts)
+        dependencies.append(
+            f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
+            f"<version>{version}</version></dependency>"
+        )
+    return (
+        "<project><modelVersion>4.0.0</modelVersion>"
+        "<groupId>spark_klog</groupId><artifactId>test-peers</artifactId><version>1</version>"
+        f"<dependencies>{''.join(dependencies)}</dependencies></project>\n"
+    )
+
+
+def _download(pom: str, artifacts: Sequence[str], folder: Path) -> None:
+    mvn = _find_mvn()
+    for left_by_a_killed_process in folder.parent.glob(".download-*"):  # ours alone: the lock is held
+        shutil.rmtree(left_by_a_killed_process, ignore_errors=True)
+    work = Path(tempfile.mkdtemp(prefix=".download-", dir=folder.parent))
+    try:
+        (work / "pom.xml").write_text(pom)
+        jars = work / "jars"
+        command = [
+            mvn,
+            "-U",  # else a miss is remembered, and the retry does not ask again
+            "-B",
+            "-q",
+            "dependency:copy-dependencies",
+            f"-DoutputDirectory={jars}",
+            "-DincludeScope=runtime",
+        ]
+        pause = _FIRST_PAUSE_SECONDS
+        for attempt in range(1, _ATTEMPTS + 1):
+            status, output = _run(command, cwd=work)
+            if status == 0 and any(jars.glob("*.jar")):
+                break
+            if attempt == _ATTEMPTS:
+                wanted = ", ".join(artifacts)
+                raise RegistryUnreachable(
+                    f"mvn could not fetch {wanted} in {_ATTEMPTS} attempts; its last output:\n{output}"
+                )
+            time.sleep(pause)
+            pause *= 2
+        (jars / _MARKER).write_text(_marker_text(artifacts))
+        shutil.rmtree(folder, ignore_errors=True)
+        jars.rename(folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _run(command: Sequence[str], cwd: Path | None = None) -> tuple[int, str]:
+    """Exit status, and the tail of standard output and error together."""
+    try:
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=_ATTEMPT_TIMEOUT_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return -1, f"{command[0]} did not end in {_ATTEMPT_TIMEOUT_SECONDS} s"
+    return done.returncode, done.stdout[-4000:]
+
+
+def _find_mvn() -> str:
+    mvn = shutil.which("mvn")
+    if mvn is not None:
+        return mvn
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise RegistryUnreachable("mvn is not on PATH, and installing it takes root and apt-get")
+    output = ""
+    # A failed update is no reason to give up: the lists at hand may do.
+    for command in (["apt-get", "update"], ["apt-get", "install", "-y", "maven"]):
+        _, output = _run(command)
+    mvn = shutil.which("mvn")
+    if mvn is None:
+        raise RegistryUnreachable(f"mvn is not on PATH, and apt-get install maven failed:\n{output}")
+    return mvn
