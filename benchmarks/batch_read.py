@@ -2,52 +2,55 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.data import PARTITIONS, RECORD_SIZE, ToolFailed, payload_file, produce
+from benchmarks.data import PARTITIONS, RECORD_SIZE, produce
 from benchmarks.jvm_connector import NAME as JVM
 from benchmarks.jvm_connector import jvm_side
 from benchmarks.report import Result, Side
-from benchmarks.sides import SideFailed, SparkSide, alternate, klog_side
-from benchmarks.work import Bench
+from benchmarks.sides import SparkSide, alternate, klog_side, read_all
+from benchmarks.work import Bench, Work
 from tests.support.kafka import Kafka
 
-log = logging.getLogger(__name__)
-
 CODECS = ("none", "lz4")
-NOTES = [
-    f"Batch read: {PARTITIONS} partitions of {RECORD_SIZE}-byte log-like JSON values without keys, written by "
-    "ProducerPerformance (batch.size 65536, linger.ms 20) to Kafka 3.9.1 on the same machine; `count(*)` and "
-    "`sum(length(value))`, local[2], the same options for both sides. Each side has a fresh session for each codec; "
-    "its first run is the cold one (session start not included), the repeats of the two sides alternate. A wrong "
-    "count or sum is a failure.",
-]
 
 
-def batch_read(bench: Bench) -> list[Result]:
-    """One result for each codec."""
+def _batch_read(bench: Bench) -> Iterator[Result]:
     work_dir = bench.folder("batch-read")
     with Kafka("3.9.1", work_dir / "broker", heap="1g") as kafka:
-        results = []
         for codec in CODECS:
-            result = Result(
-                f"Spark batch read, count + sum(length), {bench.records:,} records, {codec}",
-                "M rows/s",
-                Side("klog"),
-                Side(JVM),
-                bench.command,
-            )
-            results.append(result)
-            try:
-                topic = f"bench-{codec}"
-                kafka.create_topic(topic, partitions=PARTITIONS)
-                produce(kafka.libs, kafka.bootstrap_servers, topic, bench.records, codec, work_dir)
-            except ToolFailed as error:
-                for side in result.sides:
-                    side.failed = str(error)
-                continue
-            _compare(bench, result, work_dir / codec, kafka.bootstrap_servers, topic)
-        return results
+            topic = f"bench-{codec}"
+            kafka.create_topic(topic, partitions=PARTITIONS)
+            produce(kafka.libs, kafka.bootstrap_servers, topic, bench.records, codec, work_dir)
+            yield _compare(bench, codec, work_dir / codec, kafka.bootstrap_servers, topic)
+
+
+def _compare(bench: Bench, codec: str, work_dir: Path, bootstrap_servers: str, topic: str) -> Result:
+    result = Result(
+        f"Spark batch read, count + sum(length), {bench.records:,} records, {codec}",
+        "M rows/s",
+        Side("klog"),
+        peer := Side(JVM),
+        bench.command,
+    )
+
+    def speed(side: SparkSide) -> float:
+        return bench.records / 1e6 / read_all(side, bootstrap_servers, topic, bench.records)
+
+    makers = [(result.klog, lambda: klog_side(work_dir)), (peer, lambda: jvm_side(work_dir))]
+    alternate(makers, bench.repeat, speed)
+    return result
+
+
+BATCH_READ = Work(
+    "batch-read",
+    _batch_read,
+    (
+        f"Batch read: {PARTITIONS} partitions of {RECORD_SIZE}-byte values (log lines in JSON, no keys), "
+        "written by ProducerPerformance with batch.size=65536 and linger.ms=20 to Kafka 3.9.1 on the same "
+        "machine. `count(*)` and `sum(length(value))` in local[2], the same options for both sides, from "
+        "`spark.read` to the answer. Each side has a new session for each codec; its first run is the cold "
+        "one (without the session's start), then the sides take turns. A wrong count or sum is a failure.",
+    ),
+)

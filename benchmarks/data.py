@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 RECORD_SIZE = 100
 PARTITIONS = 4
 _LINES = 10_000
-_WORDS = "request served from cache order paid by card user signed in retry after timeout page rendered".split()
+_WORDS = ["request", "served", "from", "cache", "order", "paid", "by", "card", "user", "retry", "timeout"]
 
 
 class ToolFailed(Exception):

@@ -1,4 +1,4 @@
-"""The peer of the Spark work: Spark's own Kafka connector, on the newest pyspark that it has been released for."""
+"""The peer of the Spark work: Spark's own Kafka connector, on the newest pyspark that has it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.sides import SparkSide
+from benchmarks.sides import SideFailed, SparkSide
 from tests.support.maven import cache_root
 
 log = logging.getLogger(__name__)
@@ -25,10 +25,6 @@ _JARS = (
     "org.apache.kafka:kafka-clients:3.9.1",
 )
 _ATTEMPTS = 4
-
-
-class PeerUnavailable(Exception):
-    """The peer could not be installed."""
 
 
 def jvm_side(work_dir: Path) -> SparkSide:
@@ -72,7 +68,7 @@ def _fetch(artifact: str, folder: Path) -> None:
         try:
             _run(["mvn", "-U", "-B", "-q", *copy])
             return
-        except PeerUnavailable:
+        except SideFailed:
             if attempt == _ATTEMPTS:
                 raise
             time.sleep(2.0**attempt)
@@ -91,4 +87,4 @@ def _run(command: list[str]) -> None:
         )
     except (OSError, subprocess.SubprocessError) as error:
         output = str(getattr(error, "output", "") or "")[-1500:]
-        raise PeerUnavailable(f"{' '.join(command)}: {error} {output}".strip()) from error
+        raise SideFailed(f"{' '.join(command)}: {error} {output}".strip()) from error

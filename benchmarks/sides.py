@@ -11,12 +11,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from benchmarks.data import RECORD_SIZE
 from benchmarks.machine import ROOT
 from benchmarks.report import Side
 
@@ -72,7 +73,7 @@ class SparkSide:
         self.name = name
         self._work_dir = work_dir / source
         self._log = self._work_dir / "side.log"
-        self._environment = {**_clean_environment(python), **(environment or {})}
+        self._environment = {**child_environment(python), **(environment or {})}
         self._command = [str(python), str(ROOT / "benchmarks" / "spark_side.py"), "--format", source]
         for item in (confs or {}).items():
             self._command += ["--conf", "=".join(item)]
@@ -89,7 +90,7 @@ class SparkSide:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                start_new_session=True,  # an interrupt from the keyboard is for the parent, which ends the side
+                start_new_session=True,  # Ctrl-C is for the parent, which ends the side
             )
         assert self._process.stdout is not None
         self._lines = Lines(self._process.stdout)
@@ -151,7 +152,8 @@ def project_environment() -> dict[str, str]:
     return {} if installed else {"PYTHONPATH": str(ROOT)}
 
 
-def _clean_environment(python: Path | str) -> dict[str, str]:
+def child_environment(python: Path | str) -> dict[str, str]:
+    """This process's environment without what would lead `python` to another Spark or other modules."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -160,32 +162,52 @@ def _clean_environment(python: Path | str) -> dict[str, str]:
     return {**kept, "PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python)}
 
 
+def read_all(side: SparkSide, bootstrap_servers: str, topic: str, records: int) -> float:
+    """The seconds that reading a whole topic of benchmarks.data takes."""
+    options = {
+        "kafka.bootstrap.servers": bootstrap_servers,
+        "subscribe": topic,
+        "startingOffsets": "earliest",
+        "endingOffsets": "latest",
+    }
+    answer = side.ask("count_sum", options)
+    if (answer["rows"], answer["bytes"]) != (records, records * RECORD_SIZE):
+        raise SideFailed(f"read {answer['rows']} rows, {answer['bytes']} bytes; there are {records} records")
+    return float(answer["seconds"])
+
+
 def alternate(
-    sides: Sequence[tuple[SparkSide, Side]],
+    makers: Sequence[tuple[Side, Callable[[], SparkSide]]],
     repeat: int,
     run: Callable[[SparkSide], float],
 ) -> None:
-    """A warm-up of each side, then `repeat` runs of each in turn; a side that fails is left out from there on."""
-    for spark_side, figures in sides:
-        _try(figures, spark_side.start)
-    for number in range(repeat + 1):
-        for spark_side, figures in sides:
-            value = _try(figures, run, spark_side)
-            if value is None:
-                continue
-            log.info("%s: run %d of %d: %.3f", figures.name, number, repeat, value)
-            if number == 0:
-                figures.cold = value
-            else:
-                figures.samples.append(value)
+    """A warm-up of each side, then `repeat` runs of each in turn, without the sides that have failed."""
+    with ExitStack() as stack:
+        sides: list[tuple[Side, SparkSide]] = []
+        for figures, make in makers:
+            with recorded(figures):
+                side = stack.enter_context(make())
+                side.start()
+                sides.append((figures, side))
+        for number in range(repeat + 1):
+            for figures, side in sides:
+                if figures.failed is not None:
+                    continue
+                with recorded(figures):
+                    value = run(side)
+                    log.info("%s: run %d of %d: %.3f", figures.name, number, repeat, value)
+                    if number == 0:
+                        figures.cold = value
+                    else:
+                        figures.samples.append(value)
 
 
-def _try(figures: Side, function: Callable[..., Any], *arguments: Any) -> Any:
-    if figures.failed is not None:
-        return None
+@contextmanager
+def recorded(*figures: Side) -> Iterator[None]:
+    """Whatever fails inside becomes the failure of these sides: the others go on."""
     try:
-        return function(*arguments)
-    except SideFailed as error:
-        figures.failed = str(error)
-        log.error("%s failed: %s", figures.name, error)
-        return None
+        yield
+    except Exception as error:
+        log.error("%s failed: %s", figures[0].name, error)
+        for side in figures:
+            side.failed = str(error) if isinstance(error, SideFailed) else f"{type(error).__name__}: {error}"

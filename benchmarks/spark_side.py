@@ -2,9 +2,9 @@
 
     python spark_side.py --format klog|kafka [--master local[2]] [--conf name=value ...]
 
-A line of JSON on standard input is one run, {"work": "count_sum", "options": {...}}; the answer is a line of JSON on
-standard output, {"seconds": 1.2, ...} or {"error": "..."}. The first line says that the session is up. The end of
-standard input ends the process. It runs on any pyspark and imports nothing of the project.
+A line of JSON on standard input is one run, {"work": "count_sum", "options": {...}}; the answer is a line of
+JSON on standard output, {"seconds": 1.2, ...} or {"error": "..."}. The first line says that the session is
+up. The end of standard input ends the process. It runs on any pyspark and imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -92,7 +92,10 @@ def _answer(answers: TextIO, answer: dict[str, Any]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:2000]
+    """The error's text, without the frames of Java's stack and the middle of what is still too long."""
+    lines = [line for line in f"{type(error).__name__}: {error}".splitlines() if not line.startswith("\tat ")]
+    text = "\n".join(lines).strip()
+    return text if len(text) < 2000 else f"{text[:800]} ... {text[-1000:]}"
 
 
 if __name__ == "__main__":

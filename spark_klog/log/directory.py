@@ -14,6 +14,7 @@ import fcntl
 import logging
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -99,12 +100,18 @@ class LogDirectory:
     def get(self, topic: str, partition: int) -> PartitionLog | None:
         return self.logs.get((topic, partition))
 
-    def create(self, topic: str, partition: int, topic_id: UUID | None = None) -> PartitionLog:
-        """The partition's log, made where it is missing; `ConfigError` for an illegal topic name."""
+    def create(
+        self, topic: str, partition: int, topic_id: UUID | None = None, overrides: Mapping[str, int] | None = None
+    ) -> PartitionLog:
+        """The partition's log, made where it is missing; `overrides` are `LogConfig` values of the topic's own.
+
+        `ConfigError` for an illegal topic name.
+        """
         check_topic_name(topic)
         key = topic, partition
         if key not in self.logs:
-            self.logs[key] = PartitionLog(self.path / f"{topic}-{partition}", self.config, topic_id, clean=True)
+            folder = self.path / f"{topic}-{partition}"
+            self.logs[key] = PartitionLog(folder, self.config, topic_id, clean=True, overrides=overrides)
         return self.logs[key]
 
     def delete(self, topic: str, partition: int) -> None:

@@ -4,6 +4,7 @@
         00000000000000000000.log .index .timeindex      see segment.py
         partition.metadata                              "version: 0", "topic_id: " and 22 characters of base64
         leader-epoch-checkpoint                         "0", entry count, then "EPOCH START_OFFSET" lines
+        klog.json                                       the topic's own values of `LogConfig`, where it has some
 
 Appended offsets are dense. Readers see the segment list as it was when they looked: it is replaced, never changed.
 """
@@ -11,9 +12,11 @@ Appended offsets are dense. Readers see the segment list as it was when they loo
 from __future__ import annotations
 
 import base64
+import json
 import logging
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -64,20 +67,36 @@ def partition_of_folder(name: str) -> tuple[str, int] | None:
 class PartitionLog:
     """An open log. One thread at a time may append; `directory` is made where it is missing."""
 
-    def __init__(self, directory: Path, config: LogConfig, topic_id: UUID | None = None, *, clean: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: LogConfig,
+        topic_id: UUID | None = None,
+        *,
+        clean: bool = False,
+        overrides: Mapping[str, int] | None = None,
+    ) -> None:
         parsed = partition_of_folder(directory.name)
         if parsed is None:
             raise ConfigError(f"{directory} is not named TOPIC-PARTITION")
         self.topic, self.partition = parsed
         self.directory = directory
-        self.config = config
         directory.mkdir(parents=True, exist_ok=True)
+        self.config = self._own_config(config, overrides)
         self.topic_id = self._topic_id(topic_id)
         self._segments = self._open_segments()
         active = self._segments[-1]
         if not clean:
             active.recover()
         self.end_offset = active.next_offset()
+
+    def _own_config(self, config: LogConfig, overrides: Mapping[str, int] | None) -> LogConfig:
+        path = self.directory / "klog.json"
+        if overrides:
+            path.write_text(json.dumps(dict(overrides)))
+        elif path.exists():
+            overrides = json.loads(path.read_text())
+        return replace(config, **overrides) if overrides else config
 
     def _topic_id(self, given: UUID | None) -> UUID:
         path = self.directory / "partition.metadata"

@@ -60,8 +60,9 @@ class Segment:
         self._index_interval = index_interval
         self._since_index = 0
         self._max_timestamp: tuple[int, int] | None = None
-        if self.size and not self.offset_index.path.exists():
-            _log.warning("%s has no index, building it", self.path)
+        if not self.offset_index.path.exists():
+            if self.size:
+                _log.warning("%s has no index, building it", self.path)
             self._rebuild(self.size)
 
     @property

@@ -1,0 +1,146 @@
+"""`klog broker` as a process, and what is measured from outside of any broker."""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.sides import Lines, SideFailed, child_environment, project_environment
+from tests.support.kafka import HOST, free_port
+
+_READY = re.compile(r"klog broker \S+ ready on (\S+)")
+_START_SECONDS = 60.0
+_STOP_SECONDS = 30.0
+#: ApiVersions (18), version 0, correlation id 1, client id null.
+_API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
+
+
+class Broker(Protocol):
+    """What the measurements need; `tests.support.kafka.Kafka` has it, too."""
+
+    @property
+    def bootstrap_servers(self) -> str: ...
+
+    @property
+    def pid(self) -> int | None: ...
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class KlogBroker:
+    """The embedded broker by its command; `start` returns at its ready line."""
+
+    def __init__(self, work_dir: Path) -> None:
+        self._work_dir = work_dir
+        self._log = work_dir / "klog-broker.log"
+        self.bootstrap_servers = f"{HOST}:{free_port()}"
+        self.ready_seconds = 0.0
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def start(self) -> None:
+        self._work_dir.mkdir(parents=True, exist_ok=True)
+        data = ["--listen", self.bootstrap_servers, "--data-dir", str(self._work_dir / "data")]
+        started = time.perf_counter()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "spark_klog.cli", "broker", *data],
+            cwd=self._work_dir,
+            env={**child_environment(sys.executable), **project_environment()},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        lines = Lines(self._process.stdout, copy=self._log)
+        deadline = started + _START_SECONDS
+        while True:
+            try:
+                line = lines.get(max(0.0, deadline - time.perf_counter()))
+            except TimeoutError:
+                raise SideFailed(f"no ready line in {_START_SECONDS:.0f} s; {self._tail()}") from None
+            if line is None:
+                raise SideFailed(f"the broker ended with {self._process.wait()}; {self._tail()}")
+            if _READY.search(line[1]):
+                self.ready_seconds = line[0] - started
+                return
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _tail(self) -> str:
+        return self._log.read_text(errors="replace")[-1500:].strip() if self._log.exists() else "no output"
+
+
+class FirstAnswer:
+    """Asks an address for ApiVersions, from now on until it answers, in a thread."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        host, _, port = bootstrap_servers.rpartition(":")
+        self._address = (host, int(port))
+        self._started = time.perf_counter()
+        self._seconds: float | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def seconds(self) -> float:
+        """When the first answer came; the broker is known to be up by now."""
+        self._thread.join(_START_SECONDS)
+        self.stop()
+        if self._seconds is None:
+            raise SideFailed(f"no answer to ApiVersions in {_START_SECONDS:.0f} s")
+        return self._seconds
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            if self._answers():
+                self._seconds = time.perf_counter() - self._started
+                return
+            time.sleep(0.005)
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(self._address, timeout=5) as connection:
+                connection.sendall(_API_VERSIONS)
+                answer = connection.makefile("rb").read(10)
+        except OSError:
+            return False
+        # Size, correlation id, error code.
+        return len(answer) == 10 and struct.unpack(">ih", answer[4:]) == (1, 0)
+
+
+def resident_mb(pid: int) -> float:
+    """VmRSS of a process and, if it has some, its children, in MB (10^6)."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    own = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")), 0)
+    children = [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
+    return own * 1024 / 1e6 + sum(resident_mb(child) for child in children)

@@ -1,0 +1,1 @@
+"""The broker: server, one handler file an API, purgatory, registry, offset manager."""

@@ -1,0 +1,192 @@
+"""The broker's state and what its handlers do with it: logs, registry, purgatory, offsets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from uuid import UUID
+
+from spark_klog.broker.config import BrokerConfig, topic_settings
+from spark_klog.broker.offset_manager import OFFSETS_TOPIC, OffsetManager, partition_for
+from spark_klog.broker.purgatory import Purgatory
+from spark_klog.broker.registry import Registry
+from spark_klog.directories.memory import MemoryTree
+from spark_klog.directories.tree import Tree, open_tree
+from spark_klog.errors import ConfigError, ErrorCode
+from spark_klog.log.directory import LogDirectory
+from spark_klog.log.partition_log import PartitionLog, check_topic_name
+
+_log = logging.getLogger(__name__)
+_MAX_PARTITIONS = 10_000
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a handler knows of a request beside its message."""
+
+    version: int
+    client_id: str | None
+    peer: str
+
+
+class TopicExists(ConfigError):
+    """The topic is there already."""
+
+
+class Broker:
+    """One broker. All methods run in the event loop's thread; those that change the tree are coroutines."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.config = config
+        self.logs = LogDirectory(config.data_dir, config.broker_id, config.log)
+        try:
+            self.registry = Registry(self._open_tree(), config.broker_id)
+            self.purgatory = Purgatory()
+            self.offsets = OffsetManager()
+            self.logs.set_cluster_id(self.registry.cluster_id(self.logs.cluster_id))
+        except BaseException:
+            self.logs.close()
+            raise
+
+    def _open_tree(self) -> Tree:
+        if self.config.directories is not None:
+            return open_tree(self.config.directories)
+        return MemoryTree()
+
+    @property
+    def cluster_id(self) -> str:
+        assert self.logs.cluster_id is not None
+        return self.logs.cluster_id
+
+    def start(self, host: str, port: int) -> None:
+        """Take part in the cluster at this address; blocks while the tree answers."""
+        if self.config.directories is None:
+            self._register_own_logs()
+        self.registry.register(host, port)
+        self.registry.refresh()
+        self._adopt()
+        for (topic, _), log in self.logs.logs.items():
+            if topic == OFFSETS_TOPIC:
+                self.offsets.load(log)
+
+    def _register_own_logs(self) -> None:
+        """A broker that is alone has no other registry than its folders."""
+        topics: dict[str, dict[int, PartitionLog]] = {}
+        for (topic, partition), log in self.logs.logs.items():
+            topics.setdefault(topic, {})[partition] = log
+        for topic, logs in topics.items():
+            assignment = {partition: [self.config.broker_id] for partition in sorted(logs)}
+            topic_id = next(iter(logs.values())).topic_id
+            self.registry.create_topic(topic, assignment, {}, topic_id)
+
+    def watch(self) -> None:
+        """Follow the changes that other brokers make to the tree."""
+        loop = asyncio.get_running_loop()
+        tasks: set[asyncio.Task[None]] = set()
+
+        def changed_in_loop() -> None:
+            task = loop.create_task(self.refresh())
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        def changed() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(changed_in_loop)
+
+        self.registry.watch(changed)
+
+    async def refresh(self) -> None:
+        """Read the tree again and follow it: new partitions get a log, those of deleted topics lose theirs."""
+        before = self.registry.topics
+        try:
+            await asyncio.to_thread(self.registry.refresh)
+        except Exception:
+            _log.exception("reading the directories failed; answering from what is known")
+            return
+        for name in before.keys() - self.registry.topics.keys():
+            self._drop(name, len(before[name].assignment))
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Make the logs of all partitions that this broker leads."""
+        for topic in self.registry.topics.values():
+            missing = [
+                partition
+                for partition in topic.assignment
+                if self.registry.leads(topic.name, partition) and self.logs.get(topic.name, partition) is None
+            ]
+            if missing:
+                overrides = topic_settings(self.registry.settings(topic.name))
+                for partition in missing:
+                    self.logs.create(topic.name, partition, topic.topic_id, overrides)
+
+    def _drop(self, name: str, partitions: int) -> None:
+        for partition in range(partitions):
+            self.logs.delete(name, partition)
+            self.purgatory.wake((name, partition))
+        self.offsets.forget_topic(name)
+
+    async def leader_log(self, topic: str, partition: int) -> PartitionLog | ErrorCode:
+        """The log of a partition that this broker leads, or why it can't serve it."""
+        log = self.logs.get(topic, partition)
+        if log is not None and self.registry.leads(topic, partition):
+            return log
+        if self.registry.leads(topic, partition) is None:
+            await self.refresh()
+        leads = self.registry.leads(topic, partition)
+        if leads is None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return self.logs.get(topic, partition) or ErrorCode.LEADER_NOT_AVAILABLE if leads else ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        settings: dict[str, str] | None = None,
+        assignment: dict[int, list[int]] | None = None,
+    ) -> UUID:
+        """Create a topic and return its id; `TopicExists`, or `ConfigError` for a bad name, count or setting."""
+        check_topic_name(name)
+        if not 1 <= partitions <= _MAX_PARTITIONS:
+            raise ConfigError(f"topic {name}: {partitions} partitions, 1 to {_MAX_PARTITIONS} are allowed")
+        topic_settings(settings or {})
+        chosen = assignment or self.registry.assign(partitions)
+        if not await asyncio.to_thread(self.registry.create_topic, name, chosen, settings or {}):
+            raise TopicExists(f"topic {name} exists")
+        self._adopt()
+        _log.info("created topic %s with %d partitions", name, partitions)
+        return self.registry.topics[name].topic_id
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic and its logs here; the other brokers follow the tree."""
+        partitions = len(self.registry.topics[name].assignment)
+        await asyncio.to_thread(self.registry.delete_topic, name)
+        self._drop(name, partitions)
+        _log.info("deleted topic %s", name)
+
+    async def coordinator_for(self, group: str) -> tuple[int, int]:
+        """(broker id, partition of __consumer_offsets) that keep a group's offsets; makes that topic at first use."""
+        if OFFSETS_TOPIC not in self.registry.topics:
+            try:
+                await self.create_topic(OFFSETS_TOPIC, self.config.offsets_partitions)
+            except TopicExists:
+                await self.refresh()
+        topic = self.registry.topics[OFFSETS_TOPIC]
+        partition = partition_for(group, len(topic.assignment))
+        return self.registry.leader(topic, partition), partition
+
+    async def offsets_log(self, group: str) -> PartitionLog | ErrorCode:
+        """Where the group's offsets are kept, if that is here."""
+        _, partition = await self.coordinator_for(group)
+        log = self.logs.get(OFFSETS_TOPIC, partition)
+        return log if log is not None else ErrorCode.NOT_COORDINATOR
+
+    def close(self) -> None:
+        """Leave the cluster, close the logs."""
+        try:
+            self.registry.unregister()
+            self.registry.close()
+        except Exception:
+            _log.exception("leaving the directories failed")
+        self.logs.close()

@@ -1,0 +1,74 @@
+"""CreateTopics v0-7. Replication factor 1 (or -1, the default); partitions -1 is num.partitions.
+
+Topic settings are those of `broker.config.topic_settings`; others are answered with INVALID_CONFIG rather than
+accepted without effect.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from spark_klog.broker.broker import Broker, Request, TopicExists
+from spark_klog.broker.config import topic_settings
+from spark_klog.errors import ConfigError, ErrorCode
+from spark_klog.log.partition_log import check_topic_name
+from spark_klog.protocol.codec import Message
+
+_DEFAULT = -1
+
+
+async def handle(broker: Broker, request: Request, message: Message) -> Message:
+    return {"topics": [await _create(broker, entry, message["validate_only"]) for entry in message["topics"]]}
+
+
+def _refused(name: str, code: ErrorCode, reason: str) -> Message:
+    return {"name": name, "error_code": code, "error_message": reason}
+
+
+async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) -> Message:
+    name = entry["name"]
+    assignment = {item["partition_index"]: item["broker_ids"] for item in entry["assignments"]} or None
+    partitions = len(assignment) if assignment else entry["num_partitions"]
+    if partitions == _DEFAULT:
+        partitions = broker.config.num_partitions
+    settings = {item["name"]: item["value"] or "" for item in entry["configs"]}
+    try:
+        check_topic_name(name)
+    except ConfigError as error:
+        return _refused(name, ErrorCode.INVALID_TOPIC_EXCEPTION, str(error))
+    if name not in broker.registry.topics:
+        await broker.refresh()
+    if name in broker.registry.topics:
+        return _refused(name, ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists")
+    if partitions < 1:
+        return _refused(name, ErrorCode.INVALID_PARTITIONS, f"{partitions} partitions: at least 1 is wanted")
+    if entry["replication_factor"] not in (_DEFAULT, 1):
+        reason = f"replication factor {entry['replication_factor']}: there is no replication, 1 is all"
+        return _refused(name, ErrorCode.INVALID_REPLICATION_FACTOR, reason)
+    if assignment is not None and not _is_legal(broker, assignment):
+        reason = "partitions must be numbered from 0 on, each with one broker that lives"
+        return _refused(name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason)
+    topic_id = UUID(int=0)
+    try:
+        topic_settings(settings)
+        if not validate_only:
+            topic_id = await broker.create_topic(name, partitions, settings, assignment)
+    except TopicExists as error:
+        return _refused(name, ErrorCode.TOPIC_ALREADY_EXISTS, str(error))
+    except ConfigError as error:
+        return _refused(name, ErrorCode.INVALID_CONFIG, str(error))
+    return {
+        "name": name,
+        "topic_id": topic_id,
+        "error_code": ErrorCode.NONE,
+        "num_partitions": partitions,
+        "replication_factor": 1,
+        "configs": [],
+    }
+
+
+def _is_legal(broker: Broker, assignment: dict[int, list[int]]) -> bool:
+    return sorted(assignment) == list(range(len(assignment))) and all(
+        len(replicas) == 1 and replicas[0] in broker.registry.brokers for replicas in assignment.values()
+    )

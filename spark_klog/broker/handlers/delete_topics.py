@@ -1,0 +1,31 @@
+"""DeleteTopics v0-6, by name or (v6) by topic id. The logs are removed at once."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.errors import ErrorCode
+from spark_klog.protocol.codec import Message
+
+
+async def handle(broker: Broker, request: Request, message: Message) -> Message:
+    if request.version >= 6:
+        wanted = [(entry["name"], entry["topic_id"]) for entry in message["topics"]]
+    else:
+        wanted = [(name, UUID(int=0)) for name in message["topic_names"]]
+    return {"responses": [await _delete(broker, name, topic_id) for name, topic_id in wanted]}
+
+
+async def _delete(broker: Broker, name: str | None, topic_id: UUID) -> Message:
+    by_id = name is None
+    if by_id:
+        name = next((topic.name for topic in broker.registry.topics.values() if topic.topic_id == topic_id), None)
+    elif name not in broker.registry.topics:
+        await broker.refresh()
+    topic = broker.registry.topics.get(name) if name is not None else None
+    if topic is None or name is None:
+        code = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return {"name": name, "topic_id": topic_id, "error_code": code, "error_message": "no such topic"}
+    await broker.delete_topic(name)
+    return {"name": name, "topic_id": topic.topic_id, "error_code": ErrorCode.NONE}

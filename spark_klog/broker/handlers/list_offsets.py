@@ -1,0 +1,47 @@
+"""ListOffsets v0-7: -1 latest, -2 earliest, -3 (v7) of the largest timestamp, else by time in ms.
+
+Version 0 is answered with the one offset that fits, not with a list of segment starts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.errors import ErrorCode
+from spark_klog.log.partition_log import PartitionLog
+from spark_klog.protocol.codec import Message
+from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST, MAX_TIMESTAMP
+
+_UNKNOWN = (-1, -1)
+
+
+async def handle(broker: Broker, request: Request, message: Message) -> Message:
+    topics = []
+    for topic in message["topics"]:
+        partitions = [await _partition(broker, request, topic["name"], entry) for entry in topic["partitions"]]
+        topics.append({"name": topic["name"], "partitions": partitions})
+    return {"topics": topics}
+
+
+async def _partition(broker: Broker, request: Request, topic: str, entry: dict[str, Any]) -> Message:
+    index = entry["partition_index"]
+    log = await broker.leader_log(topic, index)
+    if isinstance(log, ErrorCode):
+        return {"partition_index": index, "error_code": log}
+    timestamp, offset = _find(log, entry["timestamp"])
+    result = {"partition_index": index, "error_code": ErrorCode.NONE, "leader_epoch": 0}
+    if request.version == 0:
+        return result | {"old_style_offsets": [offset] if offset >= 0 else []}
+    return result | {"timestamp": timestamp, "offset": offset}
+
+
+def _find(log: PartitionLog, timestamp: int) -> tuple[int, int]:
+    """(timestamp, offset); timestamp -1 where the request names a place, both -1 where no record fits."""
+    if timestamp == LATEST:
+        return -1, log.high_watermark
+    if timestamp == EARLIEST:
+        return -1, log.start_offset
+    if timestamp == MAX_TIMESTAMP:
+        return log.max_timestamp() or _UNKNOWN
+    return log.offset_for_timestamp(timestamp) or _UNKNOWN

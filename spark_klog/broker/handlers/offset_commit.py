@@ -1,0 +1,60 @@
+"""OffsetCommit v2-8: offsets into __consumer_offsets.
+
+There is no group membership yet, so that only commits from outside a group's generations (generation -1) are taken.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.errors import ErrorCode
+from spark_klog.protocol.codec import Message
+
+_log = logging.getLogger(__name__)
+
+
+async def handle(broker: Broker, request: Request, message: Message) -> Message:
+    group = message["group_id"]
+    log = await broker.offsets_log(group)
+    failure = log if isinstance(log, ErrorCode) else ErrorCode.NONE
+    if not group:
+        failure = ErrorCode.INVALID_GROUP_ID
+    elif message["generation_id_or_member_epoch"] >= 0:
+        failure = ErrorCode.ILLEGAL_GENERATION
+    codes: dict[tuple[str, int], ErrorCode] = {}
+    offsets: dict[tuple[str, int], tuple[int, int, str]] = {}
+    for topic in message["topics"]:
+        for entry in topic["partitions"]:
+            key = topic["name"], entry["partition_index"]
+            metadata = entry["committed_metadata"] or ""
+            codes[key] = failure
+            if failure:
+                continue
+            if broker.registry.leads(*key) is None:
+                codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif len(metadata.encode()) > broker.config.offset_metadata_max_bytes:
+                codes[key] = ErrorCode.OFFSET_METADATA_TOO_LARGE
+            else:
+                offsets[key] = entry["committed_offset"], entry["committed_leader_epoch"], metadata
+    if offsets and not isinstance(log, ErrorCode):
+        try:
+            broker.offsets.commit(log, group, offsets)
+        except OSError as error:
+            _log.error("commit of group %s failed: %s", group, error)
+            codes |= dict.fromkeys(offsets, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    return {
+        "topics": [
+            {
+                "name": topic["name"],
+                "partitions": [
+                    {
+                        "partition_index": entry["partition_index"],
+                        "error_code": codes[topic["name"], entry["partition_index"]],
+                    }
+                    for entry in topic["partitions"]
+                ],
+            }
+            for topic in message["topics"]
+        ]
+    }

@@ -1,0 +1,53 @@
+"""OffsetFetch v1-8: committed offsets, -1 where there is none; null topics (v2) ask for all of a group's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.offset_manager import Committed
+from spark_klog.errors import ErrorCode
+from spark_klog.protocol.codec import Message
+
+
+async def handle(broker: Broker, request: Request, message: Message) -> Message:
+    if request.version >= 8:
+        groups = [await _group(broker, entry["group_id"], entry["topics"]) for entry in message["groups"]]
+        return {"groups": groups}
+    answer = await _group(broker, message["group_id"], message["topics"])
+    if request.version == 1 and answer["error_code"]:
+        answer["topics"] = [_topic(broker, None, entry, answer["error_code"]) for entry in message["topics"]]
+    del answer["group_id"]
+    return answer
+
+
+async def _group(broker: Broker, group: str, topics: list[dict[str, Any]] | None) -> Message:
+    log = await broker.offsets_log(group)
+    if isinstance(log, ErrorCode):
+        return {"group_id": group, "topics": [], "error_code": log}
+    if topics is None:
+        found: dict[str, list[Message]] = {}
+        for topic, partition, committed in broker.offsets.all(group):
+            found.setdefault(topic, []).append(_entry(partition, committed, ErrorCode.NONE))
+        answer = [{"name": topic, "partitions": partitions} for topic, partitions in found.items()]
+    else:
+        answer = [_topic(broker, group, entry, ErrorCode.NONE) for entry in topics]
+    return {"group_id": group, "topics": answer, "error_code": ErrorCode.NONE}
+
+
+def _topic(broker: Broker, group: str | None, entry: dict[str, Any], code: ErrorCode) -> Message:
+    partitions = [
+        _entry(index, None if group is None else broker.offsets.fetch(group, entry["name"], index), code)
+        for index in entry["partition_indexes"]
+    ]
+    return {"name": entry["name"], "partitions": partitions}
+
+
+def _entry(partition: int, committed: Committed | None, code: ErrorCode) -> Message:
+    return {
+        "partition_index": partition,
+        "committed_offset": committed.offset if committed else -1,
+        "committed_leader_epoch": committed.leader_epoch if committed else -1,
+        "metadata": committed.metadata if committed else "",
+        "error_code": code,
+    }

@@ -1,0 +1,75 @@
+"""Produce v0-9. acks: 0 no answer, 1 and -1 alike, since there is no replication.
+
+Versions 0-2 are reported because librdkafka looks for them; the message sets of magic 0 and 1 that they may carry
+are answered with UNSUPPORTED_FOR_MESSAGE_FORMAT.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.errors import CorruptBatchError, DecodeError, ErrorCode
+from spark_klog.log.partition_log import BatchTooLarge
+from spark_klog.protocol.codec import Message
+from spark_klog.records.batch import MAGIC_POSITION
+
+_log = logging.getLogger(__name__)
+_NO_ANSWER, _LEADER, _ALL = 0, 1, -1
+
+
+async def handle(broker: Broker, request: Request, message: Message) -> Message | None:
+    acks = message["acks"]
+    responses = []
+    for topic in message["topic_data"]:
+        partitions = []
+        for data in topic["partition_data"]:
+            if acks not in (_NO_ANSWER, _LEADER, _ALL):
+                partitions.append(_failed(data["index"], ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks}"))
+            else:
+                partitions.append(await _append(broker, request, topic["name"], data))
+        responses.append({"name": topic["name"], "partition_responses": partitions})
+    if acks != _NO_ANSWER:
+        return {"responses": responses}
+    for topic in responses:
+        for partition in topic["partition_responses"]:
+            if partition["error_code"]:
+                # The only way to tell a client that wants no answer: it will ask for fresh metadata.
+                raise ConnectionError(f"produce to {topic['name']}-{partition['index']} with acks=0 failed")
+    return None
+
+
+def _failed(index: int, code: ErrorCode, reason: str) -> Message:
+    return {"index": index, "error_code": code, "error_message": reason}
+
+
+async def _append(broker: Broker, request: Request, topic: str, data: dict[str, Any]) -> Message:
+    index, records = data["index"], data["records"]
+    log = await broker.leader_log(topic, index)
+    if isinstance(log, ErrorCode):
+        return _failed(index, log, f"{topic}-{index} is not led by broker {broker.config.broker_id}")
+    if records is None:
+        return _failed(index, ErrorCode.INVALID_RECORD, "no records")
+    try:
+        appended = log.append(records)
+    except CorruptBatchError as error:
+        code, reason = ErrorCode.CORRUPT_MESSAGE, str(error)
+    except BatchTooLarge as error:
+        code, reason = ErrorCode.MESSAGE_TOO_LARGE, str(error)
+    except DecodeError as error:
+        old = len(records) > MAGIC_POSITION and records[MAGIC_POSITION] in (0, 1)
+        code = ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT if old else ErrorCode.INVALID_RECORD
+        reason = str(error)
+    except OSError as error:
+        code, reason = ErrorCode.KAFKA_STORAGE_ERROR, f"{log.directory}: {error.strerror}"
+    else:
+        broker.purgatory.wake((topic, index))
+        return {
+            "index": index,
+            "error_code": ErrorCode.NONE,
+            "base_offset": appended.base_offset,
+            "log_start_offset": log.start_offset,
+        }
+    _log.warning("%s (%s): %s, nothing appended: %s", request.client_id, request.peer, code.name, reason)
+    return _failed(index, code, reason)

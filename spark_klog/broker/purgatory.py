@@ -1,0 +1,40 @@
+"""Where fetches wait for appends: no polling, an append wakes those that wait for its partition."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Collection
+
+Key = tuple[str, int]
+
+
+class Purgatory:
+    """Waiters by topic-partition. For one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Key, set[asyncio.Future[None]]] = defaultdict(set)
+
+    def wake(self, key: Key) -> None:
+        """Something was appended to the partition, or it went away."""
+        for waiter in self._waiting.pop(key, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self, keys: Collection[Key], timeout: float) -> bool:
+        """Wait until one of the partitions is woken; False after `timeout` seconds."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        for key in keys:
+            self._waiting[key].add(waiter)
+        try:
+            await asyncio.wait_for(waiter, timeout)
+        except asyncio.TimeoutError:
+            return False
+        finally:
+            for key in keys:
+                waiters = self._waiting.get(key)
+                if waiters is not None:
+                    waiters.discard(waiter)
+                    if not waiters:
+                        del self._waiting[key]
+        return True

@@ -1,0 +1,105 @@
+"""The `klog` command. What a subcommand needs is imported when it runs, so that the broker starts fast."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import click
+
+from spark_klog import __version__
+from spark_klog.errors import KlogError
+
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _Group(click.Group):
+    """Errors of the package end the command with a line on stderr, not with a trace."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except KlogError as error:
+            click.echo(f"klog: {error}", err=True)
+            sys.exit(1)
+
+
+@click.group(cls=_Group)
+@click.option("--log-level", default="INFO", show_default=True, help="Level of the log on stderr.")
+def main(log_level: str) -> None:
+    """The Kafka commit log for PySpark."""
+    logging.basicConfig(level=log_level.upper(), format=_LOG_FORMAT, stream=sys.stderr)
+    logging.getLogger("kazoo").setLevel(logging.WARNING)
+
+
+@main.command()
+@click.option("--listen", default="127.0.0.1:9092", show_default=True, help="HOST:PORT; port 0 takes a free one.")
+@click.option("--data-dir", required=True, type=click.Path(path_type=Path, file_okay=False))
+@click.option("--broker-id", default=0, show_default=True, type=click.IntRange(0))
+@click.option("--zookeeper", metavar="CONNECT", help="HOST:PORT[,HOST:PORT...][/CHROOT] of a ZooKeeper to register in.")
+@click.option("--directories", metavar="DIR", help="A folder to register in, shared by the brokers of one machine.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting by Kafka's name; repeatable.")
+@click.option("--stop-with-stdin", is_flag=True, hidden=True, help="Stop when stdin ends: the parent is gone.")
+def broker(
+    listen: str,
+    data_dir: Path,
+    broker_id: int,
+    zookeeper: str | None,
+    directories: str | None,
+    settings: tuple[str, ...],
+    stop_with_stdin: bool,
+) -> None:
+    """Run a broker until SIGTERM."""
+    from spark_klog.broker.config import BrokerConfig, broker_settings, parse_listen
+    from spark_klog.broker.server import run
+
+    if zookeeper and directories:
+        raise click.UsageError("--zookeeper and --directories exclude each other")
+    host, port = parse_listen(listen)
+    config = BrokerConfig(
+        host=host,
+        port=port,
+        data_dir=data_dir,
+        broker_id=broker_id,
+        directories=f"zookeeper://{zookeeper}" if zookeeper else directories,
+        **broker_settings(settings),
+    )
+    if stop_with_stdin:
+        threading.Thread(target=_stop_with_stdin, daemon=True).start()
+    run(config, click.echo)
+
+
+def _stop_with_stdin() -> None:
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@main.command()
+@click.option("--data-dir", required=True, type=click.Path(path_type=Path, file_okay=False))
+@click.option("--brokers", default=1, show_default=True, type=click.IntRange(1))
+@click.option("--zookeeper", is_flag=True, help="Start a ZooKeeper too, from pyspark's jars.")
+def cluster(data_dir: Path, brokers: int, zookeeper: bool) -> None:
+    """Run a cluster on this machine until SIGTERM or Ctrl-C."""
+    from spark_klog.embedded import EmbeddedCluster
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with EmbeddedCluster(brokers=brokers, zookeeper=zookeeper, data_dir=data_dir) as running:
+        click.echo(f"klog cluster ready on {running.bootstrap_servers}")
+        if running.zookeeper_connect:
+            click.echo(f"zookeeper ready on {running.zookeeper_connect}")
+        stop.wait()
+
+
+@main.command()
+def version() -> None:
+    """Say which version this is, and which kernel is in use."""
+    from spark_klog.records import kernels
+
+    click.echo(f"spark_klog {__version__}, {kernels.load().name} kernel")

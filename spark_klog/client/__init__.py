@@ -1,0 +1,1 @@
+"""The client: connections, cluster metadata, fetcher, producer, offsets, admin."""

@@ -1,0 +1,108 @@
+"""Client settings by Kafka's names (without the prefix `kafka.` that Spark options have)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from spark_klog.errors import ConfigError
+from spark_klog.wire.codecs import codec_by_name
+
+_READ_UNCOMMITTED, _READ_COMMITTED = "read_uncommitted", "read_committed"
+_ACKS = {"0": 0, "1": 1, "-1": -1, "all": -1}
+
+#: Settings of Kafka's own clients that are known and have no effect here: replacing the format must be enough.
+_WITHOUT_EFFECT = frozenset(
+    """
+    allow.auto.create.topics auto.commit.interval.ms auto.include.jmx.reporter auto.offset.reset buffer.memory
+    check.crcs client.dns.lookup client.rack connections.max.idle.ms default.api.timeout.ms enable.auto.commit
+    enable.metrics.push exclude.internal.topics fetch.max.wait.ms fetch.min.bytes group.instance.id
+    group.protocol heartbeat.interval.ms interceptor.classes key.deserializer key.serializer linger.ms max.block.ms
+    max.in.flight.requests.per.connection max.poll.interval.ms max.poll.records metadata.max.age.ms
+    metadata.max.idle.ms metadata.recovery.strategy metric.reporters metrics.num.samples metrics.recording.level
+    metrics.sample.window.ms partition.assignment.strategy partitioner.adaptive.partitioning.enable
+    partitioner.availability.timeout.ms partitioner.ignore.keys receive.buffer.bytes reconnect.backoff.max.ms
+    reconnect.backoff.ms retries retry.backoff.max.ms send.buffer.bytes session.timeout.ms
+    socket.connection.setup.timeout.max.ms value.deserializer value.serializer
+    """.split()
+)
+
+
+def _setting(name: str, default: Any, kind: str) -> Any:
+    return field(default=default, metadata={"name": name, "kind": kind})
+
+
+@dataclass(frozen=True)
+class ClientConfig:
+    """Parsed settings. Times in ms, sizes in bytes."""
+
+    bootstrap_servers: tuple[tuple[str, int], ...]
+    client_id: str = _setting("client.id", "spark_klog", "text")
+    connect_timeout_ms: int = _setting("socket.connection.setup.timeout.ms", 10_000, "count")
+    request_timeout_ms: int = _setting("request.timeout.ms", 30_000, "count")
+    retry_backoff_ms: int = _setting("retry.backoff.ms", 100, "count")
+    delivery_timeout_ms: int = _setting("delivery.timeout.ms", 120_000, "count")
+    fetch_max_bytes: int = _setting("fetch.max.bytes", 50 * 1024 * 1024, "count")
+    partition_fetch_bytes: int = _setting("max.partition.fetch.bytes", 8 * 1024 * 1024, "count")
+    isolation_level: int = _setting("isolation.level", 0, "isolation")
+    acks: int = _setting("acks", -1, "acks")
+    compression_type: str = _setting("compression.type", "none", "codec")
+    batch_size: int = _setting("batch.size", 256 * 1024, "count")
+    max_request_size: int = _setting("max.request.size", 1024 * 1024, "count")
+    security_protocol: str = _setting("security.protocol", "PLAINTEXT", "security")
+
+
+_KNOWN = {item.metadata["name"]: item for item in fields(ClientConfig) if item.metadata}
+_ELSEWHERE = frozenset(
+    {"bootstrap.servers", "group.id", "zookeeper.connect", "offsets.storage", "dual.commit.enabled"}
+)
+
+
+def parse_bootstrap(text: str) -> tuple[tuple[str, int], ...]:
+    """(host, port) pairs of "HOST:PORT,HOST:PORT"; `ConfigError` where it is not that."""
+    servers = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        host, colon, port = part.rpartition(":")
+        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ConfigError(f"bootstrap.servers: {part!r} is not HOST:PORT")
+        servers.append((host.strip("[]"), int(port)))
+    if not servers:
+        raise ConfigError("bootstrap.servers is empty: HOST:PORT[,HOST:PORT...] is wanted")
+    return tuple(servers)
+
+
+def _value(kind: str, name: str, text: str) -> Any:
+    if kind == "count":
+        if not text.strip().isdecimal() or int(text) <= 0:
+            raise ConfigError(f"{name}={text}: a number above 0 is wanted")
+        return int(text)
+    if kind == "isolation":
+        if text not in (_READ_UNCOMMITTED, _READ_COMMITTED):
+            raise ConfigError(f"{name}={text}: {_READ_UNCOMMITTED} or {_READ_COMMITTED} is wanted")
+        return int(text == _READ_COMMITTED)
+    if kind == "acks":
+        if text not in _ACKS:
+            raise ConfigError(f"{name}={text}: 0, 1, -1 or all is wanted")
+        return _ACKS[text]
+    if kind == "codec":
+        return codec_by_name(text).name
+    if kind == "security" and text.upper() != "PLAINTEXT":
+        raise ConfigError(f"{name}={text} is not supported yet; PLAINTEXT is")
+    return text
+
+
+def client_config(settings: Mapping[str, str]) -> ClientConfig:
+    """Parse settings by Kafka's names; `ConfigError` for an unknown name, a bad value, or no bootstrap.servers."""
+    if "bootstrap.servers" not in settings:
+        raise ConfigError("bootstrap.servers is not set: HOST:PORT[,HOST:PORT...] of a broker is wanted")
+    values: dict[str, Any] = {"bootstrap_servers": parse_bootstrap(settings["bootstrap.servers"])}
+    for name, text in settings.items():
+        if name in _KNOWN:
+            item = _KNOWN[name]
+            values[item.name] = _value(item.metadata["kind"], name, text)
+        elif name.startswith(("sasl.", "ssl.")):
+            raise ConfigError(f"setting {name}: TLS and SASL are not supported yet")
+        elif name not in _ELSEWHERE and name not in _WITHOUT_EFFECT:
+            raise ConfigError(f"unknown client setting {name!r}; is it misspelt?")
+    return ClientConfig(**values)

@@ -1,0 +1,253 @@
+"""Paths of the ZooKeeper directories, and the payloads of their nodes.
+
+    /cluster/id                                  {"version":"1","id":"..."}
+    /brokers/ids/N                               the broker's endpoints (ephemeral)
+    /brokers/topics/T                            partition -> replicas
+    /brokers/topics/T/partitions/P/state         leader and isr
+    /config/topics/T                             {"version":1,"config":{...}}
+    /consumers/G/offsets/T/P                     the offset in ASCII decimal
+
+Payloads are compact JSON in UTF-8. The order of their keys is that of Kafka's builds for Scala 2.12 (a hash order, so
+those for 2.13 differ); readers take any order. Sources: 0.10 documentation, "ZooKeeper Directories"; KIP-103 (broker
+version 4), KIP-455 and KIP-516 (topic versions 2 and 3).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from spark_klog.errors import ConfigError, DecodeError
+
+BROKER_IDS_PATH = "/brokers/ids"
+BROKER_TOPICS_PATH = "/brokers/topics"
+CLUSTER_ID_PATH = "/cluster/id"
+
+_INT64_MAX = 2**63 - 1
+_TOPIC_ID = re.compile("[A-Za-z0-9_-]{22}")
+
+
+class PartitionState(NamedTuple):
+    """Who leads a partition."""
+
+    leader: int
+    isr: list[int]
+    controller_epoch: int
+    leader_epoch: int
+
+
+def broker_id_path(broker_id: int) -> str:
+    """The ephemeral node of a broker."""
+    return f"{BROKER_IDS_PATH}/{broker_id}"
+
+
+def broker_payload(host: str, port: int, timestamp_ms: int, security_protocol: str = "PLAINTEXT") -> bytes:
+    """A broker's registration, version 4; one listener, named as its security protocol."""
+    address = f"[{host}]" if ":" in host else host
+    # Readers of before version 2 know `host` and `port` only, as those of a plaintext listener.
+    plaintext = security_protocol == "PLAINTEXT"
+    return _json(
+        {
+            "listener_security_protocol_map": {security_protocol: security_protocol},
+            "endpoints": [f"{security_protocol}://{address}:{port}"],
+            "jmx_port": -1,
+            "host": host if plaintext else None,
+            "timestamp": str(timestamp_ms),
+            "port": port if plaintext else -1,
+            "version": 4,
+        }
+    )
+
+
+def parse_broker(payload: bytes, path: str = "/brokers/ids/[id]") -> tuple[str, int]:
+    """Host and port of a registration of any version; DecodeError.
+
+    The plaintext listener if there is one, else the first.
+    """
+    fields = _fields(payload, path)
+    host, port = fields.get("host"), fields.get("port")
+    if isinstance(host, str) and host and _is_int(port) and 0 < port < 65536:
+        return host, port
+    endpoints = fields.get("endpoints")
+    if not isinstance(endpoints, list) or not endpoints or not all(isinstance(one, str) for one in endpoints):
+        raise _malformed(path, "neither host and port nor endpoints", payload)
+    protocols = fields.get("listener_security_protocol_map")
+    protocols = protocols if isinstance(protocols, dict) else {}
+    for endpoint in endpoints:
+        listener = endpoint.partition("://")[0]
+        if protocols.get(listener, listener) == "PLAINTEXT":
+            break
+    else:
+        endpoint = endpoints[0]
+    host, _, digits = endpoint.partition("://")[2].rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not host or not (digits.isascii() and digits.isdigit()) or not 0 < int(digits[:6]) < 65536:
+        raise _malformed(path, f"endpoint {endpoint!r} is not LISTENER://HOST:PORT", payload)
+    return host, int(digits)
+
+
+def topic_path(topic: str) -> str:
+    """The node with a topic's assignment; ConfigError for a name that no path can have."""
+    return f"{BROKER_TOPICS_PATH}/{_name('topic', topic)}"
+
+
+def topic_payload(assignment: Mapping[int, Sequence[int]], topic_id: UUID | None) -> bytes:
+    """Partition -> broker ids, version 3; without a topic id version 2."""
+    partitions = {str(partition): list(assignment[partition]) for partition in sorted(assignment)}
+    if topic_id is None:
+        return _json({"version": 2, "partitions": partitions, "adding_replicas": {}, "removing_replicas": {}})
+    return _json(
+        {
+            "removing_replicas": {},
+            "partitions": partitions,
+            "topic_id": urlsafe_b64encode(topic_id.bytes).decode().rstrip("="),
+            "adding_replicas": {},
+            "version": 3,
+        }
+    )
+
+
+def parse_topic(
+    payload: bytes, path: str = "/brokers/topics/[topic]"
+) -> tuple[dict[int, list[int]], UUID | None]:
+    """Partition -> broker ids, and the topic id if it has one; versions 1 to 3; DecodeError."""
+    fields = _fields(payload, path)
+    if not _is_int(fields.get("version")) or fields["version"] not in (1, 2, 3):
+        raise _malformed(path, f"version {fields.get('version')!r} is not 1, 2 or 3", payload)
+    partitions = fields.get("partitions")
+    if not isinstance(partitions, dict):
+        raise _malformed(path, "no object `partitions`", payload)
+    assignment = {}
+    for partition, replicas in partitions.items():
+        if not (partition.isascii() and partition.isdigit()) or int(partition[:11]) >= 2**31:
+            raise _malformed(path, f"partition {partition!r} is not a number", payload)
+        assignment[int(partition)] = _ints(replicas, f"partitions.{partition}", payload, path)
+    topic_id = fields.get("topic_id")
+    if topic_id is None:
+        return assignment, None
+    if not isinstance(topic_id, str) or not _TOPIC_ID.fullmatch(topic_id):
+        raise _malformed(path, f"topic_id {topic_id!r} is not 16 bytes in base64", payload)
+    return assignment, UUID(bytes=urlsafe_b64decode(f"{topic_id}=="))
+
+
+def partition_state_path(topic: str, partition: int) -> str:
+    """The node with a partition's leader; ConfigError."""
+    return f"{topic_path(topic)}/partitions/{partition}/state"
+
+
+def partition_state_payload(
+    leader: int, isr: Sequence[int], controller_epoch: int = 0, leader_epoch: int = 0
+) -> bytes:
+    """Leader and isr, version 1."""
+    return _json(
+        {
+            "controller_epoch": controller_epoch,
+            "leader": leader,
+            "version": 1,
+            "leader_epoch": leader_epoch,
+            "isr": list(isr),
+        }
+    )
+
+
+def parse_partition_state(
+    payload: bytes, path: str = "/brokers/topics/[topic]/partitions/[partition]/state"
+) -> PartitionState:
+    """DecodeError where a field is missing or of another type."""
+    fields = _fields(payload, path)
+    for name in ("leader", "controller_epoch", "leader_epoch"):
+        if not _is_int(fields.get(name)):
+            raise _malformed(path, f"no number `{name}`", payload)
+    isr = _ints(fields.get("isr"), "isr", payload, path)
+    return PartitionState(fields["leader"], isr, fields["controller_epoch"], fields["leader_epoch"])
+
+
+def topic_config_path(topic: str) -> str:
+    """The node with a topic's own settings; ConfigError."""
+    return f"/config/topics/{_name('topic', topic)}"
+
+
+def topic_config_payload(config: Mapping[str, str]) -> bytes:
+    """A topic's own settings, version 1."""
+    return _json({"version": 1, "config": {key: config[key] for key in sorted(config)}})
+
+
+def parse_topic_config(payload: bytes, path: str = "/config/topics/[topic]") -> dict[str, str]:
+    """A topic's own settings; DecodeError."""
+    config = _fields(payload, path).get("config")
+    if not isinstance(config, dict) or not all(isinstance(value, str) for value in config.values()):
+        raise _malformed(path, "no object `config` of strings", payload)
+    return config
+
+
+def cluster_id_payload(cluster_id: str) -> bytes:
+    """The cluster's id, version "1" (here a string)."""
+    return _json({"version": "1", "id": cluster_id})
+
+
+def parse_cluster_id(payload: bytes, path: str = CLUSTER_ID_PATH) -> str:
+    """The cluster's id; DecodeError."""
+    cluster_id = _fields(payload, path).get("id")
+    if not isinstance(cluster_id, str) or not cluster_id:
+        raise _malformed(path, "no string `id`", payload)
+    return cluster_id
+
+
+def consumer_offset_path(group: str, topic: str, partition: int) -> str:
+    """The node with a group's offset; ConfigError for a name that no path can have."""
+    return f"/consumers/{_name('group', group)}/offsets/{_name('topic', topic)}/{partition}"
+
+
+def offset_payload(offset: int) -> bytes:
+    """An offset in ASCII decimal; ConfigError for one out of [0, 2^63)."""
+    if not 0 <= offset <= _INT64_MAX:
+        raise ConfigError(f"offset {offset} cannot be stored: give one from 0 to {_INT64_MAX}")
+    return b"%d" % offset
+
+
+def parse_offset(payload: bytes, path: str = "/consumers/[group]/offsets/[topic]/[partition]") -> int:
+    """An offset; DecodeError. White space around it is taken: people edit these nodes by hand."""
+    digits = payload.strip()
+    if not digits.isdigit() or len(digits) > 19 or int(digits) > _INT64_MAX:
+        raise _malformed(path, "not an offset in decimal", payload)
+    return int(digits)
+
+
+def _name(kind: str, name: str) -> str:
+    if not name or "/" in name or "\0" in name or name in (".", ".."):
+        raise ConfigError(f"{kind} name {name!r} cannot be part of a path: use one without '/', not '.' or '..'")
+    return name
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _fields(payload: bytes, path: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(payload)
+    except (ValueError, RecursionError):
+        raise _malformed(path, "not JSON", payload) from None
+    if not isinstance(fields, dict):
+        raise _malformed(path, "not a JSON object", payload)
+    return fields
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _ints(value: object, name: str, payload: bytes, path: str) -> list[int]:
+    if not isinstance(value, list) or not all(map(_is_int, value)):
+        raise _malformed(path, f"`{name}` is not a list of numbers", payload)
+    return value
+
+
+def _malformed(path: str, why: str, payload: bytes) -> DecodeError:
+    shown = payload[:200]
+    return DecodeError(f"{path}: {why}: {shown!r}{'...' if len(payload) > len(shown) else ''}")

@@ -1,0 +1,107 @@
+"""The one interface to a tree of nodes with values, as ZooKeeper has it, and the way from a URI to a tree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Protocol
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from spark_klog.errors import ConfigError, DirectoryError
+
+
+class NodeExists(DirectoryError):
+    """A node that was to be created is there."""
+
+
+class Tree(Protocol):
+    """A tree of nodes. A path is "/a/b": absolute, without "." and ".."; a node has bytes and children.
+
+    Parents come into being with their first child, with the value b"". Every method raises `ConfigError` for a path
+    that is none and `DirectoryError` where the tree fails or is closed. Trees are safe to use from several threads.
+    """
+
+    def get(self, path: str) -> bytes | None:
+        """The value of a node; None where there is no node."""
+
+    def put(self, path: str, value: bytes) -> None:
+        """Make or overwrite a node and its parents; readers see the old value or the new one.
+
+        An ephemeral node stays one; on files only its creator may overwrite it.
+        """
+
+    def create(self, path: str, value: bytes, ephemeral: bool = False) -> None:
+        """Make a node and its parents; `NodeExists` where it is.
+
+        An ephemeral node ends with this tree or its process, and has no children.
+        """
+
+    def delete(self, path: str) -> None:
+        """Delete a node and all below it; no error where there is none. The root stays: ConfigError."""
+
+    def children(self, path: str) -> list[str]:
+        """The names of the children, sorted; [] where there is no node."""
+
+    def watch(self, path: str, callback: Callable[[], None]) -> None:
+        """Have `callback` called from some thread when the names of the children of `path` may have changed.
+
+        Several changes may make one call. After a lost connection it is called once more. There need be no such node.
+        """
+
+    def close(self) -> None:
+        """End the ephemeral nodes and the watches. May be called twice."""
+
+
+def components(path: str) -> tuple[str, ...]:
+    """The names that make up `path`; ConfigError unless it is absolute and plain."""
+    if path == "/":
+        return ()
+    names = tuple(path.split("/")[1:])
+    if not path.startswith("/") or any(not name or name in (".", "..") or "\0" in name for name in names):
+        raise ConfigError(f"{path!r} is not a path of a node: write /NAME/NAME, without '.', '..' and empty names")
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{path!r} is not a path of a node: it is not Unicode text") from None
+    return names
+
+
+def inner_components(path: str) -> tuple[str, ...]:
+    """As `components`; ConfigError for the root too, which holds no value and is never deleted."""
+    names = components(path)
+    if not names:
+        raise ConfigError("the root '/' can be neither written nor deleted: name a node below it")
+    return names
+
+
+def open_tree(uri: str) -> Tree:
+    """The tree of a URI; ConfigError where it names none, DirectoryError where it cannot be reached.
+
+    zookeeper://HOST:PORT,HOST:PORT/CHROOT    ZooKeeper
+    a path, or file:PATH                      a local folder
+    s3://..., gs://..., hdfs://..., ...       whatever pyarrow.fs.FileSystem.from_uri takes
+    """
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", uri)  # two letters at least: C:\ is a path
+    if scheme is None:
+        if not uri:
+            raise ConfigError("an empty URI names no directories: give a path or zookeeper://HOST:PORT")
+        from spark_klog.directories.files import FileTree, LocalFiles
+
+        return FileTree(LocalFiles(uri))
+    kind = scheme[1].lower()
+    if kind == "zookeeper":
+        from spark_klog.directories.zookeeper import ZooKeeperTree
+
+        rest = uri[scheme.end() :]
+        if not rest.startswith("//") or not rest[2:].strip("/"):
+            raise ConfigError(f"{uri!r} names no ZooKeeper: write zookeeper://HOST:PORT,HOST:PORT/CHROOT")
+        return ZooKeeperTree(rest[2:])
+    from spark_klog.directories.files import ArrowFiles, FileTree, LocalFiles
+
+    if kind == "file":
+        parts = urlsplit(uri)
+        if parts.netloc not in ("", "localhost") or not parts.path:
+            raise ConfigError(f"{uri!r} names no local folder: write file:///PATH")
+        return FileTree(LocalFiles(url2pathname(parts.path)))
+    return FileTree(ArrowFiles.from_uri(uri))

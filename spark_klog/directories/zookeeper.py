@@ -1,0 +1,328 @@
+"""The tree in ZooKeeper, by kazoo.
+
+Operations wait for a lost connection to come back, twice the session timeout at the most. After every reconnect a thread
+of the tree makes the ephemeral nodes again that a lost session took along, sets the watches again, and calls them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from spark_klog.directories.tree import NodeExists, components, inner_components
+from spark_klog.errors import ConfigError, DirectoryError
+
+_log = logging.getLogger(__name__)
+_kazoo_log = logging.getLogger("spark_klog.directories.kazoo")
+
+_RETRY_SECONDS = 0.1
+_MAX_BACKOFF_SECONDS = 1.0
+_REPAIR_SECONDS = 1.0
+
+Start = Callable[[], Any]
+
+
+class _Reconnected:
+    """Asks the worker to make good what a lost connection may have lost."""
+
+
+class ZooKeeperTree:
+    """A tree in the ensemble `connect`: HOST:PORT,HOST:PORT/CHROOT, the chroot is made.
+
+    `session_timeout` is in seconds; the server may raise or lower it. ConfigError where `connect` is malformed,
+    DirectoryError where no ZooKeeper answers. Source: 0.10 documentation, broker setting "zookeeper.connect".
+    """
+
+    def __init__(self, connect: str, session_timeout: float = 6.0) -> None:
+        from kazoo import exceptions
+        from kazoo.client import KazooClient
+        from kazoo.handlers.threading import KazooTimeoutError
+        from kazoo.protocol.states import EventType
+        from kazoo.retry import KazooRetry
+
+        if _kazoo_log.level == logging.NOTSET:
+            _kazoo_log.setLevel(logging.ERROR)  # else a warning for each attempt to connect; `_on_state` tells once
+        self._connect = connect
+        self._errors = exceptions
+        self._lost = (
+            exceptions.ConnectionLoss,
+            exceptions.SessionExpiredError,
+            exceptions.OperationTimeoutError,
+            KazooTimeoutError,
+        )
+        self._event_none = EventType.NONE
+        self._attempt_seconds = session_timeout
+        self._operation_seconds = 2 * session_timeout
+        hosts, _, chroot = connect.partition("/")
+        # The prefix is put on here: kazoo's own chroot warns at the start where it does not exist yet.
+        self._chroot = "".join(f"/{name}" for name in components("/" + chroot.strip("/")))
+        self._ephemeral_lock = threading.Lock()
+        self._ephemerals: dict[str, bytes] = {}
+        self._watches: dict[str, list[Callable[[], None]]] = {}
+        self._watchers: dict[str, partial[None]] = {}
+        self._watch_lock = threading.Lock()
+        self._events: SimpleQueue[str | type[_Reconnected] | None] = SimpleQueue()
+        self._closed = False
+        retry = KazooRetry(max_tries=-1, delay=_RETRY_SECONDS, max_delay=_MAX_BACKOFF_SECONDS)
+        try:
+            self._client = KazooClient(hosts, session_timeout, connection_retry=retry, logger=_kazoo_log)
+        except ValueError as error:
+            raise ConfigError(
+                f"zookeeper.connect {connect!r} is malformed ({error}): write HOST:PORT,HOST:PORT/CHROOT"
+            ) from None
+        try:
+            self._client.start(session_timeout)
+        except KazooTimeoutError:
+            raise DirectoryError(
+                f"no ZooKeeper answers at {connect} within {session_timeout:g} s: is it running, is the address right?"
+            ) from None
+        try:
+            if self._chroot:
+                self._call("/", lambda: self._client.ensure_path_async(self._chroot))
+        except BaseException:
+            self._stop_client()
+            raise
+        self._client.add_listener(self._on_state)
+        self._worker = threading.Thread(target=self._work, name="klog-zookeeper", daemon=True)
+        self._worker.start()
+
+    def get(self, path: str) -> bytes | None:
+        real = self._real(path)
+        try:
+            value: bytes = self._call(path, lambda: self._client.get_async(real))[0]
+        except self._errors.NoNodeError:
+            return None
+        return value
+
+    def put(self, path: str, value: bytes) -> None:
+        inner_components(path)
+        with self._ephemeral_lock:
+            if path in self._ephemerals:
+                # Until `_restore` has made the node again, this must not make one that outlives the session.
+                self._put(path, value, ephemeral=True)
+                self._ephemerals[path] = value
+                return
+        self._put(path, value, ephemeral=False)
+
+    def _put(self, path: str, value: bytes, ephemeral: bool) -> None:
+        real = self._real(path)
+        while True:
+            try:
+                self._call(path, lambda: self._client.set_async(real, value))
+                return
+            except self._errors.NoNodeError:
+                pass
+            try:
+                self._call(path, lambda: self._create_async(real, value, ephemeral))
+                return
+            except self._errors.NodeExistsError:
+                pass  # made by another meanwhile
+
+    def create(self, path: str, value: bytes, ephemeral: bool = False) -> None:
+        inner_components(path)
+        if not ephemeral:
+            self._create(path, value, ephemeral=False)
+            return
+        # The lock keeps `_restore` from running between the creation and the note of it.
+        with self._ephemeral_lock:
+            self._create(path, value, ephemeral=True)
+            self._ephemerals[path] = value
+
+    def _create(self, path: str, value: bytes, ephemeral: bool) -> None:
+        real = self._real(path)
+        attempts = 0
+
+        def start() -> Any:
+            nonlocal attempts
+            attempts += 1
+            return self._create_async(real, value, ephemeral)
+
+        try:
+            self._call(path, start)
+        except self._errors.NodeExistsError:
+            # The answer to an earlier attempt may be what was lost. Only an ephemeral node tells who made it.
+            if ephemeral and attempts > 1 and self._is_ours(path):
+                return
+            raise NodeExists(f"{path} exists in ZooKeeper {self._connect}: delete it first, or put") from None
+
+    def _create_async(self, real: str, value: bytes, ephemeral: bool) -> Any:
+        return self._client.create_async(real, value, ephemeral=ephemeral, makepath=True)
+
+    def _is_ours(self, path: str) -> bool:
+        real = self._real(path)
+        stat = self._call(path, lambda: self._client.exists_async(real))
+        session = self._client.client_id
+        return stat is not None and session is not None and bool(stat.ephemeralOwner == session[0])
+
+    def delete(self, path: str) -> None:
+        inner_components(path)
+        with self._ephemeral_lock:
+            self._delete(self._real(path), path)
+            for gone in [one for one in self._ephemerals if one == path or one.startswith(f"{path}/")]:
+                del self._ephemerals[gone]
+
+    def _delete(self, real: str, path: str) -> None:
+        while True:
+            try:
+                self._call(path, lambda: self._client.delete_async(real))
+                return
+            except self._errors.NoNodeError:
+                return
+            except self._errors.NotEmptyError:
+                pass
+            try:
+                names = self._call(path, lambda: self._client.get_children_async(real))
+            except self._errors.NoNodeError:
+                return
+            for name in names:
+                self._delete(f"{real}/{name}", path)
+
+    def children(self, path: str) -> list[str]:
+        real = self._real(path)
+        try:
+            return sorted(self._call(path, lambda: self._client.get_children_async(real)))
+        except self._errors.NoNodeError:
+            return []
+
+    def watch(self, path: str, callback: Callable[[], None]) -> None:
+        self._real(path)
+        with self._watch_lock:
+            callbacks = self._watches.setdefault(path, [])
+            callbacks.append(callback)
+        try:
+            self._set_watch(path)
+        except DirectoryError:
+            with self._watch_lock:
+                callbacks.remove(callback)
+            raise
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._client.remove_listener(self._on_state)
+        self._events.put(None)
+        self._stop_client()
+        if threading.current_thread() is not self._worker:
+            self._worker.join()
+
+    def _stop_client(self) -> None:
+        try:
+            self._client.stop()
+            self._client.close()
+        except Exception as error:  # whatever it is, the session ends by its timeout
+            _log.warning("closing the session with ZooKeeper %s failed: %s", self._connect, error)
+
+    def _real(self, path: str) -> str:
+        components(path)
+        return (self._chroot if path == "/" else f"{self._chroot}{path}") or "/"
+
+    def _call(self, path: str, start: Start) -> Any:
+        """The result of what `start` starts; tried again while the connection is lost.
+
+        Of kazoo's exceptions only those pass that tell of nodes which are there, or not, or not empty. (kazoo's own
+        retries would wait forever: a request that is queued while there is no connection has no timeout.)
+        """
+        deadline = time.monotonic() + self._operation_seconds
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                if self._closed:
+                    raise DirectoryError(f"{path}: the tree in ZooKeeper {self._connect} is closed")
+                return start().get(timeout=max(0.0, min(left, self._attempt_seconds)))
+            except (self._errors.NoNodeError, self._errors.NodeExistsError, self._errors.NotEmptyError):
+                raise
+            except self._lost as error:
+                if left <= _RETRY_SECONDS:
+                    raise DirectoryError(
+                        f"{path}: ZooKeeper {self._connect} did not answer within {self._operation_seconds:g} s "
+                        f"({type(error).__name__}): is it running?"
+                    ) from error
+                time.sleep(_RETRY_SECONDS)
+            except self._errors.NoChildrenForEphemeralsError as error:
+                raise DirectoryError(
+                    f"{path} in ZooKeeper {self._connect}: a node above is ephemeral and has no children"
+                ) from error
+            except self._errors.KazooException as error:
+                raise DirectoryError(
+                    f"{path}: ZooKeeper {self._connect} refused: {type(error).__name__} {error}".rstrip()
+                ) from error
+
+    def _set_watch(self, path: str) -> None:
+        real = self._real(path)
+        # One object a path, as kazoo keeps them in a set: two watches make one event.
+        changed = self._watchers.setdefault(path, partial(self._on_event, path))
+        while True:
+            try:
+                self._call(path, lambda: self._client.get_children_async(real, watch=changed))
+                return
+            except self._errors.NoNodeError:
+                if self._call(path, lambda: self._client.exists_async(real, watch=changed)) is None:
+                    return
+
+    def _on_event(self, path: str, event: Any) -> None:
+        if event.type != self._event_none:  # NONE: the connection is lost, and `_on_state` is told when it is back
+            self._events.put(path)
+
+    def _on_state(self, state: str) -> None:
+        # Called by kazoo's connection thread, which must not block.
+        if state == "CONNECTED":
+            _log.warning("connected to ZooKeeper %s again", self._connect)
+            self._events.put(_Reconnected)
+        elif not self._closed:
+            what = "session with" if state == "LOST" else "connection to"
+            _log.warning("the %s ZooKeeper %s is lost", what, self._connect)
+
+    def _work(self) -> None:
+        while (event := self._events.get()) is not None:
+            try:
+                if isinstance(event, str):
+                    paths = [event]
+                else:
+                    self._restore()
+                    with self._watch_lock:
+                        paths = list(self._watches)
+                # First the watch, then the callback: what changes after the callback has looked makes an event.
+                for path in paths:
+                    self._set_watch(path)
+            except DirectoryError as error:
+                if self._closed:
+                    return
+                _log.warning("watches and ephemeral nodes are not up to date yet: %s", error)
+                timer = threading.Timer(_REPAIR_SECONDS, self._events.put, (event,))
+                timer.daemon = True
+                timer.start()
+                continue
+            for path in paths:
+                self._notify(path)
+
+    def _restore(self) -> None:
+        with self._ephemeral_lock:
+            for path, value in list(self._ephemerals.items()):
+                real = self._real(path)
+                try:
+                    self._call(path, partial(self._create_async, real, value, True))
+                except self._errors.NodeExistsError:
+                    if not self._is_ours(path):
+                        del self._ephemerals[path]
+                        _log.error(
+                            "the session with ZooKeeper %s was lost, and another has taken %s since",
+                            self._connect,
+                            path,
+                        )
+
+    def _notify(self, path: str) -> None:
+        with self._watch_lock:
+            callbacks = list(self._watches.get(path, ()))
+        for callback in callbacks:
+            if self._closed:
+                return
+            try:
+                callback()
+            except Exception:
+                _log.exception("the watch on %s failed", path)
