@@ -118,7 +118,7 @@ BROKER = Work(
     (
         "Broker starts: each from a stopped broker on the same folder without records; the cold one is the "
         "first, which makes the folder (for Kafka with StorageTool, another JVM). Memory is VmRSS of the "
-        f"process {_SETTLE_SECONDS:.0f} s after it was up, and again after the records (lz4) were written to it by "
-        "ProducerPerformance and read from it once by the klog connector, which reads from both brokers.",
+        f"process {_SETTLE_SECONDS:.0f} s after it was up, and again after the records (lz4) were written "
+        "by ProducerPerformance and read once by the klog connector, which reads from both brokers.",
     ),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import shlex
 import signal
 import sys
@@ -36,12 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes started here end, too
     chosen = [work for work in WORK if arguments.only in (None, work.name)]
+    load = os.getloadavg()[0]
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="spark-klog-bench-", ignore_cleanup_errors=True) as folder:
         for work in chosen:
             command = _command(arguments, work.name)
             results += _run(work, Bench(arguments.records, arguments.repeat, Path(folder), command))
     notes = [note for work in chosen for note in work.notes]
+    notes.append(f"The machine's load average was {load:.2f} before the run; above 0.5 it was not idle.")
     if arguments.quick:
         notes.insert(0, "**A quick run, to see that everything works: its figures mean nothing.**")
     arguments.output.write_text(render(results, notes, _command(arguments, arguments.only)))

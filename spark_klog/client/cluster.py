@@ -45,11 +45,14 @@ class Cluster:
             raise
         return cluster
 
-    def metadata(self, topics: Collection[str] | None) -> dict[str, Message]:
-        """Fresh metadata of the topics (None: of all) by name, unknown ones with their error code; no topic is made."""
+    def metadata(self, topics: Collection[str] | None, *, create: bool = False) -> dict[str, Message]:
+        """Fresh metadata of the topics (None: of all) by name, unknown ones with their error code.
+
+        With `create` a broker that is set so makes missing topics, as it does for any Kafka producer.
+        """
         request = {
             "topics": None if topics is None else [{"name": topic} for topic in topics],
-            "allow_auto_topic_creation": False,
+            "allow_auto_topic_creation": create,
         }
         answer = self._any_broker(METADATA, request)
         self._brokers = {entry["node_id"]: (entry["host"], entry["port"]) for entry in answer["brokers"]}
@@ -59,13 +62,13 @@ class Cluster:
                 self._leaders[topic["name"], partition["partition_index"]] = partition["leader_id"]
         return {topic["name"]: topic for topic in answer["topics"]}
 
-    def partitions(self, topics: Collection[str]) -> dict[str, list[int]]:
+    def partitions(self, topics: Collection[str], *, create: bool = False) -> dict[str, list[int]]:
         """Partition numbers of each topic; `ProtocolError` for one that does not exist."""
-        found = self.metadata(topics)
+        found = self.metadata(topics, create=create)
         result = {}
         for name in topics:
             code = found[name]["error_code"] if name in found else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            if code not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
+            if code and not (code == ErrorCode.LEADER_NOT_AVAILABLE and found[name]["partitions"]):
                 raise ProtocolError(code, f"topic {name}")
             result[name] = sorted(entry["partition_index"] for entry in found[name]["partitions"])
         return result

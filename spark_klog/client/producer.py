@@ -72,9 +72,9 @@ class Producer:
         return cls(Cluster.connect(settings))
 
     def partitions(self, topic: str) -> int:
-        """How many partitions the topic has; `ProtocolError` where it does not exist."""
+        """How many partitions the topic has; it is made where the broker allows that, else `ProtocolError`."""
         if topic not in self._partitions:
-            found = self._cluster.attempt(lambda: self._cluster.partitions([topic]))
+            found = self._cluster.attempt(lambda: self._cluster.partitions([topic], create=True))
             self._partitions[topic] = len(found[topic])
         return self._partitions[topic]
 
@@ -90,7 +90,7 @@ class Producer:
         """Add a record; `timestamp` in ms, now where None. The partition is the key's murmur2, as Kafka's default."""
         count = self.partitions(topic)
         if partition is None:
-            partition = (murmur2(key) & _MAX_INT32) % count if key is not None else self._sticky_partition(topic, count)
+            partition = (murmur2(key) & _MAX_INT32) % count if key is not None else self.choose_partition(topic, count)
         elif not 0 <= partition < count:
             raise ConfigError(f"topic {topic} has partitions 0 to {count - 1}, not {partition}")
         gathering = self._gathering.setdefault((topic, partition), _Gathering())
@@ -110,8 +110,8 @@ class Producer:
             row = following
             self._send_if_enough()
 
-    def _sticky_partition(self, topic: str, count: int) -> int:
-        """Records without a key fill one batch, then another partition's."""
+    def choose_partition(self, topic: str, count: int) -> int:
+        """The partition for records without a key: one until its batch is full, then another."""
         if topic not in self._sticky:
             self._sticky[topic] = random.randrange(count)
         return self._sticky[topic]

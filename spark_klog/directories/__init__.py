@@ -1,1 +1,1 @@
-"""ZooKeeper-style directories: paths and payloads, and one tree interface over ZooKeeper, files and memory."""
+"""ZooKeeper-style directories: paths, payloads, and one tree interface (ZooKeeper, files, memory)."""

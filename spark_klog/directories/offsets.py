@@ -20,7 +20,7 @@ class OffsetDirectory:
         self._group = group
 
     def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Store (topic, partition) -> offset of the next record to read. Each partition is atomic, not their sum."""
+        """Store (topic, partition) -> offset of the next record to read; atomic for each, not for all."""
         # All are checked before the first is written.
         nodes = [
             (consumer_offset_path(self._group, topic, partition), offset_payload(offset))

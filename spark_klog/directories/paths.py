@@ -7,9 +7,9 @@
     /config/topics/T                             {"version":1,"config":{...}}
     /consumers/G/offsets/T/P                     the offset in ASCII decimal
 
-Payloads are compact JSON in UTF-8. The order of their keys is that of Kafka's builds for Scala 2.12 (a hash order, so
-those for 2.13 differ); readers take any order. Sources: 0.10 documentation, "ZooKeeper Directories"; KIP-103 (broker
-version 4), KIP-455 and KIP-516 (topic versions 2 and 3).
+Payloads are compact JSON in UTF-8. The order of their keys is that of Kafka's builds for Scala 2.12 (a hash
+order, so those for 2.13 differ); readers take any order. Sources: 0.10 documentation, "ZooKeeper
+Directories"; KIP-103 (broker version 4), KIP-455 and KIP-516 (topic versions 2 and 3).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def parse_broker(payload: bytes, path: str = "/brokers/ids/[id]") -> tuple[str, 
     """
     fields = _fields(payload, path)
     host, port = fields.get("host"), fields.get("port")
-    if isinstance(host, str) and host and _is_int(port) and 0 < port < 65536:
+    if isinstance(host, str) and host and isinstance(port, int) and 0 < port < 65536:
         return host, port
     endpoints = fields.get("endpoints")
     if not isinstance(endpoints, list) or not endpoints or not all(isinstance(one, str) for one in endpoints):
@@ -220,7 +220,9 @@ def parse_offset(payload: bytes, path: str = "/consumers/[group]/offsets/[topic]
 
 def _name(kind: str, name: str) -> str:
     if not name or "/" in name or "\0" in name or name in (".", ".."):
-        raise ConfigError(f"{kind} name {name!r} cannot be part of a path: use one without '/', not '.' or '..'")
+        raise ConfigError(
+            f"{kind} name {name!r} cannot be part of a path: give one without '/', not empty, not '.' or '..'"
+        )
     return name
 
 

@@ -18,8 +18,9 @@ class NodeExists(DirectoryError):
 class Tree(Protocol):
     """A tree of nodes. A path is "/a/b": absolute, without "." and ".."; a node has bytes and children.
 
-    Parents come into being with their first child, with the value b"". Every method raises `ConfigError` for a path
-    that is none and `DirectoryError` where the tree fails or is closed. Trees are safe to use from several threads.
+    Parents come into being with their first child, with the value b"". Every method raises `ConfigError`
+    for a path that is none and `DirectoryError` where the tree fails or is closed. Trees are safe to use
+    from several threads.
     """
 
     def get(self, path: str) -> bytes | None:
@@ -46,7 +47,8 @@ class Tree(Protocol):
     def watch(self, path: str, callback: Callable[[], None]) -> None:
         """Have `callback` called from some thread when the names of the children of `path` may have changed.
 
-        Several changes may make one call. After a lost connection it is called once more. There need be no such node.
+        Several changes may make one call. After a lost connection it is called once more. There need be no
+        such node.
         """
 
     def close(self) -> None:
@@ -59,11 +61,13 @@ def components(path: str) -> tuple[str, ...]:
         return ()
     names = tuple(path.split("/")[1:])
     if not path.startswith("/") or any(not name or name in (".", "..") or "\0" in name for name in names):
-        raise ConfigError(f"{path!r} is not a path of a node: write /NAME/NAME, without '.', '..' and empty names")
+        raise ConfigError(
+            f"{path!r} is no path of a node: write /NAME/NAME, without '.', '..' and empty names"
+        )
     try:
         path.encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"{path!r} is not a path of a node: it is not Unicode text") from None
+        raise ConfigError(f"{path!r} is no path of a node: it is not Unicode text") from None
     return names
 
 
@@ -86,7 +90,8 @@ def open_tree(uri: str) -> Tree:
     if scheme is None:
         if not uri:
             raise ConfigError("an empty URI names no directories: give a path or zookeeper://HOST:PORT")
-        from spark_klog.directories.files import FileTree, LocalFiles
+        from spark_klog.directories.files import FileTree
+        from spark_klog.directories.local_files import LocalFiles
 
         return FileTree(LocalFiles(uri))
     kind = scheme[1].lower()
@@ -97,11 +102,15 @@ def open_tree(uri: str) -> Tree:
         if not rest.startswith("//") or not rest[2:].strip("/"):
             raise ConfigError(f"{uri!r} names no ZooKeeper: write zookeeper://HOST:PORT,HOST:PORT/CHROOT")
         return ZooKeeperTree(rest[2:])
-    from spark_klog.directories.files import ArrowFiles, FileTree, LocalFiles
+    from spark_klog.directories.files import FileTree
 
     if kind == "file":
+        from spark_klog.directories.local_files import LocalFiles
+
         parts = urlsplit(uri)
         if parts.netloc not in ("", "localhost") or not parts.path:
             raise ConfigError(f"{uri!r} names no local folder: write file:///PATH")
         return FileTree(LocalFiles(url2pathname(parts.path)))
+    from spark_klog.directories.arrow_files import ArrowFiles
+
     return FileTree(ArrowFiles.from_uri(uri))

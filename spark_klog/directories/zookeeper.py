@@ -1,7 +1,8 @@
 """The tree in ZooKeeper, by kazoo.
 
-Operations wait for a lost connection to come back, twice the session timeout at the most. After every reconnect a thread
-of the tree makes the ephemeral nodes again that a lost session took along, sets the watches again, and calls them.
+Operations wait for a lost connection to come back, twice the session timeout at the most. After every
+reconnect a thread of the tree makes the ephemeral nodes again that a lost session took along, sets the
+watches again, and calls them.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class _Reconnected:
 class ZooKeeperTree:
     """A tree in the ensemble `connect`: HOST:PORT,HOST:PORT/CHROOT, the chroot is made.
 
-    `session_timeout` is in seconds; the server may raise or lower it. ConfigError where `connect` is malformed,
-    DirectoryError where no ZooKeeper answers. Source: 0.10 documentation, broker setting "zookeeper.connect".
+    `session_timeout` is in seconds; the server may raise or lower it. ConfigError where `connect` is
+    malformed, DirectoryError where no ZooKeeper answers. Source: 0.10 documentation, "zookeeper.connect".
     """
 
     def __init__(self, connect: str, session_timeout: float = 6.0) -> None:
@@ -46,7 +47,8 @@ class ZooKeeperTree:
         from kazoo.retry import KazooRetry
 
         if _kazoo_log.level == logging.NOTSET:
-            _kazoo_log.setLevel(logging.ERROR)  # else a warning for each attempt to connect; `_on_state` tells once
+            # Else there is a warning for each attempt to connect; `_on_state` tells once.
+            _kazoo_log.setLevel(logging.ERROR)
         self._connect = connect
         self._errors = exceptions
         self._lost = (
@@ -79,7 +81,8 @@ class ZooKeeperTree:
             self._client.start(session_timeout)
         except KazooTimeoutError:
             raise DirectoryError(
-                f"no ZooKeeper answers at {connect} within {session_timeout:g} s: is it running, is the address right?"
+                f"no ZooKeeper answers at {connect} within {session_timeout:g} s: "
+                "is it running, is the address right?"
             ) from None
         try:
             if self._chroot:
@@ -94,10 +97,10 @@ class ZooKeeperTree:
     def get(self, path: str) -> bytes | None:
         real = self._real(path)
         try:
-            value: bytes = self._call(path, lambda: self._client.get_async(real))[0]
+            value: bytes | None = self._call(path, lambda: self._client.get_async(real))[0]
         except self._errors.NoNodeError:
             return None
-        return value
+        return value or b""  # Kafka makes parents with null
 
     def put(self, path: str, value: bytes) -> None:
         inner_components(path)
@@ -225,8 +228,9 @@ class ZooKeeperTree:
     def _call(self, path: str, start: Start) -> Any:
         """The result of what `start` starts; tried again while the connection is lost.
 
-        Of kazoo's exceptions only those pass that tell of nodes which are there, or not, or not empty. (kazoo's own
-        retries would wait forever: a request that is queued while there is no connection has no timeout.)
+        Of kazoo's exceptions only those pass that tell of nodes which are there, or not, or not empty.
+        (kazoo's own retries would wait forever: a request that is queued without a connection has no
+        timeout.)
         """
         deadline = time.monotonic() + self._operation_seconds
         while True:
@@ -240,7 +244,7 @@ class ZooKeeperTree:
             except self._lost as error:
                 if left <= _RETRY_SECONDS:
                     raise DirectoryError(
-                        f"{path}: ZooKeeper {self._connect} did not answer within {self._operation_seconds:g} s "
+                        f"{path}: no answer from ZooKeeper {self._connect} in {self._operation_seconds:g} s "
                         f"({type(error).__name__}): is it running?"
                     ) from error
                 time.sleep(_RETRY_SECONDS)
@@ -266,7 +270,9 @@ class ZooKeeperTree:
                     return
 
     def _on_event(self, path: str, event: Any) -> None:
-        if event.type != self._event_none:  # NONE: the connection is lost, and `_on_state` is told when it is back
+        if (
+            event.type != self._event_none
+        ):  # NONE: the connection is lost; `_on_state` is told when it is back
             self._events.put(path)
 
     def _on_state(self, state: str) -> None:
@@ -287,7 +293,7 @@ class ZooKeeperTree:
                     self._restore()
                     with self._watch_lock:
                         paths = list(self._watches)
-                # First the watch, then the callback: what changes after the callback has looked makes an event.
+                # First the watch, then the callback: a change after the callback has looked makes an event.
                 for path in paths:
                     self._set_watch(path)
             except DirectoryError as error:

@@ -11,6 +11,8 @@ where to start walking the log; one that is missing or damaged is built again fr
 
 from __future__ import annotations
 
+import errno
+import os
 from array import array
 from bisect import bisect_right
 from pathlib import Path
@@ -46,8 +48,13 @@ class SparseIndex:
         keys = self._load()
         if keys and key <= keys[-1]:
             return
-        with self.path.open("ab") as file:
-            file.write(self._entry.pack(key, value))
+        # By position: over zeros that Kafka left after the entries, or half an entry of a disk that was full.
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if os.pwrite(file, self._entry.pack(key, value), len(keys) * self._entry.size) != self._entry.size:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        finally:
+            os.close(file)
         keys.append(key)
         self._values.append(value)
 
@@ -60,12 +67,6 @@ class SparseIndex:
     def _last(self) -> tuple[int, int] | None:
         keys = self._load()
         return (keys[-1], self._values[-1]) if keys else None
-
-    def rewrite(self) -> None:
-        """Write the file anew with what was loaded, without the zeros or rubbish that followed it."""
-        keys = self._load()
-        data = b"".join(self._entry.pack(key, value) for key, value in zip(keys, self._values))
-        self.path.write_bytes(data)
 
     def clear(self) -> None:
         """Forget all entries; the file becomes empty."""

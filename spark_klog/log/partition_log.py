@@ -23,7 +23,7 @@ from typing import NamedTuple
 from uuid import UUID, uuid4
 
 from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError, LogCorrupted, OffsetOutOfRange
-from spark_klog.log.segment import FileRange, Segment
+from spark_klog.log.segment import MAX_RELATIVE_OFFSET, FileRange, Segment
 from spark_klog.records.batch import BatchHeader, check_crc, iter_batches, set_base_offset
 from spark_klog.records.reference import iter_records
 
@@ -177,7 +177,7 @@ class PartitionLog:
         """The active segment, after rolling where the batches would not fit."""
         active = self._segments[-1]
         relative_end = headers[-1].last_offset - active.base_offset
-        if active.size and (active.size + size > self.config.segment_bytes or relative_end > 0x7FFFFFFF):
+        if active.size and (active.size + size > self.config.segment_bytes or relative_end > MAX_RELATIVE_OFFSET):
             active.seal()
             active.flush()
             active = self._segment(self.end_offset)
@@ -235,11 +235,11 @@ class PartitionLog:
             segment.close()
 
     def delete(self) -> None:
-        """Remove the log. The folder is renamed first, so that a crash in between leaves no half a log."""
+        """Remove the log. The folder is renamed first, so that a crash in between leaves no half a log.
+
+        The files are closed by the last `FileRange` that holds them: a response may be under way, and a descriptor
+        that is closed now could be another file's by then.
+        """
         doomed = self.directory.with_name(f"{self.directory.name}.{uuid4().hex}-delete")
         self.directory.rename(doomed)
-        for segment in self._segments:
-            segment.close()
         shutil.rmtree(doomed, ignore_errors=True)
-
-

@@ -24,6 +24,8 @@ from spark_klog.wire.primitives import Buffer
 
 _log = logging.getLogger(__name__)
 _SCAN_BYTES = 1024 * 1024
+#: The indexes hold offsets relative to the segment's base as INT32.
+MAX_RELATIVE_OFFSET = 0x7FFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,9 @@ class Segment:
         self._index_interval = index_interval
         self._since_index = 0
         self._max_timestamp: tuple[int, int] | None = None
-        if not self.offset_index.path.exists():
+        if not (self.offset_index.path.exists() and self.time_index.path.exists()):
             if self.size:
-                _log.warning("%s has no index, building it", self.path)
+                _log.warning("%s lacks an index, building both", self.path)
             self._rebuild(self.size)
 
     @property
@@ -90,13 +92,19 @@ class Segment:
             raise
 
     def _note(self, header: BatchHeader, position: int) -> None:
-        """Index entry for the batch at `position` where one is due, as Kafka does it: before the batch is counted."""
-        if self._since_index > self._index_interval:
-            self.offset_index.append(header.last_offset, position)
-            self._index_time()
-            self._since_index = 0
+        """Index entries for the batch at `position` where they are due, as Kafka does it: before its size is counted.
+
+        An entry that can't be written is left to the next batch: the records are there without it.
+        """
         if header.max_timestamp > self.max_timestamp[0]:
             self._max_timestamp = (header.max_timestamp, header.last_offset)
+        if self._since_index > self._index_interval:
+            try:
+                self.offset_index.append(header.last_offset, position)
+                self._index_time()
+                self._since_index = 0
+            except OSError as error:
+                _log.warning("%s: no index entry for offset %d: %s", self.path, header.last_offset, error)
         self._since_index += header.size
 
     def _index_time(self) -> None:
@@ -146,7 +154,7 @@ class Segment:
         try:
             for _, header, batch in self._walk():
                 check_crc(header, batch)
-                if header.base_offset <= previous:
+                if header.base_offset <= previous or header.last_offset - self.base_offset > MAX_RELATIVE_OFFSET:
                     raise DecodeError(f"offset {header.base_offset} follows {previous}")
                 previous = header.last_offset
                 good += header.size

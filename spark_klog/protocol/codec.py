@@ -91,7 +91,10 @@ def _struct_decoder(struct: Struct, version: int, flexible: bool) -> Decode:
                 body = reader.take(reader.uvarint())
                 if tag in tagged:
                     name, decode = tagged[tag]
-                    message[name] = decode(Reader(body))
+                    field = Reader(body)
+                    message[name] = decode(field)
+                    if field.remaining:
+                        raise DecodeError(f"tagged field {name}: {field.remaining} bytes left over")
         return message
 
     return decode_struct

@@ -30,6 +30,9 @@ _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
 _XERIAL_BLOCK = 32 * 1024
 _SIZE = Struct(">i")
+_PIECE = 256 * 1024
+_ZSTD_SKIPPABLE = 0x184D2A50
+_ZSTD_RLE = 1
 
 
 @dataclass(frozen=True)
@@ -56,23 +59,28 @@ def _gzip_compress(data: Buffer, level: int | None) -> bytes:
 
 
 def _members(data: Buffer, limit: int, start: Callable[[], Any], failures: tuple[type[Exception], ...]) -> bytes:
-    """Decompress members (or frames) that follow one another, each by an object of zlib's kind."""
+    """Decompress members (or frames) that follow one another, each by an object of zlib's kind.
+
+    Piece by piece: such an object copies what follows its member, which many tiny members would make quadratic.
+    """
+    view = memoryview(data)
     parts: list[bytes] = []
-    size = 0
-    rest: Buffer = data
-    while len(rest):
+    size = position = 0
+    while position < len(view):
         member = start()
-        try:
-            part = member.decompress(rest, limit - size + 1)
-        except failures as error:
-            raise DecodeError(f"compressed data are damaged: {error}") from None
-        size += len(part)
-        if size > limit:
-            raise _too_large(limit)
-        if not member.eof:
-            raise DecodeError("compressed data are cut off")
-        parts.append(part)
-        rest = member.unused_data or b""
+        while not member.eof:
+            piece = view[position : position + _PIECE]
+            if not piece:
+                raise DecodeError("compressed data are cut off")
+            try:
+                part = member.decompress(piece, limit - size + 1)
+            except failures as error:
+                raise DecodeError(f"compressed data are damaged: {error}") from None
+            position += len(piece) - len(member.unused_data or b"")
+            size += len(part)
+            if size > limit:
+                raise _too_large(limit)
+            parts.append(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -99,8 +107,31 @@ def _zstd_compress(data: Buffer, level: int | None) -> bytes:
     return zstandard.ZstdCompressor(level=3 if level is None else level).compress(data)
 
 
+def _check_zstd_frames(data: Buffer) -> None:
+    """Raise unless `data` are whole frames (RFC 8878, 3.1); the stream reader takes a cut one for the end."""
+    view = memoryview(data)
+    position = 0
+    while position < len(view):
+        if int.from_bytes(view[position : position + 4], "little") & ~0xF == _ZSTD_SKIPPABLE:
+            position += 8 + int.from_bytes(view[position + 4 : position + 8], "little")
+            continue
+        has_checksum: bool = zstandard.get_frame_parameters(view[position:]).has_checksum
+        position += zstandard.frame_header_size(view[position:])
+        is_last = False
+        while not is_last and position < len(view):
+            block = int.from_bytes(view[position : position + 3], "little")
+            is_last = bool(block & 1)
+            position += 3 + (1 if block >> 1 & 3 == _ZSTD_RLE else block >> 3)
+        position += 4 * has_checksum
+        if not is_last:
+            raise DecodeError("compressed data are cut off")
+    if position > len(view):
+        raise DecodeError("compressed data are cut off")
+
+
 def _zstd_decompress(data: Buffer, limit: int) -> bytes:
     try:
+        _check_zstd_frames(data)
         with zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True) as stream:
             result = stream.read(limit + 1)
     except zstandard.ZstdError as error:
@@ -139,6 +170,8 @@ def _snappy_decompress(data: Buffer, limit: int) -> bytes:
     view = memoryview(data)
     if bytes(view[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
         return _snappy_block(view, limit)
+    if len(view) < len(_XERIAL_HEADER):
+        raise DecodeError("snappy header is cut off")
     parts: list[bytes] = []
     size, position = 0, len(_XERIAL_HEADER)
     while position < len(view):

@@ -1,0 +1,1 @@
+"""Record batches ↔ Arrow: the one schema, decode, encode."""

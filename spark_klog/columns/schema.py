@@ -1,0 +1,39 @@
+"""The one Arrow schema: the columns of Spark's Kafka connector, as Spark's own conversion of its types gives them.
+
+    key, value     binary               topic       string      partition     int32
+    offset         int64                timestamp   timestamp[us, UTC]        timestampType  int32
+    headers        list<struct<key: string, value: binary>>, null for a record without headers; only on request
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from spark_klog.errors import ConfigError
+
+_HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+
+FULL = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+        pa.field("timestampType", pa.int32()),
+        pa.field("headers", pa.list_(pa.field("element", _HEADER))),
+    ]
+)
+
+WITHOUT_HEADERS = pa.schema([field for field in FULL if field.name != "headers"])
+
+
+def subset(names: Sequence[str]) -> pa.Schema:
+    """The schema of the named columns, in that order; `ConfigError` for an unknown name."""
+    unknown = [name for name in names if name not in FULL.names]
+    if unknown:
+        raise ConfigError(f"no such columns: {', '.join(unknown)}; known are {', '.join(FULL.names)}")
+    return pa.schema([FULL.field(name) for name in names])

@@ -1,0 +1,1 @@
+"""The Spark connector: options, offsets, range planning, source, sink."""

@@ -1,0 +1,98 @@
+"""`format("klog")`: the data source that Spark finds by `pyspark_klog.DefaultSource`, and its batch reader.
+
+`pushFilters` is not defined on purpose: with `spark.sql.python.filterPushdown.enabled` off, Spark fails a query whose
+reader defines it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from spark_klog.client.cluster import Cluster
+from spark_klog.columns.schema import FULL, WITHOUT_HEADERS, subset
+from spark_klog.errors import ConfigError
+from spark_klog.spark import discovery
+from spark_klog.spark.options import SourceOptions, include_headers, sink_options, source_options
+from spark_klog.spark.planning import OffsetRange, check_covers, clip, ranges
+from spark_klog.spark.reading import read_range, report_loss
+from spark_klog.spark.sink import BatchWriter, StreamWriter
+from spark_klog.spark.stream import RangePartition, StreamReader
+
+
+class KlogDataSource(DataSource):
+    """Reads and writes topics; see README for the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "klog"
+
+    def schema(self) -> StructType:
+        return from_arrow_schema(FULL if include_headers(self.options) else WITHOUT_HEADERS)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return BatchReader(source_options(self.options, streaming=False), _arrow_schema(schema))
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
+        return StreamReader(source_options(self.options, streaming=True), _arrow_schema(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        if overwrite:
+            raise ConfigError('a log can only be appended to: use mode("append")')
+        return BatchWriter(sink_options(self.options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
+        return StreamWriter(sink_options(self.options), schema)
+
+
+def _arrow_schema(schema: StructType) -> pa.Schema:
+    """The Arrow schema of a schema that the user may have given; `ConfigError` where a column differs from ours."""
+    names = schema.fieldNames()
+    ours = subset(names)
+    given = to_arrow_schema(schema, timezone="UTC")
+    for name in names:
+        if given.field(name).type != ours.field(name).type:
+            raise ConfigError(
+                f"column {name} is {ours.field(name).type}, the schema given says {given.field(name).type}: "
+                "read it as it is, then cast"
+            )
+    return given
+
+
+class BatchReader(DataSourceReader):
+    """Reads from starting to ending offsets, as they are when the query is planned."""
+
+    def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        planned = [RangePartition(item) for item in self._plan()]
+        # Spark reads one partition of value None where a list is empty.
+        return [*planned] if planned else [RangePartition(OffsetRange("", 0, 0, 0))]
+
+    def _plan(self) -> list[OffsetRange]:
+        options = self._options
+        with Cluster.connect(options.client) as cluster:
+            partitions = discovery.partitions_of(cluster, options.subscription)
+            check_covers("startingOffsets", options.starting, partitions)
+            check_covers("endingOffsets", options.ending, partitions)
+            earliest = discovery.earliest(cluster, partitions)
+            latest = discovery.latest(cluster, partitions)
+            wanted = ranges(
+                discovery.resolve(cluster, options.starting, partitions),
+                discovery.resolve(cluster, options.ending, partitions),
+            )
+        # what appeared since `latest` was asked for is there, too
+        latest |= {item[:2]: max(latest[item[:2]], item.end) for item in wanted if options.ending.everywhere}
+        kept, lost = clip(wanted, earliest, latest)
+        for item in lost:
+            report_loss(item, options.fail_on_data_loss)
+        return kept
+
+    def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
+        return read_range(self._options.client, partition.range, self._schema, self._options.fail_on_data_loss)

@@ -1,0 +1,105 @@
+"""What all tests share: servers and where they keep their files, and what happens without the registry."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import pytest
+from _pytest.terminal import TerminalReporter
+
+from spark_klog.embedded import EmbeddedCluster
+from tests.support.maven import RegistryUnreachable
+
+# Spark in a sandbox without a resolvable host name.
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+_LOGS = Path(__file__).parent.parent / "test-logs"
+_unreachable = pytest.StashKey[dict[str, str]]()
+_failed = pytest.StashKey[set[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_unreachable] = {}
+    config.stash[_failed] = set()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """An unreachable registry is no failure of the code: the test is skipped, and the summary says so."""
+    report = yield
+    if call.excinfo is not None and call.excinfo.errisinstance(RegistryUnreachable):
+        reason = str(call.excinfo.value)
+        path, line, _ = item.location
+        report.outcome = "skipped"
+        report.longrepr = (path, line or 0, f"Skipped: the registry is unreachable: {reason.splitlines()[0]}")
+        item.config.stash[_unreachable][item.nodeid] = reason
+    if report.failed:
+        item.config.stash[_failed].add(item.nodeid)
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
+    skipped = config.stash[_unreachable]
+    if skipped:
+        terminalreporter.section("NOT TESTED: the registry was unreachable", sep="!", red=True, bold=True)
+        for nodeid, reason in skipped.items():
+            terminalreporter.line(f"{nodeid}: {reason.splitlines()[0]}", red=True)
+        terminalreporter.line(f"{len(skipped)} tests did not run against their peer.", red=True, bold=True)
+
+
+def _kept_on_failure(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder named by the test or module, removed at the end unless something in there failed."""
+    nodeid = request.node.nodeid
+    folder = _LOGS / re.sub(r"[^A-Za-z0-9_.-]+", "_", nodeid.removeprefix("tests/"))[-120:]
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    yield folder
+    if not any(failed.startswith(nodeid) for failed in request.config.stash[_failed]):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def server_dir(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Where a test's servers keep data and logs; it stays under test-logs/ when the test fails."""
+    yield from _kept_on_failure(request)
+
+
+@pytest.fixture(scope="module")
+def module_server_dir(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """The same for servers that a module's tests share."""
+    yield from _kept_on_failure(request)
+
+
+@pytest.fixture(scope="module")
+def cluster(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
+    """One broker of ours that the module's tests share: use topics of your own."""
+    with EmbeddedCluster(data_dir=module_server_dir / "cluster") as running:
+        yield running
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic name that no other test has."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")
+    return f"{request.node.path.stem.removeprefix('test_')}-{name}"[:200]
+
+
+@pytest.fixture
+def make_cluster(server_dir: Path) -> Iterator[Callable[..., EmbeddedCluster]]:
+    """Starts clusters of a test's own; they are stopped at its end."""
+    running: list[EmbeddedCluster] = []
+
+    def make(brokers: int = 1, zookeeper: bool = False, settings: dict[str, str] | None = None) -> EmbeddedCluster:
+        cluster = EmbeddedCluster(brokers, zookeeper, server_dir / f"cluster-{len(running)}", settings)
+        running.append(cluster.start())
+        return cluster
+
+    yield make
+    for cluster in running:
+        cluster.stop()

@@ -1,0 +1,109 @@
+"""One `klog broker` process, started as a user starts it."""
+
+from __future__ import annotations
+
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+from .kafka import HOST, ServerStartError, free_port
+
+_START_SECONDS = 60.0
+_STOP_SECONDS = 30.0
+
+
+def broker_command(data_dir: Path, port: int, *arguments: str) -> list[str]:
+    """The command line of a broker on 127.0.0.1."""
+    command = [sys.executable, "-m", "spark_klog.cli", "broker", "--stop-with-stdin"]
+    return [*command, "--listen", f"{HOST}:{port}", "--data-dir", str(data_dir), *arguments]
+
+
+class KlogBroker:
+    """A broker of ours on a fixed port; its log is `log`. It ends when this process does."""
+
+    def __init__(self, work_dir: Path, *arguments: str, name: str = "broker") -> None:
+        work_dir.mkdir(parents=True, exist_ok=True)
+        self.data_dir = work_dir / name
+        self.log = work_dir / f"{name}.log"
+        self.port = free_port()
+        self.ready_line = ""
+        self._arguments = arguments
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start, on the same data and port as before, and return when it is ready."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                broker_command(self.data_dir, self.port, *self._arguments),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        readable, _, _ = select.select([self._process.stdout], [], [], _START_SECONDS)
+        self.ready_line = self._process.stdout.readline().decode() if readable else ""
+        if not self.ready_line:
+            self.kill()
+            raise ServerStartError(f"the broker is not ready:\n{self.log.read_text()[-4000:]}")
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: int) -> int:
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.send_signal(number)
+        try:
+            code = process.wait(_STOP_SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+        return code
+
+    def rss_bytes(self) -> int:
+        """Resident memory of the process."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return 1024 * int(status.split("VmRSS:")[1].split()[0])
+
+    def wait_for_log(self, text: str, seconds: float = 10) -> str:
+        """The line of its log that holds `text`; TimeoutError where it does not come."""
+        deadline = time.monotonic() + seconds
+        while True:
+            for line in self.log.read_text().splitlines():
+                if text in line:
+                    return line
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{text!r} is not in {self.log}")
+            time.sleep(0.02)
+
+    def __enter__(self) -> KlogBroker:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

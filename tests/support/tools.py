@@ -1,0 +1,73 @@
+"""Command line tools of others: kcat (Debian: kafkacat)."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+
+from .maven import RegistryUnreachable, cache_root
+
+_ATTEMPTS = 4
+_FIRST_PAUSE_SECONDS = 2.0
+
+
+class ToolFailed(Exception):
+    """A tool ended with another exit code than 0; the text holds what it wrote to standard error."""
+
+
+@lru_cache(maxsize=None)
+def kcat_path() -> str:
+    """The `kcat` binary, installed where it is missing and we are root; `RegistryUnreachable` where it can't be had."""
+    found = _find()
+    if found is not None:
+        return found
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise RegistryUnreachable("kcat is not on PATH, and installing it takes root and apt-get")
+    root = cache_root()
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / ".apt.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        output = ""
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                time.sleep(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
+            for command in (["apt-get", "update"], ["apt-get", "install", "-y", "kafkacat"]):
+                output = _run(command)
+            found = _find()
+            if found is not None:
+                return found
+    raise RegistryUnreachable(f"kcat is not on PATH, and apt-get install kafkacat failed:\n{output}")
+
+
+def _find() -> str | None:
+    return shutil.which("kcat") or shutil.which("kafkacat")
+
+
+def _run(command: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=300,
+        )
+    except subprocess.TimeoutExpired:
+        return f"{command[0]} did not end in 300 s"
+    return done.stdout[-4000:]
+
+
+def kcat(*arguments: str, stdin: bytes = b"", timeout: float = 60) -> bytes:
+    """Run kcat and return its standard output; `ToolFailed` where it fails."""
+    done = subprocess.run([kcat_path(), *arguments], input=stdin, capture_output=True, timeout=timeout)
+    if done.returncode:
+        raise ToolFailed(f"kcat {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr.decode()}")
+    return done.stdout
