@@ -29,7 +29,12 @@ _HOST = "127.0.0.1"
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 #: Runs a program that does not read its stdin, until the pipe that is ours ends.
-_SUPERVISED = ("sh", "-c", '"$@" </dev/null & child=$!; cat >/dev/null; kill $child 2>/dev/null; wait $child', "sh")
+_SUPERVISED = (
+    "sh",
+    "-c",
+    '"$@" </dev/null & child=$!; cat >/dev/null; kill $child 2>/dev/null; wait $child',
+    "sh",
+)
 
 
 class ClusterStartError(KlogError):
@@ -134,7 +139,14 @@ class EmbeddedCluster:
         )
         jars = Path(spec.origin).parent / "jars"
         log = self.data_dir / "zookeeper.log"
-        command = [java, "-Xmx256m", "-cp", f"{jars}/*", "org.apache.zookeeper.server.ZooKeeperServerMain", str(config)]
+        command = [
+            java,
+            "-Xmx256m",
+            "-cp",
+            f"{jars}/*",
+            "org.apache.zookeeper.server.ZooKeeperServerMain",
+            str(config),
+        ]
         self._zookeeper = _Process([*_SUPERVISED, *command], log, subprocess.STDOUT)
         deadline = time.monotonic() + _START_SECONDS
         while not _answers(port):
@@ -154,7 +166,13 @@ class EmbeddedCluster:
             else ["--directories", str(self.data_dir / "directories")]
         )
         command = [sys.executable, "-m", "spark_klog.cli", "broker", "--stop-with-stdin"]
-        command += ["--listen", f"{_HOST}:{self._ports.get(broker_id, 0)}", "--broker-id", str(broker_id), *tree]
+        command += [
+            "--listen",
+            f"{_HOST}:{self._ports.get(broker_id, 0)}",
+            "--broker-id",
+            str(broker_id),
+            *tree,
+        ]
         command += ["--data-dir", str(self.data_dir / f"broker-{broker_id}")]
         for name, value in self._settings.items():
             command += ["--set", f"{name}={value}"]

@@ -137,7 +137,11 @@ class Broker:
         leads = self.registry.leads(topic, partition)
         if leads is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        return self.logs.get(topic, partition) or ErrorCode.LEADER_NOT_AVAILABLE if leads else ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return (
+            self.logs.get(topic, partition) or ErrorCode.LEADER_NOT_AVAILABLE
+            if leads
+            else ErrorCode.NOT_LEADER_OR_FOLLOWER
+        )
 
     async def create_topic(
         self,

@@ -50,15 +50,15 @@ def _parse(kind: str, name: str, text: str) -> int | bool:
     try:
         value = _TRUTH[text.lower()] if kind == "bool" else int(text)
     except (KeyError, ValueError):
-        raise ConfigError(f"setting {name}={text}: {'true or false' if kind == 'bool' else 'a number'} is wanted") from None
+        raise ConfigError(
+            f"setting {name}={text}: {'true or false' if kind == 'bool' else 'a number'} is wanted"
+        ) from None
     if kind == "int" and value <= 0:
         raise ConfigError(f"setting {name}={text}: must be above 0")
     return value
 
 
-def _parsed(
-    settings: Iterable[tuple[str, str]], known: Mapping[str, tuple[str, str]], what: str
-) -> dict[str, Any]:
+def _parsed(settings: Iterable[tuple[str, str]], known: Mapping[str, tuple[str, str]], what: str) -> dict[str, Any]:
     """Attribute values of settings; `known` maps a setting's name to (attribute, kind)."""
     result: dict[str, Any] = {}
     for name, text in settings:
@@ -101,5 +101,3 @@ def parse_listen(text: str) -> tuple[str, int]:
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{text!r} is not HOST:PORT")
     return host.strip("[]"), int(port)
-
-

@@ -2,7 +2,7 @@
 "Consumer Offset Tracking").
 
     key    INT16 version 1, STRING group, STRING topic, INT32 partition
-    value  INT16 version 3, INT64 offset, INT32 leader epoch, STRING metadata, INT64 commit timestamp (ms); null: deleted
+    value  INT16 version 3, INT64 offset, INT32 leader epoch, STRING metadata, INT64 commit time (ms); null: deleted
 
 A commit is answered after it has been appended; fetches are answered from memory, which is filled from the log at
 start. Values of versions 0-2, as older Kafka wrote them, are read too.
@@ -116,9 +116,7 @@ class OffsetManager:
             offset = max(last, offset) + 1
         _log.info("loaded %d commits from %s", count, log.directory.name)
 
-    def commit(
-        self, log: PartitionLog, group: str, offsets: dict[tuple[str, int], tuple[int, int, str]]
-    ) -> None:
+    def commit(self, log: PartitionLog, group: str, offsets: dict[tuple[str, int], tuple[int, int, str]]) -> None:
         """Append commits of (offset, leader epoch, metadata) to the group's partition; OSError where that fails."""
         now = time.time_ns() // 1_000_000
         committed = {key: Committed(*entry, now) for key, entry in offsets.items()}

@@ -122,7 +122,11 @@ class Registry:
         return {partition: [brokers[(partition + shift) % len(brokers)]] for partition in range(partitions)}
 
     def create_topic(
-        self, name: str, assignment: dict[int, list[int]], settings: dict[str, str], topic_id: UUID | None = None
+        self,
+        name: str,
+        assignment: dict[int, list[int]],
+        settings: dict[str, str],
+        topic_id: UUID | None = None,
     ) -> bool:
         """Register a topic; False where it exists."""
         if settings:
@@ -133,7 +137,8 @@ class Registry:
             return False
         for partition, replicas in assignment.items():
             self._tree.put(
-                paths.partition_state_path(name, partition), paths.partition_state_payload(replicas[0], replicas)
+                paths.partition_state_path(name, partition),
+                paths.partition_state_payload(replicas[0], replicas),
             )
         self.refresh()
         return True

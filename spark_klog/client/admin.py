@@ -10,7 +10,11 @@ from spark_klog.protocol.apis import CREATE_TOPICS, DELETE_TOPICS
 
 
 def create_topic(
-    cluster: Cluster, name: str, partitions: int = 1, settings: Mapping[str, str] | None = None, replication_factor: int = 1
+    cluster: Cluster,
+    name: str,
+    partitions: int = 1,
+    settings: Mapping[str, str] | None = None,
+    replication_factor: int = 1,
 ) -> None:
     """Create a topic and wait until its partitions have leaders; `ProtocolError` where the broker refuses."""
     request = {

@@ -9,7 +9,13 @@ from typing import Any, TypeVar
 
 from spark_klog.client.config import ClientConfig, client_config
 from spark_klog.client.connection import Connection
-from spark_klog.errors import ConnectionFailed, ErrorCode, ProtocolError, RequestTimedOut, UnsupportedVersionError
+from spark_klog.errors import (
+    ConnectionFailed,
+    ErrorCode,
+    ProtocolError,
+    RequestTimedOut,
+    UnsupportedVersionError,
+)
 from spark_klog.protocol.apis import METADATA
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
@@ -139,7 +145,7 @@ class Cluster:
                 self._drop(node)
 
     def attempt(self, action: Callable[[], _T], timeout_ms: int | None = None) -> _T:
-        """Run `action` until it succeeds; errors that may pass are retried with fresh metadata until the time is over."""
+        """Run `action` until it succeeds or the time is over: errors that may pass are retried with fresh metadata."""
         deadline = time.monotonic() + (timeout_ms or self.config.request_timeout_ms) / 1000
         pause = self.config.retry_backoff_ms / 1000
         while True:

@@ -14,18 +14,55 @@ _ACKS = {"0": 0, "1": 1, "-1": -1, "all": -1}
 
 #: Settings of Kafka's own clients that are known and have no effect here: replacing the format must be enough.
 _WITHOUT_EFFECT = frozenset(
-    """
-    allow.auto.create.topics auto.commit.interval.ms auto.include.jmx.reporter auto.offset.reset buffer.memory
-    check.crcs client.dns.lookup client.rack connections.max.idle.ms default.api.timeout.ms enable.auto.commit
-    enable.metrics.push exclude.internal.topics fetch.max.wait.ms fetch.min.bytes group.instance.id
-    group.protocol heartbeat.interval.ms interceptor.classes key.deserializer key.serializer linger.ms max.block.ms
-    max.in.flight.requests.per.connection max.poll.interval.ms max.poll.records metadata.max.age.ms
-    metadata.max.idle.ms metadata.recovery.strategy metric.reporters metrics.num.samples metrics.recording.level
-    metrics.sample.window.ms partition.assignment.strategy partitioner.adaptive.partitioning.enable
-    partitioner.availability.timeout.ms partitioner.ignore.keys receive.buffer.bytes reconnect.backoff.max.ms
-    reconnect.backoff.ms retries retry.backoff.max.ms send.buffer.bytes session.timeout.ms
-    socket.connection.setup.timeout.max.ms value.deserializer value.serializer
-    """.split()
+    [
+        "allow.auto.create.topics",
+        "auto.commit.interval.ms",
+        "auto.include.jmx.reporter",
+        "auto.offset.reset",
+        "buffer.memory",
+        "check.crcs",
+        "client.dns.lookup",
+        "client.rack",
+        "connections.max.idle.ms",
+        "default.api.timeout.ms",
+        "enable.auto.commit",
+        "enable.metrics.push",
+        "exclude.internal.topics",
+        "fetch.max.wait.ms",
+        "fetch.min.bytes",
+        "group.instance.id",
+        "group.protocol",
+        "heartbeat.interval.ms",
+        "interceptor.classes",
+        "key.deserializer",
+        "key.serializer",
+        "linger.ms",
+        "max.block.ms",
+        "max.in.flight.requests.per.connection",
+        "max.poll.interval.ms",
+        "max.poll.records",
+        "metadata.max.age.ms",
+        "metadata.max.idle.ms",
+        "metadata.recovery.strategy",
+        "metric.reporters",
+        "metrics.num.samples",
+        "metrics.recording.level",
+        "metrics.sample.window.ms",
+        "partition.assignment.strategy",
+        "partitioner.adaptive.partitioning.enable",
+        "partitioner.availability.timeout.ms",
+        "partitioner.ignore.keys",
+        "receive.buffer.bytes",
+        "reconnect.backoff.max.ms",
+        "reconnect.backoff.ms",
+        "retries",
+        "retry.backoff.max.ms",
+        "send.buffer.bytes",
+        "session.timeout.ms",
+        "socket.connection.setup.timeout.max.ms",
+        "value.deserializer",
+        "value.serializer",
+    ]
 )
 
 
@@ -54,9 +91,7 @@ class ClientConfig:
 
 
 _KNOWN = {item.metadata["name"]: item for item in fields(ClientConfig) if item.metadata}
-_ELSEWHERE = frozenset(
-    {"bootstrap.servers", "group.id", "zookeeper.connect", "offsets.storage", "dual.commit.enabled"}
-)
+_ELSEWHERE = frozenset({"bootstrap.servers", "group.id", "zookeeper.connect", "offsets.storage", "dual.commit.enabled"})
 
 
 def parse_bootstrap(text: str) -> tuple[tuple[str, int], ...]:

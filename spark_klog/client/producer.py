@@ -119,9 +119,7 @@ class Producer:
     def _finish(self, key: TopicPartition) -> None:
         gathering = self._gathering.pop(key, None)
         if gathering is not None and gathering.count:
-            self._enqueue(
-                key, gathering.body, gathering.count, gathering.first_timestamp, gathering.max_timestamp
-            )
+            self._enqueue(key, gathering.body, gathering.count, gathering.first_timestamp, gathering.max_timestamp)
 
     def _enqueue(self, key: TopicPartition, body: bytes | bytearray, count: int, base: int, maximum: int) -> None:
         batch = build_batch(body, count, base_timestamp=base, max_timestamp=maximum, codec=self._codec)
@@ -218,9 +216,9 @@ class Producer:
                     request.pop(key, None)
                     continue
                 reason = f" ({entry['error_message']})" if entry["error_message"] else ""
-                error = ProtocolError(entry["error_code"], f"produce to {key[0]}-{key[1]}{reason}")
-                if failure is None or not error.retriable:
-                    failure = error
+                refusal = ProtocolError(entry["error_code"], f"produce to {key[0]}-{key[1]}{reason}")
+                if failure is None or not refusal.retriable:
+                    failure = refusal
         if failure is not None:
             raise failure
         del self._under_way[node]

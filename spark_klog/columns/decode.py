@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records import kernels
+from spark_klog.records.batch import iter_batches
 from spark_klog.records.contract import COLUMNS, BinaryColumn, HeadersColumn, RecordColumns
 from spark_klog.records.reader import AbortedTransactions, append_batch, visible_batches
 from spark_klog.wire.primitives import Buffer
@@ -38,11 +39,9 @@ class PartitionDecoder:
     ) -> Iterator[pa.RecordBatch]:
         """Take in the visible records of `data` with offsets in [first, end); gives what is full."""
         try:
-            for header, batch in visible_batches(data, aborted):
+            for header, batch in visible_batches(_before(data, end), aborted):
                 if header.last_offset < first:
                     continue
-                if header.base_offset >= end:
-                    return
                 append_batch(self._builder, header, batch, first, end)
                 if self._builder.rows >= ROWS or self._builder.size >= BYTES:
                     yield self._take()
@@ -83,6 +82,16 @@ class PartitionDecoder:
         if name not in self._constants or len(self._constants[name]) < count:
             self._constants[name] = pa.repeat(value, max(count, ROWS))
         return self._constants[name].slice(0, count)
+
+
+def _before(data: Buffer, end: int) -> memoryview:
+    """The batches that begin before `end`: one that is not wanted may be corrupt."""
+    size = 0
+    for header, batch in iter_batches(data):
+        if header.base_offset >= end:
+            break
+        size += len(batch)
+    return memoryview(data)[:size]
 
 
 def _fixed(kind: pa.DataType, count: int, data: Buffer | None) -> pa.Array:

@@ -67,7 +67,9 @@ class PartitionEncoder:
         if "key" in rows.schema.names and result.null_count:
             keys = _binary_column(_whole(rows.column("key")))
             hashed = pa.Array.from_buffers(
-                pa.int32(), rows.num_rows, [None, pa.py_buffer(self._kernel.partitions(keys, rows.num_rows, count))]
+                pa.int32(),
+                rows.num_rows,
+                [None, pa.py_buffer(self._kernel.partitions(keys, rows.num_rows, count))],
             )
             result = pc.coalesce(result, pc.if_else(pc.less(hashed, 0), None, hashed))
         return pc.fill_null(result, chosen) if result.null_count else result

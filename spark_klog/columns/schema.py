@@ -1,8 +1,8 @@
 """The one Arrow schema: the columns of Spark's Kafka connector, as Spark's own conversion of its types gives them.
 
-    key, value     binary               topic       string      partition     int32
-    offset         int64                timestamp   timestamp[us, UTC]        timestampType  int32
-    headers        list<struct<key: string, value: binary>>, null for a record without headers; only on request
+key, value     binary               topic       string      partition     int32
+offset         int64                timestamp   timestamp[us, UTC]        timestampType  int32
+headers        list<struct<key: string, value: binary>>, null for a record without headers; only on request
 """
 
 from __future__ import annotations

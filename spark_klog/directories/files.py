@@ -114,20 +114,14 @@ class FileTree:
                 self._files.write_ephemeral(real + EPHEMERAL, value)
                 return
             if owner == "other":
-                raise DirectoryError(
-                    f"{path} under {self._files.root} is the ephemeral node of another process"
-                )
+                raise DirectoryError(f"{path} under {self._files.root} is the ephemeral node of another process")
             self._write(names, value)
 
     def create(self, path: str, value: bytes, ephemeral: bool = False) -> None:
         names = inner_components(path)
         real = _real(names)
         with self._errors("create", path), self._files.writing():
-            if (
-                self._files.owner(real + EPHEMERAL)
-                or self._files.kind(real)
-                or self._files.kind(real + VALUE)
-            ):
+            if self._files.owner(real + EPHEMERAL) or self._files.kind(real) or self._files.kind(real + VALUE):
                 raise NodeExists(f"{path} exists under {self._files.root}: delete it first, or put")
             if ephemeral:
                 self._make_parents(names)
@@ -143,9 +137,7 @@ class FileTree:
         self._files.write(real + VALUE if kind == "folder" else real, value)
 
     def _make_parents(self, names: tuple[str, ...]) -> None:
-        for depth in range(
-            len(names) - 1, 0, -1
-        ):  # from below: mostly the parent is a folder, and all is done
+        for depth in range(len(names) - 1, 0, -1):  # from below: mostly the parent is a folder, and all is done
             real = _real(names[:depth])
             kind = self._files.kind(real)
             if kind == "folder":
@@ -231,9 +223,7 @@ class FileTree:
         try:
             self._files.close()
         except OSError as error:
-            raise DirectoryError(
-                f"cannot remove the ephemeral nodes under {self._files.root}: {error}"
-            ) from error
+            raise DirectoryError(f"cannot remove the ephemeral nodes under {self._files.root}: {error}") from error
 
     @contextlib.contextmanager
     def _errors(self, verb: str, path: str) -> Iterator[None]:

@@ -68,9 +68,7 @@ class MemoryTree:
             for depth in range(1, len(names)):
                 parent = store.nodes.get(names[:depth])
                 if parent is not None and parent.owner is not None:
-                    raise DirectoryError(
-                        f"{path}: /{'/'.join(names[:depth])} is ephemeral and has no children"
-                    )
+                    raise DirectoryError(f"{path}: /{'/'.join(names[:depth])} is ephemeral and has no children")
             changed = set()
             for depth in range(1, len(names) + 1):
                 node = names[:depth]

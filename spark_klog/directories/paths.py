@@ -112,9 +112,7 @@ def topic_payload(assignment: Mapping[int, Sequence[int]], topic_id: UUID | None
     )
 
 
-def parse_topic(
-    payload: bytes, path: str = "/brokers/topics/[topic]"
-) -> tuple[dict[int, list[int]], UUID | None]:
+def parse_topic(payload: bytes, path: str = "/brokers/topics/[topic]") -> tuple[dict[int, list[int]], UUID | None]:
     """Partition -> broker ids, and the topic id if it has one; versions 1 to 3; DecodeError."""
     fields = _fields(payload, path)
     if not _is_int(fields.get("version")) or fields["version"] not in (1, 2, 3):
@@ -140,9 +138,7 @@ def partition_state_path(topic: str, partition: int) -> str:
     return f"{topic_path(topic)}/partitions/{partition}/state"
 
 
-def partition_state_payload(
-    leader: int, isr: Sequence[int], controller_epoch: int = 0, leader_epoch: int = 0
-) -> bytes:
+def partition_state_payload(leader: int, isr: Sequence[int], controller_epoch: int = 0, leader_epoch: int = 0) -> bytes:
     """Leader and isr, version 1."""
     return _json(
         {

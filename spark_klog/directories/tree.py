@@ -61,9 +61,7 @@ def components(path: str) -> tuple[str, ...]:
         return ()
     names = tuple(path.split("/")[1:])
     if not path.startswith("/") or any(not name or name in (".", "..") or "\0" in name for name in names):
-        raise ConfigError(
-            f"{path!r} is no path of a node: write /NAME/NAME, without '.', '..' and empty names"
-        )
+        raise ConfigError(f"{path!r} is no path of a node: write /NAME/NAME, without '.', '..' and empty names")
     try:
         path.encode()
     except UnicodeEncodeError:

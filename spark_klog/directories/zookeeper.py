@@ -81,8 +81,7 @@ class ZooKeeperTree:
             self._client.start(session_timeout)
         except KazooTimeoutError:
             raise DirectoryError(
-                f"no ZooKeeper answers at {connect} within {session_timeout:g} s: "
-                "is it running, is the address right?"
+                f"no ZooKeeper answers at {connect} within {session_timeout:g} s: is it running, is the address right?"
             ) from None
         try:
             if self._chroot:
@@ -270,9 +269,7 @@ class ZooKeeperTree:
                     return
 
     def _on_event(self, path: str, event: Any) -> None:
-        if (
-            event.type != self._event_none
-        ):  # NONE: the connection is lost; `_on_state` is told when it is back
+        if event.type != self._event_none:  # NONE: the connection is lost; `_on_state` is told when it is back
             self._events.put(path)
 
     def _on_state(self, state: str) -> None:

@@ -1,10 +1,10 @@
 """A data directory (Kafka: log.dirs): all partition logs of a broker.
 
-    .lock                     held by fcntl, as Kafka's own lock: one broker at a time
-    meta.properties           version, broker.id, cluster.id
-    .kafka_cleanshutdown      there after a clean stop only: the logs need no recovery
-    TOPIC-PARTITION/          see partition_log.py
-    TOPIC-PARTITION.*-delete  being deleted; removed at the next start
+.lock                     held by fcntl, as Kafka's own lock: one broker at a time
+meta.properties           version, broker.id, cluster.id
+.kafka_cleanshutdown      there after a clean stop only: the logs need no recovery
+TOPIC-PARTITION/          see partition_log.py
+TOPIC-PARTITION.*-delete  being deleted; removed at the next start
 """
 
 from __future__ import annotations
@@ -101,7 +101,11 @@ class LogDirectory:
         return self.logs.get((topic, partition))
 
     def create(
-        self, topic: str, partition: int, topic_id: UUID | None = None, overrides: Mapping[str, int] | None = None
+        self,
+        topic: str,
+        partition: int,
+        topic_id: UUID | None = None,
+        overrides: Mapping[str, int] | None = None,
     ) -> PartitionLog:
         """The partition's log, made where it is missing; `overrides` are `LogConfig` values of the topic's own.
 

@@ -163,15 +163,15 @@ class PartitionLog:
                 f"batch of {header.size} bytes for {self.directory.name}, max.message.bytes is "
                 f"{self.config.max_message_bytes}"
             )
+        try:
+            check_crc(header, batch)
+        except CorruptBatchError as error:
+            raise CorruptBatchError(f"produced to {self.directory.name}: {error}") from None
         if header.count != header.last_offset_delta + 1 or header.count == 0:
             raise DecodeError(
                 f"batch for {self.directory.name} has {header.count} records and last offset delta "
                 f"{header.last_offset_delta}"
             )
-        try:
-            check_crc(header, batch)
-        except CorruptBatchError as error:
-            raise CorruptBatchError(f"produced to {self.directory.name}: {error}") from None
 
     def _segment_for(self, size: int, headers: list[BatchHeader]) -> Segment:
         """The active segment, after rolling where the batches would not fit."""
@@ -194,9 +194,7 @@ class PartitionLog:
         None at the end of the log. `OffsetOutOfRange` before its start or beyond its end.
         """
         if not self.start_offset <= offset <= self.end_offset:
-            raise OffsetOutOfRange(
-                self.topic, self.partition, (offset, offset), (self.start_offset, self.end_offset)
-            )
+            raise OffsetOutOfRange(self.topic, self.partition, (offset, offset), (self.start_offset, self.end_offset))
         segments = self._segments
         place = len(segments) - 1
         while segments[place].base_offset > offset:
@@ -208,7 +206,7 @@ class PartitionLog:
         return None
 
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
-        """(timestamp, offset) of the first record with a timestamp (ms) of `timestamp` or more; None if there is none."""
+        """(timestamp, offset) of the first record with a timestamp (ms) of `timestamp` or more, or None."""
         for segment in self._segments:
             if segment.max_timestamp[0] < timestamp:
                 continue

@@ -66,6 +66,7 @@ class Segment:
             if self.size:
                 _log.warning("%s lacks an index, building both", self.path)
             self._rebuild(self.size)
+            self.seal()
 
     @property
     def max_timestamp(self) -> tuple[int, int]:

@@ -12,7 +12,7 @@ it is not given, and refuses names that the table does not have.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from spark_klog.errors import DecodeError
@@ -24,7 +24,11 @@ Decode = Callable[[Reader], Any]
 Encode = Callable[[Writer, Any], None]
 
 _API_VERSIONS_KEY = 18
-_COMPACTABLE = {Primitive.STRING: "nullable_string", Primitive.BYTES: "nullable_bytes", Primitive.RECORDS: "nullable_bytes"}
+_COMPACTABLE = {
+    Primitive.STRING: "nullable_string",
+    Primitive.BYTES: "nullable_bytes",
+    Primitive.RECORDS: "nullable_bytes",
+}
 
 
 def _method(kind: Primitive, flexible: bool) -> str:
@@ -32,7 +36,7 @@ def _method(kind: Primitive, flexible: bool) -> str:
     return f"compact_{name}" if flexible and kind in _COMPACTABLE else name
 
 
-@lru_cache(maxsize=None)
+@cache
 def _decoder(kind: Type, version: int, flexible: bool, name: str, nullable: bool) -> Decode:
     if isinstance(kind, Struct):
         return _struct_decoder(kind, version, flexible)
@@ -65,7 +69,7 @@ def _is_nullable(field: Field, version: int) -> bool:
     return field.nullable is not None and version in field.nullable
 
 
-@lru_cache(maxsize=None)
+@cache
 def _struct_decoder(struct: Struct, version: int, flexible: bool) -> Decode:
     absent: list[tuple[str, Any]] = []
     present: list[tuple[str, Decode]] = []
@@ -100,7 +104,7 @@ def _struct_decoder(struct: Struct, version: int, flexible: bool) -> Decode:
     return decode_struct
 
 
-@lru_cache(maxsize=None)
+@cache
 def _encoder(kind: Type, version: int, flexible: bool, name: str, nullable: bool) -> Encode:
     if isinstance(kind, Struct):
         return _struct_encoder(kind, version, flexible)
@@ -130,18 +134,19 @@ def _encoder(kind: Type, version: int, flexible: bool, name: str, nullable: bool
     return encode_value
 
 
-@lru_cache(maxsize=None)
+@cache
 def _struct_encoder(struct: Struct, version: int, flexible: bool) -> Encode:
     names = frozenset(field.name for field in struct.fields)
     plain: list[tuple[str, Encode, Any]] = []
-    tagged: list[tuple[int, str, Encode, Any]] = []
+    tagged: list[tuple[int, str, Encode, tuple[Any, ...]]] = []
     for field in sorted(struct.fields, key=lambda field: -1 if field.tag is None else field.tag):
         if version in field.versions:
             encode = _encoder(field.type, version, flexible, field.name, _is_nullable(field, version))
             if field.tag is None:
                 plain.append((field.name, encode, field.default))
             else:
-                tagged.append((field.tag, field.name, encode, field.default))
+                left_out = (field.default, []) if isinstance(field.type, Array) else (field.default,)
+                tagged.append((field.tag, field.name, encode, left_out))
 
     def encode_struct(writer: Writer, message: Message) -> None:
         if not message.keys() <= names:
@@ -149,7 +154,7 @@ def _struct_encoder(struct: Struct, version: int, flexible: bool) -> Encode:
         for name, encode, default in plain:
             encode(writer, message.get(name, default))
         if flexible:
-            given = [entry for entry in tagged if message.get(entry[1], entry[3]) != entry[3]]
+            given = [entry for entry in tagged if message.get(entry[1], entry[3][0]) not in entry[3]]
             writer.uvarint(len(given))
             for tag, name, encode, _ in given:
                 body = Writer()

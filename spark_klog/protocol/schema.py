@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Union
+from typing import Any
 
 _NO_LIMIT = 1 << 15
 
@@ -76,10 +76,10 @@ class Struct:
 class Array:
     """A sequence of one type."""
 
-    element: Union[Primitive, Struct]
+    element: Primitive | Struct
 
 
-Type = Union[Primitive, Struct, Array]
+Type = Primitive | Struct | Array
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Field:
     tag: int | None
 
 
-def F(  # noqa: N802 - reads as a keyword in the tables
+def F(
     name: str,
     type: Type,
     versions: str = "0+",
@@ -111,16 +111,14 @@ def F(  # noqa: N802 - reads as a keyword in the tables
             default = Uuid(int=0) if type is UUID else _DEFAULTS.get(type, 0)
         else:
             default = () if isinstance(type, Array) else None
-    return Field(
-        name, type, Versions.parse(versions), Versions.parse(nullable) if nullable else None, default, tag
-    )
+    return Field(name, type, Versions.parse(versions), Versions.parse(nullable) if nullable else None, default, tag)
 
 
 def struct(*fields: Field) -> Struct:
     return Struct(fields)
 
 
-def array(*element: Union[Primitive, Field]) -> Array:
+def array(*element: Primitive | Field) -> Array:
     """`array(INT32)`, or `array(F(...), F(...))` for an array of structs."""
     if len(element) == 1 and isinstance(element[0], Primitive):
         return Array(element[0])

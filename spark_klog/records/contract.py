@@ -40,7 +40,7 @@ class BinaryColumn:
 
 @dataclass(slots=True)
 class HeadersColumn:
-    """n lists of headers: list offsets INT32 (n + 1), validity of the lists, then names and values one after another."""
+    """n lists of headers: list offsets INT32 (n + 1), validity of the lists, then all names and values."""
 
     offsets: Buffer
     validity: Buffer | None

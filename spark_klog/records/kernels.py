@@ -23,9 +23,9 @@ def load(choice: str | None = None) -> Kernel:
     if choice not in (*_MODULES, "auto"):
         raise ConfigError(f"SPARK_KLOG_KERNEL={choice}: known are {', '.join(_MODULES)}")
     try:
-        kernel: Kernel = importlib.import_module(_MODULES.get(choice, _MODULES["native"]))  # type: ignore[assignment]
+        kernel: Kernel = importlib.import_module(_MODULES.get(choice, _MODULES["native"]))
     except ImportError:
         if choice == "native":
             raise ConfigError("the native kernel was not built; install again with a C compiler") from None
-        kernel = importlib.import_module(_MODULES["reference"])  # type: ignore[assignment]
+        kernel = importlib.import_module(_MODULES["reference"])
     return kernel

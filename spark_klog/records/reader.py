@@ -49,7 +49,9 @@ def _control_type(header: BatchHeader, batch: memoryview) -> int:
     raise DecodeError(f"control batch at offset {header.base_offset} holds no control record")
 
 
-def visible_batches(data: Buffer, aborted: AbortedTransactions | None = None) -> Iterator[tuple[BatchHeader, memoryview]]:
+def visible_batches(
+    data: Buffer, aborted: AbortedTransactions | None = None
+) -> Iterator[tuple[BatchHeader, memoryview]]:
     """Whole batches with a right CRC, without control batches and, given `aborted`, without aborted ones.
 
     `CorruptBatchError` at a wrong CRC, `DecodeError` at what is not a batch.

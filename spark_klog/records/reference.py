@@ -1,12 +1,12 @@
 """The reference kernel: plain Python, the oracle of the native one.
 
-    record           VARINT   length of what follows
-      attributes     INT8     unused
-      timestamp      VARLONG  delta to the batch's base timestamp
-      offset         VARINT   delta to the batch's base offset
-      key            VARINT   length, -1 is null; then the bytes
-      value          VARINT   length, -1 is null; then the bytes
-      headers        VARINT   count; each VARINT length and name (UTF-8), VARINT length (-1 is null) and value
+record           VARINT   length of what follows
+  attributes     INT8     unused
+  timestamp      VARLONG  delta to the batch's base timestamp
+  offset         VARINT   delta to the batch's base offset
+  key            VARINT   length, -1 is null; then the bytes
+  value          VARINT   length, -1 is null; then the bytes
+  headers        VARINT   count; each VARINT length and name (UTF-8), VARINT length (-1 is null) and value
 """
 
 from __future__ import annotations
@@ -115,9 +115,7 @@ def iter_body(
 def iter_records(header: BatchHeader, batch: memoryview, limit: int = MAX_DECOMPRESSED) -> Iterator[Record]:
     """The records of one batch, whose CRC has been checked."""
     append_time = header.max_timestamp if header.timestamp_type == LOG_APPEND_TIME else None
-    return iter_body(
-        body(header, batch, limit), header.count, header.base_offset, header.base_timestamp, append_time
-    )
+    return iter_body(body(header, batch, limit), header.count, header.base_offset, header.base_timestamp, append_time)
 
 
 class _Binary:

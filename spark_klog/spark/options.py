@@ -173,7 +173,9 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
     if streaming and "endingoffsets" in own:
         raise ConfigError("option endingOffsets is for batch queries; a stream has no end")
     if not streaming and starting.holds_latest:
-        raise ConfigError("option startingOffsets can't be latest (-1) in a batch query: there would be nothing to read")
+        raise ConfigError(
+            "option startingOffsets can't be latest (-1) in a batch query: there would be nothing to read"
+        )
     if ending.holds_earliest:
         raise ConfigError("option endingOffsets can't be earliest (-2): there would be nothing to read")
     return SourceOptions(

@@ -90,6 +90,20 @@ def clip(
     return kept, lost
 
 
+def beyond(
+    start: Mapping[TopicPartition, int],
+    end: Mapping[TopicPartition, int],
+    earliest: Mapping[TopicPartition, int],
+    latest: Mapping[TopicPartition, int],
+) -> list[Lost]:
+    """Starts after the log's end: their ranges are empty, so that `clip` does not see them."""
+    return [
+        Lost(*key, offset, offset, earliest[key], latest[key])
+        for key, offset in sorted(start.items())
+        if offset > latest[key] and end[key] <= offset
+    ]
+
+
 def limit_rows(start: Offsets, latest: Offsets, rows: int) -> Offsets:
     """End offsets for at most `rows` records, shared in proportion to what waits, no partition left out for ever.
 

@@ -57,7 +57,7 @@ def _check_schema(schema: StructType, topic: str | None) -> None:
 
 
 def _is_headers(kind: DataType) -> bool:
-    return kind.simpleString() == _HEADERS.simpleString()
+    return bool(kind.simpleString() == _HEADERS.simpleString())
 
 
 def _write(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Written:
@@ -92,8 +92,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return _write(self._options, iterator)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing to do: the records are there when the tasks have ended."""
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """What was written stays; the batch is written again when the query goes on."""

@@ -18,7 +18,7 @@ from spark_klog.columns.schema import FULL, WITHOUT_HEADERS, subset
 from spark_klog.errors import ConfigError
 from spark_klog.spark import discovery
 from spark_klog.spark.options import SourceOptions, include_headers, sink_options, source_options
-from spark_klog.spark.planning import OffsetRange, check_covers, clip, ranges
+from spark_klog.spark.planning import OffsetRange, beyond, check_covers, clip, ranges
 from spark_klog.spark.reading import read_range, report_loss
 from spark_klog.spark.sink import BatchWriter, StreamWriter
 from spark_klog.spark.stream import RangePartition, StreamReader
@@ -37,7 +37,7 @@ class KlogDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         return BatchReader(source_options(self.options, streaming=False), _arrow_schema(schema))
 
-    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
+    def streamReader(self, schema: StructType) -> StreamReader:
         return StreamReader(source_options(self.options, streaming=True), _arrow_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
@@ -45,7 +45,7 @@ class KlogDataSource(DataSource):
             raise ConfigError('a log can only be appended to: use mode("append")')
         return BatchWriter(sink_options(self.options), schema)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         return StreamWriter(sink_options(self.options), schema)
 
 
@@ -81,15 +81,13 @@ class BatchReader(DataSourceReader):
             partitions = discovery.partitions_of(cluster, options.subscription)
             check_covers("startingOffsets", options.starting, partitions)
             check_covers("endingOffsets", options.ending, partitions)
+            # In this order what is written or deleted meanwhile does not look like a loss.
             earliest = discovery.earliest(cluster, partitions)
+            start = discovery.resolve(cluster, options.starting, partitions)
+            end = discovery.resolve(cluster, options.ending, partitions)
             latest = discovery.latest(cluster, partitions)
-            wanted = ranges(
-                discovery.resolve(cluster, options.starting, partitions),
-                discovery.resolve(cluster, options.ending, partitions),
-            )
-        # what appeared since `latest` was asked for is there, too
-        latest |= {item[:2]: max(latest[item[:2]], item.end) for item in wanted if options.ending.everywhere}
-        kept, lost = clip(wanted, earliest, latest)
+        kept, lost = clip(ranges(start, end), earliest, latest)
+        lost += beyond(start, end, earliest, latest)
         for item in lost:
             report_loss(item, options.fail_on_data_loss)
         return kept

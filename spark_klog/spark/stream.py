@@ -58,24 +58,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._connected = Cluster.connect(self._options.client)
         return self._connected
 
-    def initialOffset(self) -> JsonOffsets:  # noqa: N802 - Spark's name
+    def initialOffset(self) -> JsonOffsets:
         self._began_here = True
         partitions = discovery.partitions_of(self._cluster, self._options.subscription)
         check_covers("startingOffsets", self._options.starting, partitions)
         return to_json(discovery.resolve(self._cluster, self._options.starting, partitions))
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+    def getDefaultReadLimit(self) -> ReadLimit:
         rows = self._options.max_offsets_per_trigger
         return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+    def prepareForTriggerAvailableNow(self) -> None:
         partitions = discovery.partitions_of(self._cluster, self._options.subscription)
         self._target = discovery.latest(self._cluster, partitions)
 
-    def reportLatestOffset(self) -> JsonOffsets:  # noqa: N802 - Spark's name
+    def reportLatestOffset(self) -> JsonOffsets:
         return to_json(self._latest())
 
-    def latestOffset(self, start: JsonOffsets, limit: ReadLimit) -> JsonOffsets:  # noqa: N802 - Spark's name
+    def latestOffset(self, start: JsonOffsets, limit: ReadLimit) -> JsonOffsets:
         begin = from_json(start)
         if self._progress and not self._began_here:
             # After a restart `start` is what the checkpoint has committed; the last run may not have got to say so.

@@ -37,7 +37,7 @@ _ZSTD_RLE = 1
 
 @dataclass(frozen=True)
 class Codec:
-    """A row of the table. `decompress(data, limit)` raises `DecodeError`; `compress(data, level)` takes None as its own default."""
+    """A row of the table: `compress(data, level)`, None is its own default; `decompress(data, limit)`, `DecodeError`."""
 
     id: int
     name: str
@@ -150,14 +150,14 @@ def _snappy_compress(data: Buffer, _: int | None) -> bytes:
     return b"".join(parts)
 
 
-def _snappy_block(block: Buffer, limit: int) -> bytes:
+def _snappy_block(block: Buffer, room: int, limit: int) -> bytes:
     size = shift = 0
     for byte in block[:5]:
         size |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:
             break
-    if size > limit:
+    if size > room:
         raise _too_large(limit)
     try:
         result: bytes = snappy.decompress(bytes(block))
@@ -169,7 +169,7 @@ def _snappy_block(block: Buffer, limit: int) -> bytes:
 def _snappy_decompress(data: Buffer, limit: int) -> bytes:
     view = memoryview(data)
     if bytes(view[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
-        return _snappy_block(view, limit)
+        return _snappy_block(view, limit, limit)
     if len(view) < len(_XERIAL_HEADER):
         raise DecodeError("snappy header is cut off")
     parts: list[bytes] = []
@@ -181,14 +181,14 @@ def _snappy_decompress(data: Buffer, limit: int) -> bytes:
         position += _SIZE.size
         if not 0 <= block_size <= len(view) - position:
             raise DecodeError(f"snappy block of {block_size} bytes, {len(view) - position} are left")
-        part = _snappy_block(view[position : position + block_size], limit - size)
+        part = _snappy_block(view[position : position + block_size], limit - size, limit)
         parts.append(part)
         size += len(part)
         position += block_size
     return b"".join(parts)
 
 
-NONE = Codec(0, "none", _plain, _plain)  # type: ignore[arg-type]
+NONE = Codec(0, "none", _plain, _plain)
 CODECS: dict[int, Codec] = {
     codec.id: codec
     for codec in (

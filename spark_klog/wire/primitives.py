@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sized
 from struct import Struct
-from typing import Union
 from uuid import UUID
 
 from spark_klog.errors import DecodeError
@@ -23,7 +22,7 @@ from spark_klog.errors import DecodeError
 _INT8, _INT16, _INT32, _INT64 = Struct(">b"), Struct(">h"), Struct(">i"), Struct(">q")
 _UINT32, _FLOAT64 = Struct(">I"), Struct(">d")
 
-Buffer = Union[bytes, bytearray, memoryview]
+Buffer = bytes | bytearray | memoryview
 
 
 class Reader:

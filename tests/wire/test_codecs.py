@@ -207,12 +207,12 @@ def test_limit_is_exact(codec) -> None:  # type: ignore[no-untyped-def]
     for data in (bytes(100_000), _text(100_000)):
         stored = codec.compress(data, None)
         assert codec.decompress(stored, 100_000) == data
-        with pytest.raises(DecodeError, match="grow beyond 99999|grow beyond"):
+        with pytest.raises(DecodeError, match="grow beyond 99999 bytes"):
             codec.decompress(stored, 99_999)
 
 
 @pytest.mark.parametrize("codec_id", WRITERS)
-def test_many_tiny_members_take_linear_time(codec_id: int) -> None:
+def test_thousands_of_empty_members(codec_id: int) -> None:
     stored = WRITERS[codec_id](b"") * 3000
     assert CODECS[codec_id].decompress(stored, MB) == b""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Union
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.handlers import (
@@ -21,7 +20,7 @@ from spark_klog.broker.handlers import (
 from spark_klog.protocol import apis
 from spark_klog.protocol.codec import Message
 
-Handler = Callable[[Broker, Request, Message], Union[Message, None, Awaitable[Union[Message, None]]]]
+Handler = Callable[[Broker, Request, Message], Message | Awaitable[Message | None] | None]
 
 HANDLERS: dict[int, Handler] = {
     apis.PRODUCE.key: produce.handle,

@@ -1,0 +1,32 @@
+# Each target sets up .venv by itself. PYTHON is the interpreter that it is made of (3.10 or later).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PYSPARK_PYTHON := $(abspath $(BIN)/python)
+export SPARK_LOCAL_IP := 127.0.0.1
+export PATH := $(abspath $(BIN)):$(PATH)
+
+.PHONY: demo test check bench clean
+
+$(VENV)/%.installed: pyproject.toml $(wildcard spark_klog/records/*.pyx)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
+	touch $@
+
+demo: $(VENV)/demo.installed
+	$(BIN)/python jobs/demo.py
+
+test: $(VENV)/test.installed
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/check.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/test.installed
+	$(BIN)/python -m benchmarks.run $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info spark_klog/records/_kernel.c spark_klog/records/*.so demo test-logs

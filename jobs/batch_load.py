@@ -1,0 +1,336 @@
+"""Load topics into Parquet: one run loads what is there and stops; the next goes on where it stopped.
+
+    spark-submit jobs/batch_load.py --bootstrap-servers HOST:PORT --topics clicks,views \
+        --output /data/parquet --checkpoint /data/checkpoint [--group G --zookeeper HOST:PORT]
+
+How every record comes once, also for readers that know nothing of Spark:
+
+    OUTPUT/batch=N/part-*.parquet   what micro-batch N read; appears whole, by one rename
+    OUTPUT/batch=N/_manifest.json   which query and which offsets it is of
+    OUTPUT.staging/                 beside OUTPUT: where batches are written; left-overs are removed at the next run
+    CHECKPOINT/                     Spark's: the offsets of batch N are written there before it is read
+
+A run that is killed leaves at most a staging folder, or a batch that was renamed and not yet noted as done: Spark reads
+that batch again with the same offsets, and it is found to be there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.offsets import list_offsets
+from spark_klog.errors import KlogError
+from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+
+Offsets = dict[tuple[str, int], int]
+
+
+class LoadError(KlogError):
+    """The load can't go on; the message says what to do."""
+
+
+class Files:
+    """The little of Hadoop's file systems that a load needs, for any URI that Spark can write to."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        jvm = spark.sparkContext._jvm
+        assert jvm is not None
+        self._fs = jvm.org.apache.hadoop.fs
+        self._io = jvm.org.apache.hadoop.io
+        self._rename = getattr(self._fs, "Options$Rename").NONE
+        self._gateway = spark.sparkContext._gateway
+        self._conf = spark._jsc.hadoopConfiguration()
+
+    def _open(self, path: str) -> tuple[Any, Any]:
+        target = self._fs.Path(path)
+        return target.getFileSystem(self._conf), target
+
+    def exists(self, path: str) -> bool:
+        system, target = self._open(path)
+        return bool(system.exists(target))
+
+    def delete(self, path: str) -> None:
+        system, target = self._open(path)
+        system.delete(target, True)
+
+    def names(self, path: str) -> list[str]:
+        system, target = self._open(path)
+        return [entry.getPath().getName() for entry in system.listStatus(target)] if system.exists(target) else []
+
+    def read(self, path: str) -> str:
+        system, target = self._open(path)
+        stream = system.open(target)
+        try:
+            return bytes(stream.readAllBytes()).decode()
+        finally:
+            stream.close()
+
+    def write(self, path: str, text: str) -> None:
+        system, target = self._open(path)
+        stream = system.create(target, True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+
+    def rename(self, source: str, target: str) -> None:
+        """One step, and an error where the target is there (unlike FileSystem.rename, which moves into it)."""
+        assert self._gateway is not None
+        options = self._gateway.new_array(self._fs.Options.Rename, 0)
+        destination = self._fs.Path(target)
+        self._open(target)[0].mkdirs(destination.getParent())
+        qualified = self._open(target)[0].makeQualified(destination)
+        context = self._fs.FileContext.getFileContext(qualified.toUri(), self._conf)
+        context.rename(self._open(source)[0].makeQualified(self._fs.Path(source)), qualified, options)
+
+
+class Checkpoint:
+    """What Spark's checkpoint says of the query."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        self._files = files
+        self._path = path.rstrip("/")
+
+    @property
+    def query_id(self) -> str:
+        found: str = json.loads(self._files.read(f"{self._path}/metadata"))["id"]
+        return found
+
+    def committed(self) -> Offsets:
+        """The offsets after the last batch that was noted as done; empty before the first."""
+        done = [int(name) for name in self._files.names(f"{self._path}/commits") if name.isdecimal()]
+        return self.planned(max(done)) if done else {}
+
+    def planned(self, batch_id: int) -> Offsets:
+        """The end offsets of a batch: the last line of its entry in the offset log."""
+        line = self._files.read(f"{self._path}/offsets/{batch_id}").strip().splitlines()[-1]
+        return {
+            (topic, int(partition)): offset
+            for topic, partitions in json.loads(line).items()
+            for partition, offset in partitions.items()
+        }
+
+
+class BatchWriter:
+    """Writes each micro-batch once; see the module."""
+
+    def __init__(self, files: Files, checkpoint: Checkpoint, output: str) -> None:
+        self._files = files
+        self._checkpoint = checkpoint
+        self._output = output.rstrip("/")
+        self.staging = f"{self._output}.staging"
+        self.written: list[dict[str, Any]] = []
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        target = f"{self._output}/batch={batch_id}"
+        if self._is_there(target, batch_id):
+            return
+        staging = f"{self.staging}/{uuid.uuid4().hex}"
+        batch.write.parquet(staging)
+        partitions = _statistics(batch.sparkSession.read.parquet(staging))
+        if not partitions:
+            self._files.delete(staging)
+            return
+        manifest = {"query": self._checkpoint.query_id, "batch": batch_id, "partitions": partitions}
+        self._files.write(f"{staging}/_manifest.json", json.dumps(manifest, indent=1))
+        try:
+            self._files.rename(staging, target)
+        except Exception:
+            # Another process of this query, not quite dead yet, may have been first.
+            if not self._is_there(target, batch_id):
+                raise
+            return
+        self.written += partitions
+
+    def _is_there(self, target: str, batch_id: int) -> bool:
+        if not self._files.exists(target):
+            return False
+        try:
+            manifest = json.loads(self._files.read(f"{target}/_manifest.json"))
+        except Exception:
+            manifest = {}
+        if manifest.get("query") != self._checkpoint.query_id:
+            raise LoadError(
+                f"{target} is there and of another load; give the --checkpoint that belongs to --output, "
+                "or another --output"
+            )
+        self.written += manifest["partitions"]
+        return True
+
+
+def _statistics(batch: DataFrame) -> list[dict[str, Any]]:
+    size = f.coalesce(f.length("key"), f.lit(0)) + f.coalesce(f.length("value"), f.lit(0))
+    rows = batch.groupBy("topic", "partition").agg(
+        f.min("offset").alias("from"),
+        (f.max("offset") + 1).alias("until"),
+        f.count("*").alias("records"),
+        f.sum(size).alias("bytes"),
+    )
+    return [row.asDict() for row in rows.orderBy("topic", "partition").collect()]
+
+
+def _offsets(options: argparse.Namespace, topics: Sequence[str], place: int) -> Offsets:
+    with Cluster.connect({"bootstrap.servers": options.bootstrap_servers}) as cluster:
+        found = cluster.partitions(topics)
+        return list_offsets(cluster, {(topic, number): place for topic in found for number in found[topic]})
+
+
+def _start(spark: SparkSession, options: argparse.Namespace, topics: Sequence[str], write: BatchWriter) -> Any:
+    reader = (
+        spark.readStream.format("klog")
+        .option("kafka.bootstrap.servers", options.bootstrap_servers)
+        .option("subscribe", ",".join(topics))
+        .option("startingOffsets", "earliest")
+        .option("failOnDataLoss", options.fail_on_data_loss)
+        .option("maxOffsetsPerTrigger", options.max_offsets_per_batch)
+        .option("includeHeaders", "true")
+    )
+    if options.group:
+        reader = reader.option("kafka.group.id", options.group)
+    if options.zookeeper:
+        reader = reader.option("kafka.zookeeper.connect", options.zookeeper)
+    if options.offsets_path:
+        reader = reader.option("offsetsPath", options.offsets_path)
+    return (
+        reader.load()
+        .writeStream.foreachBatch(write)
+        .option("checkpointLocation", options.checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+def _follow(query: Any, total: int, console: Console) -> None:
+    """A progress bar until the query ends."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("records", total=total)
+        while query.isActive:
+            done = {item["batchId"]: item["numInputRows"] for item in query.recentProgress}
+            progress.update(bar, completed=sum(done.values()))
+            time.sleep(0.2)
+        query.awaitTermination()
+        progress.update(bar, completed=total)
+
+
+def _report(before: Offsets, after: Offsets, latest: Offsets, written: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row a partition: the checkpoint's offsets before and after, what was written between, what still waits."""
+    rows = []
+    for key in sorted(after):
+        parts = [item for item in written if (item["topic"], item["partition"]) == key]
+        rows.append(
+            {
+                "topic": key[0],
+                "partition": key[1],
+                "from": before.get(key, min((item["from"] for item in parts), default=after[key])),
+                "until": after[key],
+                "records": sum(item["records"] for item in parts),
+                "bytes": sum(item["bytes"] for item in parts),
+                "lag": max(0, latest.get(key, after[key]) - after[key]),
+            }
+        )
+    return rows
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="loaded", title_justify="left")
+    names = ("topic", "partition", "from", "until", "records", "bytes", "lag")
+    for name in names:
+        table.add_column(name, justify="left" if name == "topic" else "right")
+    for row in rows:
+        table.add_row(*(f"{row[name]:,}" if isinstance(row[name], int) else row[name] for name in names))
+    totals = (f"{sum(row[name] for row in rows):,}" for name in ("records", "bytes", "lag"))
+    table.add_section()
+    table.add_row("all", "", "", "", *totals)
+    return table
+
+
+def _cause(error: Exception) -> str:
+    """The package's own words out of the trace that Spark wraps them in."""
+    found = re.findall(r"^(?:spark_klog\.errors\.|__main__\.)(\w+: .+)$", str(error), re.MULTILINE)
+    return found[-1] if found else str(error)
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="batch_load.py", description="Load topics into Parquet, once each record.")
+    parser.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT[,...]")
+    parser.add_argument("--topics", required=True, metavar="TOPIC[,...]")
+    parser.add_argument("--output", required=True, help="folder or URI for the Parquet files")
+    parser.add_argument("--checkpoint", required=True, help="folder or URI of this load's checkpoint; keep it")
+    parser.add_argument("--group", help="show the progress under this group's name")
+    parser.add_argument("--zookeeper", metavar="HOST:PORT[/CHROOT]", help="in /consumers/GROUP/offsets there")
+    parser.add_argument("--offsets-path", metavar="URI", help="in the same tree as plain files")
+    parser.add_argument("--max-offsets-per-batch", type=int, default=1_000_000, metavar="N")
+    parser.add_argument("--fail-on-data-loss", choices=("true", "false"), default="true")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON, and no progress")
+    options = parser.parse_args(argv)
+    if (options.zookeeper or options.offsets_path) and not options.group:
+        parser.error("--zookeeper and --offsets-path need --group")
+    if options.group and not (options.zookeeper or options.offsets_path):
+        parser.error("--group needs --zookeeper or --offsets-path: where the offsets are shown")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _arguments(argv)
+    topics = [topic.strip() for topic in options.topics.split(",") if topic.strip()]
+    errors = Console(stderr=True, quiet=options.json)
+    try:
+        latest = _offsets(options, topics, LATEST)
+        earliest = _offsets(options, topics, EARLIEST)
+    except KlogError as error:
+        Console(stderr=True).print(f"batch_load: {error}", style="red", markup=False)
+        return 1
+    spark = SparkSession.builder.appName("klog batch load").getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    files = Files(spark)
+    checkpoint = Checkpoint(files, options.checkpoint)
+    write = BatchWriter(files, checkpoint, options.output)
+    try:
+        files.delete(write.staging)
+        before = checkpoint.committed()
+        total = sum(max(0, offset - before.get(key, earliest[key])) for key, offset in latest.items())
+        _follow(_start(spark, options, topics, write), total, errors)
+        files.delete(write.staging)
+        rows = _report(before, checkpoint.committed(), _offsets(options, topics, LATEST), write.written)
+    except Exception as error:
+        Console(stderr=True).print(f"batch_load: {_cause(error)}", style="red", markup=False)
+        return 1
+    finally:
+        spark.stop()
+    if options.json:
+        sys.stdout.write(json.dumps({"partitions": rows, "output": options.output}) + "\n")
+    else:
+        Console().print(_table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""PartitionEncoder: what it splits is encoded and then read by kafka-python."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka.partitioner.default import murmur2
+
+from spark_klog.columns.encode import PartitionEncoder
+from spark_klog.columns.schema import FULL
+from spark_klog.errors import ConfigError
+from spark_klog.records import kernels
+from spark_klog.records.batch import build_batch
+from spark_klog.records.contract import RecordColumns
+
+from .support import read_batches
+
+HEADERS = FULL.field("headers").type
+Content = tuple["bytes | None", "bytes | None", list[Any]]
+
+
+def content(columns: RecordColumns) -> list[Content]:
+    """(key, value, headers) of the records, as kafka-python reads them."""
+    kernel = kernels.load()
+    found: list[Content] = []
+    row = 0
+    while row < columns.count:
+        body, following, base, maximum = kernel.encode(columns, row, 100)
+        batch = build_batch(body, following - row, base_timestamp=base, max_timestamp=maximum)
+        found += [(record.key, record.value, list(record.headers)) for record in read_batches(batch)]
+        row = following
+    return found
+
+
+def split(
+    batch: pa.RecordBatch,
+    topic: str | None = "t",
+    partitions: Callable[[str], int] = lambda topic: 4,
+    chosen: Callable[[str, int], int] = lambda topic, count: count - 1,
+) -> dict[tuple[str, int], list[Content]]:
+    result: dict[tuple[str, int], list[Content]] = {}
+    for name, partition, columns in PartitionEncoder(topic, partitions, chosen).split(batch):
+        assert (name, partition) not in result
+        assert columns.count
+        result[name, partition] = content(columns)
+    return result
+
+
+def by_kafka_python(key: bytes, count: int) -> int:
+    partition: int = (murmur2(key) & 0x7FFFFFFF) % count
+    return partition
+
+
+def table(**columns: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+KEYS = [b"key-%d" % number for number in range(40)]
+VALUES = [b"value-%d" % number for number in range(40)]
+
+
+def expected_by_key(keys: list[Any], values: list[Any], count: int = 4) -> dict[tuple[str, int], list[Content]]:
+    result: dict[tuple[str, int], list[Content]] = {}
+    for key, value in zip(keys, values, strict=True):
+        partition = count - 1 if key is None else by_kafka_python(key, count)
+        result.setdefault(("t", partition), []).append((key, value, []))
+    return result
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()], ids=str)
+def test_keys_choose_the_partition_as_kafka_pythons_partitioner_does(kind: pa.DataType) -> None:
+    text = [key.decode() for key in KEYS] if pa.types.is_string(kind) or pa.types.is_large_string(kind) else KEYS
+    found = split(table(key=pa.array(text, kind), value=pa.array(VALUES, pa.binary())))
+    assert found == expected_by_key(KEYS, VALUES)
+
+
+def test_records_without_a_key_go_where_the_caller_says() -> None:
+    keys = [None if number % 3 else key for number, key in enumerate(KEYS)]
+    found = split(table(key=pa.array(keys, pa.binary()), value=pa.array(VALUES)))
+    assert found == expected_by_key(keys, VALUES)
+
+
+def test_no_key_column() -> None:
+    found = split(table(value=pa.array(VALUES)), chosen=lambda topic, count: 2)
+    assert found == {("t", 2): [(None, value, []) for value in VALUES]}
+
+
+def test_an_empty_key_is_a_key() -> None:
+    found = split(table(key=pa.array([b""]), value=pa.array([b"v"])))
+    assert found == {("t", by_kafka_python(b"", 4)): [(b"", b"v", [])]}
+
+
+def test_null_values_and_strings() -> None:
+    found = split(table(value=pa.array(["ü", None, ""])))
+    assert found == {("t", 3): [(None, "ü".encode(), []), (None, None, []), (None, b"", [])]}
+
+
+def test_a_partition_column_comes_before_the_key() -> None:
+    partitions = [0, 3, None, 2]
+    found = split(
+        table(
+            key=pa.array(KEYS[:3] + [None]), value=pa.array(VALUES[:4]), partition=pa.array(partitions, pa.int32())
+        )
+    )
+    wanted: dict[tuple[str, int], list[Content]] = {}
+    for row, partition in enumerate([0, 3, by_kafka_python(KEYS[2], 4), 2]):
+        wanted.setdefault(("t", partition), []).append((KEYS[row] if row < 3 else None, VALUES[row], []))
+    assert found == wanted
+
+
+@pytest.mark.parametrize("wrong", [4, -1, 1 << 30])
+def test_a_wrong_partition_is_named_with_those_there_are(wrong: int) -> None:
+    batch = table(value=pa.array([b"v", b"w"]), partition=pa.array([0, wrong], pa.int32()))
+    with pytest.raises(ConfigError, match=f"partition {wrong} of topic t: it has partitions 0 to 3"):
+        split(batch)
+
+
+def test_topics_of_a_column() -> None:
+    topics = ["a", "b", "a", "c", "b"]
+    counts = {"a": 1, "b": 2, "c": 8}
+    found = split(
+        table(topic=pa.array(topics), key=pa.array(KEYS[:5]), value=pa.array(VALUES[:5])), None, counts.__getitem__
+    )
+    wanted: dict[tuple[str, int], list[Content]] = {}
+    for topic, key, value in zip(topics, KEYS, VALUES, strict=False):
+        wanted.setdefault((topic, by_kafka_python(key, counts[topic])), []).append((key, value, []))
+    assert found == wanted
+
+
+def test_the_option_replaces_the_topic_column() -> None:
+    found = split(table(topic=pa.array(["a", None]), value=pa.array([b"1", b"2"])))
+    assert found == {("t", 3): [(None, b"1", []), (None, b"2", [])]}
+
+
+def test_a_null_topic_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a row has a null topic"):
+        split(table(topic=pa.array(["a", None]), value=pa.array([b"1", b"2"])), None)
+
+
+def test_headers() -> None:
+    rows: list[Any] = [
+        [{"key": "a", "value": b"1"}, {"key": "b", "value": None}],
+        None,
+        [],
+        [{"key": "ü", "value": b""}],
+    ]
+    found = split(table(value=pa.array([b"v"] * 4), headers=pa.array(rows, HEADERS)))
+    wanted = [[(entry["key"], entry["value"]) for entry in row or []] for row in rows]
+    assert found == {("t", 3): [(None, b"v", headers) for headers in wanted]}
+
+
+def test_headers_whose_list_has_another_item_name() -> None:
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    found = split(table(value=pa.array([b"v"]), headers=pa.array([[{"key": "a", "value": b"1"}]], kind)))
+    assert found == {("t", 3): [(None, b"v", [("a", b"1")])]}
+
+
+def test_no_rows_give_nothing() -> None:
+    whole = table(topic=pa.array(["t"]), key=pa.array([b"k"]), value=pa.array([b"v"]), headers=pa.array([None], HEADERS))
+    assert split(whole.slice(0, 0)) == {}
+    assert split(whole.slice(0, 0), None) == {}
+
+
+def test_records_bear_the_time_of_the_split() -> None:
+    before = time.time_ns() // 1_000_000
+    [(_, _, columns)] = PartitionEncoder("t", lambda topic: 1, lambda topic, count: 0).split(table(value=pa.array(VALUES)))
+    after = time.time_ns() // 1_000_000
+    assert columns.timestamp is not None
+    stamps = memoryview(columns.timestamp).cast("B").cast("q")
+    assert len(stamps) == len(VALUES)
+    assert all(before <= stamp <= after for stamp in stamps)
+
+
+header_lists = st.none() | st.lists(
+    st.fixed_dictionaries({"key": st.text(max_size=4), "value": st.none() | st.binary(max_size=4)}), max_size=3
+)
+optional_bytes = st.none() | st.binary(max_size=6)
+any_row = st.tuples(
+    st.sampled_from(["a", "b"]), optional_bytes, optional_bytes, st.none() | st.integers(0, 2), header_lists
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(any_row, max_size=20), st.integers(0, 6), st.integers(0, 20))
+def test_slices_of_any_rows(rows: list[Any], start: int, length: int) -> None:
+    topics, keys, values, partitions, headers = ([row[column] for row in rows] for column in range(5))
+    batch = table(
+        topic=pa.array(topics, pa.string()),
+        key=pa.array(keys, pa.binary()),
+        value=pa.array(values, pa.binary()),
+        partition=pa.array(partitions, pa.int32()),
+        headers=pa.array(headers, HEADERS),
+    ).slice(start, length)
+    wanted: dict[tuple[str, int], list[Content]] = {}
+    for topic, key, value, partition, entries in rows[start : start + length]:
+        if partition is None:
+            partition = 1 if key is None else by_kafka_python(key, 3)
+        items = [(entry["key"], entry["value"]) for entry in entries or []]
+        wanted.setdefault((topic, partition), []).append((key, value, items))
+    assert split(batch, None, lambda topic: 3, lambda topic, count: 1) == wanted

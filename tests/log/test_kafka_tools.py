@@ -1,0 +1,141 @@
+"""Our files read by Kafka's own tools, and Kafka's files read and indexed by us."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.log.partition_log import LogConfig, PartitionLog
+from spark_klog.records.reader import read_records
+from tests.support.kafka import Kafka
+
+pytestmark = pytest.mark.peer
+
+NOW = 1_700_000_000_000
+# What DumpLogSegments writes where something is wrong; its exit code is always 0.
+_COMPLAINTS = ("Mismatches", "Non-consecutive", "not found", "corrupt", "Found ", "Exception", "isvalid: false", "WARN")
+_RECORD = re.compile(r"^\| offset: (\d+) .*?CreateTime: (\d+) .*?headerKeys: \[(.*?)\](?: key: (.*?))? payload: (.*)$")
+
+
+def _produce(servers: str, topic: str, count: int, codec: str) -> list[tuple[int, int, str, str]]:
+    """Numbered ASCII records, in many batches; (offset, timestamp, key, value) as they should be stored."""
+    rng = random.Random(codec)
+    producer = Producer(
+        {
+            "bootstrap.servers": servers,
+            "linger.ms": 0,
+            "batch.num.messages": 5,
+            "compression.type": codec,
+            "acks": "all",
+        }
+    )
+    expected = []
+    for number in range(count):
+        value = "%d-" % number + "".join(rng.choices("abcdefgh", k=rng.randrange(0, 200)))
+        timestamp = NOW + 10 * number + rng.randrange(-500, 500)
+        expected.append((number, timestamp, f"k{number}", value))
+        producer.produce(topic, value, f"k{number}", partition=0, timestamp=timestamp)
+        if number % 5 == 4:
+            producer.poll(0.001)
+    assert producer.flush(30) == 0
+    return expected
+
+
+def _dump(kafka: Kafka, paths: list[Path], *options: str) -> str:
+    files = ",".join(map(str, paths))
+    done = kafka.tool("kafka.tools.DumpLogSegments", "--files", files, *options)
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def kafka(module_server_dir: Path) -> Kafka:
+    """The tools of 3.9.1; not started."""
+    return Kafka("3.9.1", module_server_dir / "kafka")
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+def test_dump_log_segments_finds_nothing_wrong(
+    kafka: Kafka, make_cluster: Callable[..., EmbeddedCluster], codec: str
+) -> None:
+    cluster = make_cluster(settings={"log.segment.bytes": "12000", "log.index.interval.bytes": "500"})
+    expected = _produce(cluster.bootstrap_servers, "dumped", 500, codec)
+    cluster.stop()
+    folder = cluster.data_dir / "broker-0" / "dumped-0"
+    logs, indexes, time_indexes = (sorted(folder.glob(f"*.{kind}")) for kind in ("log", "index", "timeindex"))
+    assert len(logs) == len(indexes) == len(time_indexes) > 3
+    output = _dump(kafka, logs, "--deep-iteration", "--print-data-log")
+    found = [
+        (int(match[1]), int(match[2]), match[4], match[5])
+        for line in output.splitlines()
+        if (match := _RECORD.match(line))
+    ]
+    assert found == expected
+    output += _dump(kafka, [*indexes, *time_indexes])
+    sane = _dump(kafka, indexes, "--index-sanity-check")
+    assert sane.count("passed sanity check") == len(indexes)
+    for complaint in _COMPLAINTS:
+        assert complaint not in output + sane
+    assert len(re.findall(r"^offset: \d+ position: \d+", output, re.MULTILINE)) > 10
+    assert len(re.findall(r"^timestamp: \d+ offset: \d+", output, re.MULTILINE)) > 10
+
+
+def test_the_complaints_are_seen(kafka: Kafka, tmp_path: Path) -> None:
+    """The check above would notice: an index whose entry points into the middle of a batch."""
+    from tests.support.batches import make_batch
+
+    log = PartitionLog(tmp_path / "t-0", LogConfig(index_interval_bytes=100))
+    for number in range(9):
+        log.append(memoryview(make_batch([(b"k", b"v" * 100)], [NOW + number])))
+    log.close()
+    index = next((tmp_path / "t-0").glob("*.index"))
+    data = bytearray(index.read_bytes())
+    data[3] += 1
+    index.write_bytes(data)
+    output = _dump(kafka, [index])
+    assert any(complaint in output for complaint in _COMPLAINTS)
+
+
+def test_indexes_of_kafka_are_those_that_we_build(server_dir: Path) -> None:
+    """Kafka 3.9.1 writes a log; we open its .log files alone: the same index bytes, the same offsets by time."""
+    overrides = {"log.segment.bytes": 12000, "log.index.interval.bytes": 500}
+    with Kafka("3.9.1", server_dir / "kafka", overrides) as kafka:
+        kafka.create_topic("theirs")
+        expected = _produce(kafka.bootstrap_servers, "theirs", 500, "none")
+    theirs = kafka.log_dir / "theirs-0"
+    deadline = time.monotonic() + 10
+    while not (kafka.log_dir / ".kafka_cleanshutdown").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    ours = server_dir / "theirs-0"
+    ours.mkdir()
+    for path in theirs.glob("*.log"):
+        (ours / path.name).write_bytes(path.read_bytes())
+    log = PartitionLog(ours, LogConfig(segment_bytes=12000, index_interval_bytes=500), clean=True)
+    log.close()
+    entries = 0
+    for path in [*theirs.glob("*.index"), *theirs.glob("*.timeindex")]:
+        assert (ours / path.name).read_bytes() == path.read_bytes(), path.name
+        entries += path.stat().st_size
+    assert entries > 300
+    # and with Kafka's own indexes
+    for path in [*theirs.glob("*.index"), *theirs.glob("*.timeindex")]:
+        (ours / path.name).write_bytes(path.read_bytes())
+    log = PartitionLog(ours, LogConfig(index_interval_bytes=500), clean=True)
+    found = []
+    while (part := log.read(len(found), 1)) is not None:
+        found += [
+            (record.offset, record.timestamp, (record.key or b"").decode(), (record.value or b"").decode())
+            for record in read_records(part.read())
+        ]
+    assert found == expected
+    for _, timestamp, *_ in expected:
+        first = next(line for line in expected if line[1] >= timestamp)
+        assert log.offset_for_timestamp(timestamp) == (first[1], first[0])
+    log.close()

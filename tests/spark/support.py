@@ -1,0 +1,188 @@
+"""What the Spark tests share: Kafka's schema, data in and out by confluent-kafka, errors' texts, deadlines."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Any, NamedTuple
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic  # the stubs of .admin do not export it
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+#: Spark's KafkaRecordToRowConverter, written down from its documentation.
+KAFKA_SCHEMA = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestampType", IntegerType()),
+    ]
+)
+HEADERS_TYPE = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+KAFKA_SCHEMA_WITH_HEADERS = StructType([*KAFKA_SCHEMA.fields, StructField("headers", HEADERS_TYPE)])
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_SECONDS = 60.0
+
+
+class Sent(NamedTuple):
+    """A record to produce; `timestamp` in ms."""
+
+    value: bytes | None
+    key: bytes | None = None
+    partition: int = 0
+    timestamp: int = 1_700_000_000_000
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+class Seen(NamedTuple):
+    """A record that confluent-kafka has read."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+def create_topic(servers: str, name: str, partitions: int = 1, **configs: str) -> None:
+    """Create a topic by confluent-kafka and wait for its leaders."""
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=configs)
+    admin.create_topics([topic])[name].result(timeout=30)
+
+    def has_leaders() -> bool:
+        found = admin.list_topics(name, timeout=10).topics[name].partitions
+        return len(found) == partitions and all(entry.leader >= 0 for entry in found.values())
+
+    wait_for(has_leaders, f"leaders of {name}")
+
+
+def produce(servers: str, topic: str, records: Iterable[Sent], **settings: Any) -> None:
+    """Produce by confluent-kafka, each partition's records in the order given; all are acknowledged."""
+    failures: list[Any] = []
+    config = {"bootstrap.servers": servers, "linger.ms": 5, "log_level": 0}
+    producer = Producer(config | {name.replace("_", "."): value for name, value in settings.items()})
+    for record in records:
+        while True:
+            try:
+                producer.produce(
+                    topic,
+                    record.value,
+                    record.key,
+                    record.partition,
+                    on_delivery=lambda error, _: failures.append(error) if error else None,
+                    timestamp=record.timestamp,
+                    headers=list(record.headers) or None,
+                )
+                break
+            except BufferError:
+                producer.poll(0.1)
+    assert producer.flush(_SECONDS) == 0
+    assert failures == []
+
+
+def consume(servers: str, topic: str, **settings: str) -> list[Seen]:
+    """All that confluent-kafka reads from the topic up to its end now, by partition and offset."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "not-used",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "log_level": 0,
+        }
+        | {name.replace("_", "."): value for name, value in settings.items()}
+    )
+    seen: list[Seen] = []
+    try:
+        partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+        unfinished = set(partitions)
+        deadline = time.monotonic() + _SECONDS
+        while unfinished:
+            assert time.monotonic() < deadline, f"partitions {unfinished} of {topic} came to no end"
+            message = consumer.poll(1)
+            if message is None:
+                continue
+            error = message.error()
+            if error is not None:
+                assert error.name() == "_PARTITION_EOF", error
+                unfinished.discard(message.partition())
+                continue
+            headers = tuple(message.headers() or ())
+            seen.append(
+                Seen(topic, message.partition(), message.offset(), message.key(), message.value(), headers)
+            )
+    finally:
+        consumer.close()
+    return sorted(seen, key=lambda record: (record.partition, record.offset))
+
+
+def expected_rows(topic: str, records: Iterable[Sent]) -> list[tuple[Any, ...]]:
+    """The rows, with headers, that reading the topic should give, by partition and offset."""
+    offsets: Counter[int] = Counter()
+    rows = []
+    for record in records:
+        headers = [*record.headers] or None
+        moment = _EPOCH + timedelta(milliseconds=record.timestamp)
+        offset = offsets[record.partition]
+        offsets[record.partition] += 1
+        rows.append((record.key, record.value, topic, record.partition, offset, moment, 0, headers))
+    return sorted(rows, key=lambda row: (row[2], row[3], row[4]))
+
+
+def read(spark: SparkSession, servers: str, **options: Any) -> DataFrame:
+    """A batch DataFrame of format klog, which nothing has registered."""
+    reader = spark.read.format("klog").option("kafka.bootstrap.servers", servers)
+    return reader.options(**{name: str(value) for name, value in options.items()}).load()
+
+
+def offsets_of(frame: DataFrame) -> list[tuple[str, int, int]]:
+    """(topic, partition, offset) of all rows, sorted."""
+    return sorted((row.topic, row.partition, row.offset) for row in frame.select("topic", "partition", "offset").collect())
+
+
+def error_of(action: Callable[[], Any]) -> str:
+    """The text of the error that `action` ends with; Spark wraps ours in several of its own."""
+    with pytest.raises((PySparkException, Py4JJavaError)) as caught:
+        action()
+    return str(caught.value)
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = _SECONDS, query: StreamingQuery | None = None) -> None:
+    """Wait until `condition` holds; fail at once when the query has failed, else when the time is over."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        failure = query.exception() if query is not None else None
+        if failure is not None:
+            raise failure
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
+        time.sleep(0.05)
+
+
+def values(count: int, start: int = 0, partitions: int = 1) -> Sequence[Sent]:
+    """Distinct records, spread over the partitions."""
+    return [Sent(b"v%d" % number, partition=number % partitions) for number in range(start, start + count)]
