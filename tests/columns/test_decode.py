@@ -154,7 +154,12 @@ row_values = st.tuples(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.lists(row_values, min_size=1, max_size=6), max_size=4), st.integers(0, 25), st.integers(0, 25), st.data())
+@given(
+    st.lists(st.lists(row_values, min_size=1, max_size=6), max_size=4),
+    st.integers(0, 25),
+    st.integers(0, 25),
+    st.data(),
+)
 def test_any_rows(batches: list[list[Any]], first: int, end: int, data: st.DataObject) -> None:
     rows: list[Row] = []
     encoded = []

@@ -104,9 +104,7 @@ def test_null_values_and_strings() -> None:
 def test_a_partition_column_comes_before_the_key() -> None:
     partitions = [0, 3, None, 2]
     found = split(
-        table(
-            key=pa.array(KEYS[:3] + [None]), value=pa.array(VALUES[:4]), partition=pa.array(partitions, pa.int32())
-        )
+        table(key=pa.array([*KEYS[:3], None]), value=pa.array(VALUES[:4]), partition=pa.array(partitions, pa.int32()))
     )
     wanted: dict[tuple[str, int], list[Content]] = {}
     for row, partition in enumerate([0, 3, by_kafka_python(KEYS[2], 4), 2]):
@@ -162,14 +160,18 @@ def test_headers_whose_list_has_another_item_name() -> None:
 
 
 def test_no_rows_give_nothing() -> None:
-    whole = table(topic=pa.array(["t"]), key=pa.array([b"k"]), value=pa.array([b"v"]), headers=pa.array([None], HEADERS))
+    whole = table(
+        topic=pa.array(["t"]), key=pa.array([b"k"]), value=pa.array([b"v"]), headers=pa.array([None], HEADERS)
+    )
     assert split(whole.slice(0, 0)) == {}
     assert split(whole.slice(0, 0), None) == {}
 
 
 def test_records_bear_the_time_of_the_split() -> None:
     before = time.time_ns() // 1_000_000
-    [(_, _, columns)] = PartitionEncoder("t", lambda topic: 1, lambda topic, count: 0).split(table(value=pa.array(VALUES)))
+    [(_, _, columns)] = PartitionEncoder("t", lambda topic: 1, lambda topic, count: 0).split(
+        table(value=pa.array(VALUES))
+    )
     after = time.time_ns() // 1_000_000
     assert columns.timestamp is not None
     stamps = memoryview(columns.timestamp).cast("B").cast("q")

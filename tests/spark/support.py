@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic  # the stubs of .admin do not export it
 from py4j.protocol import Py4JJavaError
@@ -65,6 +65,8 @@ class Seen(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
+    timestamp_type: int
+    timestamp: int
 
 
 def create_topic(servers: str, name: str, partitions: int = 1, **configs: str) -> None:
@@ -133,8 +135,18 @@ def consume(servers: str, topic: str, **settings: str) -> list[Seen]:
                 unfinished.discard(message.partition())
                 continue
             headers = tuple(message.headers() or ())
+            kind, timestamp = message.timestamp()
             seen.append(
-                Seen(topic, message.partition(), message.offset(), message.key(), message.value(), headers)
+                Seen(
+                    topic,
+                    message.partition(),
+                    message.offset(),
+                    message.key(),
+                    message.value(),
+                    headers,
+                    kind - TIMESTAMP_CREATE_TIME,
+                    timestamp,
+                )
             )
     finally:
         consumer.close()
@@ -162,7 +174,9 @@ def read(spark: SparkSession, servers: str, **options: Any) -> DataFrame:
 
 def offsets_of(frame: DataFrame) -> list[tuple[str, int, int]]:
     """(topic, partition, offset) of all rows, sorted."""
-    return sorted((row.topic, row.partition, row.offset) for row in frame.select("topic", "partition", "offset").collect())
+    return sorted(
+        (row.topic, row.partition, row.offset) for row in frame.select("topic", "partition", "offset").collect()
+    )
 
 
 def error_of(action: Callable[[], Any]) -> str:
@@ -172,7 +186,9 @@ def error_of(action: Callable[[], Any]) -> str:
     return str(caught.value)
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = _SECONDS, query: StreamingQuery | None = None) -> None:
+def wait_for(
+    condition: Callable[[], bool], what: str, seconds: float = _SECONDS, query: StreamingQuery | None = None
+) -> None:
     """Wait until `condition` holds; fail at once when the query has failed, else when the time is over."""
     deadline = time.monotonic() + seconds
     while not condition():

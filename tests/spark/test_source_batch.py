@@ -1,0 +1,308 @@
+"""Batch reads of what confluent-kafka has produced."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chispa import assert_df_equality
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import col, length
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+from spark_klog.columns.schema import WITHOUT_HEADERS
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.spark.options import source_options
+from spark_klog.spark.source import BatchReader
+from tests.support.batches import walk
+from tests.support.broker import KlogBroker
+from tests.support.kafka import free_port
+
+from .conftest import SparkLog
+from .support import (
+    KAFKA_SCHEMA,
+    KAFKA_SCHEMA_WITH_HEADERS,
+    Sent,
+    create_topic,
+    error_of,
+    expected_rows,
+    offsets_of,
+    produce,
+    read,
+    values,
+)
+
+CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
+NOW = 1_700_000_000_000
+
+
+@pytest.fixture(scope="module")
+def servers(cluster: EmbeddedCluster) -> str:
+    return cluster.bootstrap_servers
+
+
+@pytest.fixture(scope="module")
+def two_topics(servers: str) -> str:
+    """batch-a with offsets [0, 5) in each of two partitions, batch-b with [0, 3) in one."""
+    create_topic(servers, "batch-a", 2)
+    create_topic(servers, "batch-b", 1)
+    produce(servers, "batch-a", values(10, partitions=2))
+    produce(servers, "batch-b", values(3))
+    return servers
+
+
+def part(topic: str, partition: int, start: int, end: int) -> list[tuple[str, int, int]]:
+    return [(topic, partition, offset) for offset in range(start, end)]
+
+
+ALL_A = part("batch-a", 0, 0, 5) + part("batch-a", 1, 0, 5)
+ALL_B = part("batch-b", 0, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("option", "schema"),
+    [(None, KAFKA_SCHEMA), ("false", KAFKA_SCHEMA), ("true", KAFKA_SCHEMA_WITH_HEADERS)],
+)
+def test_schema_is_that_of_sparks_kafka_connector(
+    spark: SparkSession, two_topics: str, option: str | None, schema: StructType
+) -> None:
+    options = {"includeHeaders": option} if option else {}
+    assert read(spark, two_topics, subscribe="batch-a", **options).schema == schema
+
+
+def test_what_was_produced_with_every_codec(spark: SparkSession, servers: str, topic: str) -> None:
+    create_topic(servers, topic, len(CODECS))
+    sent: list[Sent] = []
+    for partition, codec in enumerate(CODECS):
+        records = [
+            Sent(
+                None if number % 7 == 0 else b"value-%d " % number * (number % 20),
+                None if number % 3 == 0 else b"key-%d" % (number % 10),
+                partition,
+                NOW + 1000 * partition + number,
+                (("h", b"x"), ("ü", None), ("h", b""))[: number % 4],
+            )
+            for number in range(300)
+        ]
+        produce(servers, topic, records, compression_type=codec)
+        sent += records
+    wanted = spark.createDataFrame(expected_rows(topic, sent), KAFKA_SCHEMA_WITH_HEADERS)
+    found = read(spark, servers, subscribe=topic, includeHeaders=True)
+    assert_df_equality(found.orderBy("partition", "offset"), wanted)
+    assert_df_equality(read(spark, servers, subscribe=topic).orderBy("partition", "offset"), wanted.drop("headers"))
+
+
+def test_a_record_larger_than_a_fetch(spark: SparkSession, servers: str, topic: str) -> None:
+    create_topic(servers, topic)
+    produce(servers, topic, [Sent(bytes([65 + number]) * 300_000) for number in range(4)])
+    frame = read(spark, servers, subscribe=topic, **{"kafka.max.partition.fetch.bytes": 1000})
+    assert [row[0] for row in frame.orderBy("offset").select(length("value")).collect()] == [300_000] * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"subscribe": "batch-a"}, ALL_A),
+        ({"subscribe": " batch-b , batch-a "}, ALL_A + ALL_B),
+        ({"subscribePattern": "batch-."}, ALL_A + ALL_B),
+        ({"subscribePattern": "batch-[b-z]"}, ALL_B),
+        ({"subscribePattern": "atch"}, []),
+        ({"assign": '{"batch-a":[1],"batch-b":[0]}'}, part("batch-a", 1, 0, 5) + ALL_B),
+        (
+            {
+                "subscribe": "batch-a",
+                "startingOffsets": '{"batch-a":{"0":-2,"1":3}}',
+                "endingOffsets": '{"batch-a":{"0":2,"1":-1}}',
+            },
+            part("batch-a", 0, 0, 2) + part("batch-a", 1, 3, 5),
+        ),
+        (
+            {"assign": '{"batch-a":[0]}', "startingOffsets": '{"batch-a":{"0":5}}', "endingOffsets": "latest"},
+            [],
+        ),
+    ],
+)
+def test_what_is_read(
+    spark: SparkSession, two_topics: str, options: dict[str, str], wanted: list[tuple[str, int, int]]
+) -> None:
+    assert offsets_of(read(spark, two_topics, **options)) == wanted
+
+
+def test_fewer_columns_in_another_order(spark: SparkSession, two_topics: str) -> None:
+    schema = StructType([StructField("offset", KAFKA_SCHEMA["offset"].dataType), StructField("value", BinaryType())])
+    reader = spark.read.format("klog").schema(schema)
+    frame = reader.options(**{"kafka.bootstrap.servers": two_topics, "subscribe": "batch-b"}).load()
+    assert frame.schema == schema
+    assert [(row.offset, bytes(row.value)) for row in frame.orderBy("offset").collect()] == [
+        (0, b"v0"),
+        (1, b"v1"),
+        (2, b"v2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        (StructField("value", StringType()), "column value is binary, the schema given says string: read it as it is"),
+        (StructField("vlaue", BinaryType()), "no such columns: vlaue; known are key, value"),
+    ],
+)
+def test_a_wrong_schema_is_refused(spark: SparkSession, two_topics: str, field: StructField, message: str) -> None:
+    reader = spark.read.format("klog").schema(StructType([field]))
+    options = {"kafka.bootstrap.servers": two_topics, "subscribe": "batch-b"}
+    assert message in error_of(lambda: reader.options(**options).load().collect())
+
+
+@pytest.fixture(params=["true", "false"])
+def pushdown(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[None]:
+    name = "spark.sql.python.filterPushdown.enabled"
+    spark.conf.set(name, request.param)
+    yield
+    spark.conf.unset(name)
+
+
+@pytest.mark.usefixtures("pushdown")
+def test_filters(spark: SparkSession, two_topics: str) -> None:
+    frame = read(spark, two_topics, subscribe="batch-a")
+    filtered = frame.where((col("partition") == 1) & (col("offset") >= 2) & col("key").isNull())
+    assert offsets_of(filtered) == part("batch-a", 1, 2, 5)
+
+
+def test_limit_ends_early_without_an_error(spark: SparkSession, servers: str, topic: str, spark_log: SparkLog) -> None:
+    create_topic(servers, topic, 2)
+    produce(servers, topic, values(20_000, partitions=2), batch_size=2000)
+    frame = read(spark, servers, subscribe=topic, **{"kafka.max.partition.fetch.bytes": 5000})
+    assert len(frame.limit(3).collect()) == 3
+    assert frame.count() == 20_000  # the workers' connections still work
+    assert "ERROR" not in spark_log.text()
+    assert "Traceback" not in spark_log.text()
+
+
+def test_an_empty_topic(spark: SparkSession, servers: str, topic: str) -> None:
+    create_topic(servers, topic, 3)
+    frame = read(spark, servers, subscribe=topic)
+    assert frame.count() == 0
+    assert frame.schema == KAFKA_SCHEMA
+
+
+BEYOND = [
+    # (startingOffsets, endingOffsets of batch-b, which has [0, 3)), what is wanted, what remains
+    ("9", "12", "[9, 12)", []),
+    ("1", "12", "[1, 12)", part("batch-b", 0, 1, 3)),
+    ("9", "-1", "[9, 9)", []),
+]
+
+
+@pytest.mark.parametrize(("start", "end", "wanted", "rest"), BEYOND)
+def test_offsets_beyond_the_log(
+    spark: SparkSession,
+    two_topics: str,
+    spark_log: SparkLog,
+    start: str,
+    end: str,
+    wanted: str,
+    rest: list[tuple[str, int, int]],
+) -> None:
+    options = {
+        "subscribe": "batch-b",
+        "startingOffsets": f'{{"batch-b":{{"0":{start}}}}}',
+        "endingOffsets": f'{{"batch-b":{{"0":{end}}}}}',
+    }
+    lost = f"batch-b-0: wanted {wanted}, available [0, 3)"
+    text = error_of(lambda: read(spark, two_topics, **options).collect())
+    assert f"offsets are gone or not there yet: {lost}; set failOnDataLoss=false" in text
+    assert "skipped" not in spark_log.text()
+    assert offsets_of(read(spark, two_topics, failOnDataLoss=False, **options)) == rest
+    assert f"skipped what can't be read (failOnDataLoss=false): {lost}" in spark_log.text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"subscribe": "batch-b,nosuch"}, "topic nosuch does not exist at 127.0.0.1:"),
+        ({"assign": '{"batch-b":[0,4,5]}'}, "topic batch-b has no partition 4, 5"),
+        ({"subscribe": "batch-b", "startingOfsets": "earliest"}, "did you mean startingOffsets?"),
+        ({"subscribe": "batch-b", "assign": '{"batch-b":[0]}'}, "assign and subscribe exclude each other"),
+        (
+            {"subscribe": "batch-b", "startingOffsets": '{"batch-b":{"1":0}}'},
+            "option startingOffsets must name exactly the partitions that are read: it lacks batch-b-0; "
+            "it names, and they are not read: batch-b-1",
+        ),
+    ],
+)
+def test_refused(spark: SparkSession, two_topics: str, options: dict[str, str], message: str) -> None:
+    assert message in error_of(lambda: read(spark, two_topics, **options).collect())
+
+
+def test_an_unknown_topic_is_not_made(spark: SparkSession, servers: str) -> None:
+    for _ in range(2):
+        assert "topic never does not exist" in error_of(lambda: read(spark, servers, subscribe="never").collect())
+
+
+def test_no_broker(spark: SparkSession) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    began = time.monotonic()
+    text = error_of(lambda: read(spark, address, subscribe="t").collect())
+    assert address in text
+    assert "ConnectionFailed" in text
+    assert time.monotonic() - began < 20  # ten seconds of trying, and Spark's own
+
+
+@pytest.mark.parametrize("ending", ["latest", "json"])
+def test_writing_while_a_query_is_planned_is_no_loss(servers: str, topic: str, ending: str) -> None:
+    create_topic(servers, topic)
+    options = {"kafka.bootstrap.servers": servers, "subscribe": topic}
+    if ending == "json":
+        options["endingOffsets"] = json.dumps({topic: {"0": -1}})
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            produce(servers, topic, values(200, number), linger_ms=0, batch_num_messages=1)
+            number += 200
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        ends = []
+        for _ in range(40):
+            reader = BatchReader(source_options(options, streaming=False), WITHOUT_HEADERS)
+            ends += [partition.range.end for partition in reader.partitions()]
+    finally:
+        stop.set()
+        writer.join()
+    assert ends == sorted(ends)
+    assert ends[-1] > ends[0]
+
+
+def test_a_corrupt_batch_names_its_offsets(spark: SparkSession, server_dir: Path, topic: str) -> None:
+    with KlogBroker(server_dir) as broker:
+        create_topic(broker.bootstrap_servers, topic, 1)
+        for number in range(3):
+            produce(broker.bootstrap_servers, topic, values(10, 10 * number))
+        assert broker.stop() == 0
+        [log] = (broker.data_dir / f"{topic}-0").glob("*.log")
+        data = bytearray(log.read_bytes())
+        batches = list(walk(bytes(data)))
+        bad = next(batch for batch in batches if batch.base_offset <= 15 <= batch.last_offset)
+        data[bad.position + bad.size // 2 + 30] ^= 0x10
+        log.write_bytes(data)
+        broker.start()
+        text = error_of(lambda: read(spark, broker.bootstrap_servers, subscribe=topic).collect())
+        wanted = rf"CorruptBatchError: {topic}-0: batch of offsets {bad.base_offset}-{bad.last_offset}: CRC 0x"
+        assert re.search(wanted, text)
+
+        # What lies before and behind it can be read.
+        for start, end in [(0, bad.base_offset), (bad.last_offset + 1, 30)]:
+            options = {
+                "startingOffsets": json.dumps({topic: {"0": start}}),
+                "endingOffsets": json.dumps({topic: {"0": end}}),
+            }
+            frame = read(spark, broker.bootstrap_servers, subscribe=topic, **options)
+            assert offsets_of(frame) == part(topic, 0, start, end)

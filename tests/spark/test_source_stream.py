@@ -1,0 +1,370 @@
+"""Streams: triggers, checkpoints, what appears and what goes, and servers and workers that are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from kazoo.client import KazooClient
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_klog.embedded import EmbeddedCluster
+
+from .conftest import SparkLog
+from .support import KAFKA_SCHEMA, consume, create_topic, offsets_of, produce, read, values, wait_for
+
+SECONDS = 60
+
+
+class Job:
+    """A query from topics to Parquet files with a checkpoint, which may be run several times."""
+
+    def __init__(self, spark: SparkSession, servers: str, folder: Path, **options: Any) -> None:
+        self.spark = spark
+        self.output, self.checkpoint = folder / "output", folder / "checkpoint"
+        self.options = {"kafka.bootstrap.servers": servers, "startingOffsets": "earliest"} | options
+
+    def start(self, **trigger: Any) -> StreamingQuery:
+        frame = self.spark.readStream.format("klog").options(**self.options).load()
+        writer = frame.writeStream.format("parquet").option("path", str(self.output))
+        return writer.option("checkpointLocation", str(self.checkpoint)).trigger(**trigger).start()
+
+    def run(self) -> list[int]:
+        """Read what is there; returns the rows of each batch."""
+        query = self.start(availableNow=True)
+        assert query.awaitTermination(SECONDS)
+        return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+
+    @property
+    def result(self) -> DataFrame:
+        return self.spark.read.schema(KAFKA_SCHEMA).parquet(str(self.output))
+
+    def committed(self) -> dict[tuple[str, int], int]:
+        """The offsets that the checkpoint has committed."""
+        done = [int(path.name) for path in (self.checkpoint / "commits").glob("[0-9]*") if path.name.isdecimal()]
+        if not done:
+            return {}
+        text = (self.checkpoint / "offsets" / str(max(done))).read_text().splitlines()[-1]
+        return {
+            (topic, int(partition)): offset
+            for topic, partitions in json.loads(text).items()
+            for partition, offset in partitions.items()
+        }
+
+
+@pytest.fixture(scope="module")
+def servers(cluster: EmbeddedCluster) -> str:
+    return cluster.bootstrap_servers
+
+
+def all_of(topic: str, partitions: int, count: int) -> list[tuple[str, int, int]]:
+    return [(topic, partition, offset) for partition in range(partitions) for offset in range(count)]
+
+
+def test_available_now_with_a_limit_and_restarts(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
+    create_topic(servers, topic, 4)
+    produce(servers, topic, values(1000, partitions=4))
+    job = Job(spark, servers, tmp_path, subscribe=topic, maxOffsetsPerTrigger="300")
+    rows = job.run()
+    assert sum(rows) == 1000
+    assert max(rows) <= 300 + 4  # rounded up by at most one for each partition
+    assert len(rows) >= 4
+    produce(servers, topic, values(200, 1000, partitions=4))
+    assert sum(job.run()) == 200
+    assert job.run() == []
+    assert offsets_of(job.result) == all_of(topic, 4, 300)
+    assert {row.value for row in job.result.collect()} == {record.value for record in values(1200)}
+    assert job.committed() == {(topic, partition): 300 for partition in range(4)}
+
+
+def test_available_now_without_a_limit_is_one_batch(
+    spark: SparkSession, servers: str, topic: str, tmp_path: Path
+) -> None:
+    create_topic(servers, topic, 2)
+    produce(servers, topic, values(500, partitions=2))
+    job = Job(spark, servers, tmp_path, assign=json.dumps({topic: [1]}))
+    assert job.run() == [250]
+    assert offsets_of(job.result) == [(topic, 1, offset) for offset in range(250)]
+
+
+def test_processing_time_stop_and_restart(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
+    create_topic(servers, topic, 2)
+    job = Job(spark, servers, tmp_path, subscribe=topic, maxOffsetsPerTrigger="40")
+    query = job.start(processingTime="100 milliseconds")
+    try:
+        for wave in range(2):
+            produce(servers, topic, values(100, 100 * wave, partitions=2))
+            wait_for(lambda: job.output.exists(), "the first output", query=query)
+            wait_for(lambda wave=wave: job.result.count() > 100 * wave, "rows of the wave", query=query)
+    finally:
+        query.stop()  # wherever it is
+    assert max(progress["numInputRows"] for progress in query.recentProgress) <= 42
+    job.run()
+    assert offsets_of(job.result) == all_of(topic, 2, 100)
+
+
+def test_starting_at_latest(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
+    create_topic(servers, topic)
+    produce(servers, topic, values(10))
+    job = Job(spark, servers, tmp_path, subscribe=topic)
+    del job.options["startingOffsets"]  # latest is the default of a stream
+    query = job.start(processingTime="100 milliseconds")
+    try:
+        wait_for(lambda: (job.checkpoint / "offsets" / "0").exists() or query.lastProgress, "a start", query=query)
+        produce(servers, topic, values(5, 10))
+        wait_for(lambda: job.committed() == {(topic, 0): 15}, "the end", query=query)
+    finally:
+        query.stop()
+    assert offsets_of(job.result) == [(topic, 0, offset) for offset in range(10, 15)]
+
+
+def test_a_topic_that_appears_is_read_from_its_start(
+    spark: SparkSession, servers: str, topic: str, tmp_path: Path
+) -> None:
+    create_topic(servers, f"{topic}-1")
+    produce(servers, f"{topic}-1", values(10))
+    job = Job(spark, servers, tmp_path, subscribePattern=f"{topic}-.*", startingOffsets="latest")
+    query = job.start(processingTime="100 milliseconds")
+    try:
+        wait_for(lambda: query.lastProgress is not None, "a start", query=query)
+        create_topic(servers, f"{topic}-2", 2)
+        produce(servers, f"{topic}-2", values(10, partitions=2))
+        wait_for(lambda: sum(job.committed().values()) == 20, "the new topic", query=query)
+    finally:
+        query.stop()
+    assert offsets_of(job.result) == all_of(f"{topic}-2", 2, 5)
+
+
+def delete_topic(servers: str, topic: str) -> None:
+    AdminClient({"bootstrap.servers": servers}).delete_topics([topic])[topic].result(timeout=30)
+
+
+def test_a_topic_that_goes(spark: SparkSession, servers: str, topic: str, tmp_path: Path, spark_log: SparkLog) -> None:
+    for name in ("x", "y"):
+        create_topic(servers, f"{topic}-{name}")
+        produce(servers, f"{topic}-{name}", values(10))
+    job = Job(spark, servers, tmp_path, subscribePattern=f"{topic}-.")
+    job.run()
+    delete_topic(servers, f"{topic}-x")
+    message = f"{topic}-x-0 is gone; the query has read it up to offset 10"
+    with pytest.raises(StreamingQueryException, match=f"{message}; set failOnDataLoss=false"):
+        job.run()
+    produce(servers, f"{topic}-y", values(5, 10))
+    job.options["failOnDataLoss"] = "false"
+    assert job.run() == [5]
+    assert f"{message} (failOnDataLoss=false)" in spark_log.text()
+    assert offsets_of(job.result) == all_of(f"{topic}-x", 1, 10) + all_of(f"{topic}-y", 1, 15)
+
+
+def test_a_log_that_became_shorter(
+    spark: SparkSession, servers: str, topic: str, tmp_path: Path, spark_log: SparkLog
+) -> None:
+    create_topic(servers, topic)
+    produce(servers, topic, values(10))
+    job = Job(spark, servers, tmp_path, subscribe=topic)
+    job.run()
+    delete_topic(servers, topic)
+    create_topic(servers, topic)
+    produce(servers, topic, values(4))
+    lost = rf"{topic}-0: wanted \[10, 10\), available \[\d, 4\)"
+    query = job.start(processingTime="100 milliseconds")
+    with pytest.raises(StreamingQueryException, match=f"offsets are gone or not there yet: {lost}"):
+        query.awaitTermination(SECONDS)
+    job.options["failOnDataLoss"] = "false"
+    query = job.start(processingTime="100 milliseconds")
+    try:
+        produce(servers, topic, values(8, 4))
+        wait_for(lambda: job.committed() == {(topic, 0): 12}, "the end", query=query)
+    finally:
+        query.stop()
+    assert "skipped what can't be read (failOnDataLoss=false)" in spark_log.text()
+    assert offsets_of(job.result) == all_of(topic, 1, 12)
+
+
+Group = dict[tuple[str, int], int]
+
+
+def watch_group(job: Job, topic: str, servers: str, group: Callable[[], Group]) -> None:
+    """Run in waves; the group's offsets follow the checkpoint, never lead it, and get to the end."""
+    query = job.start(processingTime="100 milliseconds")
+    end = 0
+
+    def follows() -> bool:
+        shown = group()
+        committed = job.committed()  # read later: it can only have grown
+        assert all(offset <= committed.get(key, -1) for key, offset in shown.items()), (shown, committed)
+        return shown == {(topic, 0): end, (topic, 1): end}
+
+    try:
+        for _ in range(3):
+            produce(servers, topic, values(60, 2 * end, partitions=2))
+            end += 30
+            wait_for(follows, f"the group at {end}", query=query)
+    finally:
+        query.stop()
+
+
+def test_group_offsets_in_zookeeper(
+    spark: SparkSession, make_cluster: Callable[..., EmbeddedCluster], topic: str, tmp_path: Path
+) -> None:
+    cluster = make_cluster(zookeeper=True)
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    options = {"kafka.group.id": "g-1", "kafka.zookeeper.connect": cluster.zookeeper_connect}
+    job = Job(spark, cluster.bootstrap_servers, tmp_path, subscribe=topic, maxOffsetsPerTrigger="20", **options)
+    client = KazooClient(cluster.zookeeper_connect)
+    client.start()
+    try:
+
+        def group() -> Group:
+            found = {}
+            for partition in range(2):
+                path = f"/consumers/g-1/offsets/{topic}/{partition}"
+                if client.exists(path):
+                    found[topic, partition] = int(client.get(path)[0].decode("ascii"))
+            return found
+
+        watch_group(job, topic, cluster.bootstrap_servers, group)
+
+        # What the last run did not get to say, the next one says.
+        client.delete("/consumers/g-1", recursive=True)
+        job.run()
+        assert group() == {(topic, 0): 90, (topic, 1): 90}
+        assert client.get(f"/consumers/g-1/offsets/{topic}/1")[0] == b"90"
+    finally:
+        client.stop()
+        client.close()
+
+
+@pytest.mark.parametrize("form", ["path", "uri"])
+def test_group_offsets_in_a_folder(spark: SparkSession, servers: str, topic: str, tmp_path: Path, form: str) -> None:
+    create_topic(servers, topic, 2)
+    tree = tmp_path / "the tree"
+    path = tree.as_uri() if form == "uri" else str(tree)
+    job = Job(spark, servers, tmp_path, subscribe=topic, **{"kafka.group.id": "g", "offsetsPath": path})
+
+    def group() -> Group:
+        # Read by the package's own tree: the files' form is for tests/directories.
+        from spark_klog.directories.offsets import OffsetDirectory
+        from spark_klog.directories.tree import open_tree
+
+        shown = open_tree(str(tree))
+        try:
+            return OffsetDirectory(shown, "g").fetch([(topic, 0), (topic, 1)])
+        finally:
+            shown.close()
+
+    watch_group(job, topic, servers, group)
+    assert tree.is_dir()
+
+
+def test_a_group_that_can_not_be_written_does_not_stop_the_query(
+    spark: SparkSession, servers: str, topic: str, tmp_path: Path, spark_log: SparkLog
+) -> None:
+    create_topic(servers, topic)
+    (tmp_path / "file").write_text("not a folder")
+    options = {"kafka.group.id": "g", "offsetsPath": str(tmp_path / "file"), "maxOffsetsPerTrigger": "10"}
+    produce(servers, topic, values(30))
+    job = Job(spark, servers, tmp_path, subscribe=topic, **options)
+    assert sum(job.run()) == 30
+    assert offsets_of(job.result) == all_of(topic, 1, 30)
+    assert "offsets of group g were not written, trying again next time" in spark_log.text()
+
+
+def test_a_broker_that_is_killed(
+    spark: SparkSession, make_cluster: Callable[..., EmbeddedCluster], topic: str, tmp_path: Path
+) -> None:
+    cluster = make_cluster()
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 2)
+    job = Job(spark, servers, tmp_path, subscribe=topic, maxOffsetsPerTrigger="200")
+    query = job.start(processingTime="100 milliseconds")
+    try:
+        for round_ in range(2):
+            writer = threading.Thread(target=produce, args=(servers, topic, values(2000, 2000 * round_, partitions=2)))
+            writer.start()
+            wait_for(lambda round_=round_: sum(job.committed().values()) > 2000 * round_, "rows", query=query)
+            cluster.kill(0)
+            cluster.restart(0)
+            writer.join()
+        there = [(record.topic, record.partition, record.offset) for record in consume(servers, topic)]
+        wait_for(lambda: sum(job.committed().values()) == len(there), "the end", query=query)
+        assert query.isActive
+    finally:
+        query.stop()
+    assert offsets_of(job.result) == there
+    assert {row.value for row in job.result.collect()} == {record.value for record in values(4000)}
+
+
+def children(pid: int) -> list[int]:
+    """The processes whose parent is `pid`."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has ended
+            continue
+        if parent == pid:
+            found.append(int(folder.name))
+    return found
+
+
+def workers(jvm: int) -> list[int]:
+    """The Python workers, which pyspark.daemon forks."""
+    found = []
+    for daemon in children(jvm):
+        try:
+            command = Path(f"/proc/{daemon}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"pyspark.daemon" in command:
+            found += children(daemon)
+    return found
+
+
+def test_workers_that_are_killed(
+    spark: SparkSession, servers: str, topic: str, tmp_path: Path, spark_log: SparkLog
+) -> None:
+    create_topic(servers, topic, 4)
+    produce(servers, topic, values(40_000, partitions=4), batch_num_messages=20)
+    # Many small requests, so that there is something to interrupt.
+    frame = read(spark, servers, subscribe=topic, **{"kafka.max.partition.fetch.bytes": 1})
+    jvm = spark.sparkContext._gateway.proc.pid
+    tracker = spark.sparkContext.statusTracker()
+    failures: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            frame.write.parquet(str(tmp_path / "output"))
+        except BaseException as error:
+            failures.append(error)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        killed = 0
+        while killed < 2 and writer.is_alive():
+            wait_for(lambda: bool(tracker.getActiveStageIds()) or not writer.is_alive(), "a task")
+            before = spark_log.text().count("Python worker exited unexpectedly")
+            for pid in workers(jvm):
+                os.kill(pid, signal.SIGKILL)
+            killed += 1
+            wait_for(
+                lambda before=before: (
+                    spark_log.text().count("Python worker exited unexpectedly") > before or not writer.is_alive()
+                ),
+                "a failed task",
+            )
+    finally:
+        writer.join()
+    assert failures == []
+    assert "Python worker exited unexpectedly" in spark_log.text()
+    assert offsets_of(spark.read.parquet(str(tmp_path / "output"))) == all_of(topic, 4, 10_000)
