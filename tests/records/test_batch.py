@@ -335,6 +335,17 @@ def test_wrong_fields_are_refused_though_the_checksum_is_right(form: str, positi
     assert not isinstance(caught.value, CorruptBatchError)
 
 
+@pytest.mark.parametrize(("form", "position"), [(">q", 0), (">i", 23), (">i", 57)])
+def test_negative_fields_are_refused_in_a_batch_without_records(form: str, position: int) -> None:
+    batch = bytearray(SMALL[:61])
+    struct.pack_into(">i", batch, 8, 49)
+    struct.pack_into(">i", batch, 57, 0)
+    assert list(read_records(_with_crc(batch))) == []
+    struct.pack_into(form, batch, position, -1)
+    with pytest.raises(DecodeError):
+        list(visible_batches(_with_crc(batch)))
+
+
 def test_message_sets_are_named() -> None:
     # one message of magic 1: offset, size, crc, magic, attributes, timestamp, key null, value "v"
     message = struct.pack(">IbbqiI", 0, 1, 0, TIME, -1, 1) + b"v"

@@ -202,6 +202,15 @@ def test_every_truncation_and_wrong_count_is_refused(kernel: Kernel) -> None:
     assert builder.rows == 0
 
 
+def test_record_that_says_it_holds_the_next_one_too_is_refused(kernel: Kernel) -> None:
+    inner = _record(b"\x00\x00\x00\x01\x01\x00")
+    builder = kernel.builder(ALL)
+    with pytest.raises(DecodeError):
+        builder.append(varint(6 + len(inner)) + inner[1:] + inner, 2, 0, 0, None, *EVERYTHING)
+    builder.append(inner + inner, 2, 0, 0, None, *EVERYTHING)
+    assert builder.rows == 2
+
+
 @pytest.mark.parametrize("delta", [2**63 - 1, -(2**63), 2**31, -(2**31) - 1, 0, -1])
 def test_timestamps_of_64_bits_wrap(kernel: Kernel, delta: int) -> None:
     content = b"\x00" + varint(delta) + b"\x00\x01\x01\x00"
@@ -246,6 +255,13 @@ def test_encode_piece_by_piece(kernel: Kernel, target: int) -> None:
         assert len(encode_rows(part[:-1], 0, base)) < target
         start, pieces = following, pieces + 1
     assert pieces == {1: len(ROWS), 1 << 20: 1}.get(target, pieces)
+
+
+def test_encode_stops_where_the_target_is_reached_exactly(kernel: Kernel) -> None:
+    rows = [Row(index, BASE_TIME, b"k", b"v") for index in range(4)]
+    two = len(encode_rows(rows[:2], 0, BASE_TIME))
+    for start, target, following in ((0, two, 2), (0, two + 1, 3), (1, two, 3), (3, two, 4)):
+        assert kernel.encode(record_columns(rows), start, target)[1] == following
 
 
 def test_encode_without_key_value_and_headers(kernel: Kernel) -> None:

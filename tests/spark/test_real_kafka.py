@@ -1,0 +1,199 @@
+"""Source and sink against real Apache Kafka, with confluent-kafka on the other side."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chispa import assert_df_equality
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from tests.support.kafka import Kafka, Version
+
+from .conftest import SparkLog
+from .support import (
+    KAFKA_SCHEMA_WITH_HEADERS,
+    Sent,
+    consume,
+    create_topic,
+    error_of,
+    expected_rows,
+    offsets_of,
+    produce,
+    read,
+    values,
+    wait_for,
+)
+
+pytestmark = [pytest.mark.peer, pytest.mark.slow]
+
+CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
+SECONDS = 60
+
+
+@pytest.fixture(scope="module", params=["3.9.1", "4.1.0"])
+def servers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[str]:
+    """A broker of Apache Kafka."""
+    version: Version = request.param
+    with Kafka(version, module_server_dir / f"kafka-{version}") as kafka:
+        yield kafka.bootstrap_servers
+
+
+def test_batch_round_trip(spark: SparkSession, servers: str, topic: str) -> None:
+    create_topic(servers, topic, len(CODECS))
+    sent: list[Sent] = []
+    for partition, codec in enumerate(CODECS):
+        records = [
+            Sent(
+                None if number % 7 == 0 else b"value-%d " % number * (number % 20),
+                None if number % 3 == 0 else b"key-%d" % (number % 10),
+                partition,
+                1_700_000_000_000 + number,
+                (("h", b"x"), ("ü", None), ("h", b""))[: number % 4],
+            )
+            for number in range(200)
+        ]
+        produce(servers, topic, records, compression_type=codec)
+        sent += records
+    found = read(spark, servers, subscribe=topic, includeHeaders=True)
+    wanted = spark.createDataFrame(expected_rows(topic, sent), KAFKA_SCHEMA_WITH_HEADERS)
+    assert_df_equality(found.orderBy("partition", "offset"), wanted)
+
+    contents = Counter((record.key, record.value, record.headers) for record in sent)
+    for codec in CODECS:
+        create_topic(servers, f"{topic}-{codec}", 3)
+        writer = found.select("key", "value", "headers").write.format("klog").mode("append")
+        options = {"kafka.bootstrap.servers": servers, "kafka.compression.type": codec}
+        writer.options(**options, topic=f"{topic}-{codec}").save()
+        written = consume(servers, f"{topic}-{codec}")
+        assert Counter((record.key, record.value, record.headers) for record in written) == contents
+
+
+def test_log_append_time(spark: SparkSession, servers: str, topic: str) -> None:
+    create_topic(servers, topic, **{"message.timestamp.type": "LogAppendTime"})
+    produce(servers, topic, values(20), compression_type="gzip")
+    wanted = [(record.offset, record.timestamp_type, record.timestamp) for record in consume(servers, topic)]
+    frame = read(spark, servers, subscribe=topic).orderBy("offset")
+    found = frame.selectExpr("offset", "timestampType", "unix_millis(timestamp) as ms").collect()
+    assert [tuple(row) for row in found] == wanted
+    assert {kind for _, kind, _ in wanted} == {1}
+
+
+def test_transactions(spark: SparkSession, servers: str, topic: str) -> None:
+    create_topic(servers, topic, 2)
+    producers = []
+    number = 0
+
+    def transaction(end: str) -> None:
+        nonlocal number
+        settings = {"bootstrap.servers": servers, "transactional.id": f"{topic}-{len(producers)}"}
+        producer = Producer(settings | {"compression.type": CODECS[len(producers) % len(CODECS)]})
+        producers.append(producer)
+        producer.init_transactions(SECONDS)
+        for _ in range(2):
+            producer.begin_transaction()
+            for _ in range(25):
+                producer.produce(topic, f"{end}-{number}".encode(), partition=number % 2)
+                number += 1
+            assert producer.flush(SECONDS) == 0
+            if end == "open":
+                return
+            (producer.commit_transaction if end == "commit" else producer.abort_transaction)(SECONDS)
+
+    for end in ("commit", "abort", "commit", "abort", "open"):
+        transaction(end)
+        produce(servers, topic, [Sent(b"plain-%d" % partition, partition=partition) for partition in range(2)])
+
+    def seen(level: str) -> tuple[list[Any], list[Any]]:
+        theirs = [(r.partition, r.offset, r.value) for r in consume(servers, topic, isolation_level=level)]
+        frame = read(spark, servers, subscribe=topic, **{"kafka.isolation.level": level})
+        ours = frame.select("partition", "offset", "value").collect()
+        return sorted((row.partition, row.offset, bytes(row.value)) for row in ours), theirs
+
+    for level in ("read_committed", "read_uncommitted"):
+        ours, theirs = seen(level)
+        assert ours == theirs
+        kinds = Counter(value.split(b"-")[0] for _, _, value in ours)
+        aborted = {b"abort": 100, b"open": 25} if level == "read_uncommitted" else {}
+        plain = 10 if level == "read_uncommitted" else 8  # the last ones lie behind the open transaction
+        assert kinds == {b"commit": 100, b"plain": plain, **aborted}
+
+    producers[-1].commit_transaction(SECONDS)
+    wait_for(lambda: len(consume(servers, topic, isolation_level="read_committed")) == 135, "the commit")
+    ours, theirs = seen("read_committed")
+    assert ours == theirs
+
+
+def test_streams(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
+    source, target = f"{topic}-in", f"{topic}-out"
+    create_topic(servers, source, 2)
+    create_topic(servers, target, 3)
+    options = {"kafka.bootstrap.servers": servers, "subscribe": source, "startingOffsets": "earliest"}
+    frame = spark.readStream.format("klog").options(**options, maxOffsetsPerTrigger="100").load()
+    writer = frame.select("key", "value").writeStream.format("klog").trigger(processingTime="100 milliseconds")
+    writer = writer.options(**{"kafka.bootstrap.servers": servers, "topic": target})
+    produce(servers, source, values(300, partitions=2))
+    query = writer.option("checkpointLocation", str(tmp_path)).start()
+    try:
+        wait_for(lambda: len(consume(servers, target)) >= 300, "the first records", query=query)
+        partitions = NewPartitions(source, 3)
+        AdminClient({"bootstrap.servers": servers}).create_partitions([partitions])[source].result(timeout=30)
+        # A producer refuses a partition that its own metadata does not show yet.
+        wait_for(lambda: (source, 2) in known(servers, source), "the new partition")
+        produce(servers, source, values(300, 300, partitions=3))
+        wait_for(lambda: len(consume(servers, target)) >= 600, "the records of three partitions", query=query)
+    finally:
+        query.stop()
+    found = Counter(record.value for record in consume(servers, target))
+    assert found == {record.value: 1 for record in values(600)}
+
+
+def known(servers: str, topic: str) -> set[tuple[str, int]]:
+    found = AdminClient({"bootstrap.servers": servers}).list_topics(topic, timeout=10).topics[topic].partitions
+    return {(topic, partition) for partition, entry in found.items() if entry.leader >= 0}
+
+
+def test_deleted_records(spark: SparkSession, servers: str, topic: str, tmp_path: Path, spark_log: SparkLog) -> None:
+    create_topic(servers, topic)
+    produce(servers, topic, values(10))
+    output, checkpoint = str(tmp_path / "output"), str(tmp_path / "checkpoint")
+
+    def run(**options: str) -> None:
+        settings = {"kafka.bootstrap.servers": servers, "subscribe": topic, "startingOffsets": "earliest"}
+        frame = spark.readStream.format("klog").options(**settings, **options).load()
+        writer = frame.writeStream.format("parquet").options(path=output, checkpointLocation=checkpoint)
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(SECONDS)
+
+    run()
+    produce(servers, topic, values(20, 10))
+    admin = AdminClient({"bootstrap.servers": servers})
+    for future in admin.delete_records([TopicPartition(topic, 0, 15)]).values():
+        future.result(timeout=30)
+
+    # A batch begins where the log does, unless told otherwise.
+    assert offsets_of(read(spark, servers, subscribe=topic)) == [(topic, 0, offset) for offset in range(15, 30)]
+    old = {"subscribe": topic, "startingOffsets": json.dumps({topic: {"0": 3}})}
+    lost = f"{topic}-0: wanted [3, 30), available [15, 30)"
+    assert lost in error_of(lambda: read(spark, servers, **old).collect())
+    assert offsets_of(read(spark, servers, failOnDataLoss=False, **old)) == [
+        (topic, 0, offset) for offset in range(15, 30)
+    ]
+    assert f"skipped what can't be read (failOnDataLoss=false): {lost}" in spark_log.text()
+
+    lost = f"{topic}-0: wanted [10, 30), available [15, 30)"
+    with pytest.raises(StreamingQueryException) as caught:
+        run()
+    assert f"offsets are gone or not there yet: {lost}; set failOnDataLoss=false" in str(caught.value)
+    run(failOnDataLoss="false")
+    assert f"skipped what can't be read (failOnDataLoss=false): {lost}" in spark_log.text()
+    wanted = [(topic, 0, offset) for offset in (*range(10), *range(15, 30))]
+    assert offsets_of(spark.read.parquet(output)) == wanted

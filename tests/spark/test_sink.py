@@ -1,0 +1,264 @@
+"""Writes, read back by confluent-kafka."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.records.batch import iter_batches
+
+from .support import HEADERS_TYPE, Seen, Sent, consume, create_topic, error_of, produce, values
+
+CODEC_IDS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def servers(cluster: EmbeddedCluster) -> str:
+    return cluster.bootstrap_servers
+
+
+def write(frame: DataFrame, servers: str, mode: str = "append", **options: str) -> None:
+    writer = frame.write.format("klog").option("kafka.bootstrap.servers", servers)
+    writer.options(**options).mode(mode).save()
+
+
+def pairs(records: list[Seen]) -> list[tuple[bytes | None, bytes | None]]:
+    return sorted(((record.key, record.value) for record in records), key=repr)
+
+
+def codecs_on_disk(cluster: EmbeddedCluster, topic: str) -> set[int]:
+    logs = (cluster.data_dir / "broker-0").glob(f"{topic}-[0-9]*/*.log")
+    return {header.codec_id for log in logs for header, _ in iter_batches(log.read_bytes())}
+
+
+@pytest.mark.parametrize("kind", [StringType(), BinaryType()], ids=["string", "binary"])
+@pytest.mark.parametrize("codec", CODEC_IDS)
+def test_keys_values_and_compression(
+    spark: SparkSession, cluster: EmbeddedCluster, servers: str, topic: str, kind: Any, codec: str
+) -> None:
+    create_topic(servers, topic, 3)
+    rows: list[Any] = [(f"key-{n % 5}" if n % 4 else None, f"välue {n} " * 5 if n % 3 else None) for n in range(200)]
+    schema = StructType([StructField("key", StringType()), StructField("value", StringType())])
+    frame = spark.createDataFrame(rows, schema).select(*(col(name).cast(kind).alias(name) for name in ("key", "value")))
+    write(frame, servers, topic=topic, **{"kafka.compression.type": codec})
+    wanted = [tuple(None if cell is None else cell.encode() for cell in row) for row in rows]
+    assert pairs(consume(servers, topic)) == sorted(wanted, key=repr)
+    assert codecs_on_disk(cluster, topic) == {CODEC_IDS[codec]}
+
+
+@pytest.mark.parametrize("acks", ["0", "1", "all"])
+def test_acks(spark: SparkSession, servers: str, topic: str, acks: str) -> None:
+    create_topic(servers, topic)
+    write(spark.range(50).selectExpr("cast(id as string) as value"), servers, topic=topic, **{"kafka.acks": acks})
+    assert Counter(record.value for record in consume(servers, topic)) == {b"%d" % n: 1 for n in range(50)}
+
+
+def test_topic_column_and_option(spark: SparkSession, servers: str, topic: str) -> None:
+    names = [f"{topic}-{letter}" for letter in "abc"]
+    for name in names:
+        create_topic(servers, name, 2)
+    frame = spark.createDataFrame([(names[n % 2], f"{n}") for n in range(20)], "topic string, value string")
+    write(frame, servers)
+    write(frame, servers, topic=names[2])
+    found = [{record.value for record in consume(servers, name)} for name in names]
+    assert found[0] == {b"%d" % n for n in range(0, 20, 2)}
+    assert found[1] == {b"%d" % n for n in range(1, 20, 2)}
+    assert found[2] == found[0] | found[1]
+
+
+def test_partition_column(spark: SparkSession, servers: str, topic: str) -> None:
+    create_topic(servers, topic, 4)
+    frame = spark.range(40).selectExpr(
+        "cast(id % 3 as int) as partition", "'same' as key", "cast(id as string) as value"
+    )
+    write(frame, servers, topic=topic)
+    found = {(record.partition, record.value) for record in consume(servers, topic)}
+    assert found == {(n % 3, b"%d" % n) for n in range(40)}
+
+
+def test_order_within_a_partition(spark: SparkSession, servers: str, topic: str) -> None:
+    create_topic(servers, topic, 2)
+    frame = spark.range(0, 20_000, 1, 1).selectExpr("cast(id % 7 as string) as key", "cast(id as string) as value")
+    write(frame, servers, topic=topic, **{"kafka.batch.size": "5000", "kafka.max.request.size": "20000"})
+    by_key: dict[bytes | None, list[int]] = {}
+    for record in consume(servers, topic):
+        assert record.value is not None
+        by_key.setdefault(record.key, []).append(int(record.value))
+    assert by_key == {b"%d" % key: list(range(key, 20_000, 7)) for key in range(7)}
+
+
+def test_headers(spark: SparkSession, servers: str, topic: str) -> None:
+    create_topic(servers, topic)
+    rows = [
+        (b"0", [("a", b"1"), ("ü", None), ("a", b"")]),
+        (b"1", None),
+        (b"2", []),
+    ]
+    schema = StructType([StructField("value", BinaryType()), StructField("headers", HEADERS_TYPE)])
+    write(spark.createDataFrame(rows, schema), servers, topic=topic)
+    assert {record.value: record.headers for record in consume(servers, topic)} == {
+        b"0": (("a", b"1"), ("ü", None), ("a", b"")),
+        b"1": (),
+        b"2": (),
+    }
+
+
+def test_keys_go_where_librdkafka_puts_them(spark: SparkSession, servers: str, topic: str) -> None:
+    keys = [f"key-{n}" * (n % 5) + "ü" * (n % 3) for n in range(300)]
+    for name in ("ours", "theirs"):
+        create_topic(servers, f"{topic}-{name}", 7)
+    write(
+        spark.createDataFrame([(key, key) for key in keys], "key string, value string"), servers, topic=f"{topic}-ours"
+    )
+    produce(
+        servers,
+        f"{topic}-theirs",
+        [Sent(key.encode(), key.encode(), partition=-1) for key in keys],
+        partitioner="murmur2_random",
+    )
+    ours, theirs = (
+        Counter((record.key, record.partition) for record in consume(servers, f"{topic}-{name}") if record.key)
+        for name in ("ours", "theirs")
+    )
+    assert ours == theirs
+    assert len({partition for _, partition in ours}) == 7
+
+
+def test_other_columns_are_not_written(spark: SparkSession, servers: str, topic: str) -> None:
+    create_topic(servers, topic)
+    write(spark.range(3).selectExpr("id", "cast(id as string) as value", "true as flag"), servers, topic=topic)
+    assert {record.value for record in consume(servers, topic)} == {b"0", b"1", b"2"}
+
+
+def test_no_rows(spark: SparkSession, servers: str, topic: str) -> None:
+    create_topic(servers, topic)
+    write(spark.createDataFrame([], "value string"), servers, topic=topic)
+    assert consume(servers, topic) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        ("'x' as key", {"topic": "t"}, "column value is wanted; there are key"),
+        ("id as value", {"topic": "t"}, "column value is bigint; string or binary is wanted: cast it"),
+        ("1 as key, 'x' as value", {"topic": "t"}, "column key is int; string or binary is wanted: cast it"),
+        ("'x' as value", {}, "where to write to: set the option topic, or give a column topic"),
+        ("'x' as value, 1 as topic", {}, "column topic is int; string is wanted: cast it"),
+        ("'x' as value, id as partition", {"topic": "t"}, "column partition is bigint; integer is wanted: cast it"),
+        (
+            "'x' as value, array('a') as headers",
+            {"topic": "t"},
+            "column headers is not array<struct<key:string,value:binary>>",
+        ),
+        ("'x' as value", {"topic": "t", "topics": "t"}, "unknown option 'topics'; did you mean topic?"),
+        ("'x' as value", {"subscribe": "t"}, "option subscribe is for reading"),
+        ("'x' as value", {"topic": "t", "kafka.acks": "some"}, "acks=some: 0, 1, -1 or all is wanted"),
+    ],
+)
+def test_refused(spark: SparkSession, servers: str, columns: str, options: dict[str, str], message: str) -> None:
+    frame = spark.range(1).selectExpr(*columns.split(", "))
+    assert message in error_of(lambda: write(frame, servers, **options))
+
+
+def test_overwrite_is_refused(spark: SparkSession, servers: str, topic: str) -> None:
+    frame = spark.range(1).selectExpr("'x' as value")
+    text = error_of(lambda: write(frame, servers, "overwrite", topic=topic))
+    assert 'a log can only be appended to: use mode("append")' in text
+
+
+def test_rows_that_can_not_be_written(spark: SparkSession, servers: str, topic: str) -> None:
+    create_topic(servers, topic, 2)
+    null_topic = spark.range(1).selectExpr("cast(null as string) as topic", "'x' as value")
+    assert "a row has a null topic" in error_of(lambda: write(null_topic, servers))
+    partition = spark.range(1).selectExpr("9 as partition", "'x' as value")
+    message = f"partition 9 of topic {topic}: it has partitions 0 to 1"
+    assert message in error_of(lambda: write(partition, servers, topic=topic))
+    large = spark.range(1).selectExpr("0 as partition", "repeat('x', 3000000) as value")
+    text = error_of(lambda: write(large, servers, topic=topic))
+    assert "MESSAGE_TOO_LARGE" in text
+    assert f"{topic}-0" in text
+    assert consume(servers, topic) == []
+
+
+def stream_of(spark: SparkSession, servers: str, topic: str) -> DataFrame:
+    reader = spark.readStream.format("klog").option("kafka.bootstrap.servers", servers)
+    options = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "150"}
+    return reader.options(**options, includeHeaders="true").load()
+
+
+def test_stream(spark: SparkSession, cluster: EmbeddedCluster, servers: str, topic: str, tmp_path: Path) -> None:
+    source, target = f"{topic}-in", f"{topic}-out"
+    create_topic(servers, source, 2)
+    create_topic(servers, target, 3)
+
+    def run() -> None:
+        writer = stream_of(spark, servers, source).select("key", "value", "headers").writeStream.format("klog")
+        options = {"kafka.bootstrap.servers": servers, "topic": target, "kafka.compression.type": "lz4"}
+        query = writer.options(**options, checkpointLocation=str(tmp_path)).trigger(availableNow=True).start()
+        assert query.awaitTermination(SECONDS)
+
+    sent = [Sent(b"%d" % n, b"k%d" % (n % 9), n % 2, headers=(("n", b"%d" % n),) * (n % 3)) for n in range(600)]
+    for half in (sent[:300], sent[300:]):
+        produce(servers, source, half)
+        run()
+    run()
+    found = consume(servers, target)
+    assert Counter((record.key, record.value, record.headers) for record in found) == {
+        (record.key, record.value, record.headers): 1 for record in sent
+    }
+    assert codecs_on_disk(cluster, target) == {CODEC_IDS["lz4"]}
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        (["key"], {"topic": "t"}, "column value is wanted"),
+        (["value"], {}, "where to write to"),
+        (["value"], {"topic": "t", "nonsense": "x"}, "unknown option 'nonsense'"),
+    ],
+)
+def test_stream_refused(
+    spark: SparkSession,
+    servers: str,
+    topic: str,
+    tmp_path: Path,
+    columns: list[str],
+    options: dict[str, str],
+    message: str,
+) -> None:
+    create_topic(servers, topic)
+    produce(servers, topic, values(1))
+
+    def run() -> None:
+        writer = stream_of(spark, servers, topic).select(*columns).writeStream.format("klog")
+        writer = writer.options(**{"kafka.bootstrap.servers": servers, "checkpointLocation": str(tmp_path)}, **options)
+        query = writer.trigger(availableNow=True).start()
+        try:
+            query.awaitTermination(SECONDS)
+        finally:
+            query.stop()
+
+    assert message in error_of(run)
+
+
+def test_values_of_other_types_can_be_cast(spark: SparkSession, servers: str, topic: str) -> None:
+    create_topic(servers, topic)
+    schema = StructType([StructField("a", IntegerType()), StructField("b", LongType())])
+    frame = spark.createDataFrame([(1, 2)], schema).selectExpr("to_json(struct(*)) as value")
+    write(frame, servers, topic=topic)
+    assert [record.value for record in consume(servers, topic)] == [b'{"a":1,"b":2}']
