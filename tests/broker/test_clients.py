@@ -186,7 +186,11 @@ def test_commits_outlive_the_broker(make_cluster: Callable[..., EmbeddedCluster]
 @pytest.fixture(params=[None, "gzip", "snappy", "lz4", "zstd"])
 def python_producer(request: pytest.FixtureRequest, cluster: EmbeddedCluster) -> Iterator[Any]:
     producer = kafka_python.KafkaProducer(
-        bootstrap_servers=cluster.bootstrap_servers, compression_type=request.param, acks="all", linger_ms=20
+        bootstrap_servers=cluster.bootstrap_servers,
+        compression_type=request.param,
+        acks="all",
+        linger_ms=20,
+        enable_idempotence=False,  # on by default here; it takes InitProducerId, which is not served
     )
     yield producer
     producer.close(10)
@@ -234,7 +238,8 @@ def test_topics_are_made_when_they_are_written_to(cluster: EmbeddedCluster, topi
 def test_no_topics_are_made_where_that_is_off(make_cluster: Callable[..., EmbeddedCluster]) -> None:
     cluster = make_cluster(settings={"auto.create.topics.enable": "false"})
     with pytest.raises(ToolFailed, match="Unknown topic"):
-        kcat("-P", "-b", cluster.bootstrap_servers, "-t", "not-there", stdin=b"x\n")
+        patience = ("-X", "topic.metadata.propagation.max.ms=500")
+        kcat("-P", "-b", cluster.bootstrap_servers, "-t", "not-there", *patience, stdin=b"x\n")
     assert AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=10).topics == {}
 
 
