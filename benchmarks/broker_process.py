@@ -138,9 +138,6 @@ def resident_mb(pid: int) -> float:
     """VmRSS of a process and, if it has some, its children, in MB (10^6)."""
     status = Path(f"/proc/{pid}/status").read_text()
     own = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")), 0)
-    children = [
-        int(child)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
-    ]
-    return own * 1024 / 1e6 + sum(resident_mb(child) for child in children)
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return own * 1024 / 1e6 + sum(map(resident_mb, children))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,8 +21,21 @@ def describe() -> list[tuple[str, str]]:
         ("kernel", f"{platform.system()} {platform.release()} {platform.machine()}"),
         ("Python", f"{platform.python_implementation()} {platform.python_version()}"),
         ("Java", _java()),
+        ("record kernel", _kernel()),
         *((name, _package(name)) for name in ("spark-klog", "pyspark", "pyarrow")),
     ]
+
+
+def code_state() -> frozenset[tuple[str, int]]:
+    """The project's files with their times: a run whose beginning and end differ has measured no one version."""
+    files = [path for kind in ("*.py", "*.so") for path in (ROOT / "spark_klog").rglob(kind)]
+    return frozenset((str(path), path.stat().st_mtime_ns) for path in files)
+
+
+def _kernel() -> str:
+    """Which kernel decodes records: the native one, or the reference in Python."""
+    code = "from spark_klog.records import kernels; print(kernels.load().__name__)"
+    return _output([sys.executable, "-c", code]) or "unknown"
 
 
 def _commit() -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from benchmarks.batch_read import BATCH_READ
 from benchmarks.broker_side import BROKER
+from benchmarks.machine import code_state
 from benchmarks.report import Result, Side, failures, render
 from benchmarks.work import Bench, Work
 
@@ -37,12 +38,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes started here end, too
     chosen = [work for work in WORK if arguments.only in (None, work.name)]
+    code = code_state()
     load = os.getloadavg()[0]
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="spark-klog-bench-", ignore_cleanup_errors=True) as folder:
         for work in chosen:
             command = _command(arguments, work.name)
             results += _run(work, Bench(arguments.records, arguments.repeat, Path(folder), command))
+    if code_state() != code:
+        reason = "the project's files changed during the run: its figures are of no one version"
+        log.error(reason)
+        whole = _command(arguments, arguments.only)
+        results.append(Result("the run as a whole", "-", Side("both sides", failed=reason), None, whole))
     notes = [note for work in chosen for note in work.notes]
     notes.append(f"The machine's load average was {load:.2f} before the run; above 0.5 it was not idle.")
     if arguments.quick:

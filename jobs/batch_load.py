@@ -7,7 +7,7 @@ How every record comes once, also for readers that know nothing of Spark:
 
     OUTPUT/batch=N/part-*.parquet   what micro-batch N read; appears whole, by one rename
     OUTPUT/batch=N/_manifest.json   which query and which offsets it is of
-    OUTPUT.staging/                 beside OUTPUT: where batches are written; left-overs are removed at the next run
+    OUTPUT.staging/N-*              beside OUTPUT: where batch N is written; left-overs are removed once N is done
     CHECKPOINT/                     Spark's: the offsets of batch N are written there before it is read
 
 A run that is killed leaves at most a staging folder, or a batch that was renamed and not yet noted as done: Spark reads
@@ -25,6 +25,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from rich.console import Console
@@ -74,6 +75,14 @@ class Files:
         system, target = self._open(path)
         system.delete(target, True)
 
+    def delete_if_empty(self, path: str) -> None:
+        system, target = self._open(path)
+        try:
+            system.delete(target, False)
+        except Py4JJavaError:
+            if not self.names(path):
+                raise
+
     def names(self, path: str) -> list[str]:
         system, target = self._open(path)
         return [entry.getPath().getName() for entry in system.listStatus(target)] if system.exists(target) else []
@@ -119,8 +128,12 @@ class Checkpoint:
 
     def committed(self) -> Offsets:
         """The offsets after the last batch that was noted as done; empty before the first."""
-        done = [int(name) for name in self._files.names(f"{self._path}/commits") if name.isdecimal()]
-        return self.planned(max(done)) if done else {}
+        last = self.last_done()
+        return self.planned(last) if last >= 0 else {}
+
+    def last_done(self) -> int:
+        """The last batch that was noted as done; -1 before the first."""
+        return max((int(name) for name in self._files.names(f"{self._path}/commits") if name.isdecimal()), default=-1)
 
     def planned(self, batch_id: int) -> Offsets:
         """The end offsets of a batch: the last line of its entry in the offset log."""
@@ -139,14 +152,14 @@ class BatchWriter:
         self._files = files
         self._checkpoint = checkpoint
         self._output = output.rstrip("/")
-        self.staging = f"{self._output}.staging"
+        self._staging = f"{self._output}.staging"
         self.written: list[dict[str, Any]] = []
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         target = f"{self._output}/batch={batch_id}"
         if self._is_there(target, batch_id):
             return
-        staging = f"{self.staging}/{uuid.uuid4().hex}"
+        staging = f"{self._staging}/{batch_id}-{uuid.uuid4().hex}"
         batch.write.parquet(staging)
         partitions = _statistics(batch.sparkSession.read.parquet(staging))
         if not partitions:
@@ -162,6 +175,15 @@ class BatchWriter:
                 raise
             return
         self.written += partitions
+
+    def tidy(self) -> None:
+        """Remove what dead runs have left of batches that are done; a later one another run may be writing just now."""
+        done = self._checkpoint.last_done()
+        for name in self._files.names(self._staging):
+            batch_id = name.partition("-")[0]
+            if batch_id.isdecimal() and int(batch_id) <= done:
+                self._files.delete(f"{self._staging}/{name}")
+        self._files.delete_if_empty(self._staging)
 
     def _is_there(self, target: str, batch_id: int) -> bool:
         if not self._files.exists(target):
@@ -190,17 +212,17 @@ def _statistics(batch: DataFrame) -> list[dict[str, Any]]:
     return [row.asDict() for row in rows.orderBy("topic", "partition").collect()]
 
 
-def _offsets(options: argparse.Namespace, topics: Sequence[str], place: int) -> Offsets:
+def _offsets(options: argparse.Namespace, place: int) -> Offsets:
     with Cluster.connect({"bootstrap.servers": options.bootstrap_servers}) as cluster:
-        found = cluster.partitions(topics)
+        found = cluster.partitions(options.topics)
         return list_offsets(cluster, {(topic, number): place for topic in found for number in found[topic]})
 
 
-def _start(spark: SparkSession, options: argparse.Namespace, topics: Sequence[str], write: BatchWriter) -> Any:
+def _start(spark: SparkSession, options: argparse.Namespace, write: BatchWriter) -> Any:
     reader = (
         spark.readStream.format("klog")
         .option("kafka.bootstrap.servers", options.bootstrap_servers)
-        .option("subscribe", ",".join(topics))
+        .option("subscribe", ",".join(options.topics))
         .option("startingOffsets", "earliest")
         .option("failOnDataLoss", options.fail_on_data_loss)
         .option("maxOffsetsPerTrigger", options.max_offsets_per_batch)
@@ -278,16 +300,30 @@ def _cause(error: Exception) -> str:
     return found[-1] if found else str(error)
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"invalid: {text!r}; a number above 0 is wanted")
+    return int(text)
+
+
+def _topics(text: str) -> list[str]:
+    topics = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not topics:
+        raise argparse.ArgumentTypeError(f"invalid: {text!r} names no topic")
+    return topics
+
+
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="batch_load.py", description="Load topics into Parquet, once each record.")
     parser.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT[,...]")
-    parser.add_argument("--topics", required=True, metavar="TOPIC[,...]")
+    parser.add_argument("--topics", required=True, type=_topics, metavar="TOPIC[,...]")
     parser.add_argument("--output", required=True, help="folder or URI for the Parquet files")
     parser.add_argument("--checkpoint", required=True, help="folder or URI of this load's checkpoint; keep it")
     parser.add_argument("--group", help="show the progress under this group's name")
-    parser.add_argument("--zookeeper", metavar="HOST:PORT[/CHROOT]", help="in /consumers/GROUP/offsets there")
-    parser.add_argument("--offsets-path", metavar="URI", help="in the same tree as plain files")
-    parser.add_argument("--max-offsets-per-batch", type=int, default=1_000_000, metavar="N")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--zookeeper", metavar="HOST:PORT[/CHROOT]", help="in /consumers/GROUP/offsets there")
+    place.add_argument("--offsets-path", metavar="URI", help="in the same tree as plain files")
+    parser.add_argument("--max-offsets-per-batch", type=_count, default=1_000_000, metavar="N")
     parser.add_argument("--fail-on-data-loss", choices=("true", "false"), default="true")
     parser.add_argument("--json", action="store_true", help="print the table as JSON, and no progress")
     options = parser.parse_args(argv)
@@ -300,13 +336,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _arguments(argv)
-    topics = [topic.strip() for topic in options.topics.split(",") if topic.strip()]
     errors = Console(stderr=True, quiet=options.json)
     try:
-        latest = _offsets(options, topics, LATEST)
-        earliest = _offsets(options, topics, EARLIEST)
+        latest = _offsets(options, LATEST)
+        earliest = _offsets(options, EARLIEST)
     except KlogError as error:
-        Console(stderr=True).print(f"batch_load: {error}", style="red", markup=False)
+        Console(stderr=True).print(f"batch_load: {error}", style="red", markup=False, soft_wrap=True)
         return 1
     spark = SparkSession.builder.appName("klog batch load").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
@@ -314,14 +349,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     checkpoint = Checkpoint(files, options.checkpoint)
     write = BatchWriter(files, checkpoint, options.output)
     try:
-        files.delete(write.staging)
         before = checkpoint.committed()
         total = sum(max(0, offset - before.get(key, earliest[key])) for key, offset in latest.items())
-        _follow(_start(spark, options, topics, write), total, errors)
-        files.delete(write.staging)
-        rows = _report(before, checkpoint.committed(), _offsets(options, topics, LATEST), write.written)
+        _follow(_start(spark, options, write), total, errors)
+        write.tidy()
+        rows = _report(before, checkpoint.committed(), _offsets(options, LATEST), write.written)
     except Exception as error:
-        Console(stderr=True).print(f"batch_load: {_cause(error)}", style="red", markup=False)
+        Console(stderr=True).print(f"batch_load: {_cause(error)}", style="red", markup=False, soft_wrap=True)
         return 1
     finally:
         spark.stop()

@@ -40,6 +40,8 @@ class Broker:
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
         self.logs = LogDirectory(config.data_dir, config.broker_id, config.log)
+        # One change of the tree, or reading of it, at a time: an older view must never replace a newer one.
+        self._tree_lock = asyncio.Lock()
         try:
             self.registry = Registry(self._open_tree(), config.broker_id)
             self.purgatory = Purgatory()
@@ -98,24 +100,32 @@ class Broker:
 
     async def refresh(self) -> None:
         """Read the tree again and follow it: new partitions get a log, those of deleted topics lose theirs."""
-        before = self.registry.topics
-        try:
-            await asyncio.to_thread(self.registry.refresh)
-        except Exception:
-            _log.exception("reading the directories failed; answering from what is known")
-            return
-        for name in before.keys() - self.registry.topics.keys():
-            self._drop(name, len(before[name].assignment))
-        self._adopt()
+        async with self._tree_lock:
+            before = self.registry.topics
+            try:
+                await asyncio.to_thread(self.registry.refresh)
+            except Exception:
+                _log.exception("reading the directories failed; answering from what is known")
+                return
+            for name, topic in before.items():
+                now = self.registry.topics.get(name)
+                if now is None or now.topic_id != topic.topic_id:
+                    self._drop(name, len(topic.assignment))
+            self._adopt()
 
     def _adopt(self) -> None:
         """Make the logs of all partitions that this broker leads."""
         for topic in self.registry.topics.values():
-            missing = [
-                partition
-                for partition in topic.assignment
-                if self.registry.leads(topic.name, partition) and self.logs.get(topic.name, partition) is None
-            ]
+            missing = []
+            for partition in topic.assignment:
+                if not self.registry.leads(topic.name, partition):
+                    continue
+                log = self.logs.get(topic.name, partition)
+                if log is not None and log.topic_id != topic.topic_id:
+                    self.logs.set_aside(topic.name, partition)
+                    log = None
+                if log is None:
+                    missing.append(partition)
             if missing:
                 overrides = topic_settings(self.registry.settings(topic.name))
                 for partition in missing:
@@ -156,17 +166,21 @@ class Broker:
             raise ConfigError(f"topic {name}: {partitions} partitions, 1 to {_MAX_PARTITIONS} are allowed")
         topic_settings(settings or {})
         chosen = assignment or self.registry.assign(partitions)
-        if not await asyncio.to_thread(self.registry.create_topic, name, chosen, settings or {}):
-            raise TopicExists(f"topic {name} exists")
-        self._adopt()
+        async with self._tree_lock:
+            if not await asyncio.to_thread(self.registry.create_topic, name, chosen, settings or {}):
+                raise TopicExists(f"topic {name} exists")
+            self._adopt()
         _log.info("created topic %s with %d partitions", name, partitions)
         return self.registry.topics[name].topic_id
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic and its logs here; the other brokers follow the tree."""
-        partitions = len(self.registry.topics[name].assignment)
-        await asyncio.to_thread(self.registry.delete_topic, name)
-        self._drop(name, partitions)
+        async with self._tree_lock:
+            topic = self.registry.topics.get(name)
+            if topic is None:
+                return
+            await asyncio.to_thread(self.registry.delete_topic, name)
+            self._drop(name, len(topic.assignment))
         _log.info("deleted topic %s", name)
 
     async def coordinator_for(self, group: str) -> tuple[int, int]:

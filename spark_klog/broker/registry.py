@@ -7,10 +7,11 @@ refused. The methods that touch the tree block: the server calls them in a threa
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from uuid import UUID, uuid4
+from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 
 from spark_klog.directories import paths
 from spark_klog.directories.tree import NodeExists, Tree
@@ -25,7 +26,10 @@ NO_LEADER = -1
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic as registered: replicas by partition, the first one leads."""
+    """A topic as registered: replicas by partition, the first one leads.
+
+    One that an old tool registered without an id gets the same made-up one from every broker.
+    """
 
     name: str
     topic_id: UUID
@@ -40,6 +44,8 @@ class Registry:
         self.broker_id = broker_id
         self.brokers: dict[int, tuple[str, int]] = {}
         self.topics: dict[str, Topic] = {}
+        self._registered = False
+        self._refreshing = threading.Lock()
 
     def cluster_id(self, preferred: str | None) -> str:
         """The cluster's id; made once, `preferred` where there is none yet."""
@@ -73,9 +79,13 @@ class Registry:
             raise ConfigError(
                 f"broker id {self.broker_id} is registered by a broker at {where}; choose another --broker-id"
             ) from None
+        self._registered = True
 
     def unregister(self) -> None:
-        self._tree.delete(paths.broker_id_path(self.broker_id))
+        """Remove this broker's entry; not that of another broker which has its id."""
+        if self._registered:
+            self._tree.delete(paths.broker_id_path(self.broker_id))
+            self._registered = False
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed` (from any thread) when brokers or topics may have changed."""
@@ -83,7 +93,14 @@ class Registry:
         self._tree.watch(_TOPICS, changed)
 
     def refresh(self) -> None:
-        """Read brokers and topics again."""
+        """Read brokers and topics again.
+
+        One thread at a time: a slow reading must not replace what a later one found.
+        """
+        with self._refreshing:
+            self.brokers, self.topics = self._read()
+
+    def _read(self) -> tuple[dict[int, tuple[str, int]], dict[str, Topic]]:
         brokers = {}
         for name in self._tree.children(_IDS):
             value = self._tree.get(f"{_IDS}/{name}")
@@ -94,9 +111,10 @@ class Registry:
             value = self._tree.get(paths.topic_path(name))
             if value:
                 assignment, topic_id = paths.parse_topic(value)
-                known = self.topics.get(name)
-                topics[name] = Topic(name, topic_id or (known.topic_id if known else uuid4()), assignment)
-        self.brokers, self.topics = brokers, topics
+                topics[name] = Topic(name, topic_id or uuid5(NAMESPACE_URL, f"klog:{name}"), assignment)
+            elif value is not None and name in self.topics:
+                topics[name] = self.topics[name]
+        return brokers, topics
 
     def leader(self, topic: Topic, partition: int) -> int:
         """The leader's broker id, NO_LEADER where that broker is not there."""

@@ -5,6 +5,7 @@ meta.properties           version, broker.id, cluster.id
 .kafka_cleanshutdown      there after a clean stop only: the logs need no recovery
 TOPIC-PARTITION/          see partition_log.py
 TOPIC-PARTITION.*-delete  being deleted; removed at the next start
+TOPIC-PARTITION.*-stray   of an earlier topic of that name; kept, not served
 """
 
 from __future__ import annotations
@@ -123,6 +124,14 @@ class LogDirectory:
         log = self.logs.pop((topic, partition), None)
         if log is not None:
             log.delete()
+
+    def set_aside(self, topic: str, partition: int) -> None:
+        """Keep the log of an earlier topic of this name out of the way, as Kafka does: renamed, no longer served."""
+        log = self.logs.pop((topic, partition))
+        log.close()
+        aside = log.directory.with_name(f"{log.directory.name}.{uuid4().hex}-stray")
+        log.directory.rename(aside)
+        _log.warning("%s is of an earlier topic (id %s): kept as %s", log.directory.name, log.topic_id, aside)
 
     def close(self) -> None:
         """Close all logs, mark the stop as clean, give the lock back."""

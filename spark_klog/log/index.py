@@ -29,6 +29,7 @@ class SparseIndex:
         self.base_offset = base_offset
         self._keys: array[int] | None = None
         self._values: array[int] = array("q")
+        self._descriptor: int | None = None
 
     def _load(self) -> array[int]:
         if self._keys is None:
@@ -49,12 +50,10 @@ class SparseIndex:
         if keys and key <= keys[-1]:
             return
         # By position: over zeros that Kafka left after the entries, or half an entry of a disk that was full.
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            if os.pwrite(file, self._entry.pack(key, value), len(keys) * self._entry.size) != self._entry.size:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-        finally:
-            os.close(file)
+        if self._descriptor is None:
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if os.pwrite(self._descriptor, self._entry.pack(key, value), len(keys) * self._entry.size) != self._entry.size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         keys.append(key)
         self._values.append(value)
 
@@ -67,6 +66,12 @@ class SparseIndex:
     def _last(self) -> tuple[int, int] | None:
         keys = self._load()
         return (keys[-1], self._values[-1]) if keys else None
+
+    def close(self) -> None:
+        """Close the file; a later entry opens it again."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def clear(self) -> None:
         """Forget all entries; the file becomes empty."""

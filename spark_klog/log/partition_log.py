@@ -235,9 +235,12 @@ class PartitionLog:
     def delete(self) -> None:
         """Remove the log. The folder is renamed first, so that a crash in between leaves no half a log.
 
-        The files are closed by the last `FileRange` that holds them: a response may be under way, and a descriptor
-        that is closed now could be another file's by then.
+        The .log files are closed by the last `FileRange` that holds them: a response may be under way, and a
+        descriptor that is closed now could be another file's by then.
         """
         doomed = self.directory.with_name(f"{self.directory.name}.{uuid4().hex}-delete")
         self.directory.rename(doomed)
+        for segment in self._segments:
+            segment.offset_index.close()
+            segment.time_index.close()
         shutil.rmtree(doomed, ignore_errors=True)

@@ -195,8 +195,10 @@ class Segment:
             self.size = position + header.size
 
     def seal(self) -> None:
-        """Complete the time index: nothing more is appended, or the log is closed."""
+        """Complete and close the indexes: nothing more is appended, or the log is closed."""
         self._index_time()
+        self.offset_index.close()
+        self.time_index.close()
 
     def flush(self) -> None:
         """Wait until what was appended is on the disk."""

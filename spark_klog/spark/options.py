@@ -42,6 +42,8 @@ _PROTECTED = {
     "enable.auto.commit": "Spark's checkpoint is the truth of a query",
     "interceptor.classes": "there are none",
 }
+#: Options of Spark's own for a streaming write, which it hands to the sink, too.
+_SPARKS = frozenset({"checkpointlocation", "queryname"})
 _TRUTH = {"true": True, "false": False}
 
 
@@ -191,7 +193,7 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
     """The options of a write; `ConfigError` names what is unknown or for reading only."""
-    settings, own = _split(options)
+    settings, own = _split({name: value for name, value in options.items() if _canonical(name) not in _SPARKS})
     for name in _SOURCE:
         if _canonical(name) in own:
             raise ConfigError(f"option {name} is for reading")

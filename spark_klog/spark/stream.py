@@ -49,7 +49,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._connected: Cluster | None = None
         self._target: Offsets | None = None
-        self._began_here = False
+        self._initial: Offsets | None = None
         self._progress = GroupProgress(options.group_offsets) if options.group_offsets else None
 
     @property
@@ -59,10 +59,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._connected
 
     def initialOffset(self) -> JsonOffsets:
-        self._began_here = True
         partitions = discovery.partitions_of(self._cluster, self._options.subscription)
         check_covers("startingOffsets", self._options.starting, partitions)
-        return to_json(discovery.resolve(self._cluster, self._options.starting, partitions))
+        self._initial = discovery.resolve(self._cluster, self._options.starting, partitions)
+        return to_json(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         rows = self._options.max_offsets_per_trigger
@@ -77,8 +77,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: JsonOffsets, limit: ReadLimit) -> JsonOffsets:
         begin = from_json(start)
-        if self._progress and not self._began_here:
-            # After a restart `start` is what the checkpoint has committed; the last run may not have got to say so.
+        if self._progress and begin != self._initial:
+            # Spark asks when the batch that ends at `start` is in the checkpoint, but tells `commit` of it only with
+            # the next batch: a stream that has read all, or was restarted, would show too little until then.
             self._progress.publish(begin)
         latest = self._not_before(begin)
         begin = discovery.known_start(begin, self._cluster, latest.keys())
@@ -128,7 +129,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._options.client, partition.range, self._schema, self._options.fail_on_data_loss)
 
     def commit(self, end: JsonOffsets) -> None:
-        self._began_here = False
         if self._progress:
             self._progress.publish(from_json(end))
 

@@ -21,6 +21,7 @@ import snappy
 import zstandard
 
 from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.wire.lz4_frames import lz4_frames
 from spark_klog.wire.primitives import Buffer
 
 #: Bytes that one compressed batch may decompress to.
@@ -39,7 +40,7 @@ _ZSTD_RLE = 1
 
 @dataclass(frozen=True)
 class Codec:
-    """A row of the table: `compress(data, level)`, None is its own default; `decompress(data, limit)`, `DecodeError`."""
+    """A row of the table: `compress(data, level)` (None: its default), `decompress(data, limit)` (`DecodeError`)."""
 
     id: int
     name: str
@@ -95,12 +96,21 @@ def _lz4_compress(data: Buffer, level: int | None) -> bytes:
 
 
 def _lz4_decompress(data: Buffer, limit: int) -> Buffer:
+    parts: list[Buffer] = []
+    size = 0
+    for frame in lz4_frames(data):
+        parts.append(_lz4_frame(frame, limit - size))
+        size += len(parts[-1])
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _lz4_frame(frame: memoryview, limit: int) -> memoryview:
     # cramjam is ten times as fast as lz4.frame here; it decompresses into a buffer of ours, so that is the bound
-    size = min(limit, max(_LZ4_FIRST_BUFFER, 16 * len(data)))
+    size = min(limit, max(_LZ4_FIRST_BUFFER, 16 * len(frame)))
     while True:
         target = bytearray(size)
         try:
-            written = cramjam.lz4.decompress_into(data, target)
+            written = cramjam.lz4.decompress_into(frame, target)
         except cramjam.DecompressionError as error:
             if _TARGET_IS_FULL not in str(error):
                 raise DecodeError(f"lz4 data are damaged: {error}") from None

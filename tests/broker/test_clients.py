@@ -51,7 +51,9 @@ def _produce(servers: str, topic: str, lines: list[Line], **settings: Any) -> No
 
 
 def _consume(servers: str, topic: str, count: int, partitions: int = 3, offset: int = 0) -> list[Line]:
-    consumer = Consumer({"bootstrap.servers": servers, "group.id": "none", "enable.auto.commit": False, "check.crcs": True})
+    consumer = Consumer(
+        {"bootstrap.servers": servers, "group.id": "none", "enable.auto.commit": False, "check.crcs": True}
+    )
     consumer.assign([TopicPartition(topic, partition, offset) for partition in range(partitions)])
     lines: list[Line] = []
     deadline = time.monotonic() + 30
@@ -200,7 +202,11 @@ def test_kafka_python_round_trip(
     cluster: EmbeddedCluster, make_topic: Callable[[int], str], python_producer: Any
 ) -> None:
     topic = make_topic(3)
-    lines = [(p, k, v, [(n, b or b"") for n, b in h], t) for p, k, v, h, t in _lines() if k is not None or v is not None]
+    lines = [
+        (partition, key, value, [(name, data or b"") for name, data in headers], timestamp)
+        for partition, key, value, headers, timestamp in _lines()
+        if key is not None or value is not None
+    ]
     sent = [
         python_producer.send(topic, value, key, headers, partition, timestamp)
         for partition, key, value, headers, timestamp in lines
@@ -222,7 +228,7 @@ def test_kafka_python_round_trip(
             break
     assert _by_partition(found) == _by_partition(lines)
     wanted = lines[30][4]
-    by_time = consumer.offsets_for_times({partition: wanted for partition in partitions})
+    by_time = consumer.offsets_for_times(dict.fromkeys(partitions, wanted))
     for partition in partitions:
         times = [line[4] for line in lines if line[0] == partition.partition]
         first = next((offset, time_) for offset, time_ in enumerate(times) if time_ >= wanted)
@@ -237,8 +243,8 @@ def test_topics_are_made_when_they_are_written_to(cluster: EmbeddedCluster, topi
 
 def test_no_topics_are_made_where_that_is_off(make_cluster: Callable[..., EmbeddedCluster]) -> None:
     cluster = make_cluster(settings={"auto.create.topics.enable": "false"})
+    patience = ("-X", "topic.metadata.propagation.max.ms=500")
     with pytest.raises(ToolFailed, match="Unknown topic"):
-        patience = ("-X", "topic.metadata.propagation.max.ms=500")
         kcat("-P", "-b", cluster.bootstrap_servers, "-t", "not-there", *patience, stdin=b"x\n")
     assert AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=10).topics == {}
 

@@ -38,7 +38,7 @@ def _produce(servers: str, topic: str, count: int, codec: str) -> list[tuple[int
     )
     expected = []
     for number in range(count):
-        value = "%d-" % number + "".join(rng.choices("abcdefgh", k=rng.randrange(0, 200)))
+        value = f"{number}-" + "".join(rng.choices("abcdefgh", k=rng.randrange(0, 200)))
         timestamp = NOW + 10 * number + rng.randrange(-500, 500)
         expected.append((number, timestamp, f"k{number}", value))
         producer.produce(topic, value, f"k{number}", partition=0, timestamp=timestamp)

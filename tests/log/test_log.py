@@ -239,7 +239,13 @@ def test_a_tail_cut_at_any_byte_loses_only_the_last_batch(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "rubbish",
-    [bytes(4096), b"\xff" * 300, b"\x00" * 7, random.Random(3).randbytes(5000), b"\x00" * 8 + b"\x7f\xff\xff\xff" + b"\x02" * 100],
+    [
+        bytes(4096),
+        b"\xff" * 300,
+        b"\x00" * 7,
+        random.Random(3).randbytes(5000),
+        b"\x00" * 8 + b"\x7f\xff\xff\xff" + b"\x02" * 100,
+    ],
     ids=["zeros", "ones", "seven", "random", "wild length"],
 )
 def test_rubbish_after_the_last_batch_is_cut(tmp_path: Path, rubbish: bytes) -> None:
@@ -335,6 +341,7 @@ def test_a_full_disk_harms_nothing(tmp_path: Path) -> None:
 
 def test_an_index_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
     log, model = _written(tmp_path / "t-0", 3)
+    log._segments[-1].seal()  # closes the index files
     for suffix in (".index", ".timeindex"):
         path = tmp_path / "t-0" / f"{0:020d}{suffix}"
         path.unlink()

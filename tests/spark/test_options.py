@@ -215,6 +215,11 @@ def test_no_servers() -> None:
         sink_options({})
 
 
+def test_what_spark_hands_to_a_streaming_sink_is_taken() -> None:
+    options = sink_options(SERVERS | {"topic": "t", "checkpointlocation": "/x", "queryName": "q"})
+    assert (options.topic, options.client) == ("t", {"bootstrap.servers": "127.0.0.1:9092"})
+
+
 @pytest.mark.parametrize(
     "name",
     [

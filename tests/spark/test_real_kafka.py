@@ -144,8 +144,8 @@ def test_streams(spark: SparkSession, servers: str, topic: str, tmp_path: Path) 
     query = writer.option("checkpointLocation", str(tmp_path)).start()
     try:
         wait_for(lambda: len(consume(servers, target)) >= 300, "the first records", query=query)
-        partitions = NewPartitions(source, 3)
-        AdminClient({"bootstrap.servers": servers}).create_partitions([partitions])[source].result(timeout=30)
+        admin = AdminClient({"bootstrap.servers": servers})
+        admin.create_partitions([NewPartitions(source, 3)])[source].result(timeout=30)
         # A producer refuses a partition that its own metadata does not show yet.
         wait_for(lambda: (source, 2) in known(servers, source), "the new partition")
         produce(servers, source, values(300, 300, partitions=3))

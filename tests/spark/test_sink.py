@@ -209,7 +209,12 @@ def test_stream(spark: SparkSession, cluster: EmbeddedCluster, servers: str, top
     def run() -> None:
         writer = stream_of(spark, servers, source).select("key", "value", "headers").writeStream.format("klog")
         options = {"kafka.bootstrap.servers": servers, "topic": target, "kafka.compression.type": "lz4"}
-        query = writer.options(**options, checkpointLocation=str(tmp_path)).trigger(availableNow=True).start()
+        query = (
+            writer.options(**options, checkpointLocation=str(tmp_path))
+            .queryName("sink")
+            .trigger(availableNow=True)
+            .start()
+        )
         assert query.awaitTermination(SECONDS)
 
     sent = [Sent(b"%d" % n, b"k%d" % (n % 9), n % 2, headers=(("n", b"%d" % n),) * (n % 3)) for n in range(600)]

@@ -18,8 +18,16 @@ _STOP_SECONDS = 30.0
 
 def broker_command(data_dir: Path, port: int, *arguments: str) -> list[str]:
     """The command line of a broker on 127.0.0.1."""
-    command = [sys.executable, "-m", "spark_klog.cli", "broker", "--stop-with-stdin"]
-    return [*command, "--listen", f"{HOST}:{port}", "--data-dir", str(data_dir), *arguments]
+    command = [sys.executable, "-m", "spark_klog.cli", "broker", "--listen", f"{HOST}:{port}"]
+    return [*command, "--data-dir", str(data_dir), *arguments]
+
+
+def refusal(command: list[str]) -> str:
+    """What a broker that can't start tells: its exit code must be 1, and no trace be shown."""
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, ""), done
+    assert "Traceback" not in done.stderr
+    return done.stderr.splitlines()[-1]
 
 
 class KlogBroker:
@@ -47,7 +55,7 @@ class KlogBroker:
         """Start, on the same data and port as before, and return when it is ready."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                broker_command(self.data_dir, self.port, *self._arguments),
+                broker_command(self.data_dir, self.port, "--stop-with-stdin", *self._arguments),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 
 from .maven import RegistryUnreachable, cache_root
 
@@ -20,7 +20,7 @@ class ToolFailed(Exception):
     """A tool ended with another exit code than 0; the text holds what it wrote to standard error."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def kcat_path() -> str:
     """The `kcat` binary, installed where it is missing and we are root; `RegistryUnreachable` where it can't be had."""
     found = _find()

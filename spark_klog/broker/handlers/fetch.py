@@ -25,7 +25,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     while True:
         response, size, failed = await _read(broker, message)
         left = deadline - time.monotonic()
-        if failed or size >= message["min_bytes"] or left <= 0 or not keys:
+        if failed or size >= message["min_bytes"] or left <= 0:
             return response
         await broker.purgatory.wait(keys, left)
 
