@@ -27,7 +27,7 @@ def describe() -> list[tuple[str, str]]:
 
 
 def code_state() -> frozenset[tuple[str, int]]:
-    """The project's files with their times: a run whose beginning and end differ has measured no one version."""
+    """The project's files and their times: where they change during a run, no one version was measured."""
     files = [path for kind in ("*.py", "*.so") for path in (ROOT / "spark_klog").rglob(kind)]
     return frozenset((str(path), path.stat().st_mtime_ns) for path in files)
 

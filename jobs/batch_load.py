@@ -296,7 +296,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 def _cause(error: Exception) -> str:
     """The package's own words out of the trace that Spark wraps them in."""
-    found = re.findall(r"^(?:spark_klog\.errors\.|__main__\.)(\w+: .+)$", str(error), re.MULTILINE)
+    found = re.findall(r"^(?:spark_klog\.errors\.|(?=LoadError: ))(\w+: .+)$", str(error), re.MULTILINE)
     return found[-1] if found else str(error)
 
 

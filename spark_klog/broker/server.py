@@ -74,9 +74,8 @@ def bind(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise ConfigError(
-            f"can't listen on {host}:{port}: {error.strerror or error}; choose another --listen"
-        ) from None
+        reason = (error.strerror or str(error)).partition(" (while")[0]  # the address is told already
+        raise ConfigError(f"can't listen on {host}:{port}: {reason}; choose another --listen") from None
 
 
 async def _serve(broker: Broker, listener: socket.socket, host: str, ready: Callable[[str], None]) -> None:

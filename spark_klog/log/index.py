@@ -93,10 +93,10 @@ class OffsetIndex(SparseIndex):
         return found[1] if found else 0
 
     @property
-    def last_position(self) -> int:
-        """Where the last indexed batch begins, 0 for an empty index."""
+    def last(self) -> tuple[int, int] | None:
+        """The last (offset, position)."""
         last = self._last()
-        return last[1] if last else 0
+        return (self.base_offset + last[0], last[1]) if last else None
 
 
 class TimeIndex(SparseIndex):

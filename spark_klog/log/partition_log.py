@@ -86,9 +86,12 @@ class PartitionLog:
         self.topic_id = self._topic_id(topic_id)
         self._segments = self._open_segments()
         active = self._segments[-1]
-        if not clean:
+        end_offset = active.next_offset() if clean else None
+        if end_offset is None:
             active.recover()
-        self.end_offset = active.next_offset()
+            end_offset = active.next_offset()
+            assert end_offset is not None
+        self.end_offset = end_offset
 
     def _own_config(self, config: LogConfig, overrides: Mapping[str, int] | None) -> LogConfig:
         path = self.directory / "klog.json"

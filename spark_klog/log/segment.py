@@ -141,12 +141,22 @@ class Segment:
         _, header = next(self.headers(position))
         return FileRange(self.file, position, min(self.size - position, max(max_bytes, header.size)))
 
-    def next_offset(self) -> int:
-        """The offset after the last record, found from the last index entry on."""
-        result = self.base_offset
-        for _, header in self.headers(self.offset_index.last_position):
-            result = header.next_offset
-        return result
+    def next_offset(self) -> int | None:
+        """The offset after the last record, found from the last index entry on.
+
+        None where index and log do not agree, or bytes follow the last whole batch: then `recover` is due.
+        """
+        indexed = self.offset_index.last
+        result, end = self.base_offset, 0
+        try:
+            for position, header in self.headers(indexed[1] if indexed else 0):
+                if indexed and position == indexed[1] and header.last_offset != indexed[0]:
+                    return None
+                result, end = header.next_offset, position + header.size
+        except LogCorrupted as error:
+            _log.warning("%s", error)
+            return None
+        return result if end == self.size else None
 
     def recover(self) -> int:
         """Check every batch, cut the file at the first bad one, build the indexes anew; return the bytes cut."""

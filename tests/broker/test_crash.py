@@ -19,6 +19,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetcher import fetch_range
 from spark_klog.client.offsets import offset_range
 from spark_klog.client.producer import Producer as OurProducer
+from spark_klog.errors import ConnectionFailed, OffsetOutOfRange, RequestTimedOut
 from spark_klog.records.contract import Record
 from spark_klog.records.reader import read_records
 from tests.support.broker import KlogBroker, broker_command, refusal
@@ -173,8 +174,9 @@ def test_a_clean_stop(broker: KlogBroker) -> None:
 def test_a_stop_waits_for_no_client(broker: KlogBroker) -> None:
     """Neither for one that is connected nor for a fetch that waits."""
     with socket.create_connection((HOST, broker.port)):
-        with Cluster.connect({"bootstrap.servers": broker.bootstrap_servers}) as cluster:
-            _create(broker, "t", 1)
+        _create(broker, "t", 1)
+        settings = {"bootstrap.servers": broker.bootstrap_servers, "request.timeout.ms": "2000"}
+        with Cluster.connect({**settings, "socket.connection.setup.timeout.ms": "1000"}) as cluster:
             waiting = threading.Thread(target=_wait_for_a_record, args=(cluster,))
             waiting.start()
             begin = time.monotonic()
@@ -186,8 +188,6 @@ def test_a_stop_waits_for_no_client(broker: KlogBroker) -> None:
 
 
 def _wait_for_a_record(cluster: Cluster) -> None:
-    from spark_klog.errors import ConnectionFailed, OffsetOutOfRange, RequestTimedOut
-
     with pytest.raises((ConnectionFailed, OffsetOutOfRange, RequestTimedOut)):
         next(fetch_range(Cluster(cluster.config), "t", 0, 0, 1))
 

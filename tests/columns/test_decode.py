@@ -127,7 +127,7 @@ def test_a_wrong_checksum_names_topic_partition_and_offsets() -> None:
     broken = bytearray(make_batch(ROWS))
     broken[-1] ^= 1
     with pytest.raises(CorruptBatchError, match=r"t-7: batch of offsets 100-104: CRC 0x"):
-        decoded([broken])
+        decoded([bytes(broken)])
 
 
 def test_a_wrong_checksum_beyond_the_range_is_not_looked_at() -> None:

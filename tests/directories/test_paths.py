@@ -183,9 +183,7 @@ def test_malformed_payloads_name_the_path(parse: Callable[..., object]) -> None:
         assert len(str(error.value)) < 1200
 
 
-@pytest.mark.parametrize(
-    "payload", [b"", b"-1", b"1.5", b"x", b"9223372036854775808", b"1" * 5000, "\u0661".encode()]
-)
+@pytest.mark.parametrize("payload", [b"", b"-1", b"1.5", b"x", b"9223372036854775808", b"1" * 5000, "\u0661".encode()])
 def test_malformed_offsets(payload: bytes) -> None:
     with pytest.raises(DecodeError, match=r"^/here: "):
         paths.parse_offset(payload, "/here")

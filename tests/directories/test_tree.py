@@ -97,9 +97,7 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperSer
         yield server
 
 
-@pytest.fixture(
-    params=["memory", "local", "arrow-local", "arrow-subtree", "arrow-mock", "arrow-rigid", "zookeeper"]
-)
+@pytest.fixture(params=["memory", "local", "arrow-local", "arrow-subtree", "arrow-mock", "arrow-rigid", "zookeeper"])
 def kind(request: pytest.FixtureRequest) -> str:
     kind: str = request.param
     return kind
@@ -241,9 +239,7 @@ class TestContract:
             tree.delete(f"/names/{name}")
         assert tree.children("/names") == []
 
-    @pytest.mark.parametrize(
-        "path", ["", "a", "/a/", "//", "/a//b", "/..", "/a/./b", "/a/../b", "/a\0", "/\ud800"]
-    )
+    @pytest.mark.parametrize("path", ["", "a", "/a/", "//", "/a//b", "/..", "/a/./b", "/a/../b", "/a\0", "/\ud800"])
     def test_what_is_no_path(self, tree: Tree, path: str) -> None:
         for operation in (
             lambda: tree.get(path),
@@ -315,9 +311,7 @@ class TestContract:
                     writes += 1
         assert reading.steps >= 60
 
-    def test_readers_see_the_value_while_a_leaf_becomes_a_folder(
-        self, tree: Tree, open_another: Open
-    ) -> None:
+    def test_readers_see_the_value_while_a_leaf_becomes_a_folder(self, tree: Tree, open_another: Open) -> None:
         reader = open_another()
         for number in range(20):
             path = f"/a/{number}"
@@ -530,9 +524,7 @@ class TestFiles:
         assert not (tmp_path / ".tmp-0").exists()
         tree.close()
 
-    def test_a_failed_write_leaves_the_old_value(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_failed_write_leaves_the_old_value(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         tree = FileTree(LocalFiles(tmp_path))
         tree.put("/a", b"old")
 
@@ -775,7 +767,5 @@ def expire(tree: ZooKeeperTree, server: ZooKeeperServer) -> int:
     thief.stop()
     thief.close()
     session: int = identity[0]
-    wait_until(
-        lambda: tree._client.client_id is not None and tree._client.client_id[0] not in (None, session)
-    )
+    wait_until(lambda: tree._client.client_id is not None and tree._client.client_id[0] not in (None, session))
     return session

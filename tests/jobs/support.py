@@ -53,12 +53,14 @@ class Ran(NamedTuple):
         return found
 
     def complaint(self) -> str:
-        """The one line with which a job says why it can't go on. (spark-submit gives both its streams as one.)"""
+        """The one line with which a job says why it can't go on.
+
+        spark-submit gives both streams of Python as its standard output; its standard error is the JVM's.
+        """
         assert self.code != 0
-        text = self.stdout + self.stderr
-        assert "Traceback" not in text, text
-        lines = [line for line in text.splitlines() if line.startswith("batch_load")]
-        assert len(lines) == 1, text
+        lines = self.stdout.splitlines()
+        assert len(lines) == 1, self.stdout
+        assert lines[0].startswith("batch_load: ")
         return lines[0]
 
 

@@ -233,8 +233,7 @@ _HEAD = "03e7 {version:04x} 00000001 ffff"
         (
             1,
             {"flag": True, "name": None, "raw": b"", "items": None, "pair": {"left": 1, "right": 2}},
-            "01 3fe0000000000000 00000000000000000000000000000000"
-            " ffff 00000000 ffffffff ffffffff 00000001 00000002",
+            "01 3fe0000000000000 00000000000000000000000000000000 ffff 00000000 ffffffff ffffffff 00000001 00000002",
         ),
         (
             3,
@@ -278,9 +277,7 @@ def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="hosts"):
         encode_response(METADATA, 1, 1, {"brokers": [{"hosts": "h"}]})
     # a name of another version is known, and left out
-    assert encode_response(API_VERSIONS, 0, 1, {"throttle_time_ms": 9}).to_bytes() == bytes(10)[
-        :3
-    ] + b"\x01" + bytes(6)
+    assert encode_response(API_VERSIONS, 0, 1, {"throttle_time_ms": 9}).to_bytes() == bytes(10)[:3] + b"\x01" + bytes(6)
 
 
 @pytest.mark.parametrize(
@@ -308,10 +305,7 @@ def test_records_stay_as_they_are() -> None:
     assert bytes(records) == b"abc"
 
 
-_HUGE = [
-    bytes.fromhex(text)
-    for text in ("7fffffff", "ffffffff0f", "7fffffff7fffffff", "ffffffff07" * 3, "ffffff7f")
-]
+_HUGE = [bytes.fromhex(text) for text in ("7fffffff", "ffffffff0f", "7fffffff7fffffff", "ffffffff07" * 3, "ffffff7f")]
 
 
 @pytest.mark.parametrize(("entry", "version"), CASES, ids=_name)

@@ -44,11 +44,7 @@ OLD: dict[tuple[str, int], Any] = {
     ("CreateTopics", 1): (old_admin.CreateTopicsRequest[1], old_admin.CreateTopicsResponse[1]),
     ("DeleteTopics", 0): (old_admin.DeleteTopicsRequest[0], old_admin.DeleteTopicsResponse[0]),
 }
-CASES = [
-    (api, version)
-    for api in apis.BY_KEY.values()
-    for version in range(api.versions.first, api.versions.last + 1)
-]
+CASES = [(api, version) for api in apis.BY_KEY.values() for version in range(api.versions.first, api.versions.last + 1)]
 NEW = [case for case in CASES if (case[0].name, case[1]) not in OLD]
 REMOVED = [case for case in CASES if (case[0].name, case[1]) in OLD]
 SIDES = ("request", "response")
@@ -149,9 +145,7 @@ def _to_kafka(field: Any, struct: Struct, message: Message, version: int) -> Any
     expected = {name for name, theirs in field.fields.items() if theirs.for_version_q(version)}
     missing = {name for name in expected - values.keys() if field.fields[name].tag is None}
     assert not missing, f"fields that our table lacks: {missing}"
-    assert values.keys() <= expected, (
-        f"fields that version {version} does not have: {values.keys() - expected}"
-    )
+    assert values.keys() <= expected, f"fields that version {version} does not have: {values.keys() - expected}"
     return field.data_class(version=version, **values)
 
 
@@ -227,9 +221,7 @@ def _kafka_decode(api: Api, version: int, side: str, data: bytes) -> Any:
             "tester",
         )
     flexible = cls.flexible_version_q(version)
-    decode = cls._struct.compiled_decode_from(
-        version, compact=flexible, tagged=flexible, data_class=cls[None]
-    )
+    decode = cls._struct.compiled_decode_from(version, compact=flexible, tagged=flexible, data_class=cls[None])
     item, end = decode(memoryview(data), stream.tell())
     assert end == len(data)
     return item
@@ -298,9 +290,7 @@ def _our_names(struct: Struct, version: int) -> Iterator[Any]:
 @pytest.mark.parametrize("flavour", ["full", "nulls", "empty", "long"])
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(("api", "version"), REMOVED, ids=_name)
-def test_removed_versions_agree_with_the_older_messages(
-    api: Api, version: int, side: str, flavour: str
-) -> None:
+def test_removed_versions_agree_with_the_older_messages(api: Api, version: int, side: str, flavour: str) -> None:
     cls, table = OLD[api.name, version][SIDES.index(side)], getattr(api, side)
     assert (api.key, version) == (cls.API_KEY, cls.API_VERSION)
     message = _values(api, version, side, flavour)
@@ -368,9 +358,7 @@ def _in(versions: str, version: int) -> bool:
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(("api", "version"), NEW, ids=_name)
-def test_fields_nulls_tags_and_defaults_are_those_of_the_schema_files(
-    api: Api, version: int, side: str
-) -> None:
+def test_fields_nulls_tags_and_defaults_are_those_of_the_schema_files(api: Api, version: int, side: str) -> None:
     theirs = dict(_their_lines(_kafka(api, side)._struct, version))
     ours = dict(_lines(getattr(api, side), version))
     assert ours.keys() == theirs.keys()

@@ -90,9 +90,7 @@ def _kafka_records(data: bytes) -> list[Record]:
     found: list[Record] = []
     for batch in MemoryRecords(data):
         assert batch.validate_crc()
-        found += [
-            Record(r.offset, r.timestamp, r.timestamp_type, r.key, r.value, tuple(r.headers)) for r in batch
-        ]
+        found += [Record(r.offset, r.timestamp, r.timestamp_type, r.key, r.value, tuple(r.headers)) for r in batch]
     return found
 
 
@@ -420,9 +418,7 @@ def test_read_committed(steps: str, aborted: list[tuple[int, int]], visible: lis
 
 @pytest.mark.parametrize("key", [None, b"", b"\x00\x00\x00"])
 def test_control_batch_without_a_type_is_refused(key: bytes | None) -> None:
-    marker = _batch(
-        [Row(0, TIME, key, b"")], attributes=TRANSACTIONAL | CONTROL, base_offset=1, producer_id=1
-    )
+    marker = _batch([Row(0, TIME, key, b"")], attributes=TRANSACTIONAL | CONTROL, base_offset=1, producer_id=1)
     data = _log("1") + marker
     assert [record.offset for record in read_records(data)] == [0]
     with pytest.raises(DecodeError, match="control"):

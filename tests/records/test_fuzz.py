@@ -126,11 +126,7 @@ def test_changed_batches(codec_id: int, changes: list[tuple[int, int]], mend: bo
     for position, mask in changes:
         batch[position % len(batch)] ^= mask
     rows = _read(_with_crc(batch) if mend else bytes(batch))
-    if (
-        not mend
-        and all(position % len(batch) >= 17 for position, _ in changes)
-        and batch != BATCHES[codec_id]
-    ):
+    if not mend and all(position % len(batch) >= 17 for position, _ in changes) and batch != BATCHES[codec_id]:
         assert rows == 0
 
 
@@ -151,9 +147,7 @@ def test_cut_and_pasted_batches(codec_id: int, start: int, stop: int, middle: by
     _read(batch[:start] + middle + batch[stop:])
 
 
-_VARINTS = st.lists(
-    st.sampled_from([-2, -1, 0, 1, 5, 63, 2**31 - 1, 2**31, -(2**63), 2**63 - 1]), max_size=12
-)
+_VARINTS = st.lists(st.sampled_from([-2, -1, 0, 1, 5, 63, 2**31 - 1, 2**31, -(2**63), 2**63 - 1]), max_size=12)
 
 
 @_FUZZ

@@ -169,12 +169,8 @@ BAD_RECORDS = {
 
 
 @pytest.mark.parametrize("name", BAD_RECORDS)
-@pytest.mark.parametrize(
-    "columns", [ALL, frozenset(), frozenset({"offset"}), frozenset({"headers"})], ids=len
-)
-def test_bad_records_are_refused_and_nothing_is_added(
-    kernel: Kernel, name: str, columns: frozenset[str]
-) -> None:
+@pytest.mark.parametrize("columns", [ALL, frozenset(), frozenset({"offset"}), frozenset({"headers"})], ids=len)
+def test_bad_records_are_refused_and_nothing_is_added(kernel: Kernel, name: str, columns: frozenset[str]) -> None:
     builder = kernel.builder(columns)
     good = encode_rows(ROWS, BASE_OFFSET, BASE_TIME)
     builder.append(good, len(ROWS), BASE_OFFSET, BASE_TIME, None, *EVERYTHING)

@@ -89,7 +89,7 @@ def test_log_append_time(spark: SparkSession, servers: str, topic: str) -> None:
 
 def test_transactions(spark: SparkSession, servers: str, topic: str) -> None:
     create_topic(servers, topic, 2)
-    producers = []
+    producers: list[Producer] = []
     number = 0
 
     def transaction(end: str) -> None:

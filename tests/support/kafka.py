@@ -131,9 +131,7 @@ class _JavaServer:
                 if process.poll() is not None:
                     raise ServerStartError(f"{self._name} ended with {process.returncode}:\n{self._tail()}")
                 if time.monotonic() > deadline:
-                    raise ServerStartError(
-                        f"{self._name} was not ready in {_READY_SECONDS:.0f} s:\n{self._tail()}"
-                    )
+                    raise ServerStartError(f"{self._name} was not ready in {_READY_SECONDS:.0f} s:\n{self._tail()}")
                 time.sleep(0.05)
         except BaseException:
             self.kill()

@@ -75,8 +75,7 @@ def _headers(column: HeadersColumn, count: int) -> list[Any]:
     array.validate(full=True)
     assert array.null_count == column.null_count
     return [
-        None if row is None else tuple((entry["key"], entry["value"]) for entry in row)
-        for row in array.to_pylist()
+        None if row is None else tuple((entry["key"], entry["value"]) for entry in row) for row in array.to_pylist()
     ]
 
 

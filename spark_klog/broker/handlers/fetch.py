@@ -7,13 +7,15 @@ whole requests. There are no transactions, so that the last stable offset is the
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.errors import ErrorCode, OffsetOutOfRange
+from spark_klog.errors import ErrorCode, LogCorrupted, OffsetOutOfRange
 from spark_klog.protocol.codec import Message
 
+_log = logging.getLogger(__name__)
 _NO_SESSION = 0
 
 
@@ -67,6 +69,9 @@ async def _partition(broker: Broker, topic: str, entry: dict[str, Any], left: in
         found = log.read(entry["fetch_offset"], min(left, entry["partition_max_bytes"]))
     except OffsetOutOfRange:
         return result | {"error_code": ErrorCode.OFFSET_OUT_OF_RANGE}
+    except LogCorrupted as error:
+        _log.error("%s-%d can't be read at offset %d: %s", topic, index, entry["fetch_offset"], error)
+        return result | {"error_code": ErrorCode.CORRUPT_MESSAGE}
     if found is not None and (is_first or found.size <= left):
         result["records"] = found
     return result

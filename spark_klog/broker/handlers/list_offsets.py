@@ -5,14 +5,16 @@ Version 0 is answered with the one offset that fits, not with a list of segment 
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.errors import ErrorCode
+from spark_klog.errors import DecodeError, ErrorCode, LogCorrupted
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST, MAX_TIMESTAMP
 
+_log = logging.getLogger(__name__)
 _UNKNOWN = (-1, -1)
 
 
@@ -29,7 +31,11 @@ async def _partition(broker: Broker, request: Request, topic: str, entry: dict[s
     log = await broker.leader_log(topic, index)
     if isinstance(log, ErrorCode):
         return {"partition_index": index, "error_code": log}
-    timestamp, offset = _find(log, entry["timestamp"])
+    try:
+        timestamp, offset = _find(log, entry["timestamp"])
+    except (LogCorrupted, DecodeError) as error:
+        _log.error("%s-%d can't be searched: %s", topic, index, error)
+        return {"partition_index": index, "error_code": ErrorCode.CORRUPT_MESSAGE}
     result = {"partition_index": index, "error_code": ErrorCode.NONE, "leader_epoch": 0}
     if request.version == 0:
         return result | {"old_style_offsets": [offset] if offset >= 0 else []}
