@@ -295,9 +295,12 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _cause(error: Exception) -> str:
-    """The package's own words out of the trace that Spark wraps them in."""
-    found = re.findall(r"^(?:spark_klog\.errors\.|(?=LoadError: ))(\w+: .+)$", str(error), re.MULTILINE)
-    return found[-1] if found else str(error)
+    """The package's own words out of the trace that Spark wraps them in, else Java's last cause."""
+    for pattern in (r"^(?:spark_klog\.errors\.|(?=LoadError: ))(\w+: .+)$", r"^(?:Caused by)?: (.+)$"):
+        found = re.findall(pattern, str(error), re.MULTILINE)
+        if found:
+            return str(found[-1])
+    return str(error)
 
 
 def _count(text: str) -> int:

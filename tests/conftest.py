@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shutil
@@ -56,9 +57,12 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.C
 def _kept_on_failure(request: pytest.FixtureRequest) -> Iterator[Path]:
     """A folder named by the test or module, removed at the end unless something in there failed."""
     nodeid = request.node.nodeid
-    folder = _LOGS / re.sub(r"[^A-Za-z0-9_.-]+", "_", nodeid.removeprefix("tests/"))[-120:]
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", nodeid.removeprefix("tests/"))[-120:]
+    for left in _LOGS.glob(f"{glob.escape(name)}.*"):
+        if not Path(f"/proc/{left.suffix[1:]}").exists():  # of an earlier run; not of one that goes on beside us
+            shutil.rmtree(left, ignore_errors=True)
+    folder = _LOGS / f"{name}.{os.getpid()}"
+    folder.mkdir(parents=True, exist_ok=True)
     yield folder
     if not any(failed.startswith(nodeid) for failed in request.config.stash[_failed]):
         shutil.rmtree(folder, ignore_errors=True)

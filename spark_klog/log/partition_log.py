@@ -154,9 +154,9 @@ class PartitionLog:
             offset = headers[-1].next_offset
         segment = self._segment_for(len(records), headers)
         first = self.end_offset
-        segment.append(records, headers)
         if first == self.start_offset:
-            self._write_leader_epochs(first)
+            self._write_leader_epochs(first)  # before the records: where it fails, nothing is appended
+        segment.append(records, headers)
         self.end_offset = offset
         return Appended(first, offset - 1)
 

@@ -325,6 +325,19 @@ def test_output_of_another_load_is_refused(truth: Truth, make_load: Callable[...
     assert rows_of(load.output) == truth.rows()
 
 
+def test_output_that_cannot_be_written(truth: Truth, make_load: Callable[..., Load], topic: str) -> None:
+    truth.create(topic, 1)
+    truth.send(topic, 50, 1)
+    load = make_load(topic)
+    file = load.output.with_name("file")
+    file.write_text("no folder")
+    complaint = load.run("--json", output=str(file / "out")).complaint()
+    assert str(file) in complaint
+
+    load.report()  # the batch comes as soon as there is a place for it
+    assert rows_of(load.output) == truth.rows()
+
+
 @pytest.mark.slow
 def test_two_runs_at_once(truth: Truth, make_load: Callable[..., Load], topic: str) -> None:
     """Both may fail, as Spark finds that they disturb each other; the records come once all the same."""
@@ -404,11 +417,14 @@ def test_killed_at_any_moment(
         target = [*_TARGETS][killed.total() % len(_TARGETS)]
         running = load.start("--json", *options)
         _wait_for_the_moment(running, load, chance)
-        if not running.ended and _kill(running, target):
+        hit = 0 if running.ended else _kill(running, target)
+        if hit:
             killed[target] += 1
         ran = running.result()
         if target in ("jvm", "everything", "python driver"):
-            assert ran.code != 0 or not killed[target], f"{target} killed, and the run has not noticed"
+            assert ran.code != 0 or not hit, f"{target} killed, and the run has not noticed"
+        if target in ("source", "python workers", "a worker") and ran.code != 0:
+            ran.complaint()
         _whole_batches_once(load)
     load.report(*options)
     assert rows_of(load.output) == truth.rows()

@@ -357,6 +357,20 @@ def test_an_index_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
     _check(PartitionLog(tmp_path / "t-0", LogConfig(), clean=False), model, random.Random(0))
 
 
+def test_a_checkpoint_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
+    log = PartitionLog(tmp_path / "t-0", SMALL)
+    (tmp_path / "t-0" / "leader-epoch-checkpoint").mkdir()
+    batch = make_batch([(None, b"v")], [NOW])
+    with pytest.raises(OSError, match="leader-epoch-checkpoint"):
+        log.append(memoryview(batch))
+    assert (log.end_offset, log.size, log.read(0, 100)) == (0, 0, None)
+    (tmp_path / "t-0" / "leader-epoch-checkpoint").rmdir()
+    model = Model()
+    model.append(bytes(batch), [NOW])
+    assert log.append(memoryview(batch)) == (0, 0)
+    _check(log, model, random.Random(0))
+
+
 _OPEN = """
 import sys
 from pathlib import Path

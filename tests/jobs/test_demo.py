@@ -1,0 +1,36 @@
+"""`make demo`'s job, from an empty folder to the plot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+
+from tests.jobs.support import ROOT, environment
+
+
+@pytest.mark.slow
+def test_demo(server_dir: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, str(ROOT / "jobs" / "demo.py")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=server_dir,
+        env=environment(server_dir) | {"PATH": "/usr/bin:/bin"},  # spark-submit is found beside the interpreter
+        timeout=500,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+    out = server_dir / "demo" / "out"
+    table = ds.dataset(out / "parquet", format="parquet", partitioning="hive").to_table(columns=["partition", "offset"])
+    assert table.num_rows == 336_776
+    assert table.group_by(["partition", "offset"]).aggregate([]).num_rows == 336_776
+    picture = (out / "flights-by-hour.png").read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n")
+    assert picture.rstrip().endswith(b"IEND\xae\x42\x60\x82")
+    for partition in range(4):
+        assert f"/consumers/demo/offsets/flights/{partition} -> " in ran.stdout
