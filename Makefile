@@ -6,7 +6,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export SPARK_LOCAL_IP := 127.0.0.1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: demo test check bench clean
+.PHONY: demo test soak check bench clean
 
 $(VENV)/%.installed: pyproject.toml $(wildcard spark_klog/records/*.pyx)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -18,6 +18,10 @@ demo: $(VENV)/demo.installed
 
 test: $(VENV)/test.installed
 	$(BIN)/python -m pytest $(ARGS)
+
+# The long runs of which CI has a short slice: tens of kills.
+soak: $(VENV)/test.installed
+	SPARK_KLOG_KILLS=30 $(BIN)/python -m pytest --timeout=3600 tests/jobs/test_batch_load.py tests/broker/test_crash.py $(ARGS)
 
 check: $(VENV)/check.installed
 	$(BIN)/ruff check .

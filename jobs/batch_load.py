@@ -295,12 +295,12 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _cause(error: Exception) -> str:
-    """The package's own words out of the trace that Spark wraps them in, else Java's last cause."""
+    """The package's own words out of the trace that Spark wraps them in, else Java's last cause, else the first line."""
     for pattern in (r"^(?:spark_klog\.errors\.|(?=LoadError: ))(\w+: .+)$", r"^(?:Caused by)?: (.+)$"):
         found = re.findall(pattern, str(error), re.MULTILINE)
         if found:
             return str(found[-1])
-    return str(error)
+    return (str(error).strip().splitlines() or [repr(error)])[0]
 
 
 def _count(text: str) -> int:

@@ -7,7 +7,6 @@ refused. The methods that touch the tree block: the server calls them in a threa
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,7 +44,6 @@ class Registry:
         self.brokers: dict[int, tuple[str, int]] = {}
         self.topics: dict[str, Topic] = {}
         self._registered = False
-        self._refreshing = threading.Lock()
 
     def cluster_id(self, preferred: str | None) -> str:
         """The cluster's id; made once, `preferred` where there is none yet."""
@@ -93,14 +91,7 @@ class Registry:
         self._tree.watch(_TOPICS, changed)
 
     def refresh(self) -> None:
-        """Read brokers and topics again.
-
-        One thread at a time: a slow reading must not replace what a later one found.
-        """
-        with self._refreshing:
-            self.brokers, self.topics = self._read()
-
-    def _read(self) -> tuple[dict[int, tuple[str, int]], dict[str, Topic]]:
+        """Read brokers and topics again. One call at a time: a slow reading must not replace a later one."""
         brokers = {}
         for name in self._tree.children(_IDS):
             value = self._tree.get(f"{_IDS}/{name}")
@@ -114,7 +105,7 @@ class Registry:
                 topics[name] = Topic(name, topic_id or uuid5(NAMESPACE_URL, f"klog:{name}"), assignment)
             elif value is not None and name in self.topics:
                 topics[name] = self.topics[name]
-        return brokers, topics
+        self.brokers, self.topics = brokers, topics
 
     def leader(self, topic: Topic, partition: int) -> int:
         """The leader's broker id, NO_LEADER where that broker is not there."""

@@ -14,14 +14,12 @@ from spark_klog.broker.config import BrokerConfig
 from spark_klog.broker.connection import Connection
 from spark_klog.broker.handlers import HANDLERS
 from spark_klog.errors import ConfigError, DecodeError, ErrorCode
-from spark_klog.protocol.apis import API_VERSIONS, BY_KEY, METADATA
+from spark_klog.protocol.apis import API_VERSIONS, BY_KEY
 from spark_klog.protocol.codec import decode_request, decode_request_header, encode_response
 from spark_klog.wire.primitives import Reader, Writer
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 512
-#: Request header up to the client id: API key, version, correlation id, length of the client id.
-_FIXED_HEADER = 2 + 2 + 4 + 2
 
 
 class Server:
@@ -49,23 +47,10 @@ class Server:
                 return encode_response(api, 0, correlation_id, message)
             client_id = reader.nullable_string()
             raise DecodeError(f"client {client_id!r} asks for API {key} version {version}, which is not served")
-        if api is METADATA and version >= METADATA.flexible:
-            reader.end -= _surplus_of_librdkafka(frame)
         client_id, message = decode_request(api, version, reader)
         answer = HANDLERS[key](self.broker, Request(version, client_id, peer), message)
         response = await answer if inspect.isawaitable(answer) else answer
         return None if response is None else encode_response(api, version, correlation_id, response)
-
-
-def _surplus_of_librdkafka(frame: bytearray) -> int:
-    """How many bytes of a flexible Metadata request are to be ignored, as Kafka ignores whatever is left over.
-
-    To ask for all topics librdkafka (2.x) writes null as INT32 0, where a varint of one byte is due.
-    """
-    body = frame[_FIXED_HEADER + max(0, int.from_bytes(frame[_FIXED_HEADER - 2 : _FIXED_HEADER], "big", signed=True)) :]
-    no_tags, null_topics, flags_and_tags = bytes(1), bytes(4), 3
-    is_surplus = len(body) == len(no_tags + null_topics) + flags_and_tags and body.startswith(no_tags + null_topics)
-    return len(null_topics) - 1 if is_surplus else 0
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -128,10 +128,7 @@ class LogDirectory:
     def set_aside(self, topic: str, partition: int) -> None:
         """Keep the log of an earlier topic of this name out of the way, as Kafka does: renamed, no longer served."""
         log = self.logs.pop((topic, partition))
-        log.close()
-        aside = log.directory.with_name(f"{log.directory.name}.{uuid4().hex}-stray")
-        log.directory.rename(aside)
-        _log.warning("%s is of an earlier topic (id %s): kept as %s", log.directory.name, log.topic_id, aside)
+        _log.warning("%s is of an earlier topic: kept as %s", log.directory.name, log.retire("stray"))
 
     def close(self) -> None:
         """Close all logs, mark the stop as clean, give the lock back."""

@@ -235,15 +235,19 @@ class PartitionLog:
         for segment in self._segments:
             segment.close()
 
-    def delete(self) -> None:
-        """Remove the log. The folder is renamed first, so that a crash in between leaves no half a log.
+    def retire(self, suffix: str) -> Path:
+        """Rename the folder to one that is no partition's, and serve it no more; returns its new path.
 
         The .log files are closed by the last `FileRange` that holds them: a response may be under way, and a
         descriptor that is closed now could be another file's by then.
         """
-        doomed = self.directory.with_name(f"{self.directory.name}.{uuid4().hex}-delete")
-        self.directory.rename(doomed)
+        retired = self.directory.with_name(f"{self.directory.name}.{uuid4().hex}-{suffix}")
+        self.directory.rename(retired)
         for segment in self._segments:
             segment.offset_index.close()
             segment.time_index.close()
-        shutil.rmtree(doomed, ignore_errors=True)
+        return retired
+
+    def delete(self) -> None:
+        """Remove the log. The folder is renamed first, so that a crash in between leaves no half a log."""
+        shutil.rmtree(self.retire("delete"), ignore_errors=True)

@@ -186,12 +186,16 @@ def decode_request_header(reader: Reader) -> tuple[int, int, int]:
 
 
 def decode_request(api: Api, version: int, reader: Reader) -> tuple[str | None, Message]:
-    """What follows `decode_request_header`: (client id, message). `DecodeError` if bytes are left over."""
+    """What follows `decode_request_header`: (client id, message).
+
+    Bytes that are left over are ignored, as Kafka does it: librdkafka 2.x, asking for the Metadata of all topics,
+    writes null as INT32 0 where a varint of one byte is due.
+    """
     client_id = reader.nullable_string()
     flexible = version >= api.flexible
     if flexible:
         reader.skip_tags()
-    return client_id, _whole(api, "request", version, reader, _struct_decoder(api.request, version, flexible))
+    return client_id, _decode(api, "request", version, reader, _struct_decoder(api.request, version, flexible))
 
 
 def encode_response(api: Api, version: int, correlation_id: int, message: Message) -> Writer:
@@ -212,14 +216,15 @@ def decode_response(api: Api, version: int, data: Buffer) -> tuple[int, Message]
     flexible = version >= api.flexible
     if flexible and api.key != _API_VERSIONS_KEY:
         reader.skip_tags()
-    return correlation_id, _whole(api, "response", version, reader, _struct_decoder(api.response, version, flexible))
+    message = _decode(api, "response", version, reader, _struct_decoder(api.response, version, flexible))
+    if reader.remaining:
+        raise DecodeError(f"{api.name} v{version} response: {reader.remaining} bytes left over")
+    return correlation_id, message
 
 
-def _whole(api: Api, what: str, version: int, reader: Reader, decode: Decode) -> Message:
+def _decode(api: Api, what: str, version: int, reader: Reader, decode: Decode) -> Message:
     try:
         message: Message = decode(reader)
     except DecodeError as error:
         raise DecodeError(f"{api.name} v{version} {what}: {error}") from None
-    if reader.remaining:
-        raise DecodeError(f"{api.name} v{version} {what}: {reader.remaining} bytes left over")
     return message

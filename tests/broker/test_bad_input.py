@@ -125,7 +125,7 @@ def test_a_wild_frame_length_closes_the_connection(broker: KlogBroker, client: R
 
 @pytest.mark.parametrize(
     "frame",
-    [b"", b"\x00", b"\x00\x03\x00\x04\x00\x00\x00\x01", bytes(50), b"\xff" * 50, b"GET / HTTP/1.1\r\n"],
+    [b"", b"\x00", b"\x00\x03\x00\x04\x00\x00\x00\x01", b"\xff" * 50, b"GET / HTTP/1.1\r\n"],
 )
 def test_a_frame_that_is_no_request_closes_the_connection(broker: KlogBroker, client: RawClient, frame: bytes) -> None:
     client.send_frame(frame)
