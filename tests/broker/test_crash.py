@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import socket
 import threading
@@ -26,7 +27,7 @@ from tests.support.broker import KlogBroker, broker_command, refusal
 from tests.support.kafka import HOST, free_port
 from tests.support.tools import kcat
 
-_KILLS = 10
+_KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "10"))
 
 
 @pytest.fixture
