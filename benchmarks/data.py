@@ -54,6 +54,8 @@ def produce(libs: Path, bootstrap_servers: str, topic: str, records: int, codec:
         "compression.type": codec,
         "batch.size": "65536",
         "linger.ms": "20",
+        # our broker does not serve InitProducerId yet; the same for both sides
+        "enable.idempotence": "false",
     }
     output = _java(
         libs,

@@ -58,8 +58,6 @@ class Files:
         jvm = spark.sparkContext._jvm
         assert jvm is not None
         self._fs = jvm.org.apache.hadoop.fs
-        self._io = jvm.org.apache.hadoop.io
-        self._rename = getattr(self._fs, "Options$Rename").NONE
         self._gateway = spark.sparkContext._gateway
         self._conf = spark._jsc.hadoopConfiguration()
 
@@ -295,7 +293,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _cause(error: Exception) -> str:
-    """The package's own words out of the trace that Spark wraps them in, else Java's last cause, else the first line."""
+    """The package's own words out of what Spark wraps them in, else Java's last cause, else the first line."""
     for pattern in (r"^(?:spark_klog\.errors\.|(?=LoadError: ))(\w+: .+)$", r"^(?:Caused by)?: (.+)$"):
         found = re.findall(pattern, str(error), re.MULTILINE)
         if found:

@@ -98,22 +98,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for attempt in range(_STALE_RETRIES):
             latest = self._latest()
             behind = {key for key in start if latest.get(key, -1) < start[key]}
-            if not behind or self._target is not None:
+            if not behind:
                 break
             if attempt + 1 < _STALE_RETRIES:
                 time.sleep(_STALE_PAUSE)
+                self._ask_target_again(behind)
         for key in sorted(behind):
             self._report_behind(key, start[key], latest.get(key))
             if key in latest:
                 latest[key] = start[key]
         return latest
 
+    def _ask_target_again(self, behind: set[TopicPartition]) -> None:
+        """The target of AvailableNow is as old as the run: it may have been a stale answer itself."""
+        if self._target is not None:
+            there = discovery.partitions_of(self._cluster, self._options.subscription)
+            self._target |= discovery.latest(self._cluster, behind.intersection(there))
+
     def _report_behind(self, key: TopicPartition, start: int, latest: int | None) -> None:
         topic, partition = key
         if latest is not None:
-            # With a target of AvailableNow a restarted query may have read on beyond it: nothing is lost then.
-            if self._target is None:
-                report_loss(Lost(topic, partition, start, start, 0, latest), self._options.fail_on_data_loss)
+            earliest = discovery.earliest(self._cluster, [key])[key]
+            report_loss(Lost(topic, partition, start, start, earliest, latest), self._options.fail_on_data_loss)
             return
         message = f"{topic}-{partition} is gone; the query has read it up to offset {start}"
         if self._options.fail_on_data_loss:

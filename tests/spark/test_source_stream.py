@@ -192,6 +192,21 @@ def test_a_log_that_became_shorter(
     assert offsets_of(job.result) == all_of(topic, 1, 12)
 
 
+def test_available_now_notices_a_log_that_became_shorter(
+    spark: SparkSession, servers: str, topic: str, tmp_path: Path
+) -> None:
+    create_topic(servers, topic)
+    produce(servers, topic, values(10))
+    job = Job(spark, servers, tmp_path, subscribe=topic)
+    job.run()
+    delete_topic(servers, topic)
+    create_topic(servers, topic)
+    produce(servers, topic, values(4))
+    query = job.start(availableNow=True)
+    with pytest.raises(StreamingQueryException, match=rf"{topic}-0: wanted \[10, 10\), available \[0, 4\)"):
+        query.awaitTermination(SECONDS)
+
+
 Group = dict[tuple[str, int], int]
 
 
