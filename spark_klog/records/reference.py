@@ -19,7 +19,7 @@ from spark_klog.errors import DecodeError
 from spark_klog.records.batch import LOG_APPEND_TIME, BatchHeader, body
 from spark_klog.records.contract import BinaryColumn, Headers, HeadersColumn, Record, RecordColumns
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
-from spark_klog.wire.primitives import Buffer, append_uvarint, uvarint_size
+from spark_klog.wire.primitives import Buffer, append_uvarint
 
 name = "reference"
 
@@ -253,12 +253,6 @@ def _append_bytes(target: bytearray, value: bytes | None) -> None:
     else:
         append_uvarint(target, len(value) << 1)
         target += value
-
-
-def record_size_bound(key: bytes | None, value: bytes | None, headers: Headers = ()) -> int:
-    """An upper bound of the bytes that `append_record` appends."""
-    size = 32 + len(key or b"") + len(value or b"")
-    return size + sum(20 + uvarint_size(len(name)) + 4 * len(name) + len(content or b"") for name, content in headers)
 
 
 def _value(column: BinaryColumn | None, row: int) -> bytes | None:

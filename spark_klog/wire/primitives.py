@@ -255,8 +255,3 @@ def append_uvarint(target: bytearray, value: int) -> None:
         target.append(value & 0x7F | 0x80)
         value >>= 7
     target.append(value)
-
-
-def uvarint_size(value: int) -> int:
-    """Bytes that the UVARINT of `value` takes."""
-    return max(1, (value.bit_length() + 6) // 7)
