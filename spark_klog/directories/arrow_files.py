@@ -11,6 +11,8 @@ from typing import Any
 from spark_klog.directories.files import TEMPORARY, VALUE, Kind, Owner
 from spark_klog.errors import ConfigError, DirectoryError
 
+_READS = 10
+
 
 class ArrowFiles:
     """The folder `base` of a pyarrow file system; it has no ephemeral nodes.
@@ -73,15 +75,18 @@ class ArrowFiles:
     def read(self, path: str) -> bytes | None:
         if self.kind(path) != "file":  # what it says of a folder differs from one file system to the next
             return None
-        try:
-            # compression=None: else a name that ends in ".gz" is unpacked
-            with self._fs.open_input_stream(self._at(path), compression=None) as stream:
-                value: bytes = stream.read()
-                return value
-        except OSError:
-            if self.kind(path) != "file":  # gone, or a folder, since the first look
-                return None
-            raise
+        for attempt in range(_READS):
+            try:
+                # compression=None: else a name that ends in ".gz" is unpacked
+                with self._fs.open_input_stream(self._at(path), compression=None) as stream:
+                    value: bytes = stream.read()
+                    return value
+            except OSError:
+                if self.kind(path) != "file":  # gone, or a folder, since the first look
+                    return None
+                if attempt + 1 == _READS:  # until then: replaced in two steps, and there again
+                    raise
+        return None
 
     def write(self, path: str, value: bytes) -> None:
         if self._complete_on_close:

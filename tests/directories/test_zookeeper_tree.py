@@ -1,0 +1,135 @@
+"""The tree in a real ZooKeeper."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from spark_klog.directories.zookeeper import ZooKeeperTree
+from spark_klog.errors import DirectoryError
+from tests.support.kafka import ZooKeeperServer, free_port
+from tests.support.trees import SECONDS, expire, wait_until
+
+
+class TestZooKeeper:
+    def test_no_server(self, capfd: pytest.CaptureFixture[str]) -> None:
+        address = f"127.0.0.1:{free_port()}"
+        start = time.monotonic()
+        with pytest.raises(DirectoryError, match=f"no ZooKeeper answers at {address}/x"):
+            ZooKeeperTree(f"{address}/x", session_timeout=1.0)
+        assert time.monotonic() - start < 10
+        assert "Traceback" not in "".join(capfd.readouterr())
+
+    def test_chroot(self, zookeeper: ZooKeeperServer) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            inner = ZooKeeperTree(f"{zookeeper.connect}/chroot/of/test/")
+            outer = ZooKeeperTree(zookeeper.connect)
+        inner.put("/a", b"1")
+        assert outer.get("/chroot/of/test/a") == b"1"
+        assert inner.children("/") == ["a"]
+        outer.delete("/chroot")
+        inner.close()
+        outer.close()
+
+    def test_a_node_with_null(self, zookeeper: ZooKeeperServer) -> None:
+        from kazoo.client import KazooClient
+
+        client = KazooClient(zookeeper.connect)
+        client.start()
+        client.create("/null", None)
+        tree = ZooKeeperTree(zookeeper.connect)
+        assert tree.get("/null") == b""
+        tree.close()
+        client.stop()
+        client.close()
+
+    def test_session_expiry(self, zookeeper: ZooKeeperServer) -> None:
+        tree, other = (
+            ZooKeeperTree(f"{zookeeper.connect}/expiry"),
+            ZooKeeperTree(f"{zookeeper.connect}/expiry"),
+        )
+        calls = threading.Semaphore(0)
+        tree.create("/ids/1", b"one", ephemeral=True)
+        tree.create("/ids/2", b"two", ephemeral=True)
+        tree.put("/ids/2", b"changed")
+        tree.create("/ids/3", b"three", ephemeral=True)
+        tree.delete("/ids/3")
+        tree.watch("/w", calls.release)
+        before = expire(tree, zookeeper)
+        assert calls.acquire(timeout=SECONDS)
+        wait_until(lambda: other.children("/ids") == ["1", "2"])
+        assert (other.get("/ids/1"), other.get("/ids/2")) == (b"one", b"changed")
+        assert tree._client.client_id[0] != before
+        while calls.acquire(blocking=False):
+            pass
+        other.put("/w/a", b"")  # the watch is set in the new session
+        assert calls.acquire(timeout=SECONDS)
+        tree.close()
+        assert other.children("/ids") == []
+        other.close()
+
+    def test_operations_during_session_expiry(self, zookeeper: ZooKeeperServer) -> None:
+        tree = ZooKeeperTree(f"{zookeeper.connect}/expiry2")
+        tree.create("/ids/1", b"0", ephemeral=True)
+        expire(tree, zookeeper)
+        tree.put("/ids/1", b"1")  # whoever comes first, this or the restoring: it stays ephemeral
+        tree.put("/a", b"1")
+        assert tree.get("/ids/1") == b"1"
+        tree.close()
+        other = ZooKeeperTree(f"{zookeeper.connect}/expiry2")
+        assert other.get("/ids/1") is None
+        assert other.get("/a") == b"1"
+        other.close()
+
+    def test_another_takes_the_node_meanwhile(
+        self, zookeeper: ZooKeeperServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        tree, other = ZooKeeperTree(f"{zookeeper.connect}/taken"), ZooKeeperTree(f"{zookeeper.connect}/taken")
+        tree.create("/ids/1", b"one", ephemeral=True)
+        with tree._ephemeral_lock:  # holds up the restoring
+            expire(tree, zookeeper)
+            other.create("/ids/1", b"other", ephemeral=True)
+        wait_until(lambda: "another has taken /ids/1" in caplog.text)
+        assert tree.get("/ids/1") == b"other"
+        tree.close()
+        other.close()
+
+    def test_restart_of_the_server(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO)
+        with ZooKeeperServer(tmp_path) as server:
+            tree = ZooKeeperTree(f"{server.connect}/x", session_timeout=SECONDS)
+            calls = threading.Semaphore(0)
+            tree.put("/a", b"1")
+            tree.create("/ids/1", b"one", ephemeral=True)
+            tree.watch("/a", calls.release)
+            server.kill()
+            wait_until(lambda: not tree._client.connected)
+            waiting = threading.Thread(target=tree.put, args=("/a", b"2"))
+            waiting.start()
+            server.start()
+            waiting.join(SECONDS)
+            assert not waiting.is_alive()
+            assert tree.get("/a") == b"2"
+            assert tree.get("/ids/1") == b"one"
+            assert calls.acquire(timeout=SECONDS)
+            while calls.acquire(blocking=False):
+                pass
+            tree.put("/a/child", b"")
+            assert calls.acquire(timeout=SECONDS)
+            tree.close()
+        assert "Traceback" not in caplog.text
+
+    def test_a_server_that_stays_away(self, tmp_path: Path) -> None:
+        with ZooKeeperServer(tmp_path) as server:
+            tree = ZooKeeperTree(server.connect)
+            tree.put("/a", b"1")
+            tree._operation_seconds = 1.0
+        with pytest.raises(DirectoryError, match=f"/a: no answer from ZooKeeper {server.connect} in 1 s"):
+            tree.get("/a")
+        tree.close()

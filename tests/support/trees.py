@@ -1,0 +1,118 @@
+"""What the tests of the trees share: waiting, a thread in the background, processes and file systems to test with."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyarrow import fs
+
+from spark_klog.directories.arrow_files import ArrowFiles
+from spark_klog.directories.tree import Tree
+from spark_klog.directories.zookeeper import ZooKeeperTree
+from tests.support.kafka import ZooKeeperServer
+
+SECONDS = 30.0
+Open = Callable[[], Tree]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.01)
+
+
+class Background:
+    """Runs `step` over and over in a thread until the block ends, which then raises what `step` raised."""
+
+    def __init__(self, step: Callable[[], object]) -> None:
+        self._step = step
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.steps = 0
+        self.error: BaseException | None = None
+
+    def _run(self) -> None:
+        try:
+            while not self._done.is_set():
+                self._step()
+                self.steps += 1
+        except BaseException as error:
+            self.error = error
+
+    def __enter__(self) -> Background:
+        self._thread.start()
+        wait_until(lambda: self.steps or self.error)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        if self.error is not None:
+            raise self.error
+
+
+class FastArrowFiles(ArrowFiles):
+    poll_seconds = 0.05
+
+
+class RigidFileSystem:
+    """A local file system whose move goes over no file, as that of HDFS."""
+
+    type_name = "rigid"
+
+    def __init__(self) -> None:
+        self._fs = fs.LocalFileSystem()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fs, name)
+
+    def move(self, source: str, target: str) -> None:
+        if self._fs.get_file_info(target).type != fs.FileType.NotFound:
+            raise OSError(errno.EEXIST, "target exists", target)
+        self._fs.move(source, target)
+
+
+def skip_without_ephemerals(kind: str) -> None:
+    if kind.startswith("arrow"):
+        pytest.skip("has no ephemeral nodes")
+
+
+def creator(uri: str, path: str) -> subprocess.Popen[bytes]:
+    """A process that has made the ephemeral node `path` and holds it."""
+    script = f"""
+        import sys
+        from spark_klog.directories.tree import open_tree
+        tree = open_tree({uri!r})
+        tree.create({path!r}, b"child", ephemeral=True)
+        print("made", flush=True)
+        sys.stdin.read()
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"made\n"
+    return process
+
+
+def expire(tree: ZooKeeperTree, server: ZooKeeperServer) -> int:
+    """End the session of `tree` on the server: a second connection takes the session over and closes it."""
+    from kazoo.client import KazooClient
+
+    identity = tree._client.client_id
+    thief = KazooClient(server.connect, client_id=identity)
+    thief.start()
+    thief.stop()
+    thief.close()
+    session: int = identity[0]
+    wait_until(lambda: tree._client.client_id is not None and tree._client.client_id[0] not in (None, session))
+    return session
