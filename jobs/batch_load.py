@@ -172,6 +172,8 @@ class BatchWriter:
             if not self._is_there(target, batch_id):
                 raise
             return
+        # A local rename looks first, then renames: of two runs at the same instant one may land in the other's.
+        self._files.delete(f"{target}/{staging.rpartition('/')[2]}")
         self.written += partitions
 
     def tidy(self) -> None:
