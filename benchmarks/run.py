@@ -19,6 +19,7 @@ from pathlib import Path
 
 from benchmarks.batch_read import BATCH_READ
 from benchmarks.broker_side import BROKER
+from benchmarks.decode import DECODE
 from benchmarks.machine import code_state
 from benchmarks.report import Result, Side, failures, render
 from benchmarks.work import Bench, Work
@@ -26,7 +27,7 @@ from benchmarks.work import Bench, Work
 log = logging.getLogger(__name__)
 
 #: All work, in the order of the report. Further work is a module with a `Work` in it, and a name here.
-WORK: tuple[Work, ...] = (BATCH_READ, BROKER)
+WORK: tuple[Work, ...] = (BATCH_READ, DECODE, BROKER)
 
 _DESCRIPTION = "Measure klog beside its peers and write the report."
 
