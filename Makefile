@@ -21,7 +21,7 @@ test: $(VENV)/test.installed
 
 # The long runs of which CI has a short slice: tens of kills.
 soak: $(VENV)/test.installed
-	SPARK_KLOG_KILLS=30 $(BIN)/python -m pytest --timeout=3600 tests/jobs/test_batch_load.py tests/broker/test_crash.py $(ARGS)
+	SPARK_KLOG_KILLS=30 $(BIN)/python -m pytest --timeout=3600 -k 'kill or acknowledged' tests/broker tests/jobs $(ARGS)
 
 check: $(VENV)/check.installed
 	$(BIN)/ruff check .
