@@ -14,7 +14,6 @@ from spark_klog.errors import (
     ErrorCode,
     ProtocolError,
     RequestTimedOut,
-    UnsupportedVersionError,
 )
 from spark_klog.protocol.apis import METADATA
 from spark_klog.protocol.codec import Message
@@ -170,8 +169,6 @@ class Cluster:
             self.metadata([])
         try:
             return self.connection(self.controller_id).request(api, message)
-        except UnsupportedVersionError:
-            raise
         except (ConnectionFailed, RequestTimedOut):
             self.controller_id = -1
             raise
