@@ -10,7 +10,7 @@ from benchmarks.report import Result, Side
 from benchmarks.work import Bench, Work
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.columns.schema import WITHOUT_HEADERS
-from spark_klog.records.batch import build_batch
+from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.reference import append_record
 from spark_klog.wire.codecs import codec_by_name
 

@@ -69,6 +69,24 @@ class OffsetOutOfRange(KlogError):
         return type(self), (self.topic, self.partition, self.wanted, self.available)
 
 
+class RecordTooLarge(KlogError):
+    """A record batch is larger than what was fetched, so that the fetch holds no whole one.
+
+    `size` is the batch's in bytes (0: too little is there to tell), `fetched` what the broker gave.
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int, size: int, fetched: int) -> None:
+        self.topic, self.partition, self.offset = topic, partition, offset
+        self.size, self.fetched = size, fetched
+        super().__init__(
+            f"{topic}-{partition} at offset {offset}: the record batch has {size or 'an unknown number of'} bytes, "
+            f"{fetched} were fetched; raise fetch.max.bytes and max.partition.fetch.bytes"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.topic, self.partition, self.offset, self.size, self.fetched)
+
+
 class DataLossError(KlogError):
     """Records that a query was to read are gone and `failOnDataLoss` is true."""
 

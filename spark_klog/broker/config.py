@@ -9,6 +9,7 @@ from typing import Any
 
 from spark_klog.errors import ConfigError
 from spark_klog.log.partition_log import LogConfig
+from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.frames import MAX_FRAME
 
 _TRUTH = {"true": True, "false": False}
@@ -37,6 +38,7 @@ class BrokerConfig:
     max_message_bytes: int = _setting("message.max.bytes", 1024 * 1024 + 12)
     request_max_bytes: int = _setting("socket.request.max.bytes", MAX_FRAME)
     fetch_max_bytes: int = _setting("fetch.max.bytes", 55 * 1024 * 1024)
+    decompressed_max_bytes: int = _setting("decompressed.max.bytes", MAX_DECOMPRESSED)
     offsets_partitions: int = _setting("offsets.topic.num.partitions", 1)
     offset_metadata_max_bytes: int = _setting("offset.metadata.max.bytes", 4096)
     zookeeper_session_timeout_ms: int = _setting("zookeeper.session.timeout.ms", 18000)

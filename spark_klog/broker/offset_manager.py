@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.records.batch import build_batch
+from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.reader import read_records
 from spark_klog.records.reference import append_record
 from spark_klog.wire.primitives import Buffer, Reader, Writer

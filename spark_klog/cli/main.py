@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -17,8 +18,21 @@ from spark_klog.errors import KlogError
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
+#: Commands in modules of their own, which are imported when they run.
+_MODULES = {"log": "spark_klog.cli.log"}
+
+
 class _Group(click.Group):
     """Errors of the package end the command with a line on stderr, not with a trace."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_MODULES])
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _MODULES:
+            return super().get_command(ctx, name)
+        command: click.Command = getattr(import_module(_MODULES[name]), name)
+        return command
 
     def invoke(self, ctx: click.Context) -> object:
         try:

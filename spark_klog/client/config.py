@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from spark_klog.errors import ConfigError
-from spark_klog.wire.codecs import codec_by_name
+from spark_klog.wire.codecs import MAX_DECOMPRESSED, Codec, codec_by_name
+from spark_klog.wire.frames import MAX_FRAME
 
 _READ_UNCOMMITTED, _READ_COMMITTED = "read_uncommitted", "read_committed"
 _ACKS = {"0": 0, "1": 1, "-1": -1, "all": -1}
@@ -87,7 +88,26 @@ class ClientConfig:
     compression_type: str = _setting("compression.type", "none", "codec")
     batch_size: int = _setting("batch.size", 256 * 1024, "count")
     max_request_size: int = _setting("max.request.size", 1024 * 1024, "count")
+    gzip_level: int | None = _setting("compression.gzip.level", None, "level")
+    lz4_level: int | None = _setting("compression.lz4.level", None, "level")
+    zstd_level: int | None = _setting("compression.zstd.level", None, "level")
+    decompressed_max_bytes: int = _setting("decompressed.max.bytes", MAX_DECOMPRESSED, "count")
     security_protocol: str = _setting("security.protocol", "PLAINTEXT", "security")
+
+    @property
+    def codec(self) -> Codec:
+        return codec_by_name(self.compression_type)
+
+    @property
+    def compression_level(self) -> int | None:
+        """The level that is set for the codec, None for its default."""
+        levels = {"gzip": self.gzip_level, "lz4": self.lz4_level, "zstd": self.zstd_level}
+        return levels.get(self.compression_type)
+
+    @property
+    def response_max_bytes(self) -> int:
+        """The largest response that is taken."""
+        return max(MAX_FRAME, 2 * self.fetch_max_bytes)
 
 
 _KNOWN = {item.metadata["name"]: item for item in fields(ClientConfig) if item.metadata}
@@ -120,6 +140,12 @@ def _value(kind: str, name: str, text: str) -> Any:
         if text not in _ACKS:
             raise ConfigError(f"{name}={text}: 0, 1, -1 or all is wanted")
         return _ACKS[text]
+    if kind == "level":
+        codec = codec_by_name(name.split(".")[1])
+        try:
+            return codec.check_level(int(text))
+        except ValueError:
+            raise ConfigError(f"{name}={text}: a number is wanted") from None
     if kind == "codec":
         return codec_by_name(text).name
     if kind == "security" and text.upper() != "PLAINTEXT":

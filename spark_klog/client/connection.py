@@ -18,7 +18,7 @@ from spark_klog.errors import (
 from spark_klog.protocol.apis import API_VERSIONS
 from spark_klog.protocol.codec import Message, decode_response, encode_request
 from spark_klog.protocol.schema import Api
-from spark_klog.wire.frames import MAX_FRAME, SIZE, frame_size
+from spark_klog.wire.frames import SIZE, frame_size
 
 _log = logging.getLogger(__name__)
 _FIRST_BUFFER = 64 * 1024
@@ -91,7 +91,7 @@ class Connection:
         """
         api, version, correlation_id = self._pending.popleft()
         try:
-            size = frame_size(self._read(SIZE.size), max(MAX_FRAME, 2 * self._config.fetch_max_bytes))
+            size = frame_size(self._read(SIZE.size), self._config.response_max_bytes)
             answered, message = decode_response(api, version, self._read(size))
             if answered != correlation_id:
                 raise DecodeError(f"response to request {answered}, {correlation_id} was expected")

@@ -20,11 +20,11 @@ from spark_klog.errors import (
     ErrorCode,
     OffsetOutOfRange,
     ProtocolError,
+    RecordTooLarge,
     RequestTimedOut,
 )
 from spark_klog.protocol.apis import FETCH
-from spark_klog.records.batch import read_header, whole_batch_size
-from spark_klog.wire.primitives import Buffer
+from spark_klog.records.batch import first_batch_size, next_offset_after
 
 _log = logging.getLogger(__name__)
 _MAX_WAIT_MS = 500
@@ -43,21 +43,11 @@ class Fetched:
     aborted: list[tuple[int, int]]
 
 
-def next_offset_after(data: Buffer, offset: int) -> int:
-    """The offset after the last whole batch, `offset` where there is none."""
-    position = 0
-    last: int | None = None
-    while (size := whole_batch_size(data, position)) is not None:
-        last = position
-        position += size
-    return offset if last is None else max(offset, read_header(data, last).next_offset)
-
-
 def fetch_range(cluster: Cluster, topic: str, partition: int, start: int, end: int) -> Iterator[Fetched]:
     """Fetch [start, end) of a partition, batch by batch; batches may reach beyond both ends.
 
     `OffsetOutOfRange` where the log does not have the wanted offsets (any more), `ProtocolError`, `ConnectionFailed`
-    or `RequestTimedOut` where the leader can't be had within `request.timeout.ms`, `DecodeError`.
+    or `RequestTimedOut` where the leader can't be had within `request.timeout.ms`, `RecordTooLarge`, `DecodeError`.
     """
     return _RangeFetch(cluster, topic, partition, start, end).run()
 
@@ -67,6 +57,7 @@ class _RangeFetch:
         self._cluster = cluster
         self._topic, self._partition = topic, partition
         self._offset, self._end = start, end
+        self._max_bytes = cluster.config.partition_fetch_bytes
 
     @property
     def _name(self) -> str:
@@ -110,7 +101,7 @@ class _RangeFetch:
         request = {
             "max_wait_ms": _MAX_WAIT_MS,
             "min_bytes": 1,
-            "max_bytes": config.fetch_max_bytes,
+            "max_bytes": max(config.fetch_max_bytes, self._max_bytes),
             "isolation_level": config.isolation_level,
             "topics": [
                 {
@@ -119,7 +110,7 @@ class _RangeFetch:
                         {
                             "partition": self._partition,
                             "fetch_offset": self._offset,
-                            "partition_max_bytes": config.partition_fetch_bytes,
+                            "partition_max_bytes": self._max_bytes,
                         }
                     ],
                 }
@@ -151,14 +142,21 @@ class _RangeFetch:
             return None
         try:
             following = next_offset_after(records, self._offset)
+            if following == self._offset:
+                self._ask_for_more(records)
+                return None
         except DecodeError as error:
             raise DecodeError(f"{self._name} at offset {self._offset}: {error}") from None
-        if following == self._offset:
-            raise DecodeError(
-                f"{self._name} at offset {self._offset}: {len(records)} bytes fetched hold no whole record batch"
-            )
         aborted = [(item["producer_id"], item["first_offset"]) for item in entry["aborted_transactions"] or ()]
         return Fetched(self._offset, following, records, aborted)
+
+    def _ask_for_more(self, records: memoryview) -> None:
+        """Fetches before version 3 end within the first message where it is larger than what was asked for."""
+        size = first_batch_size(records) or 0
+        if size <= len(records) or size > self._cluster.config.response_max_bytes:
+            raise RecordTooLarge(self._topic, self._partition, self._offset, size, len(records))
+        _log.info("%s at offset %d: a message of %d bytes, fetching again", self._name, self._offset, size)
+        self._max_bytes = max(self._max_bytes, size)
 
     def _out_of_range(self) -> None:
         available = offset_range(self._cluster, self._topic, self._partition)

@@ -15,17 +15,26 @@ from types import TracebackType
 
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.connection import Connection
-from spark_klog.errors import ConfigError, ConnectionFailed, DecodeError, ProtocolError, RequestTimedOut
+from spark_klog.errors import (
+    ConfigError,
+    ConnectionFailed,
+    DecodeError,
+    ProtocolError,
+    RequestTimedOut,
+    UnsupportedVersionError,
+)
 from spark_klog.protocol.apis import PRODUCE
 from spark_klog.protocol.codec import Message
 from spark_klog.records import kernels
-from spark_klog.records.batch import build_batch
+from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.contract import Headers, RecordColumns
+from spark_klog.records.conversion import down_convert
 from spark_klog.records.reference import append_record, murmur2
-from spark_klog.wire.codecs import codec_by_name
 
 _log = logging.getLogger(__name__)
 _MAX_INT32 = 0x7FFFFFFF
+#: The first version of Produce that takes magic 2, and the one that takes magic 1.
+_FIRST_MAGIC_2, _MAGIC_1 = 3, 2
 
 
 class _Gathering:
@@ -46,10 +55,20 @@ class _Gathering:
         self.max_timestamp = max(self.max_timestamp, timestamp)
 
 
+def _as_message_set(batch: bytes, version: int, where: str) -> bytearray:
+    """A batch for a broker before 0.11; `UnsupportedVersionError` where it can't hold the records' headers."""
+    converted = down_convert(batch, 1 if version == _MAGIC_1 else 0)
+    if converted.lost_headers:
+        raise UnsupportedVersionError(
+            f"records for {where} have headers, the broker speaks Produce {version}, which has none: leave them out"
+        )
+    return converted.data
+
+
 class Producer:
     """Writes records to partitions' leaders. Not for several threads at once.
 
-    Settings (Kafka's names): acks, compression.type, batch.size, max.request.size, delivery.timeout.ms. Errors come
+    Settings (Kafka's names): acks, compression.type and compression.CODEC.level, batch.size, max.request.size, delivery.timeout.ms. Errors come
     from the call that meets them: `ProtocolError` naming the partition, or `ConnectionFailed` / `RequestTimedOut`
     once delivery.timeout.ms is over.
     """
@@ -57,7 +76,7 @@ class Producer:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._config = cluster.config
-        self._codec = codec_by_name(self._config.compression_type)
+        self._codec, self._level = self._config.codec, self._config.compression_level
         self._kernel = kernels.load()
         self._gathering: dict[TopicPartition, _Gathering] = {}
         self._ready: dict[TopicPartition, deque[bytes]] = {}
@@ -122,7 +141,9 @@ class Producer:
             self._enqueue(key, gathering.body, gathering.count, gathering.first_timestamp, gathering.max_timestamp)
 
     def _enqueue(self, key: TopicPartition, body: bytes | bytearray, count: int, base: int, maximum: int) -> None:
-        batch = build_batch(body, count, base_timestamp=base, max_timestamp=maximum, codec=self._codec)
+        batch = build_batch(
+            body, count, base_timestamp=base, max_timestamp=maximum, codec=self._codec, level=self._level
+        )
         self._ready.setdefault(key, deque()).append(batch)
         self._ready_bytes += len(batch)
 
@@ -184,8 +205,10 @@ class Producer:
             request[key] = batch
             size += len(batch)
         topics: dict[str, list[Message]] = {}
+        version = connection.version_of(PRODUCE)
         for (topic, partition), batch in request.items():
-            topics.setdefault(topic, []).append({"index": partition, "records": batch})
+            records = batch if version >= _FIRST_MAGIC_2 else _as_message_set(batch, version, f"{topic}-{partition}")
+            topics.setdefault(topic, []).append({"index": partition, "records": records})
         message = {
             "acks": self._config.acks,
             "timeout_ms": self._config.request_timeout_ms,

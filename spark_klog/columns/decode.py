@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records import kernels
-from spark_klog.records.batch import iter_batches
 from spark_klog.records.contract import COLUMNS, BinaryColumn, HeadersColumn, RecordColumns
-from spark_klog.records.reader import AbortedTransactions, append_batch, visible_batches
+from spark_klog.records.reader import AbortedTransactions, append_visible
+from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.primitives import Buffer
 
 _HEADERS = FULL.field("headers").type
@@ -25,13 +25,15 @@ BYTES = 32 * 1024 * 1024
 class PartitionDecoder:
     """Gathers the records of one topic-partition, and gives Arrow batches of `schema` (see schema.py).
 
-    `DecodeError` and `CorruptBatchError` name topic and partition.
+    A compressed batch may grow to `limit` bytes. `DecodeError` and `CorruptBatchError` name topic and partition.
     """
 
-    def __init__(self, topic: str, partition: int, schema: pa.Schema) -> None:
+    def __init__(self, topic: str, partition: int, schema: pa.Schema, limit: int = MAX_DECOMPRESSED) -> None:
         self._topic, self._partition = topic, partition
+        self._limit = limit
         self._schema = schema
-        self._builder = kernels.load().builder(frozenset(schema.names) & frozenset(COLUMNS))
+        self._kernel = kernels.load()
+        self._builder = self._kernel.builder(frozenset(schema.names) & frozenset(COLUMNS))
         self._constants: dict[str, pa.Array] = {}
 
     def add(
@@ -39,10 +41,7 @@ class PartitionDecoder:
     ) -> Iterator[pa.RecordBatch]:
         """Take in the visible records of `data` with offsets in [first, end); gives what is full."""
         try:
-            for header, batch in visible_batches(_before(data, end), aborted):
-                if header.last_offset < first:
-                    continue
-                append_batch(self._builder, header, batch, first, end)
+            for _ in append_visible(self._kernel, self._builder, data, first, end, aborted, self._limit):
                 if self._builder.rows >= ROWS or self._builder.size >= BYTES:
                     yield self._take()
         except CorruptBatchError as error:
@@ -82,16 +81,6 @@ class PartitionDecoder:
         if name not in self._constants or len(self._constants[name]) < count:
             self._constants[name] = pa.repeat(value, max(count, ROWS))
         return self._constants[name].slice(0, count)
-
-
-def _before(data: Buffer, end: int) -> memoryview:
-    """The batches that begin before `end`: one that is not wanted may be corrupt."""
-    size = 0
-    for header, batch in iter_batches(data):
-        if header.base_offset >= end:
-            break
-        size += len(batch)
-    return memoryview(data)[:size]
 
 
 def _fixed(kind: pa.DataType, count: int, data: Buffer | None) -> pa.Array:

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
-from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError, LogCorrupted, OffsetOutOfRange
+from spark_klog.errors import ConfigError, DecodeError, LogCorrupted, OffsetOutOfRange
 from spark_klog.log.segment import MAX_RELATIVE_OFFSET, FileRange, Segment
-from spark_klog.records.batch import BatchHeader, check_crc, iter_batches, set_base_offset
-from spark_klog.records.reference import iter_records
+from spark_klog.records.assignment import assign_offsets
+from spark_klog.records.batch import Header, iter_batches
+from spark_klog.records.reader import records_of
 
 _log = logging.getLogger(__name__)
 _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -136,47 +137,30 @@ class PartitionLog:
         return sum(segment.size for segment in self._segments)
 
     def append(self, records: memoryview) -> Appended:
-        """Append whole record batches, assigning their offsets in place (`records` must be writable).
+        """Append whole batches, assigning their offsets (in place where it can be; `records` must be writable).
 
-        `CorruptBatchError` for a wrong CRC, `DecodeError` for what is not whole batches of magic 2, `BatchTooLarge`;
-        OSError where the disk fails. Nothing is appended then.
+        `CorruptBatchError` for a wrong CRC, `DecodeError` for what is not whole batches, `BatchTooLarge`; OSError where
+        the disk fails. Nothing is appended then.
         """
-        batches = list(iter_batches(records))
-        if not batches or sum(header.size for header, _ in batches) != len(records):
-            raise DecodeError(f"{len(records)} bytes for {self.directory.name} are not whole record batches")
-        for header, batch in batches:
-            self._validate(header, batch)
-        headers: list[BatchHeader] = []
-        offset = self.end_offset
-        for header, batch in batches:
-            set_base_offset(batch, offset, _LEADER_EPOCH)
-            headers.append(replace(header, base_offset=offset, leader_epoch=_LEADER_EPOCH))
-            offset = headers[-1].next_offset
-        segment = self._segment_for(len(records), headers)
-        first = self.end_offset
-        if first == self.start_offset:
-            self._write_leader_epochs(first)  # before the records: where it fails, nothing is appended
-        segment.append(records, headers)
-        self.end_offset = offset
-        return Appended(first, offset - 1)
-
-    def _validate(self, header: BatchHeader, batch: memoryview) -> None:
-        if header.size > self.config.max_message_bytes:
+        largest = max((header.size for header, _ in iter_batches(records)), default=0)
+        if largest > self.config.max_message_bytes:
             raise BatchTooLarge(
-                f"batch of {header.size} bytes for {self.directory.name}, max.message.bytes is "
+                f"batch of {largest} bytes for {self.directory.name}, max.message.bytes is "
                 f"{self.config.max_message_bytes}"
             )
         try:
-            check_crc(header, batch)
-        except CorruptBatchError as error:
-            raise CorruptBatchError(f"produced to {self.directory.name}: {error}") from None
-        if header.count != header.last_offset_delta + 1 or header.count == 0:
-            raise DecodeError(
-                f"batch for {self.directory.name} has {header.count} records and last offset delta "
-                f"{header.last_offset_delta}"
-            )
+            assigned = assign_offsets(records, self.end_offset, leader_epoch=_LEADER_EPOCH)
+        except DecodeError as error:
+            raise type(error)(f"produced to {self.directory.name}: {error}") from None
+        segment = self._segment_for(len(assigned.data), assigned.headers)
+        first = self.end_offset
+        if first == self.start_offset:
+            self._write_leader_epochs(first)  # before the records: where it fails, nothing is appended
+        segment.append(assigned.data, assigned.headers)
+        self.end_offset = assigned.next_offset
+        return Appended(first, assigned.next_offset - 1)
 
-    def _segment_for(self, size: int, headers: list[BatchHeader]) -> Segment:
+    def _segment_for(self, size: int, headers: list[Header]) -> Segment:
         """The active segment, after rolling where the batches would not fit."""
         active = self._segments[-1]
         relative_end = headers[-1].last_offset - active.base_offset
@@ -218,7 +202,7 @@ class PartitionLog:
                 if header.max_timestamp < timestamp:
                     continue
                 batch = memoryview(FileRange(segment.file, position, header.size).read())
-                for record in iter_records(header, batch):
+                for record in records_of(header, batch):
                     if record.timestamp >= timestamp:
                         return record.timestamp, record.offset
         return None

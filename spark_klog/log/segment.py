@@ -19,7 +19,16 @@ from pathlib import Path
 
 from spark_klog.errors import DecodeError, LogCorrupted
 from spark_klog.log.index import OffsetIndex, TimeIndex
-from spark_klog.records.batch import HEADER_SIZE, BatchHeader, check_crc, read_header, whole_batch_size
+from spark_klog.records.batch import (
+    MAX_HEADER_SIZE,
+    MIN_BATCH_SIZE,
+    Header,
+    check_crc,
+    first_batch_size,
+    read_header,
+    whole_batch_size,
+)
+from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.wire.primitives import Buffer
 
 _log = logging.getLogger(__name__)
@@ -73,7 +82,7 @@ class Segment:
         """The largest timestamp (ms) and an offset that has it; (-1, base offset) without records."""
         return self._max_timestamp or self.time_index.last or (-1, self.base_offset)
 
-    def append(self, data: Buffer, headers: list[BatchHeader]) -> None:
+    def append(self, data: Buffer, headers: list[Header]) -> None:
         """Write batches whose offsets are set. OSError leaves the segment as it was."""
         self._write(data)
         position = self.size
@@ -92,7 +101,7 @@ class Segment:
             os.ftruncate(self.file.fileno(), self.size)
             raise
 
-    def _note(self, header: BatchHeader, position: int) -> None:
+    def _note(self, header: Header, position: int) -> None:
         """Index entries for the batch at `position` where they are due, as Kafka does it: before its size is counted.
 
         An entry that can't be written is left to the next batch: the records are there without it.
@@ -112,19 +121,20 @@ class Segment:
         if self._max_timestamp is not None:
             self.time_index.append(*self._max_timestamp)
 
-    def headers(self, position: int, end: int | None = None) -> Iterator[tuple[int, BatchHeader]]:
+    def headers(self, position: int, end: int | None = None) -> Iterator[tuple[int, Header]]:
         """(position, header) of the batches from a position that begins one; stops at a partial one."""
         end = self.size if end is None else end
-        while position + HEADER_SIZE <= end:
-            data = os.pread(self.file.fileno(), HEADER_SIZE, position)
+        while position + MIN_BATCH_SIZE <= end:
+            data = os.pread(self.file.fileno(), MAX_HEADER_SIZE, position)
             try:
+                size = first_batch_size(data)
+                if size is None or position + size > end:
+                    return
                 header = read_header(data)
             except DecodeError as error:
                 raise LogCorrupted(f"{self.path} at position {position}: {error}") from None
-            if position + header.size > end:
-                return
             yield position, header
-            position += header.size
+            position += size
 
     def position_of(self, offset: int) -> int | None:
         """Where the first batch begins whose last offset is `offset` or later; None beyond the segment."""
@@ -165,8 +175,9 @@ class Segment:
         try:
             for _, header, batch in self._walk():
                 check_crc(header, batch)
-                if header.base_offset <= previous or header.last_offset - self.base_offset > MAX_RELATIVE_OFFSET:
-                    raise DecodeError(f"offset {header.base_offset} follows {previous}")
+                first = header.base_offset if isinstance(header, BatchHeader) else header.last_offset
+                if first <= previous or header.last_offset - self.base_offset > MAX_RELATIVE_OFFSET:
+                    raise DecodeError(f"offset {first} follows {previous}")
                 previous = header.last_offset
                 good += header.size
         except DecodeError as error:
@@ -178,7 +189,7 @@ class Segment:
         self._rebuild(good)
         return cut
 
-    def _walk(self) -> Iterator[tuple[int, BatchHeader, memoryview]]:
+    def _walk(self) -> Iterator[tuple[int, Header, memoryview]]:
         """(position, header, batch) from the start on; `DecodeError` at what is not a batch."""
         position, wanted = 0, _SCAN_BYTES
         while position < self.size:

@@ -1,162 +1,76 @@
-"""Record batch v2 (magic 2, Kafka 0.11 and later; KIP-98, KIP-82).
+"""What a log file or a fetch response holds: batches of any magic, one after the other.
 
-    base offset            INT64
-    batch length           INT32    bytes after this field
-    partition leader epoch INT32
-    magic                  INT8     2
-    crc                    UINT32   CRC-32C of all that follows
-    attributes             INT16    bits 0-2 codec, 3 timestamp type (1: log append time), 4 transactional,
-                                    5 control, 6 the base timestamp is a delete horizon
-    last offset delta      INT32
-    base timestamp         INT64    ms since the epoch
-    max timestamp          INT64    ms; with log append time that of every record
-    producer id            INT64    -1: none
-    producer epoch         INT16
-    base sequence          INT32
-    record count           INT32
-    records                compressed together where a codec is set
+    offset  INT64    the first record's; in magic 0 and 1 the last one's
+    length  INT32    bytes after this field
+    ...     4 bytes  checksum (magic 0, 1) or leader epoch (2)
+    magic   INT8     what follows: see message_set.py (0, 1) and batch_v2.py (2)
 
-Base offset, length and leader epoch stand before the CRC's range, so that a broker sets them in place.
+A message of magic 0 or 1, a wrapper too, counts as a batch here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from struct import Struct
 
-from spark_klog.errors import CorruptBatchError, DecodeError
-from spark_klog.wire.checksums import crc32c
-from spark_klog.wire.codecs import MAX_DECOMPRESSED, NONE, Codec, codec_by_id
+from spark_klog.errors import DecodeError
+from spark_klog.records.batch_v2 import (
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    BatchHeader,
+    check_batch_crc,
+    read_batch_header,
+)
+from spark_klog.records.message_set import MIN_LENGTH, MessageHeader, check_message_crc, read_message_header
 from spark_klog.wire.primitives import Buffer
 
-_LAYOUT = (
-    ("base_offset", "q"),
-    ("length", "i"),
-    ("leader_epoch", "i"),
-    ("magic", "b"),
-    ("crc", "I"),
-    ("attributes", "h"),
-    ("last_offset_delta", "i"),
-    ("base_timestamp", "q"),
-    ("max_timestamp", "q"),
-    ("producer_id", "q"),
-    ("producer_epoch", "h"),
-    ("base_sequence", "i"),
-    ("count", "i"),
-)
+Header = BatchHeader | MessageHeader
 
-
-def _position_of(name: str) -> int:
-    position = 0
-    for field, form in _LAYOUT:
-        if field == name:
-            return position
-        position += Struct(">" + form).size
-    raise KeyError(name)
-
-
-_HEADER = Struct(">" + "".join(form for _, form in _LAYOUT))
-#: Bytes before the records.
-HEADER_SIZE = _HEADER.size
-#: Bytes of base offset and length: what `length` does not count.
-LOG_OVERHEAD = _position_of("leader_epoch")
-MAGIC_POSITION = _position_of("magic")
-_CRC_POSITION = _position_of("crc")
-_CRC_START = _position_of("attributes")
 _PREFIX = Struct(">qi")
-_BASE_OFFSET = Struct(">q")
-_LEADER_EPOCH = Struct(">i")
-_CRC = Struct(">I")
+_MAGIC_POSITION = 16
+_MIN_LENGTH = (*MIN_LENGTH, HEADER_SIZE - LOG_OVERHEAD)
+#: A header of any magic fits into these bytes.
+MAX_HEADER_SIZE = HEADER_SIZE
+#: Bytes of the smallest batch there can be.
+MIN_BATCH_SIZE = LOG_OVERHEAD + min(_MIN_LENGTH)
 
-CREATE_TIME, LOG_APPEND_TIME = 0, 1
-NO_TIMESTAMP = -1
+
+def magic_of(data: Buffer, position: int = 0) -> int | None:
+    """The magic of the batch at `position`, None where it is not there; any value of a byte."""
+    view = memoryview(data)
+    return view[position + _MAGIC_POSITION] if len(view) > position + _MAGIC_POSITION else None
 
 
-@dataclass(frozen=True, slots=True)
-class BatchHeader:
-    """The fields before the records; see the module for their meaning and units."""
+def first_batch_size(data: Buffer, position: int = 0) -> int | None:
+    """Size of the batch at `position`, whole or not; None where too little is there to tell.
 
-    base_offset: int
-    length: int
-    leader_epoch: int
-    magic: int
-    crc: int
-    attributes: int
-    last_offset_delta: int
-    base_timestamp: int
-    max_timestamp: int
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
-    count: int
-
-    @property
-    def size(self) -> int:
-        """Bytes of the whole batch."""
-        return self.length + LOG_OVERHEAD
-
-    @property
-    def last_offset(self) -> int:
-        return self.base_offset + self.last_offset_delta
-
-    @property
-    def next_offset(self) -> int:
-        return self.base_offset + self.last_offset_delta + 1
-
-    @property
-    def codec_id(self) -> int:
-        return self.attributes & 0x07
-
-    @property
-    def timestamp_type(self) -> int:
-        return (self.attributes >> 3) & 1
-
-    @property
-    def is_transactional(self) -> bool:
-        return bool(self.attributes & 0x10)
-
-    @property
-    def is_control(self) -> bool:
-        return bool(self.attributes & 0x20)
+    `DecodeError` where its magic is unknown, or its length can't be that of a batch.
+    """
+    if len(data) - position < LOG_OVERHEAD:
+        return None
+    length: int = _PREFIX.unpack_from(data, position)[1]
+    magic = magic_of(data, position)
+    if magic is not None and magic >= len(_MIN_LENGTH):
+        raise DecodeError(f"no batch at position {position}: unknown magic {magic}, length {length}")
+    if length < _MIN_LENGTH[magic or 0]:
+        raise DecodeError(f"no batch at position {position}: length {length}")
+    return length + LOG_OVERHEAD
 
 
 def whole_batch_size(data: Buffer, position: int = 0) -> int | None:
-    """Size of the batch at `position`, None where less than all of it is there.
-
-    `DecodeError` where its length can't be that of a batch.
-    """
-    left = len(data) - position
-    if left < LOG_OVERHEAD:
-        return None
-    base_offset, length = _PREFIX.unpack_from(data, position)
-    if length < HEADER_SIZE - LOG_OVERHEAD or base_offset < 0:
-        if left > MAGIC_POSITION and length > 0 and memoryview(data)[position + MAGIC_POSITION] in (0, 1):
-            raise DecodeError(f"message set of magic 0 or 1 at position {position}: not supported yet")
-        raise DecodeError(f"no batch at position {position}: base offset {base_offset}, length {length}")
-    size: int = length + LOG_OVERHEAD
-    return size if size <= left else None
+    """Size of the batch at `position`, None where less than all of it is there. `DecodeError` as `first_batch_size`."""
+    size = first_batch_size(data, position)
+    return size if size is not None and size <= len(data) - position else None
 
 
-def read_header(data: Buffer, position: int = 0) -> BatchHeader:
+def read_header(data: Buffer, position: int = 0) -> Header:
     """The header at `position`; `DecodeError` where there is none, or one of another magic."""
-    if len(data) - position < HEADER_SIZE:
-        raise DecodeError(f"batch header at position {position} is cut off")
-    header = BatchHeader(*_HEADER.unpack_from(data, position))
-    if header.magic != 2:
-        what = "not supported yet" if header.magic in (0, 1) else "unknown"
-        raise DecodeError(f"magic {header.magic} at position {position} is {what}")
-    if header.length < HEADER_SIZE - LOG_OVERHEAD:
-        raise DecodeError(f"batch at position {position} has length {header.length}")
-    if header.count < 0 or header.last_offset_delta < 0 or header.base_offset < 0:
-        raise DecodeError(
-            f"batch at position {position}: base offset {header.base_offset}, "
-            f"last offset delta {header.last_offset_delta}, {header.count} records"
-        )
-    return header
+    if magic_of(data, position) == 2:
+        return read_batch_header(data, position)
+    return read_message_header(data, position)
 
 
-def iter_batches(data: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
+def iter_batches(data: Buffer) -> Iterator[tuple[Header, memoryview]]:
     """Every whole batch: (header, its bytes as a view). A partial one at the end is left out."""
     view = memoryview(data)
     position = 0
@@ -168,67 +82,27 @@ def iter_batches(data: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
         position += size
 
 
-def check_crc(header: BatchHeader, batch: memoryview) -> None:
-    """Raise `CorruptBatchError` unless the stored CRC-32C is that of the bytes."""
-    actual = crc32c(batch[_CRC_START:])
-    if actual != header.crc:
-        raise CorruptBatchError(
-            f"batch of offsets {header.base_offset}-{header.last_offset}: "
-            f"CRC {header.crc:#010x} is stored, the bytes have {actual:#010x}"
-        )
+def whole_batches(data: Buffer) -> list[tuple[Header, memoryview]]:
+    """As `iter_batches`, but `DecodeError` where there is none, or anything follows the last."""
+    batches = list(iter_batches(data))
+    if not batches or sum(header.size for header, _ in batches) != len(data):
+        raise DecodeError(f"{len(data)} bytes are not whole record batches")
+    return batches
 
 
-def body(header: BatchHeader, batch: memoryview, limit: int = MAX_DECOMPRESSED) -> Buffer:
-    """The records' bytes, decompressed; `DecodeError` where they do not decompress within `limit` bytes."""
-    records = batch[HEADER_SIZE:]
-    if header.codec_id == NONE.id:
-        return records
-    return codec_by_id(header.codec_id).decompress(records, limit)
+def next_offset_after(data: Buffer, offset: int) -> int:
+    """The offset after the last whole batch, `offset` where there is none. `DecodeError` as `first_batch_size`."""
+    position = 0
+    last: int | None = None
+    while (size := whole_batch_size(data, position)) is not None:
+        last = position
+        position += size
+    return offset if last is None else max(offset, read_header(data, last).next_offset)
 
 
-def set_base_offset(batch: memoryview, base_offset: int, leader_epoch: int) -> None:
-    """Assign offset and leader epoch in place; the CRC does not cover them. `batch` must be writable."""
-    _BASE_OFFSET.pack_into(batch, 0, base_offset)
-    _LEADER_EPOCH.pack_into(batch, LOG_OVERHEAD, leader_epoch)
-
-
-def build_batch(
-    records: Buffer,
-    count: int,
-    *,
-    base_timestamp: int,
-    max_timestamp: int,
-    codec: Codec = NONE,
-    level: int | None = None,
-    base_offset: int = 0,
-    last_offset_delta: int | None = None,
-    attributes: int = 0,
-    producer_id: int = -1,
-    producer_epoch: int = -1,
-    base_sequence: int = -1,
-    leader_epoch: int = -1,
-) -> bytes:
-    """A batch of `count` encoded records; `attributes` without the codec, timestamps in ms."""
-    payload = codec.compress(records, level)
-    head = bytearray(HEADER_SIZE)
-    _HEADER.pack_into(
-        head,
-        0,
-        base_offset,
-        HEADER_SIZE - LOG_OVERHEAD + len(payload),
-        leader_epoch,
-        2,
-        0,
-        attributes | codec.id,
-        count - 1 if last_offset_delta is None else last_offset_delta,
-        base_timestamp,
-        max_timestamp,
-        producer_id,
-        producer_epoch,
-        base_sequence,
-        count,
-    )
-    batch = bytearray(head)
-    batch += payload
-    _CRC.pack_into(batch, _CRC_POSITION, crc32c(memoryview(batch)[_CRC_START:]))
-    return bytes(batch)
+def check_crc(header: Header, batch: memoryview) -> None:
+    """Raise `CorruptBatchError` unless the stored checksum is that of the bytes."""
+    if isinstance(header, BatchHeader):
+        check_batch_crc(header, batch)
+    else:
+        check_message_crc(header, batch)

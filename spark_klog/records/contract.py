@@ -16,9 +16,14 @@ COLUMNS = ("key", "value", "offset", "timestamp", "timestampType", "headers")
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
+#: Types of timestamps; a record of magic 0 has none.
+NO_TIMESTAMP_TYPE, CREATE_TIME, LOG_APPEND_TIME = -1, 0, 1
+#: The timestamp of a record that has none.
+NO_TIMESTAMP = -1
+
 
 class Record(NamedTuple):
-    """One record: offset, timestamp in ms (-1: none), its type (0 create, 1 log append time), key, value, headers."""
+    """One record: offset, timestamp in ms, its type (see the constants), key, value, headers."""
 
     offset: int
     timestamp: int
@@ -84,10 +89,27 @@ class ColumnBuilder(Protocol):
         first: int,
         end: int,
     ) -> None:
-        """Add the records of a decompressed body whose offsets lie in [first, end).
+        """Add the records of a decompressed body of magic 2 whose offsets lie in [first, end).
 
         `append_time` (ms) is every record's timestamp where it is not None. `DecodeError` where the body is not
         `count` records; then nothing of it has been added.
+        """
+
+    def append_messages(
+        self,
+        messages: Buffer,
+        magic: int,
+        last_offset: int | None,
+        append_time: int | None,
+        first: int,
+        end: int,
+    ) -> None:
+        """Add the messages of an uncompressed message set of magic 0 or 1 whose offsets lie in [first, end).
+
+        `last_offset` is that of the last message where offsets are relative (inside a wrapper of magic 1), None where
+        they are absolute. `append_time` (ms) is every record's timestamp where it is not None, else timestamp and type
+        are each message's own. `CorruptBatchError` for a wrong CRC, `DecodeError` where the bytes are not whole
+        messages of that magic without a codec; then nothing of them has been added.
         """
 
     def finish(self) -> RecordColumns:
@@ -107,6 +129,13 @@ class Kernel(Protocol):
 
         Timestamps come from `columns.timestamp`, offsets deltas count from 0, `offset` is not read.
         Returns (body, next row, base timestamp, max timestamp).
+        """
+
+    def message_run(self, data: Buffer, position: int, end: int) -> int:
+        """Where the run of messages ends that begins at `position`: whole ones of one magic (0 or 1) without a codec.
+
+        It ends, too, before a message with an offset of `end` or more; then it may be empty. `DecodeError` where
+        something begins that is no batch.
         """
 
     def partitions(self, keys: BinaryColumn, count: int, partitions: int) -> Buffer:

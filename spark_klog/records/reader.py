@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator
 from struct import Struct
 
 from spark_klog.errors import DecodeError
-from spark_klog.records.batch import LOG_APPEND_TIME, BatchHeader, body, check_crc, iter_batches
-from spark_klog.records.contract import ColumnBuilder, Record
+from spark_klog.records.batch import Header, check_crc, iter_batches, read_header, whole_batch_size
+from spark_klog.records.batch_v2 import BatchHeader, body
+from spark_klog.records.contract import LOG_APPEND_TIME, ColumnBuilder, Kernel, Record
+from spark_klog.records.message_set import MessageHeader, inner_set, message_records
 from spark_klog.records.reference import iter_records
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.primitives import Buffer
@@ -29,10 +31,12 @@ class AbortedTransactions:
         heapq.heapify(self._waiting)
         self._aborted: set[int] = set()
 
-    def skips(self, header: BatchHeader, batch: memoryview) -> bool:
+    def skips(self, header: Header, batch: memoryview) -> bool:
         """True where the batch is not to be seen. Batches must be given in offset order, control batches too."""
         while self._waiting and self._waiting[0][0] <= header.last_offset:
             self._aborted.add(heapq.heappop(self._waiting)[1])
+        if isinstance(header, MessageHeader):
+            return False
         if header.is_control:
             if header.producer_id in self._aborted and _control_type(header, batch) == _ABORT:
                 self._aborted.discard(header.producer_id)
@@ -49,42 +53,91 @@ def _control_type(header: BatchHeader, batch: memoryview) -> int:
     raise DecodeError(f"control batch at offset {header.base_offset} holds no control record")
 
 
-def visible_batches(
-    data: Buffer, aborted: AbortedTransactions | None = None
-) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Whole batches with a right CRC, without control batches and, given `aborted`, without aborted ones.
+def visible_batches(data: Buffer, aborted: AbortedTransactions | None = None) -> Iterator[tuple[Header, memoryview]]:
+    """Whole batches of any magic with a right CRC, without control batches and, given `aborted`, aborted ones.
 
     `CorruptBatchError` at a wrong CRC, `DecodeError` at what is not a batch.
     """
     for header, batch in iter_batches(data):
         check_crc(header, batch)
-        if aborted.skips(header, batch) if aborted else header.is_control:
-            continue
-        yield header, batch
+        if not _is_hidden(header, batch, aborted):
+            yield header, batch
+
+
+def _is_hidden(header: Header, batch: memoryview, aborted: AbortedTransactions | None) -> bool:
+    return header.is_control if aborted is None else aborted.skips(header, batch)
+
+
+def records_of(header: Header, batch: memoryview, limit: int = MAX_DECOMPRESSED) -> Iterator[Record]:
+    """The records of one batch of any magic, whose CRC has been checked; `DecodeError` where it is damaged."""
+    if isinstance(header, BatchHeader):
+        return iter_records(header, batch, limit)
+    return message_records(header, batch, limit)
 
 
 def read_records(data: Buffer, aborted: AbortedTransactions | None = None) -> Iterator[Record]:
     """The visible records, one by one. For a few of them; columns are the way for many."""
     for header, batch in visible_batches(data, aborted):
-        yield from iter_records(header, batch)
+        yield from records_of(header, batch)
+
+
+def append_visible(
+    kernel: Kernel,
+    builder: ColumnBuilder,
+    data: Buffer,
+    first: int,
+    end: int,
+    aborted: AbortedTransactions | None = None,
+    limit: int = MAX_DECOMPRESSED,
+) -> Iterator[None]:
+    """Add the visible records with offsets in [first, end) to a builder of `kernel`; yields after each batch.
+
+    Batches that begin at `end` or later are not looked at: one that is not wanted may be corrupt. Errors as
+    `visible_batches`.
+    """
+    view = memoryview(data)
+    position, next_offset = 0, first
+    while next_offset < end and (size := whole_batch_size(view, position)) is not None:
+        header = read_header(view, position)
+        if header.base_offset >= end:
+            return
+        if isinstance(header, MessageHeader) and not header.codec_id:
+            # messages one by one would be slow
+            run = kernel.message_run(view, position, end)
+            builder.append_messages(view[position:run], header.magic, None, None, first, end)
+            position = run
+        else:
+            batch = view[position : position + size]
+            check_crc(header, batch)
+            if not _is_hidden(header, batch, aborted) and header.last_offset >= first:
+                append_batch(builder, header, batch, first, end, limit)
+            position += size
+            next_offset = header.next_offset
+        yield
 
 
 def append_batch(
     builder: ColumnBuilder,
-    header: BatchHeader,
+    header: Header,
     batch: memoryview,
     first: int,
     end: int,
     limit: int = MAX_DECOMPRESSED,
 ) -> None:
-    """Add a batch's records with offsets in [first, end) to a builder."""
+    """Add a batch's records with offsets in [first, end) to a builder. Its CRC has been checked."""
     append_time = header.max_timestamp if header.timestamp_type == LOG_APPEND_TIME else None
-    builder.append(
-        body(header, batch, limit),
-        header.count,
-        header.base_offset,
-        header.base_timestamp,
-        append_time,
-        first,
-        end,
-    )
+    if isinstance(header, BatchHeader):
+        builder.append(
+            body(header, batch, limit),
+            header.count,
+            header.base_offset,
+            header.base_timestamp,
+            append_time,
+            first,
+            end,
+        )
+    elif header.codec_id:
+        last_offset = header.offset if header.magic else None
+        builder.append_messages(inner_set(header, batch, limit), header.magic, last_offset, append_time, first, end)
+    else:
+        builder.append_messages(batch, header.magic, None, None, first, end)

@@ -16,8 +16,17 @@ from collections.abc import Iterator
 from struct import Struct
 
 from spark_klog.errors import DecodeError
-from spark_klog.records.batch import LOG_APPEND_TIME, BatchHeader, body
-from spark_klog.records.contract import BinaryColumn, Headers, HeadersColumn, Record, RecordColumns
+from spark_klog.records.batch import magic_of, whole_batch_size
+from spark_klog.records.batch_v2 import BatchHeader, body
+from spark_klog.records.contract import (
+    LOG_APPEND_TIME,
+    BinaryColumn,
+    Headers,
+    HeadersColumn,
+    Record,
+    RecordColumns,
+)
+from spark_klog.records.message_set import plain_records, read_message_header
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.primitives import Buffer, append_uvarint
 
@@ -174,11 +183,21 @@ class ReferenceBuilder:
         first: int,
         end: int,
     ) -> None:
-        wanted = [
-            record
-            for record in iter_body(body, count, base_offset, base_timestamp, append_time)
-            if first <= record.offset < end
-        ]
+        self._add(iter_body(body, count, base_offset, base_timestamp, append_time), first, end)
+
+    def append_messages(
+        self,
+        messages: Buffer,
+        magic: int,
+        last_offset: int | None,
+        append_time: int | None,
+        first: int,
+        end: int,
+    ) -> None:
+        self._add(plain_records(messages, magic, last_offset, append_time), first, end)
+
+    def _add(self, records: Iterator[Record], first: int, end: int) -> None:
+        wanted = [record for record in records if first <= record.offset < end]
         self._records += wanted
         self._size += sum(len(record.key or b"") + len(record.value or b"") for record in wanted)
 
@@ -293,6 +312,17 @@ def encode(columns: RecordColumns, start: int, target: int) -> tuple[bytes, int,
         maximum = max(maximum, timestamps[row])
         row += 1
     return bytes(encoded), row, base, maximum
+
+
+def message_run(data: Buffer, position: int, end: int) -> int:
+    """See `contract.Kernel.message_run`."""
+    magic = magic_of(data, position)
+    while magic in (0, 1) and magic_of(data, position) == magic and (size := whole_batch_size(data, position)):
+        header = read_message_header(data, position)
+        if header.codec_id or header.offset >= end:
+            break
+        position += size
+    return position
 
 
 def murmur2(data: bytes) -> int:

@@ -46,7 +46,7 @@ def read_range(
     them. Other errors as of `fetch_range`.
     """
     cluster = _cluster(settings)
-    decoder = PartitionDecoder(wanted.topic, wanted.partition, schema)
+    decoder = PartitionDecoder(wanted.topic, wanted.partition, schema, cluster.config.decompressed_max_bytes)
     start = wanted.start
     while start < wanted.end:
         try:

@@ -2,92 +2,226 @@
 
 0 none     1 gzip (RFC 1952, members one after the other)
 2 snappy   written as xerial blocks: 82 'SNAPPY' 00, INT32 version 1, INT32 compatible 1, then (INT32 size, raw block)
-           again and again; read as those or as one raw block (librdkafka writes that)
-3 lz4      frame format, independent 64 KB blocks    4 zstd (RFC 8878)
+           again and again; read as those, several such streams one after the other, of any version from 1, or as one
+           raw block (librdkafka writes that): UVARINT of its size, then what makes it up
+3 lz4      frame format, written as independent blocks of 64 KB: Java's reader takes no other
+4 zstd     RFC 8878, frames one after the other
 
-Decompression is bounded: what would grow beyond `limit` is a `DecodeError`, before it is allocated.
+No bytes at all are no compressed data. Decompression is bounded: what would grow beyond `limit` is a `DecodeError`.
+Beside the result it takes no more than pieces of 4 MB; a zstd frame that does not say its size takes its window once
+more (128 MB at the most, and no more than it fills), a snappy block its size.
 """
 
 from __future__ import annotations
 
-import zlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
+from typing import Any
 
-import cramjam
 import lz4.frame
 import snappy
 import zstandard
 
 from spark_klog.errors import ConfigError, DecodeError
-from spark_klog.wire.lz4_frames import lz4_frames
+from spark_klog.wire.lz4_frames import read_lz4_header
 from spark_klog.wire.primitives import Buffer
+from spark_klog.wire.zstd_frames import ZstdFrame, zstd_frames
 
-#: Bytes that one compressed batch may decompress to.
+#: Bytes that one compressed batch may decompress to, where the caller has no other limit.
 MAX_DECOMPRESSED = 256 * 1024 * 1024
 
+_PIECE = 4 * 1024 * 1024
+_GZIP = 31
+_GZIP_INPUT, _GZIP_LEAST_INPUT = 256 * 1024, 1024
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
 _XERIAL_BLOCK = 32 * 1024
 _SIZE = Struct(">i")
-_LZ4_FIRST_BUFFER = 64 * 1024
-_TARGET_IS_FULL = "failed to write whole buffer"
-_PIECE = 256 * 1024
-_ZSTD_SKIPPABLE = 0x184D2A50
-_ZSTD_RLE = 1
+_XERIAL_MAGIC_AS_SIZE: int = _SIZE.unpack_from(_XERIAL_MAGIC)[0]
+_LZ4_FAST, _KAFKA_LZ4_FAST = 0, 9
+_ZSTD_IS_FULL = "did not decompress full frame"
+_ZSTD_KEPT_WINDOW = 8 * 1024 * 1024
+_ZSTD_KEPT_LEVEL = 9
 
 
 @dataclass(frozen=True)
 class Codec:
-    """A row of the table: `compress(data, level)` (None: its default), `decompress(data, limit)` (`DecodeError`)."""
+    """A row of the table. `levels` and `default_level` are Kafka's; None where the codec has no levels."""
 
     id: int
     name: str
-    compress: Callable[[Buffer, int | None], Buffer]
-    decompress: Callable[[Buffer, int], Buffer]
+    _compress: Callable[[Buffer, int], Buffer]
+    _decompress: Callable[[Buffer, int], Buffer]
+    levels: range | None = None
+    default_level: int | None = None
+
+    def check_level(self, level: int | None) -> None:
+        """`ConfigError` unless `compress` takes `level`; None is the default level."""
+        if level is None or level == self.default_level:
+            return
+        if self.levels is None:
+            raise ConfigError(f"{self.name} has no compression levels, but {level} was given")
+        if level not in self.levels:
+            known = f"{self.levels[0]} to {self.levels[-1]}"
+            if self.default_level not in self.levels:
+                known += f", or {self.default_level}"
+            raise ConfigError(f"compression level {level} is out of the range of {self.name}: {known}")
+
+    def compress(self, data: Buffer, level: int | None = None) -> Buffer:
+        """`data` compressed; a level that the codec does not have is a `ConfigError`."""
+        self.check_level(level)
+        return self._compress(data, (self.default_level or 0) if level is None else level)
+
+    def decompress(self, data: Buffer, limit: int) -> Buffer:
+        """What `data` hold; `DecodeError` where they are damaged, or hold more than `limit` bytes."""
+        return self._decompress(data, limit)
 
 
-def _too_large(limit: int) -> DecodeError:
-    return DecodeError(f"compressed data grow beyond {limit} bytes")
+class _Output:
+    """Parts of a result, never more than `limit` bytes. A single part is the result, without a copy."""
+
+    __slots__ = ("_limit", "result", "room")
+
+    def __init__(self, data: Buffer, limit: int) -> None:
+        if not len(data):
+            raise DecodeError("no compressed data")
+        self._limit = limit
+        self.result: bytes | bytearray = b""
+        #: One byte more than there may still come: who asks for that many sees that there are too many.
+        self.room = limit + 1
+
+    def add(self, part: bytes) -> None:
+        self.room -= len(part)
+        if self.room <= 0:
+            raise self.too_large()
+        if not self.result:
+            self.result = part
+        elif part:
+            # grows in place, so that there are not both all parts and the whole at the end
+            if isinstance(self.result, bytes):
+                self.result = bytearray(self.result)
+            self.result += part
+
+    def too_large(self) -> DecodeError:
+        return DecodeError(f"compressed data grow beyond {self._limit} bytes")
 
 
-def _plain(data: Buffer, _: int | None) -> Buffer:
+def _plain(data: Buffer, _: int) -> Buffer:
     return data
 
 
-def _gzip_compress(data: Buffer, level: int | None) -> bytes:
-    deflate = zlib.compressobj(-1 if level is None else level, zlib.DEFLATED, 31)
-    return deflate.compress(data) + deflate.flush()
+def _pick_zlib() -> Any:
+    try:
+        from zlib_ng import zlib_ng
+    except ImportError:  # where it has no wheel
+        import zlib
+
+        return zlib
+    return zlib_ng
 
 
-def _gzip_decompress(data: Buffer, limit: int) -> bytes:
-    # piece by piece: a member's object copies what follows the member, which many tiny ones would make quadratic
+#: zlib-ng, or the standard library's zlib: both have the same functions.
+zlib: Any = _pick_zlib()
+
+
+def _gzip_compress(data: Buffer, level: int) -> bytes:
+    deflate = zlib.compressobj(level, zlib.DEFLATED, _GZIP)
+    compressed: bytes = deflate.compress(data) + deflate.flush()
+    return compressed
+
+
+def _gzip_decompress(data: Buffer, limit: int) -> Buffer:
+    output = _Output(data, limit)
     view = memoryview(data)
-    parts: list[bytes] = []
-    size = position = 0
+    position, input_size = 0, _GZIP_INPUT
     while position < len(view):
-        member = zlib.decompressobj(31)
+        start = position
+        member = zlib.decompressobj(_GZIP)
         while not member.eof:
-            piece = view[position : position + _PIECE]
-            if not piece:
-                raise DecodeError("compressed data are cut off")
+            piece = view[position : position + input_size]
             try:
-                part = member.decompress(piece, limit - size + 1)
+                part = member.decompress(piece, min(output.room, _PIECE))
             except zlib.error as error:
-                raise DecodeError(f"compressed data are damaged: {error}") from None
-            position += len(piece) - len(member.unused_data or b"")
-            size += len(part)
-            if size > limit:
-                raise _too_large(limit)
-            parts.append(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+                raise DecodeError(f"gzip data are damaged: {error}") from None
+            if not piece and not part:
+                raise DecodeError("gzip data are cut off")
+            position += len(piece) - len(member.unused_data) - len(member.unconsumed_tail)
+            input_size = _GZIP_INPUT
+            output.add(part)
+        # what follows a member is copied: offered with each of many tiny ones, that would take quadratic time
+        input_size = min(_GZIP_INPUT, max(_GZIP_LEAST_INPUT, 2 * (position - start)))
+    return output.result
 
 
-def _lz4_compress(data: Buffer, level: int | None) -> bytes:
+def _snappy_compress(data: Buffer, _: int) -> bytes:
+    view = memoryview(data)
+    parts: list[bytes] = [_XERIAL_HEADER]
+    for start in range(0, len(view), _XERIAL_BLOCK):
+        block = snappy.compress(view[start : start + _XERIAL_BLOCK])
+        parts += (_SIZE.pack(len(block)), block)
+    return b"".join(parts)
+
+
+def _snappy_decompress(data: Buffer, limit: int) -> Buffer:
+    output = _Output(data, limit)
+    view = memoryview(data)
+    if view[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
+        output.add(_snappy_block(view, output))
+        return output.result
+    position = 0
+    while position < len(view):
+        if position + _SIZE.size > len(view):
+            raise DecodeError("snappy block size is cut off")
+        size: int = _SIZE.unpack_from(view, position)[0]
+        if size == _XERIAL_MAGIC_AS_SIZE:
+            _check_xerial_header(view[position : position + len(_XERIAL_HEADER)])
+            position += len(_XERIAL_HEADER)
+            continue
+        position += _SIZE.size
+        if not 0 <= size <= len(view) - position:
+            raise DecodeError(f"snappy block of {size} bytes, {len(view) - position} are left")
+        output.add(_snappy_block(view[position : position + size], output))
+        position += size
+    return output.result
+
+
+def _check_xerial_header(header: memoryview) -> None:
+    if len(header) < len(_XERIAL_HEADER):
+        raise DecodeError("snappy header is cut off")
+    if header[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
+        raise DecodeError("snappy header is damaged")
+    version: int = _SIZE.unpack_from(header, len(_XERIAL_MAGIC))[0]
+    if version < 1:
+        raise DecodeError(f"snappy header has version {version}, the first one is 1")
+
+
+def _snappy_block(block: memoryview, output: _Output) -> bytes:
+    claimed = shift = 0
+    for byte in block[:5]:
+        claimed |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    else:
+        raise DecodeError("snappy data are damaged: the size does not end")
+    if claimed >= output.room:
+        raise output.too_large()
+    if 3 * claimed > 64 * len(block):  # nothing gives more than a copy of 64 bytes, which takes 3
+        raise DecodeError(f"snappy block of {len(block)} bytes claims {claimed}, which it can't hold")
+    try:
+        result: bytes = snappy.decompress(block)
+    except Exception as error:  # the binding raises different classes from version to version
+        raise DecodeError(f"snappy data are damaged: {error.__cause__ or error}") from None
+    return result
+
+
+def _lz4_compress(data: Buffer, level: int) -> bytes:
     compressed: bytes = lz4.frame.compress(
         data,
-        compression_level=0 if level is None else level,
+        # Kafka calls its fast compressor level 9, and 1-8 and 10-17 are levels of the slow one
+        compression_level=_LZ4_FAST if level == _KAFKA_LZ4_FAST else level,
         block_size=lz4.frame.BLOCKSIZE_MAX64KB,
         block_linked=False,
         store_size=False,
@@ -96,114 +230,79 @@ def _lz4_compress(data: Buffer, level: int | None) -> bytes:
 
 
 def _lz4_decompress(data: Buffer, limit: int) -> Buffer:
-    parts: list[Buffer] = []
-    size = 0
-    for frame in lz4_frames(data):
-        parts.append(_lz4_frame(frame, limit - size))
-        size += len(parts[-1])
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _lz4_frame(frame: memoryview, limit: int) -> memoryview:
-    # cramjam is ten times as fast as lz4.frame here; it decompresses into a buffer of ours, so that is the bound
-    size = min(limit, max(_LZ4_FIRST_BUFFER, 16 * len(frame)))
-    while True:
-        target = bytearray(size)
-        try:
-            written = cramjam.lz4.decompress_into(frame, target)
-        except cramjam.DecompressionError as error:
-            if _TARGET_IS_FULL not in str(error):
-                raise DecodeError(f"lz4 data are damaged: {error}") from None
-            if size == limit:
-                raise _too_large(limit) from None
-            size = min(limit, 8 * size)
-        else:
-            return memoryview(target)[:written]
-
-
-def _zstd_compress(data: Buffer, level: int | None) -> bytes:
-    return zstandard.ZstdCompressor(level=3 if level is None else level).compress(data)
-
-
-def _check_zstd_frames(data: Buffer) -> None:
-    """Raise unless `data` are whole frames (RFC 8878, 3.1); the stream reader takes a cut one for the end."""
+    output = _Output(data, limit)
     view = memoryview(data)
+    context = lz4.frame.create_decompression_context()
     position = 0
     while position < len(view):
-        if int.from_bytes(view[position : position + 4], "little") & ~0xF == _ZSTD_SKIPPABLE:
-            position += 8 + int.from_bytes(view[position + 4 : position + 8], "little")
+        header, position = read_lz4_header(view, position)
+        if not header:
             continue
-        has_checksum: bool = zstandard.get_frame_parameters(view[position:]).has_checksum
-        position += zstandard.frame_header_size(view[position:])
-        is_last = False
-        while not is_last and position < len(view):
-            block = int.from_bytes(view[position : position + 3], "little")
-            is_last = bool(block & 1)
-            position += 3 + (1 if block >> 1 & 3 == _ZSTD_RLE else block >> 3)
-        position += 4 * has_checksum
-        if not is_last:
-            raise DecodeError("compressed data are cut off")
-    if position > len(view):
-        raise DecodeError("compressed data are cut off")
+        try:
+            lz4.frame.decompress_chunk(context, header, max_length=0)
+            is_end = False
+            while not is_end:
+                rest = view[position:]
+                part, read, is_end = lz4.frame.decompress_chunk(context, rest, max_length=min(output.room, _PIECE))
+                if not (part or read or is_end):
+                    raise DecodeError("lz4 data are cut off")
+                position += read
+                output.add(part)
+        except RuntimeError as error:
+            raise DecodeError(f"lz4 data are damaged: {error}") from None
+    return output.result
 
 
-def _zstd_decompress(data: Buffer, limit: int) -> bytes:
+class _ZstdOfThread(threading.local):
+    """What zstd needs, kept: to make it takes longer than a small batch. Only what does not hold much memory is."""
+
+    def __init__(self) -> None:
+        self.decompressor = zstandard.ZstdDecompressor()
+        self._level = 3
+        self._compressor = zstandard.ZstdCompressor(level=self._level)
+
+    def compressor(self, level: int) -> zstandard.ZstdCompressor:
+        if level > _ZSTD_KEPT_LEVEL:
+            return zstandard.ZstdCompressor(level=level)
+        if level != self._level:
+            self._level, self._compressor = level, zstandard.ZstdCompressor(level=level)
+        return self._compressor
+
+
+_zstd = _ZstdOfThread()
+
+
+def _zstd_compress(data: Buffer, level: int) -> bytes:
+    return _zstd.compressor(level).compress(data)
+
+
+def _zstd_decompress(data: Buffer, limit: int) -> Buffer:
+    output = _Output(data, limit)
+    large: zstandard.ZstdDecompressor | None = None
     try:
-        _check_zstd_frames(data)
-        with zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True) as stream:
-            result = stream.read(limit + 1)
+        for frame in zstd_frames(memoryview(data)):
+            if not frame.most:
+                continue
+            if frame.window <= _ZSTD_KEPT_WINDOW:
+                output.add(_zstd_frame(frame, _zstd.decompressor, output))
+            else:
+                large = large or zstandard.ZstdDecompressor()
+                output.add(_zstd_frame(frame, large, output))
     except zstandard.ZstdError as error:
         raise DecodeError(f"zstd data are damaged: {error}") from None
-    if len(result) > limit:
-        raise _too_large(limit)
-    return result
+    return output.result
 
 
-def _snappy_compress(data: Buffer, _: int | None) -> bytes:
-    view = memoryview(data)
-    parts: list[Buffer] = [_XERIAL_HEADER]
-    for start in range(0, len(view), _XERIAL_BLOCK):
-        block = snappy.compress(bytes(view[start : start + _XERIAL_BLOCK]))
-        parts += [_SIZE.pack(len(block)), block]
-    return b"".join(parts)
-
-
-def _snappy_block(block: Buffer, room: int, limit: int) -> bytes:
-    size = shift = 0
-    for byte in block[:5]:
-        size |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
-    if size > room:
-        raise _too_large(limit)
+def _zstd_frame(frame: ZstdFrame, decompressor: zstandard.ZstdDecompressor, output: _Output) -> bytes:
+    if frame.claimed is not None and frame.claimed >= output.room:
+        raise output.too_large()
+    size = min(frame.most, output.room)
     try:
-        result: bytes = snappy.decompress(bytes(block))
-    except Exception as error:  # the binding raises different classes from version to version
-        raise DecodeError(f"snappy data are damaged: {error}") from None
-    return result
-
-
-def _snappy_decompress(data: Buffer, limit: int) -> bytes:
-    view = memoryview(data)
-    if bytes(view[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
-        return _snappy_block(view, limit, limit)
-    if len(view) < len(_XERIAL_HEADER):
-        raise DecodeError("snappy header is cut off")
-    parts: list[bytes] = []
-    size, position = 0, len(_XERIAL_HEADER)
-    while position < len(view):
-        if position + _SIZE.size > len(view):
-            raise DecodeError("snappy block size is cut off")
-        block_size: int = _SIZE.unpack_from(view, position)[0]
-        position += _SIZE.size
-        if not 0 <= block_size <= len(view) - position:
-            raise DecodeError(f"snappy block of {block_size} bytes, {len(view) - position} are left")
-        part = _snappy_block(view[position : position + block_size], limit - size, limit)
-        parts.append(part)
-        size += len(part)
-        position += block_size
-    return b"".join(parts)
+        return decompressor.decompress(frame.data, max_output_size=size)
+    except zstandard.ZstdError as error:
+        if size == output.room and _ZSTD_IS_FULL in str(error):
+            raise output.too_large() from None
+        raise
 
 
 NONE = Codec(0, "none", _plain, _plain)
@@ -211,10 +310,10 @@ CODECS: dict[int, Codec] = {
     codec.id: codec
     for codec in (
         NONE,
-        Codec(1, "gzip", _gzip_compress, _gzip_decompress),
+        Codec(1, "gzip", _gzip_compress, _gzip_decompress, range(1, 10), -1),
         Codec(2, "snappy", _snappy_compress, _snappy_decompress),
-        Codec(3, "lz4", _lz4_compress, _lz4_decompress),
-        Codec(4, "zstd", _zstd_compress, _zstd_decompress),
+        Codec(3, "lz4", _lz4_compress, _lz4_decompress, range(1, 18), _KAFKA_LZ4_FAST),
+        Codec(4, "zstd", _zstd_compress, _zstd_decompress, range(-131072, 23), 3),
     )
 }
 

@@ -1,63 +1,106 @@
-"""Where lz4 frames end: the decompressors at hand read the first frame and differ in what they do about the rest.
+"""Headers of lz4 frames, with their right checksum or the one that Kafka's clients before 0.10 wrote.
 
     magic       UINT32  0x184D2204 (little endian, as all of the format); 0x184D2A5x is a skippable frame: UINT32 size
-    flags       UINT8   bit 0 dictionary id, 2 content checksum, 3 content size, 4 block checksums
+    flags       UINT8   bit 0 dictionary id, 2 content checksum, 3 content size, 4 block checksums, 5 independent blocks
     block size  UINT8
     [content size UINT64] [dictionary id UINT32]
-    header checksum UINT8
+    header checksum UINT8   bits 8-15 of the XXH32 of the bytes from the flags on; the old one: from the magic on
     blocks      UINT32  size, its highest bit set: not compressed; the bytes; [UINT32 checksum]; size 0 ends them
     [content checksum UINT32]
 
-Source: LZ4 frame format description 1.6.
+Sources: LZ4 frame format description 1.6; KIP-57 for the old checksum, which readers of that time insist on; xxHash
+specification 0.1.1, "XXH32 algorithm description".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import lru_cache
 from struct import Struct
 
 from spark_klog.errors import DecodeError
 from spark_klog.wire.primitives import Buffer
 
 _UINT32 = Struct("<I")
+_STRIPE = Struct("<4I")
 _MAGIC = 0x184D2204
 _SKIPPABLE, _SKIPPABLE_MASK = 0x184D2A50, 0xFFFFFFF0
-_DICTIONARY, _CONTENT_CHECKSUM, _CONTENT_SIZE, _BLOCK_CHECKSUM = 0x01, 0x04, 0x08, 0x10
-_SIZE_MASK = 0x7FFFFFFF
+_DICTIONARY, _CONTENT_SIZE = 0x01, 0x08
+_FLAGS = 4
+
+_PRIME1, _PRIME2, _PRIME3, _PRIME4, _PRIME5 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1
+_MASK = 0xFFFFFFFF
 
 
-def lz4_frames(data: Buffer) -> Iterator[memoryview]:
-    """Each frame of `data`, skippable ones left out; `DecodeError` where one is cut off or is none."""
-    view = memoryview(data)
-    position = 0
-    while position < len(view):
-        magic = _uint32(view, position)
-        if magic & _SKIPPABLE_MASK == _SKIPPABLE:
-            end = position + 8 + _uint32(view, position + 4)
-        elif magic == _MAGIC:
-            end = _frame_end(view, position)
-        else:
-            raise DecodeError(f"no lz4 frame at byte {position}: magic {magic:#010x}")
+def read_lz4_header(view: memoryview, position: int) -> tuple[bytes, int]:
+    """The header of the frame at `position`, with the right checksum, and where its blocks begin.
+
+    A skippable frame has none: b"" and where it ends. `DecodeError` where there is no frame or a checksum that is
+    neither the right nor the old one.
+    """
+    if position + 8 > len(view):
+        raise DecodeError(f"lz4 data are cut off at byte {len(view)}")
+    magic: int = _UINT32.unpack_from(view, position)[0]
+    if magic & _SKIPPABLE_MASK == _SKIPPABLE:
+        end: int = position + 8 + _UINT32.unpack_from(view, position + 4)[0]
         if end > len(view):
             raise DecodeError(f"lz4 frame at byte {position} is cut off")
-        if magic == _MAGIC:
-            yield view[position:end]
-        position = end
+        return b"", end
+    if magic != _MAGIC:
+        raise DecodeError(f"no lz4 frame at byte {position}: magic {magic:#010x}")
+    end = _checksum_position(view, position) + 1
+    if end > len(view):
+        raise DecodeError(f"lz4 frame at byte {position} is cut off")
+    header = bytes(view[position:end])
+    right, old = _checksums(header[:-1])
+    if header[-1] not in (right, old):
+        raise DecodeError(f"lz4 frame at byte {position} has header checksum {header[-1]:#04x}, wanted is {right:#04x}")
+    return header[:-1] + bytes((right,)), end
 
 
-def _uint32(view: memoryview, position: int) -> int:
-    if position + 4 > len(view):
-        raise DecodeError(f"lz4 data are cut off at byte {len(view)}")
-    value: int = _UINT32.unpack_from(view, position)[0]
-    return value
+def with_old_lz4_header(compressed: Buffer) -> bytes:
+    """The lz4 frame `compressed` with the old header checksum, for message sets of magic 0."""
+    frame = bytearray(compressed)
+    position = _checksum_position(memoryview(frame), 0)
+    _, frame[position] = _checksums(bytes(frame[:position]))
+    return bytes(frame)
 
 
-def _frame_end(view: memoryview, start: int) -> int:
-    if start + 7 > len(view):
-        raise DecodeError(f"lz4 frame at byte {start} is cut off")
-    flags = view[start + 4]
-    position = start + 7 + 8 * bool(flags & _CONTENT_SIZE) + 4 * bool(flags & _DICTIONARY)
-    checksum = 4 * bool(flags & _BLOCK_CHECKSUM)
-    while size := _uint32(view, position) & _SIZE_MASK:
-        position += 4 + size + checksum
-    return position + 4 + 4 * bool(flags & _CONTENT_CHECKSUM)
+def _checksum_position(view: memoryview, start: int) -> int:
+    flags = view[start + _FLAGS]
+    return start + 6 + 8 * bool(flags & _CONTENT_SIZE) + 4 * bool(flags & _DICTIONARY)
+
+
+@lru_cache(maxsize=64)
+def _checksums(header: bytes) -> tuple[int, int]:
+    """The right and the old checksum of a header without its checksum; there are few different ones in practice."""
+    return xxh32(header[_FLAGS:]) >> 8 & 0xFF, xxh32(header) >> 8 & 0xFF
+
+
+def xxh32(data: bytes) -> int:
+    """The XXH32 of `data` with seed 0, for the few bytes of a header: Python is slow at it."""
+    position = 0
+    if len(data) < 16:
+        value = _PRIME5
+    else:
+        lanes = [_PRIME1 + _PRIME2 & _MASK, _PRIME2, 0, -_PRIME1 & _MASK]
+        for position in range(16, len(data) + 1, 16):
+            words = _STRIPE.unpack_from(data, position - 16)
+            lanes = [
+                _rotate(lane + word * _PRIME2 & _MASK, 13) * _PRIME1 & _MASK
+                for lane, word in zip(lanes, words, strict=True)
+            ]
+        value = sum(_rotate(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True))
+    value += len(data)
+    while position + 4 <= len(data):
+        value = _rotate(value + _UINT32.unpack_from(data, position)[0] * _PRIME3 & _MASK, 17) * _PRIME4
+        position += 4
+    for byte in data[position:]:
+        value = _rotate(value + byte * _PRIME5 & _MASK, 11) * _PRIME1
+    value &= _MASK
+    value = (value ^ value >> 15) * _PRIME2 & _MASK
+    value = (value ^ value >> 13) * _PRIME3 & _MASK
+    return value ^ value >> 16
+
+
+def _rotate(value: int, bits: int) -> int:
+    return (value << bits | value >> 32 - bits) & _MASK

@@ -16,7 +16,7 @@ from spark_klog.columns.encode import PartitionEncoder
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError
 from spark_klog.records import kernels
-from spark_klog.records.batch import build_batch
+from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.contract import RecordColumns
 
 from .support import read_batches

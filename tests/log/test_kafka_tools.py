@@ -14,14 +14,14 @@ from confluent_kafka import Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.log.partition_log import LogConfig, PartitionLog
 from spark_klog.records.reader import read_records
-from tests.support.kafka import Kafka
+from tests.support.batches import make_batch
+from tests.support.dump import DumpComplaint, dump_files, dump_log, dumped_batches, dumped_records
+from tests.support.kafka import Kafka, Version
 
 pytestmark = pytest.mark.peer
 
 NOW = 1_700_000_000_000
-# What DumpLogSegments writes where something is wrong; its exit code is always 0.
-_COMPLAINTS = ("Mismatches", "Non-consecutive", "not found", "corrupt", "Found ", "Exception", "isvalid: false", "WARN")
-_RECORD = re.compile(r"^\| offset: (\d+) .*?CreateTime: (\d+) .*?headerKeys: \[(.*?)\](?: key: (.*?))? payload: (.*)$")
+GOLDEN = Path(__file__).parent.parent / "data"
 
 
 def _produce(servers: str, topic: str, count: int, codec: str) -> list[tuple[int, int, str, str]]:
@@ -48,48 +48,25 @@ def _produce(servers: str, topic: str, count: int, codec: str) -> list[tuple[int
     return expected
 
 
-def _dump(kafka: Kafka, paths: list[Path], *options: str) -> str:
-    files = ",".join(map(str, paths))
-    done = kafka.tool("kafka.tools.DumpLogSegments", "--files", files, *options)
-    return done.stdout + done.stderr
-
-
-@pytest.fixture(scope="module")
-def kafka(module_server_dir: Path) -> Kafka:
-    """The tools of 3.9.1; not started."""
-    return Kafka("3.9.1", module_server_dir / "kafka")
-
-
 @pytest.mark.parametrize("codec", ["none", "lz4"])
-def test_dump_log_segments_finds_nothing_wrong(
-    kafka: Kafka, make_cluster: Callable[..., EmbeddedCluster], codec: str
-) -> None:
+def test_dump_log_segments_finds_nothing_wrong(make_cluster: Callable[..., EmbeddedCluster], codec: str) -> None:
     cluster = make_cluster(settings={"log.segment.bytes": "12000", "log.index.interval.bytes": "500"})
     expected = _produce(cluster.bootstrap_servers, "dumped", 500, codec)
     cluster.stop()
     folder = cluster.data_dir / "broker-0" / "dumped-0"
     logs, indexes, time_indexes = (sorted(folder.glob(f"*.{kind}")) for kind in ("log", "index", "timeindex"))
     assert len(logs) == len(indexes) == len(time_indexes) > 3
-    output = _dump(kafka, logs, "--deep-iteration", "--print-data-log")
-    found = [
-        (int(match[1]), int(match[2]), match[4], match[5])
-        for line in output.splitlines()
-        if (match := _RECORD.match(line))
-    ]
-    assert found == expected
-    output += _dump(kafka, [*indexes, *time_indexes])
-    sane = _dump(kafka, indexes, "--index-sanity-check")
+    records = dumped_records(dump_log("3.9.1", *logs))
+    assert [(record.offset, record.timestamp, record.key, record.value) for record in records] == expected
+    sane = dump_files("3.9.1", indexes, "--index-sanity-check")
     assert sane.count("passed sanity check") == len(indexes)
-    for complaint in _COMPLAINTS:
-        assert complaint not in output + sane
+    output = dump_files("3.9.1", [*indexes, *time_indexes])
     assert len(re.findall(r"^offset: \d+ position: \d+", output, re.MULTILINE)) > 10
     assert len(re.findall(r"^timestamp: \d+ offset: \d+", output, re.MULTILINE)) > 10
 
 
-def test_the_complaints_are_seen(kafka: Kafka, tmp_path: Path) -> None:
+def test_a_wrong_index_is_noticed(tmp_path: Path) -> None:
     """The check above would notice: an index whose entry points into the middle of a batch."""
-    from tests.support.batches import make_batch
-
     log = PartitionLog(tmp_path / "t-0", LogConfig(index_interval_bytes=100))
     for number in range(9):
         log.append(memoryview(make_batch([(b"k", b"v" * 100)], [NOW + number])))
@@ -98,8 +75,22 @@ def test_the_complaints_are_seen(kafka: Kafka, tmp_path: Path) -> None:
     data = bytearray(index.read_bytes())
     data[3] += 1
     index.write_bytes(data)
-    output = _dump(kafka, [index])
-    assert any(complaint in output for complaint in _COMPLAINTS)
+    with pytest.raises(DumpComplaint, match="Mismatches"):
+        dump_files("3.9.1", [index])
+
+
+@pytest.mark.parametrize("version", ["0.10.2.2", "3.9.1", "4.1.0"])
+def test_a_wrong_checksum_is_noticed(version: Version, tmp_path: Path) -> None:
+    """That of a message which holds others, compressed."""
+    golden = GOLDEN / "kafka-0.10.2.2" / "logs" / "v1-gzip-0" / "00000000000000000000.log"
+    second = next(batch for batch in dumped_batches(dump_log(version, golden, deep=False)) if batch.position > 0)
+    assert (second.last_offset, second.magic, second.codec) == (17, 1, "gzip")
+    data = bytearray(golden.read_bytes())
+    data[second.position + 12] ^= 1
+    broken = tmp_path / golden.name
+    broken.write_bytes(data)
+    with pytest.raises(DumpComplaint, match="isvalid: false"):
+        dump_log(version, broken)
 
 
 def test_indexes_of_kafka_are_those_that_we_build(server_dir: Path) -> None:

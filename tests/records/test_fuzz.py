@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.records import kernels
-from spark_klog.records.batch import build_batch
+from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.contract import COLUMNS, Kernel
 from spark_klog.records.reader import AbortedTransactions, append_batch, read_records, visible_batches
 from spark_klog.wire.codecs import CODECS

@@ -16,7 +16,7 @@ from kafka.record.default_records import DefaultRecordBatch
 
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.records import kernels
-from spark_klog.records.batch import build_batch
+from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.contract import COLUMNS, BinaryColumn, Kernel, RecordColumns
 from tests.support.record_model import (
     Row,

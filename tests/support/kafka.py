@@ -25,8 +25,19 @@ from confluent_kafka.cimpl import NewTopic  # the stubs of .admin do not export 
 from .maven import resolve
 
 HOST = "127.0.0.1"
-Version = Literal["3.9.1", "4.1.0"]
+Version = Literal["0.10.2.2", "3.9.1", "4.1.0"]
 
+_ARTIFACTS: dict[Version, tuple[str, ...]] = {
+    # Java 9 and later bring no javax.xml.bind.
+    "0.10.2.2": ("org.apache.kafka:kafka_2.11:0.10.2.2", "javax.xml.bind:jaxb-api:2.3.1"),
+    "3.9.1": ("org.apache.kafka:kafka_2.13:3.9.1", "org.apache.kafka:kafka-tools:3.9.1"),
+    # 4.1.0 brings no logger, the others do.
+    "4.1.0": (
+        "org.apache.kafka:kafka_2.13:4.1.0",
+        "org.apache.kafka:kafka-tools:4.1.0",
+        "org.slf4j:slf4j-simple:1.7.36",
+    ),
+}
 _BROKER_ID = 1
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 30.0
@@ -233,7 +244,10 @@ def _pyspark_jars() -> Path:
 
 
 class Kafka(_JavaServer):
-    """A broker: 3.9.1 with a ZooKeeper of its own, 4.1.0 with KRaft."""
+    """A broker: 4.1.0 with KRaft, the others with a ZooKeeper of their own.
+
+    0.10.2.2 stores magic 1, and magic 0 in topics with the config `message.format.version=0.9.0`.
+    """
 
     def __init__(
         self,
@@ -251,14 +265,7 @@ class Kafka(_JavaServer):
         self._heap = heap
         self._zookeeper: ZooKeeperServer | None = None
         controller: dict[str, object]
-        if version == "3.9.1":
-            self._zookeeper = ZooKeeperServer(self._work_dir, self.libs, self._logging_options())
-            controller = {
-                "broker.id": _BROKER_ID,
-                "listeners": f"PLAINTEXT://{self.bootstrap_servers}",
-                "zookeeper.connect": self._zookeeper.connect,
-            }
-        else:
+        if version == "4.1.0":
             controller_address = f"{HOST}:{free_port()}"
             controller = {
                 "node.id": _BROKER_ID,
@@ -273,6 +280,13 @@ class Kafka(_JavaServer):
                 "share.coordinator.state.topic.num.partitions": 1,
                 "share.coordinator.state.topic.replication.factor": 1,
                 "share.coordinator.state.topic.min.isr": 1,
+            }
+        else:
+            self._zookeeper = ZooKeeperServer(self._work_dir, self.libs, self._logging_options())
+            controller = {
+                "broker.id": _BROKER_ID,
+                "listeners": f"PLAINTEXT://{self.bootstrap_servers}",
+                "zookeeper.connect": self._zookeeper.connect,
             }
         self._config = _write_properties(
             self._work_dir / "server.properties",
@@ -351,18 +365,13 @@ class Kafka(_JavaServer):
             time.sleep(0.05)
 
     def tool(
-        self, class_name: str, *args: str, stdin: str | None = None, timeout: float = 60
+        self, class_name: str, *args: str, stdin: str = "", timeout: float = 60
     ) -> subprocess.CompletedProcess[str]:
         """Run a Java main of the broker's jars; the caller looks at the exit code and the output."""
-        return self._run_java(class_name, args, stdin, timeout)
-
-    def _run_java(
-        self, class_name: str, args: Sequence[str], stdin: str | None, timeout: float, *options: str
-    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*self._java(), *options, class_name, *args],
+            [*self._java(), *_QUICK_START, class_name, *args],
             cwd=self._work_dir,
-            input=stdin or "",
+            input=stdin,
             capture_output=True,
             encoding="utf-8",
             errors="replace",
@@ -414,8 +423,7 @@ class Kafka(_JavaServer):
 
     def _format(self) -> None:
         cluster_id = "A" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
-        args = ["format", "-t", cluster_id, "-c", str(self._config)]
-        done = self._run_java("kafka.tools.StorageTool", args, None, _READY_SECONDS, *_QUICK_START)
+        done = self.tool("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self._config))
         if done.returncode != 0:
             raise ServerStartError(f"StorageTool format failed:\n{done.stdout}{done.stderr}")
 
@@ -429,13 +437,9 @@ class Kafka(_JavaServer):
         if self._zookeeper is None or fresh or (self.log_dir / ".kafka_cleanshutdown").exists():
             return
         commands = f"delete /controller\ndelete /brokers/ids/{_BROKER_ID}\nquit\n"
-        args = ["-server", self._zookeeper.connect]
-        self._run_java("org.apache.zookeeper.ZooKeeperMain", args, commands, _READY_SECONDS, *_QUICK_START)
+        self.tool("org.apache.zookeeper.ZooKeeperMain", "-server", self._zookeeper.connect, stdin=commands)
 
 
 def kafka_libs(version: Version) -> Path:
     """The folder of the jars of the broker and its tools."""
-    artifacts = [f"org.apache.kafka:{artifact}:{version}" for artifact in ("kafka_2.13", "kafka-tools")]
-    if version == "4.1.0":
-        artifacts.append("org.slf4j:slf4j-simple:1.7.36")  # 4.1.0 brings no logger, 3.9.1 does
-    return resolve(f"kafka-{version}", artifacts)
+    return resolve(f"kafka-{version}", _ARTIFACTS[version])

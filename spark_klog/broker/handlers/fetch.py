@@ -1,8 +1,9 @@
-"""Fetch v4-12. Waits in the purgatory until min_bytes are there or max_wait_ms have passed.
+"""Fetch v0-12. Waits in the purgatory until min_bytes are there or max_wait_ms have passed.
 
 At least one whole batch is answered for the first partition that has data, however small max_bytes; after it a
 range may end within a batch, as Kafka's do. Fetch sessions (v7) are declined by session id 0: clients then send
-whole requests. There are no transactions, so that the last stable offset is the high watermark.
+whole requests. There are no transactions, so that the last stable offset is the high watermark. Versions 0-3 get
+message sets of magic 0 or 1: what is newer in the log is converted, not sent from the file.
 """
 
 from __future__ import annotations
@@ -12,11 +13,17 @@ import time
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.errors import ErrorCode, LogCorrupted, OffsetOutOfRange
+from spark_klog.errors import DecodeError, ErrorCode, LogCorrupted, OffsetOutOfRange, ProtocolError
+from spark_klog.log.partition_log import PartitionLog
+from spark_klog.log.segment import FileRange
 from spark_klog.protocol.codec import Message
+from spark_klog.records.batch import next_offset_after
+from spark_klog.records.conversion import down_convert
 
 _log = logging.getLogger(__name__)
 _NO_SESSION = 0
+#: The first versions that take magic 1, and magic 2.
+_FIRST_MAGIC_1, _FIRST_MAGIC_2 = 2, 4
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
@@ -25,14 +32,14 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     deadline = time.monotonic() + min(message["max_wait_ms"], 0x7FFFFFFF) / 1000
     keys = [(topic["topic"], entry["partition"]) for topic in message["topics"] for entry in topic["partitions"]]
     while True:
-        response, size, failed = await _read(broker, message)
+        response, size, failed = await _read(broker, request, message)
         left = deadline - time.monotonic()
         if failed or size >= message["min_bytes"] or left <= 0:
             return response
         await broker.purgatory.wait(keys, left)
 
 
-async def _read(broker: Broker, message: Message) -> tuple[Message, int, bool]:
+async def _read(broker: Broker, request: Request, message: Message) -> tuple[Message, int, bool]:
     """(response, bytes of records in it, whether a partition failed)."""
     left = min(message["max_bytes"], broker.config.fetch_max_bytes)
     total, failed = 0, False
@@ -40,7 +47,7 @@ async def _read(broker: Broker, message: Message) -> tuple[Message, int, bool]:
     for topic in message["topics"]:
         partitions = []
         for entry in topic["partitions"]:
-            partition = await _partition(broker, topic["topic"], entry, left - total, total == 0)
+            partition = await _partition(broker, request, topic["topic"], entry, left - total, total == 0)
             total += len(partition["records"])
             failed = failed or partition["error_code"] != ErrorCode.NONE
             partitions.append(partition)
@@ -48,7 +55,9 @@ async def _read(broker: Broker, message: Message) -> tuple[Message, int, bool]:
     return {"responses": topics}, total, failed
 
 
-async def _partition(broker: Broker, topic: str, entry: dict[str, Any], left: int, is_first: bool) -> dict[str, Any]:
+async def _partition(
+    broker: Broker, request: Request, topic: str, entry: dict[str, Any], left: int, is_first: bool
+) -> dict[str, Any]:
     index = entry["partition"]
     result: dict[str, Any] = {
         "partition_index": index,
@@ -65,13 +74,37 @@ async def _partition(broker: Broker, topic: str, entry: dict[str, Any], left: in
         "log_start_offset": log.start_offset,
         "aborted_transactions": [],
     }
+    offset, max_bytes = entry["fetch_offset"], min(left, entry["partition_max_bytes"])
     try:
-        found = log.read(entry["fetch_offset"], min(left, entry["partition_max_bytes"]))
+        found: FileRange | bytearray | None = log.read(offset, max_bytes)
+        if request.version < _FIRST_MAGIC_2 and found is not None:
+            found = _converted(broker, request, log, offset, max_bytes)
+    except ProtocolError as error:
+        _log.warning("%s (%s) fetches by version %d: %s", request.client_id, request.peer, request.version, error)
+        return result | {"error_code": error.code}
     except OffsetOutOfRange:
         return result | {"error_code": ErrorCode.OFFSET_OUT_OF_RANGE}
-    except LogCorrupted as error:
+    except (LogCorrupted, DecodeError) as error:
         _log.error("%s-%d can't be read at offset %d: %s", topic, index, entry["fetch_offset"], error)
         return result | {"error_code": ErrorCode.CORRUPT_MESSAGE}
-    if found is not None and (is_first or found.size <= left):
+    if found is not None and (is_first or len(found) <= left):
         result["records"] = found
     return result
+
+
+def _converted(broker: Broker, request: Request, log: PartitionLog, offset: int, max_bytes: int) -> bytearray:
+    """Batches from `offset` on as an old fetcher reads them; none where only control batches are left."""
+    magic = 1 if request.version >= _FIRST_MAGIC_1 else 0
+    while (found := log.read(offset, max_bytes)) is not None:
+        data = found.read()
+        converted = down_convert(data, magic, offset, broker.config.decompressed_max_bytes)
+        if converted.lost_headers:
+            _log.info(
+                "%s (%s) fetches %s by version %d: %d headers of %d records left out",
+                *(request.client_id, request.peer, log.directory.name, request.version),
+                *(converted.lost_headers, converted.records),
+            )
+        if converted.data:
+            return converted.data
+        offset = next_offset_after(data, offset)
+    return bytearray()

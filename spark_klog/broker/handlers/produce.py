@@ -1,7 +1,6 @@
 """Produce v0-9. acks: 0 no answer, 1 and -1 alike, since there is no replication.
 
-Versions 0-2 are reported because librdkafka looks for them; the message sets of magic 0 and 1 that they may carry
-are answered with UNSUPPORTED_FOR_MESSAGE_FORMAT.
+Versions 0-2 may carry message sets of magic 0 and 1; the log keeps them in magic 2.
 """
 
 from __future__ import annotations
@@ -13,10 +12,13 @@ from spark_klog.broker.broker import Broker, Request
 from spark_klog.errors import CorruptBatchError, DecodeError, ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge
 from spark_klog.protocol.codec import Message
-from spark_klog.records.batch import MAGIC_POSITION
+from spark_klog.records.batch import magic_of
+from spark_klog.records.conversion import up_convert
 
 _log = logging.getLogger(__name__)
 _NO_ANSWER, _LEADER, _ALL = 0, 1, -1
+#: Earlier versions carry message sets of magic 0 or 1.
+_FIRST_MAGIC_2 = 3
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message | None:
@@ -52,15 +54,17 @@ async def _append(broker: Broker, request: Request, topic: str, data: dict[str, 
     if records is None:
         return _failed(index, ErrorCode.INVALID_RECORD, "no records")
     try:
+        if request.version >= _FIRST_MAGIC_2 and magic_of(records) in (0, 1):
+            raise DecodeError(f"Produce {request.version} takes batches of magic 2, not {magic_of(records)}")
+        if magic_of(records) != 2:
+            records = memoryview(up_convert(records, renumber=True, limit=broker.config.decompressed_max_bytes))
         appended = log.append(records)
     except CorruptBatchError as error:
         code, reason = ErrorCode.CORRUPT_MESSAGE, str(error)
     except BatchTooLarge as error:
         code, reason = ErrorCode.MESSAGE_TOO_LARGE, str(error)
     except DecodeError as error:
-        old = len(records) > MAGIC_POSITION and records[MAGIC_POSITION] in (0, 1)
-        code = ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT if old else ErrorCode.INVALID_RECORD
-        reason = str(error)
+        code, reason = ErrorCode.INVALID_RECORD, str(error)
     except OSError as error:
         code, reason = ErrorCode.KAFKA_STORAGE_ERROR, f"{log.directory}: {error.strerror}"
     else:

@@ -1,4 +1,5 @@
-"""Fetch (key 1): read record batches from an offset on. Version 4 brought isolation levels, 7 fetch sessions."""
+"""Fetch (key 1): read record batches from an offset on. Versions 0 and 1 get message
+sets of magic 0, 2 and 3 up to magic 1, 4 and later (isolation levels) all; 7 brought fetch sessions."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from spark_klog.protocol.schema import INT8, INT16, INT32, INT64, RECORDS, STRIN
 FETCH = api(
     1,
     "Fetch",
-    "4-12",
+    "0-12",
     12,
     struct(
         F("cluster_id", STRING, "12+", nullable="12+", default=None, tag=0),

@@ -1,0 +1,139 @@
+"""What a log file holds, batch by batch, damaged ones named: for `klog log dump`, and for people who look for them."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_klog.errors import DecodeError
+from spark_klog.records.batch import Header, check_crc, first_batch_size, read_header
+from spark_klog.records.batch_v2 import BatchHeader
+from spark_klog.records.contract import NO_TIMESTAMP_TYPE, Record
+from spark_klog.records.message_07 import Message07, check_crc_07, iter_messages_07, records_07
+from spark_klog.records.reader import records_of
+from spark_klog.wire.codecs import CODECS, MAX_DECOMPRESSED
+
+#: Files of Kafka 0.7 are named so; the name is the offset of their first byte.
+SUFFIX_07 = ".kafka"
+_TIMESTAMP_TYPES = {-1: None, 0: "CreateTime", 1: "LogAppendTime"}
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes that are no batch, or a damaged one: from `position` in the file on, `size` of them."""
+
+    position: int
+    size: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dumped:
+    """A batch whose CRC is right, at `position` in the file."""
+
+    position: int
+    size: int
+    header: Header | Message07
+    data: memoryview
+
+    def records(self, limit: int = MAX_DECOMPRESSED) -> list[Record]:
+        """Its records; `DecodeError` where they are damaged, or would grow beyond `limit` bytes."""
+        if isinstance(self.header, Message07):
+            return list(records_07(self.header, limit))
+        return list(records_of(self.header, self.data, limit))
+
+    def describe(self) -> dict[str, object]:
+        """Its fields by Kafka's names; `DecodeError` where a wrapper does not say what is inside."""
+        header = self.header
+        common = {"position": self.position, "size": self.size, "magic": header.magic}
+        if isinstance(header, BatchHeader):
+            return common | {
+                "baseOffset": header.base_offset,
+                "lastOffset": header.last_offset,
+                "count": header.count,
+                "codec": _codec(header.codec_id),
+                "timestampType": _TIMESTAMP_TYPES[header.timestamp_type],
+                "baseTimestamp": header.base_timestamp,
+                "maxTimestamp": header.max_timestamp,
+                "producerId": header.producer_id,
+                "producerEpoch": header.producer_epoch,
+                "baseSequence": header.base_sequence,
+                "partitionLeaderEpoch": header.leader_epoch,
+                "isTransactional": header.is_transactional,
+                "isControl": header.is_control,
+                "deleteHorizon": header.delete_horizon,
+                "crc": header.crc,
+            }
+        records = self.records()
+        time_type = NO_TIMESTAMP_TYPE if isinstance(header, Message07) else header.timestamp_type
+        return common | {
+            "baseOffset": records[0].offset,
+            "lastOffset": records[-1].offset,
+            "count": len(records),
+            "codec": _codec(header.codec_id),
+            "timestampType": _TIMESTAMP_TYPES[time_type],
+            "maxTimestamp": max(record.timestamp for record in records),
+            "crc": header.crc,
+        }
+
+
+def _codec(codec_id: int) -> str:
+    return CODECS[codec_id].name if codec_id in CODECS else str(codec_id)
+
+
+def dump(path: Path) -> Iterator[Dumped | Damage]:
+    """The batches of a .log file, or the messages of a .kafka file (Kafka 0.7), in order; OSError.
+
+    A batch with a wrong CRC is told and passed over. Where something begins that is no whole batch the rest of the file
+    is one `Damage`: nothing says where the next one would begin.
+    """
+    with path.open("rb") as file:
+        file.seek(0, 2)
+        if not file.tell():
+            return
+        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    yield from _dump_07(data, int(path.stem)) if path.suffix == SUFFIX_07 else _dump(data)
+
+
+def _dump(data: memoryview) -> Iterator[Dumped | Damage]:
+    position = 0
+    while position < len(data):
+        left = len(data) - position
+        try:
+            size = first_batch_size(data, position)
+        except DecodeError as error:
+            yield Damage(position, left, str(error))
+            return
+        if size is None or size > left:
+            yield Damage(position, left, f"cut off: {left} bytes are left of {size or 'an unknown number'}")
+            return
+        batch = data[position : position + size]
+        try:
+            header = read_header(batch)
+            check_crc(header, batch)
+        except DecodeError as error:
+            yield Damage(position, size, str(error))
+        else:
+            yield Dumped(position, size, header, batch)
+        position += size
+
+
+def _dump_07(data: memoryview, base_offset: int) -> Iterator[Dumped | Damage]:
+    position = 0
+    try:
+        for message in iter_messages_07(data, base_offset):
+            position, size = message.offset - base_offset, message.next_offset - message.offset
+            try:
+                check_crc_07(message)
+            except DecodeError as error:
+                yield Damage(position, size, str(error))
+            else:
+                yield Dumped(position, size, message, data[position : position + size])
+            position += size
+    except DecodeError as error:
+        yield Damage(position, len(data) - position, str(error))
+        return
+    if position < len(data):
+        yield Damage(position, len(data) - position, f"cut off: {len(data) - position} bytes are left")

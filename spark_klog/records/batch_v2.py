@@ -1,0 +1,212 @@
+"""Record batch v2 (magic 2, Kafka 0.11 and later; KIP-98, KIP-82).
+
+    base offset            INT64
+    batch length           INT32    bytes after this field
+    partition leader epoch INT32
+    magic                  INT8     2
+    crc                    UINT32   CRC-32C of all that follows
+    attributes             INT16    bits 0-2 codec, 3 timestamp type (1: log append time), 4 transactional,
+                                    5 control, 6 the base timestamp is a delete horizon
+    last offset delta      INT32
+    base timestamp         INT64    ms since the epoch
+    max timestamp          INT64    ms; with log append time that of every record
+    producer id            INT64    -1: none
+    producer epoch         INT16
+    base sequence          INT32
+    record count           INT32
+    records                compressed together where a codec is set
+
+Base offset, length and leader epoch stand before the CRC's range, so that a broker sets them in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from struct import Struct
+
+from spark_klog.errors import CorruptBatchError, DecodeError
+from spark_klog.wire.checksums import crc32c
+from spark_klog.wire.codecs import MAX_DECOMPRESSED, NONE, Codec, codec_by_id
+from spark_klog.wire.primitives import Buffer
+
+_LAYOUT = (
+    ("base_offset", "q"),
+    ("length", "i"),
+    ("leader_epoch", "i"),
+    ("magic", "b"),
+    ("crc", "I"),
+    ("attributes", "h"),
+    ("last_offset_delta", "i"),
+    ("base_timestamp", "q"),
+    ("max_timestamp", "q"),
+    ("producer_id", "q"),
+    ("producer_epoch", "h"),
+    ("base_sequence", "i"),
+    ("count", "i"),
+)
+
+
+def _position_of(name: str) -> int:
+    position = 0
+    for field, form in _LAYOUT:
+        if field == name:
+            return position
+        position += Struct(">" + form).size
+    raise KeyError(name)
+
+
+_HEADER = Struct(">" + "".join(form for _, form in _LAYOUT))
+#: Bytes before the records.
+HEADER_SIZE = _HEADER.size
+#: Bytes of base offset and length: what `length` does not count.
+LOG_OVERHEAD = _position_of("leader_epoch")
+_CRC_POSITION = _position_of("crc")
+_CRC_START = _position_of("attributes")
+_MAX_TIMESTAMP_POSITION = _position_of("max_timestamp")
+_BASE_OFFSET = Struct(">q")
+_LEADER_EPOCH = Struct(">i")
+_CRC = Struct(">I")
+_ATTRIBUTES = Struct(">h")
+_MAX_TIMESTAMP = Struct(">q")
+_LOG_APPEND_TIME_BIT = 0x08
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """The fields before the records; see the module for their meaning and units."""
+
+    base_offset: int
+    length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    count: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole batch."""
+        return self.length + LOG_OVERHEAD
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def codec_id(self) -> int:
+        return self.attributes & 0x07
+
+    @property
+    def timestamp_type(self) -> int:
+        return (self.attributes >> 3) & 1
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & 0x10)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & 0x20)
+
+    @property
+    def delete_horizon(self) -> int | None:
+        """Until when (ms) compaction keeps the batch's tombstones or marker: its base timestamp then (KIP-534)."""
+        return self.base_timestamp if self.attributes & 0x40 else None
+
+
+def read_batch_header(data: Buffer, position: int = 0) -> BatchHeader:
+    """The header at `position`; `DecodeError` where it is cut off or impossible."""
+    if len(data) - position < HEADER_SIZE:
+        raise DecodeError(f"batch header at position {position} is cut off")
+    header = BatchHeader(*_HEADER.unpack_from(data, position))
+    if header.length < HEADER_SIZE - LOG_OVERHEAD:
+        raise DecodeError(f"batch at position {position} has length {header.length}")
+    if header.count < 0 or header.last_offset_delta < 0 or header.base_offset < 0:
+        raise DecodeError(
+            f"batch at position {position}: base offset {header.base_offset}, "
+            f"last offset delta {header.last_offset_delta}, {header.count} records"
+        )
+    return header
+
+
+def check_batch_crc(header: BatchHeader, batch: memoryview) -> None:
+    """Raise `CorruptBatchError` unless the stored CRC-32C is that of the bytes."""
+    actual = crc32c(batch[_CRC_START:])
+    if actual != header.crc:
+        raise CorruptBatchError(
+            f"batch of offsets {header.base_offset}-{header.last_offset}: "
+            f"CRC {header.crc:#010x} is stored, the bytes have {actual:#010x}"
+        )
+
+
+def body(header: BatchHeader, batch: memoryview, limit: int = MAX_DECOMPRESSED) -> Buffer:
+    """The records' bytes, decompressed; `DecodeError` where they do not decompress within `limit` bytes."""
+    records = batch[HEADER_SIZE:]
+    if header.codec_id == NONE.id:
+        return records
+    return codec_by_id(header.codec_id).decompress(records, limit)
+
+
+def set_base_offset(batch: memoryview, base_offset: int, leader_epoch: int) -> None:
+    """Assign offset and leader epoch in place; the CRC does not cover them. `batch` must be writable."""
+    _BASE_OFFSET.pack_into(batch, 0, base_offset)
+    _LEADER_EPOCH.pack_into(batch, LOG_OVERHEAD, leader_epoch)
+
+
+def set_append_time(batch: memoryview, timestamp: int) -> None:
+    """Make log append time (ms) the timestamp of every record, in place, the CRC too."""
+    _ATTRIBUTES.pack_into(batch, _CRC_START, _ATTRIBUTES.unpack_from(batch, _CRC_START)[0] | _LOG_APPEND_TIME_BIT)
+    _MAX_TIMESTAMP.pack_into(batch, _MAX_TIMESTAMP_POSITION, timestamp)
+    _CRC.pack_into(batch, _CRC_POSITION, crc32c(batch[_CRC_START:]))
+
+
+def build_batch(
+    records: Buffer,
+    count: int,
+    *,
+    base_timestamp: int,
+    max_timestamp: int,
+    codec: Codec = NONE,
+    level: int | None = None,
+    base_offset: int = 0,
+    last_offset_delta: int | None = None,
+    attributes: int = 0,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    leader_epoch: int = -1,
+) -> bytes:
+    """A batch of `count` encoded records; `attributes` without the codec, timestamps in ms."""
+    payload = codec.compress(records, level)
+    head = bytearray(HEADER_SIZE)
+    _HEADER.pack_into(
+        head,
+        0,
+        base_offset,
+        HEADER_SIZE - LOG_OVERHEAD + len(payload),
+        leader_epoch,
+        2,
+        0,
+        attributes | codec.id,
+        count - 1 if last_offset_delta is None else last_offset_delta,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        count,
+    )
+    batch = bytearray(head)
+    batch += payload
+    _CRC.pack_into(batch, _CRC_POSITION, crc32c(memoryview(batch)[_CRC_START:]))
+    return bytes(batch)

@@ -1,0 +1,269 @@
+"""Message sets of magic 0 (Kafka 0.8 and 0.9) and 1 (0.10; KIP-31, KIP-32): messages one after the other.
+
+    offset      INT64
+    size        INT32    bytes after this field
+    crc         UINT32   CRC-32 of all that follows
+    magic       INT8     0 or 1
+    attributes  INT8     bits 0-2 codec, 3 timestamp type (magic 1; 1: log append time)
+    timestamp   INT64    magic 1 only: ms since the epoch, -1: none
+    key         BYTES
+    value       BYTES
+
+A message with a codec is a wrapper: its value holds a compressed message set of the same magic, whose messages have no
+codec themselves. The wrapper's offset is that of its last message. Inside a wrapper of magic 0 offsets are absolute;
+of magic 1 they are relative, so that a broker assigns them by the wrapper's alone. A wrapper of magic 1 has the largest
+timestamp of its messages; with log append time its timestamp is that of all of them.
+
+Source: protocol guide, "Message sets" and "Compression".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from struct import Struct
+
+from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError
+from spark_klog.records.contract import LOG_APPEND_TIME, NO_TIMESTAMP, NO_TIMESTAMP_TYPE, Record
+from spark_klog.wire.checksums import crc32
+from spark_klog.wire.codecs import MAX_DECOMPRESSED, NONE, Codec, codec_by_id
+from spark_klog.wire.lz4_frames import with_old_lz4_header
+from spark_klog.wire.primitives import Buffer
+
+_PREFIX = Struct(">qi")
+_MAGIC_0 = Struct(">Ibb")
+_MAGIC_1 = Struct(">Ibbq")
+_CRC = Struct(">I")
+_OFFSET = Struct(">q")
+_INT32 = Struct(">i")
+_CRC_POSITION = _PREFIX.size
+_CRC_START = _PREFIX.size + _CRC.size
+_HEADER_SIZE = (_PREFIX.size + _MAGIC_0.size, _PREFIX.size + _MAGIC_1.size)
+#: By magic: the smallest value of `size`, that of a message with null key and value.
+MIN_LENGTH = (_MAGIC_0.size + 2 * _INT32.size, _MAGIC_1.size + 2 * _INT32.size)
+_CODEC_MASK = 0x07
+_LOG_APPEND_TIME_BIT = 0x08
+_CODEC_IDS = (0, 1, 2, 3)
+_LZ4 = 3
+
+
+@dataclass(frozen=True, slots=True)
+class MessageHeader:
+    """The fields before key and value; see the module for their meaning and units.
+
+    Such a message is what a batch is in magic 2; it has no producer id and is in no transaction.
+    """
+
+    offset: int
+    length: int
+    crc: int
+    magic: int
+    attributes: int
+    timestamp: int
+
+    is_control = False
+    is_transactional = False
+    producer_id = -1
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole message."""
+        return self.length + _PREFIX.size
+
+    @property
+    def base_offset(self) -> int:
+        """The message's offset; 0 for a wrapper: only inside it is said where it begins."""
+        return 0 if self.codec_id else self.offset
+
+    @property
+    def last_offset(self) -> int:
+        return self.offset
+
+    @property
+    def next_offset(self) -> int:
+        return self.offset + 1
+
+    @property
+    def codec_id(self) -> int:
+        return self.attributes & _CODEC_MASK
+
+    @property
+    def timestamp_type(self) -> int:
+        return (self.attributes & _LOG_APPEND_TIME_BIT) >> 3 if self.magic else NO_TIMESTAMP_TYPE
+
+    @property
+    def max_timestamp(self) -> int:
+        return self.timestamp
+
+
+def read_message_header(data: Buffer, position: int = 0) -> MessageHeader:
+    """The header at `position`; `DecodeError` where it is cut off, too short, or not of magic 0 or 1."""
+    if len(data) - position < _HEADER_SIZE[0]:
+        raise DecodeError(f"message header at position {position} is cut off")
+    offset, length = _PREFIX.unpack_from(data, position)
+    crc, magic, attributes = _MAGIC_0.unpack_from(data, position + _CRC_POSITION)
+    if magic not in (0, 1):
+        raise DecodeError(f"message of magic {magic} at position {position} of a message set of magic 0 or 1")
+    if length < MIN_LENGTH[magic]:
+        raise DecodeError(f"message of magic {magic} at position {position} has length {length}")
+    timestamp = NO_TIMESTAMP
+    if magic:
+        if len(data) - position < _HEADER_SIZE[1]:
+            raise DecodeError(f"message header at position {position} is cut off")
+        timestamp = _MAGIC_1.unpack_from(data, position + _CRC_POSITION)[3]
+    return MessageHeader(offset, length, crc, magic, attributes, timestamp)
+
+
+def check_message_crc(header: MessageHeader, message: memoryview) -> None:
+    """Raise `CorruptBatchError` unless the stored CRC-32 is that of the bytes."""
+    actual = crc32(message[_CRC_START:])
+    if actual != header.crc:
+        raise CorruptBatchError(
+            f"message of offset {header.offset}: CRC {header.crc:#010x} is stored, the bytes have {actual:#010x}"
+        )
+
+
+def iter_messages(data: Buffer) -> Iterator[tuple[MessageHeader, memoryview]]:
+    """(header, bytes) of the messages of a whole set, shallow; `DecodeError` where it does not end with one."""
+    view = memoryview(data)
+    position = 0
+    while position < len(view):
+        header = read_message_header(view, position)
+        if header.size > len(view) - position:
+            raise DecodeError(
+                f"message at position {position} has {header.size} bytes, {len(view) - position} are left"
+            )
+        yield header, view[position : position + header.size]
+        position += header.size
+
+
+def key_and_value(header: MessageHeader, message: memoryview) -> tuple[memoryview | None, memoryview | None]:
+    """Views of the two fields; `DecodeError` where they are not what is left of the message."""
+    position = _HEADER_SIZE[header.magic]
+    fields: list[memoryview | None] = []
+    for _ in range(2):
+        if len(message) - position < _INT32.size:
+            raise DecodeError(f"message of offset {header.offset} is cut off")
+        size: int = _INT32.unpack_from(message, position)[0]
+        position += _INT32.size
+        if size < -1 or size > len(message) - position:
+            raise DecodeError(
+                f"message of offset {header.offset}: field of {size} bytes, {len(message) - position} are left"
+            )
+        fields.append(None if size == -1 else message[position : position + size])
+        position += max(size, 0)
+    if position != len(message):
+        raise DecodeError(f"message of offset {header.offset}: {len(message) - position} bytes left over")
+    return fields[0], fields[1]
+
+
+def inner_set(header: MessageHeader, message: memoryview, limit: int = MAX_DECOMPRESSED) -> Buffer:
+    """The decompressed message set of a wrapper; `DecodeError` where it has none, or not within `limit` bytes."""
+    _, value = key_and_value(header, message)
+    if header.codec_id not in _CODEC_IDS:
+        raise DecodeError(f"message of offset {header.offset}: unknown compression codec {header.codec_id}")
+    if value is None:
+        raise DecodeError(f"compressed message of offset {header.offset} has no value")
+    inner = codec_by_id(header.codec_id).decompress(value, limit)
+    if not len(inner):
+        raise DecodeError(f"compressed message of offset {header.offset} holds no messages")
+    return inner
+
+
+def message_records(header: MessageHeader, message: memoryview, limit: int = MAX_DECOMPRESSED) -> Iterator[Record]:
+    """The record of a message whose CRC has been checked, or those of a wrapper; errors as `plain_records`."""
+    if header.codec_id:
+        append_time = header.timestamp if header.timestamp_type == LOG_APPEND_TIME else None
+        last_offset = header.offset if header.magic else None
+        yield from plain_records(inner_set(header, message, limit), header.magic, last_offset, append_time)
+    else:
+        yield from plain_records(message, header.magic, None, None)
+
+
+def plain_records(messages: Buffer, magic: int, last_offset: int | None, append_time: int | None) -> Iterator[Record]:
+    """The records of a message set in which no message has a codec; parameters as `ColumnBuilder.append_messages`.
+
+    `CorruptBatchError` for a wrong CRC, `DecodeError` for what is no message, one of another magic, or one with a
+    codec: Kafka refuses sets in sets, too.
+    """
+    contents = list(iter_messages(messages))
+    shift = 0 if last_offset is None else last_offset - contents[-1][0].offset
+    for header, content in contents:
+        check_message_crc(header, content)
+        if header.magic != magic:
+            raise DecodeError(f"message of magic {header.magic} among messages of magic {magic}")
+        if header.codec_id:
+            raise DecodeError(f"compressed message of offset {header.offset} inside a compressed message")
+        key, value = key_and_value(header, content)
+        yield Record(
+            header.offset + shift,
+            header.timestamp if append_time is None else append_time,
+            header.timestamp_type if append_time is None else LOG_APPEND_TIME,
+            None if key is None else bytes(key),
+            None if value is None else bytes(value),
+            (),
+        )
+
+
+def inner_offsets(header: MessageHeader, message: memoryview, limit: int = MAX_DECOMPRESSED) -> list[int]:
+    """The offsets as they are written inside a wrapper; `DecodeError` as `inner_set` and `iter_messages`."""
+    return [inner.offset for inner, _ in iter_messages(inner_set(header, message, limit))]
+
+
+def set_message_offset(message: memoryview, offset: int) -> None:
+    """Assign the offset in place; the CRC does not cover it. `message` must be writable."""
+    _OFFSET.pack_into(message, 0, offset)
+
+
+def set_message_append_time(message: memoryview, timestamp: int) -> None:
+    """Make log append time (ms) the timestamp of a message or wrapper of magic 1, in place, the CRC too."""
+    crc, magic, attributes, _ = _MAGIC_1.unpack_from(message, _CRC_POSITION)
+    _MAGIC_1.pack_into(message, _CRC_POSITION, crc, magic, attributes | _LOG_APPEND_TIME_BIT, timestamp)
+    _CRC.pack_into(message, _CRC_POSITION, crc32(message[_CRC_START:]))
+
+
+def build_message(
+    magic: int, offset: int, timestamp: int, key: Buffer | None, value: Buffer | None, attributes: int = 0
+) -> bytes:
+    """One message; `timestamp` (ms) is left out in magic 0."""
+    content = bytearray(_MAGIC_1.size if magic else _MAGIC_0.size)
+    if magic:
+        _MAGIC_1.pack_into(content, 0, 0, magic, attributes, timestamp)
+    else:
+        _MAGIC_0.pack_into(content, 0, 0, magic, attributes)
+    for field in (key, value):
+        content += _INT32.pack(-1 if field is None else len(field))
+        content += field or b""
+    _CRC.pack_into(content, 0, crc32(memoryview(content)[_CRC.size :]))
+    return _PREFIX.pack(offset, len(content)) + content
+
+
+def build_message_set(records: Sequence[Record], magic: int, codec: Codec = NONE, level: int | None = None) -> bytes:
+    """A message set of the records, at least one: a message each, with a codec all in one wrapper.
+
+    Headers can't be kept and are not looked at. With log append time the first record's timestamp is that of all.
+    `ConfigError` for a codec that magic 0 and 1 do not have (zstd).
+    """
+    if codec.id not in _CODEC_IDS:
+        raise ConfigError(f"messages of magic {magic} can't be compressed by {codec.name}")
+    kind = _LOG_APPEND_TIME_BIT if magic and records[0].timestamp_type == LOG_APPEND_TIME else 0
+    is_wrapped = codec is not NONE
+    shift = records[0].offset if is_wrapped and magic else 0
+    messages = b"".join(
+        build_message(
+            magic,
+            record.offset - shift,
+            record.timestamp,
+            record.key,
+            record.value,
+            0 if is_wrapped else kind,
+        )
+        for record in records
+    )
+    if not is_wrapped:
+        return messages
+    value = codec.compress(messages, level)
+    if codec.id == _LZ4 and magic == 0:
+        value = with_old_lz4_header(value)
+    timestamp = records[0].timestamp if kind else max(record.timestamp for record in records)
+    return build_message(magic, records[-1].offset, timestamp, None, value, codec.id | kind)

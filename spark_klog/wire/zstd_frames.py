@@ -1,0 +1,84 @@
+"""Where zstd frames end and how much they can hold: a decompressor takes a cut frame for the end of the data, and
+allocates what a frame claims.
+
+    magic       UINT32  0xFD2FB528 (little endian, as all of the format); 0x184D2A5x is a skippable frame: UINT32 size
+    header      2-14 bytes: window size, dictionary id, content size where it was known, whether there is a checksum
+    blocks      UINT24  bit 0 the last one, bits 1-2 type, bits 3-23 size; then the bytes
+                        type 0: `size` bytes as they are, 1: one byte, `size` times, 2: compressed into `size` bytes
+    [checksum UINT32]   lowest bytes of the content's XXH64
+
+Source: RFC 8878, 3.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import zstandard
+
+from spark_klog.errors import DecodeError
+
+_SKIPPABLE = 0x184D2A50
+_RUN, _COMPRESSED = 1, 2
+_MOST_OF_A_BLOCK = 128 * 1024
+_CHECKSUM_OF_NOTHING = bytes.fromhex("99e9d851")
+
+
+class ZstdFrame(NamedTuple):
+    """A whole frame: its bytes, its window in bytes, the size that it claims (None: none), what it holds at most."""
+
+    data: memoryview
+    window: int
+    claimed: int | None
+    most: int
+
+
+def zstd_frames(view: memoryview) -> Iterator[ZstdFrame]:
+    """The frames of `view`, skippable ones left out.
+
+    `DecodeError` or `zstandard.ZstdError` where one is cut off, is none, or claims more than its blocks can hold. A
+    frame that holds nothing (`most` is 0) is whole and right; all others are still to be decompressed.
+    """
+    position = 0
+    while position < len(view):
+        if int.from_bytes(view[position : position + 4], "little") & ~0xF == _SKIPPABLE:
+            if position + 8 > len(view):
+                raise _cut_off()
+            position += 8 + int.from_bytes(view[position + 4 : position + 8], "little")
+            continue
+        start = position
+        header = zstandard.get_frame_parameters(view[start:])
+        position += zstandard.frame_header_size(view[start:])
+        position, most = _blocks(view, position)
+        position += 4 * header.has_checksum
+        if position > len(view):
+            break
+        claimed = None if header.content_size == zstandard.CONTENTSIZE_UNKNOWN else header.content_size
+        if claimed is not None and claimed > most:
+            raise DecodeError(f"zstd frame at byte {start} claims {claimed} bytes, its blocks hold at most {most}")
+        if claimed == 0 and most:  # the library takes the claim for the truth
+            raise DecodeError(f"zstd frame at byte {start} claims to be empty, its blocks are not")
+        if not most and header.has_checksum and view[position - 4 : position] != _CHECKSUM_OF_NOTHING:
+            raise DecodeError(f"zstd frame at byte {start} is damaged: wrong checksum")
+        yield ZstdFrame(view[start:position], header.window_size, claimed, most)
+    if position > len(view):
+        raise _cut_off()
+
+
+def _blocks(view: memoryview, position: int) -> tuple[int, int]:
+    """Where the blocks that begin at `position` end, and how many bytes they hold at most."""
+    most = 0
+    while True:
+        if position + 3 > len(view):
+            raise _cut_off()
+        block = view[position] | view[position + 1] << 8 | view[position + 2] << 16
+        kind, size = block >> 1 & 3, block >> 3
+        most += _MOST_OF_A_BLOCK if kind == _COMPRESSED else size
+        position += 3 + (1 if kind == _RUN else size)
+        if block & 1:
+            return position, most
+
+
+def _cut_off() -> DecodeError:
+    return DecodeError("zstd data are cut off")
