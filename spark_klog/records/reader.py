@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from struct import Struct
 
 from spark_klog.errors import DecodeError
-from spark_klog.records.batch import Header, check_crc, iter_batches, read_header, whole_batch_size
+from spark_klog.records.batch import Header, check_crc, iter_batches, next_offset_after, read_header, whole_batch_size
 from spark_klog.records.batch_v2 import BatchHeader, body
 from spark_klog.records.contract import LOG_APPEND_TIME, ColumnBuilder, Kernel, Record
 from spark_klog.records.message_set import MessageHeader, inner_set, message_records
@@ -97,11 +97,15 @@ def append_visible(
     """
     view = memoryview(data)
     position, next_offset = 0, first
+    walked = 0  # where `next_offset` is that of what follows
     while next_offset < end and (size := whole_batch_size(view, position)) is not None:
         header = read_header(view, position)
         if header.base_offset >= end:
             return
-        if isinstance(header, MessageHeader) and not header.codec_id:
+        is_message = isinstance(header, MessageHeader)
+        if is_message and header.last_offset >= end and next_offset_after(view[walked:position], next_offset) >= end:
+            return  # a wrapper, which does not say itself where it begins
+        if is_message and not header.codec_id:
             # messages one by one would be slow
             run = kernel.message_run(view, position, end)
             builder.append_messages(view[position:run], header.magic, None, None, first, end)
@@ -112,7 +116,7 @@ def append_visible(
             if not _is_hidden(header, batch, aborted) and header.last_offset >= first:
                 append_batch(builder, header, batch, first, end, limit)
             position += size
-            next_offset = header.next_offset
+            walked, next_offset = position, header.next_offset
         yield
 
 
