@@ -1,80 +1,107 @@
-"""Record batches to all Arrow columns, without Spark and socket: the native kernel beside the reference."""
+"""Record batches to Arrow columns, without Spark and socket, beside other ways to read the same bytes."""
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+from kafka.record.memory_records import MemoryRecords
+
+from benchmarks.record_batches import kernel, record_batches, speed, take_turns
 from benchmarks.report import Result, Side
+from benchmarks.sides import SideFailed, recorded
 from benchmarks.work import Bench, Work
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.columns.schema import WITHOUT_HEADERS
-from spark_klog.records.batch_v2 import build_batch
-from spark_klog.records.reference import append_record
-from spark_klog.wire.codecs import codec_by_name
 
-_BATCHES, _RECORDS, _TIME = 300, 600, 1_700_000_000_000
-_LINE = b'{"user":%d,"page":"/products/%d","agent":"Mozilla/5.0 (X11; Linux x86_64)","ok":true}'
-_SECONDS = 1.0
-
-
-def _batches(codec: str) -> bytes:
-    """Batches of some 60 KB with values of 100 bytes."""
-    parts = []
-    for batch in range(_BATCHES):
-        body = bytearray()
-        for index in range(_RECORDS):
-            value = (_LINE % (batch * 7919 % 10_000, index)).ljust(100)
-            append_record(body, index, index, None, value)
-        parts.append(
-            build_batch(
-                body,
-                _RECORDS,
-                base_timestamp=_TIME,
-                max_timestamp=_TIME + _RECORDS - 1,
-                codec=codec_by_name(codec),
-                base_offset=batch * _RECORDS,
-            )
-        )
-    return b"".join(parts)
-
-
-def _speed(data: bytes) -> float:
-    """Million records a second."""
-    records = 0
-    started = time.perf_counter()
-    while (elapsed := time.perf_counter() - started) < _SECONDS:
-        decoder = PartitionDecoder("bench", 0, WITHOUT_HEADERS)
-        records += sum(batch.num_rows for batch in decoder.add(data, 0, _BATCHES * _RECORDS))
-        records += sum(batch.num_rows for batch in decoder.finish())
-    return records / elapsed / 1e6
+#: Codec, batches, records of each: batches of some 64 KB, and of 16 KB (Kafka's default batch.size).
+_SHAPES = (("none", 300, 600), ("none", 1200, 150), ("lz4", 300, 600))
+_SECONDS = "1"
+_SOURCE = Path(__file__).with_name("walk.c")
 
 
 def _decode(bench: Bench) -> Iterator[Result]:
-    chosen = os.environ.get("SPARK_KLOG_KERNEL")
-    try:
-        for codec in ("none", "lz4"):
-            data = _batches(codec)
-            sides = {"native": Side("native kernel"), "reference": Side("reference kernel")}
-            for attempt in range(bench.repeat + 1):
-                for name, side in sides.items():
-                    os.environ["SPARK_KLOG_KERNEL"] = name
-                    speed = _speed(data)
-                    if attempt:
-                        side.samples.append(speed)
-                    else:
-                        side.cold = speed
-            work = f"decode to all columns, values of 100 B, {codec}"
-            yield Result(work, "M records/s", sides["native"], sides["reference"], bench.command)
-    finally:
-        os.environ.pop("SPARK_KLOG_KERNEL")
-        if chosen is not None:
-            os.environ["SPARK_KLOG_KERNEL"] = chosen
+    folder = bench.folder("decode")
+    for codec, batches, records in _SHAPES:
+        data = record_batches(codec, batches, records)
+        work = f"decode to all columns, values of 100 B, batches of {records} records, {codec}"
+        for klog, peer in _sides(bench, folder, data, batches * records, is_plain=codec == "none"):
+            yield Result(work, "M records/s", klog, peer, bench.command)
+
+
+def _sides(bench: Bench, folder: Path, data: bytes, total: int, is_plain: bool) -> Iterator[tuple[Side, Side]]:
+    """The native kernel's side with each of its peers."""
+    runs: list[tuple[Side, Callable[[], float]]] = [
+        (Side("native kernel"), lambda: _columns("native", data, total)),
+        (Side("reference kernel"), lambda: _columns("reference", data, total)),
+        (Side("kafka-python's MemoryRecords"), lambda: speed(lambda: _kafka_python(data, total))),
+    ]
+    if is_plain:
+        c_loop = Side("a loop in C: no CRC, no Arrow")
+        runs.append((c_loop, lambda: _c_loop(folder, total)))
+        with recorded(c_loop):
+            (folder / "batches").write_bytes(data)
+            _compile(folder)
+    take_turns(runs, bench.repeat)
+    (klog, _), *peers = runs
+    for peer, _ in peers:
+        yield klog, peer
+
+
+def _columns(name: str, data: bytes, total: int) -> float:
+    def once() -> int:
+        decoder = PartitionDecoder("bench", 0, WITHOUT_HEADERS)
+        records = sum(batch.num_rows for batch in decoder.add(data, 0, total))
+        return records + sum(batch.num_rows for batch in decoder.finish())
+
+    with kernel(name):
+        _check(once(), total)
+        return speed(once)
+
+
+def _kafka_python(data: bytes, total: int) -> int:
+    records = size = 0
+    batches = MemoryRecords(data)
+    while batches.has_next():
+        batch = batches.next_batch()
+        if not batch.validate_crc():
+            raise SideFailed("a wrong CRC")
+        for record in batch:
+            size += (record.offset >= 0) + (record.timestamp >= 0) + (record.key is None) + len(record.value)
+            records += 1
+    _check(records, total)
+    return records
+
+
+def _compile(folder: Path) -> None:
+    command = ["cc", "-O2", "-Wall", "-o", str(folder / "walk"), str(_SOURCE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        raise SideFailed(f"cc: {done.stderr[-500:]}")
+
+
+def _c_loop(folder: Path, total: int) -> float:
+    command = [str(folder / "walk"), str(folder / "batches"), _SECONDS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        raise SideFailed(f"ended with {done.returncode}: {done.stderr}")
+    records, figure = done.stdout.split()
+    _check(int(records), total)
+    return float(figure)
+
+
+def _check(records: int, total: int) -> None:
+    if records != total:
+        raise SideFailed(f"read {records} of {total} records")
 
 
 DECODE = Work(
     "decode",
     _decode,
-    ("Decode: one process, one core; CRC, decompression and the walk over the records, into Arrow batches.",),
+    (
+        "Decode: one process, one core; CRC, decompression and the walk over the records, into Arrow batches. "
+        "kafka-python checks the CRCs and makes an object of each record. The loop in C only walks the varints of "
+        "uncompressed batches and copies values, offsets and timestamps.",
+    ),
 )

@@ -1,11 +1,15 @@
-"""Record batches of one partition → Arrow record batches."""
+"""Record batches of one partition → Arrow record batches.
+
+numpy computes what there is to compute: given a value of Python's, Arrow imports pandas, half a second of a worker.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import CorruptBatchError, DecodeError
@@ -20,6 +24,7 @@ _HEADERS = FULL.field("headers").type
 ROWS = 65_536
 #: Bytes of keys and values after which an Arrow batch is not filled further.
 BYTES = 32 * 1024 * 1024
+_MAX_INT32 = 0x7FFFFFFF
 
 
 class PartitionDecoder:
@@ -61,13 +66,10 @@ class PartitionDecoder:
 
     def _column(self, name: str, columns: RecordColumns) -> pa.Array:
         count = columns.count
-        if name == "topic":
-            return self._constant(name, pa.scalar(self._topic), count)
-        if name == "partition":
-            return self._constant(name, pa.scalar(self._partition, pa.int32()), count)
+        if name in ("topic", "partition"):
+            return self._constant(name, count)
         if name == "timestamp":
-            milliseconds = _fixed(pa.int64(), count, columns.timestamp)
-            return pc.multiply(milliseconds, 1000).cast(self._schema.field(name).type)
+            return _fixed(self._schema.field(name).type, count, _microseconds(columns.timestamp))
         if name == "offset":
             return _fixed(pa.int64(), count, columns.offset)
         if name == "timestampType":
@@ -76,14 +78,35 @@ class PartitionDecoder:
             return _headers(columns.headers, count)
         return _binary(columns.key if name == "key" else columns.value, count, pa.binary())
 
-    def _constant(self, name: str, value: pa.Scalar, count: int) -> pa.Array:
-        """A column of one value, built once and sliced."""
+    def _constant(self, name: str, count: int) -> pa.Array:
+        """The column topic or partition, built once and sliced."""
         if name not in self._constants or len(self._constants[name]) < count:
-            self._constants[name] = pa.repeat(value, max(count, ROWS))
+            size = max(count, ROWS)
+            self._constants[name] = (
+                _repeated(self._topic, size)
+                if name == "topic"
+                else _fixed(pa.int32(), size, np.full(size, self._partition, np.int32))
+            )
         return self._constants[name].slice(0, count)
 
 
-def _fixed(kind: pa.DataType, count: int, data: Buffer | None) -> pa.Array:
+def _repeated(text: str, count: int) -> pa.Array:
+    """A column of one string; `DecodeError` where 32-bit offsets do not reach."""
+    data = text.encode()
+    if len(data) * count > _MAX_INT32:
+        raise DecodeError(f"{count} records are too many for one Arrow batch with their topic's name")
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(len(data))
+    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data * count)])
+
+
+def _microseconds(milliseconds: Buffer | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Of a kernel's timestamps, in place where its buffer may be written to."""
+    assert milliseconds is not None
+    values = np.frombuffer(milliseconds, np.int64)
+    return np.multiply(values, 1000, out=values if values.flags.writeable else None)
+
+
+def _fixed(kind: pa.DataType, count: int, data: Buffer | np.ndarray[Any, Any] | None) -> pa.Array:
     return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(data)])
 
 

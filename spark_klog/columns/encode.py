@@ -1,4 +1,7 @@
-"""Arrow record batches → records for each topic-partition."""
+"""Arrow record batches → records for each topic-partition.
+
+numpy computes what there is to compute: given a value of Python's, Arrow imports pandas, half a second of a worker.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,6 +19,7 @@ from spark_klog.records import kernels
 from spark_klog.records.contract import BinaryColumn, HeadersColumn, RecordColumns
 
 _HEADERS = FULL.field("headers").type
+_Int32s = np.ndarray[Any, np.dtype[np.int32]]
 
 
 class PartitionEncoder:
@@ -37,12 +42,19 @@ class PartitionEncoder:
         """(topic, partition, records), in the batch's order within a partition; `ConfigError` for a null topic."""
         for topic, rows in self._by_topic(batch):
             partitions = self._partitions(rows, topic)
-            order = pc.sort_indices(partitions)
+            counts = np.bincount(partitions)
+            found = np.flatnonzero(counts)
+            if len(found) == 1 and not any(column.offset for column in rows.columns):
+                # all rows, in arrays that begin at 0: there is nothing to gather
+                yield topic, int(found[0]), _records(rows)
+                continue
+            order = pc.sort_indices(
+                pa.Array.from_buffers(pa.int32(), len(partitions), [None, pa.py_buffer(partitions)])
+            )
             at = 0
-            for entry in pc.value_counts(pc.take(partitions, order)):
-                count = entry["counts"].as_py()
-                yield topic, entry["values"].as_py(), _records(rows.take(order.slice(at, count)))
-                at += count
+            for partition in found:
+                yield topic, int(partition), _records(rows.take(order.slice(at, counts[partition])))
+                at += counts[partition]
 
     def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         if self._topic is not None:
@@ -54,25 +66,29 @@ class PartitionEncoder:
         for topic in pc.unique(topics):
             yield topic.as_py(), batch.filter(pc.equal(topics, topic))
 
-    def _partitions(self, rows: pa.RecordBatch, topic: str) -> pa.Array:
-        """INT32 partition of each row: its own, else its key's, else a chosen one."""
+    def _partitions(self, rows: pa.RecordBatch, topic: str) -> _Int32s:
+        """Partition of each row: its own, else its key's, else a chosen one."""
         count = self._partitions_of(topic)
-        chosen = pa.scalar(self._choose(topic, count), pa.int32())
-        result = pa.nulls(rows.num_rows, pa.int32())
-        if "partition" in rows.schema.names:
-            result = rows.column("partition").cast(pa.int32())
-            wrong = pc.filter(result, pc.or_(pc.less(result, 0), pc.greater_equal(result, count)))
+        result = np.full(rows.num_rows, self._choose(topic, count), np.int32)
+        names = rows.schema.names
+        if "key" in names and rows.column("key").null_count < rows.num_rows:
+            keys = _binary_column(_whole(rows.column("key")))
+            hashed = np.frombuffer(self._kernel.partitions(keys, rows.num_rows, count), np.int32)
+            result = np.where(hashed < 0, result, hashed)
+        if "partition" in names and rows.column("partition").null_count < rows.num_rows:
+            column = rows.column("partition").cast(pa.int32())
+            own = _numbers(column, np.int32)
+            is_set = _numbers(column.is_valid().cast(pa.int8()), np.bool_)
+            wrong = own[is_set & ((own < 0) | (own >= count))]
             if len(wrong):
                 raise ConfigError(f"partition {wrong[0]} of topic {topic}: it has partitions 0 to {count - 1}")
-        if "key" in rows.schema.names and result.null_count:
-            keys = _binary_column(_whole(rows.column("key")))
-            hashed = pa.Array.from_buffers(
-                pa.int32(),
-                rows.num_rows,
-                [None, pa.py_buffer(self._kernel.partitions(keys, rows.num_rows, count))],
-            )
-            result = pc.coalesce(result, pc.if_else(pc.less(hashed, 0), None, hashed))
-        return pc.fill_null(result, chosen) if result.null_count else result
+            result = np.where(is_set, own, result)
+        return result
+
+
+def _numbers(array: pa.Array, kind: type[np.generic]) -> np.ndarray[Any, Any]:
+    """The values of an array of numbers; any for nulls."""
+    return np.frombuffer(array.buffers()[1], kind)[array.offset :][: len(array)]
 
 
 def _whole(array: pa.Array) -> pa.Array:
@@ -97,14 +113,13 @@ def _binary_column(array: pa.Array) -> BinaryColumn:
 
 
 def _records(rows: pa.RecordBatch) -> RecordColumns:
-    """The columns of rows that were taken, so that their arrays begin at 0."""
+    """The columns of rows whose arrays begin at 0 of their buffers."""
     names = rows.schema.names
-    now = pa.repeat(pa.scalar(time.time_ns() // 1_000_000, pa.int64()), rows.num_rows)
     return RecordColumns(
         rows.num_rows,
         key=_binary_column(_whole(rows.column("key"))) if "key" in names else None,
         value=_binary_column(_whole(rows.column("value"))),
-        timestamp=_buffer(now.buffers()[1]),
+        timestamp=np.full(rows.num_rows, time.time_ns() // 1_000_000, np.int64).data.cast("B"),
         headers=_headers(rows.column("headers")) if "headers" in names else None,
     )
 

@@ -17,7 +17,7 @@ _kernel_encode.pxi    columns to bodies, partitions of keys
 """
 
 from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memmove, memset
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
@@ -25,10 +25,10 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 
 from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records.contract import BinaryColumn, HeadersColumn, RecordColumns
+from spark_klog.wire.checksums import crc32c
 
 name = "native"
-
-TOO_LARGE_TEXT = "more than 2 GiB of keys, of values or of headers in one batch of columns"
+cdef str TOO_LARGE_TEXT = "more than 2 GiB of keys, of values or of headers in one batch of columns"
 
 
 # What a walk ends with.
@@ -42,6 +42,8 @@ cdef enum:
     WRONG_CRC = -6
     WRONG_MAGIC = -7
     HAS_CODEC = -8
+    TOO_MANY = -9
+
 
 include "_kernel_memory.pxi"
 include "_kernel_columns.pxi"
@@ -57,6 +59,23 @@ cdef inline int64_t difference(int64_t a, int64_t b) noexcept nogil:
     if b > 0 and a < INT64_MIN + b:
         return INT64_MIN
     return a - b
+
+
+# What writes the wanted rows of a body; `End` is filled where it ends with another state than OK.
+ctypedef int (*Walk)(const Body *body, Row *row, End *where) noexcept nogil
+
+
+cdef inline int64_t most_records(const Body *body) noexcept:
+    """How many records there may be in a body of this size: room is not made for more, whatever a header says."""
+    return body.size // SMALLEST_RECORD
+
+
+cdef void set_deltas(Body *body, int64_t base_offset, int64_t first, int64_t end) noexcept:
+    """Wanted are offsets in [first, end); the body states deltas to the base offset, from 0 to 2^31 - 1."""
+    body.shift = base_offset
+    # a bound that does not fit into 64 bits lies beyond all deltas, as does the nearest one that fits
+    body.first = difference(first, base_offset)
+    body.last = difference(difference(end, base_offset), 1)
 
 
 cdef class NativeBuilder:
@@ -79,15 +98,15 @@ cdef class NativeBuilder:
         self._has_headers = "headers" in columns
 
     def __dealloc__(self):
-        release(&self._key)
-        release(&self._value)
-        release(&self._headers.names)
-        release(&self._headers.values)
-        free(self._headers.ends.data)
-        free(self._headers.valid.data)
-        free(self._offset.data)
-        free(self._timestamp.data)
-        free(self._kind.data)
+        release_column(&self._key)
+        release_column(&self._value)
+        release(&self._offset)
+        release(&self._timestamp)
+        release(&self._kind)
+        release_column(&self._headers.names)
+        release_column(&self._headers.values)
+        release(&self._headers.ends)
+        release(&self._headers.valid)
 
     @property
     def rows(self):
@@ -105,29 +124,68 @@ cdef class NativeBuilder:
         cdef int state
         memset(&task, 0, sizeof(Body))
         memset(&where, 0, sizeof(End))
-        task.count = count
-        task.shift = base_offset
+        task.count = max(count, 0)
         task.base_timestamp = base_timestamp
         task.is_append_time = append_time is not None
         task.append_time = 0 if append_time is None else append_time
-        # the body states deltas from 0 to 2^31 - 1: a bound that does not fit into 64 bits lies beyond them anyway
-        task.first = difference(first, base_offset)
-        task.last = difference(difference(end, base_offset), 1)
+        set_deltas(&task, base_offset, first, end)
         PyObject_GetBuffer(body, &view, PyBUF_SIMPLE)
         try:
             task.data = <const uint8_t *>view.buf
             task.size = view.len
-            if count > task.size / SMALLEST_RECORD:
-                raise DecodeError(f"{count} records can't be in {task.size} bytes")
-            state = self._add(&task, &where, False)
+            state = self._add(walk_records, &task, &where) if task.count <= most_records(&task) else TOO_MANY
         finally:
             PyBuffer_Release(&view)
+        if state == TOO_MANY:
+            raise DecodeError(f"{count} records can't be in {task.size} bytes")
         if state == LEFT_OVER:
             raise DecodeError(f"{task.size - where.position} bytes left over after {count} records")
         if state == NOT_UTF8:
             raise DecodeError(f"header name in the record at position {where.position} is not UTF-8")
         if state != OK:
             raise DecodeError(f"record at position {where.position} is damaged or cut off")
+
+    def append_batches(self, data, int64_t position, int64_t first, int64_t end, int64_t rows, int64_t size):
+        """Add a run of batches that begins at `position`; (where it ends, the offset after it).
+
+        It is a shorter way for batches of magic 2 without codec, transaction and control flag, whole and sound: before
+        any other it ends, as before one that begins at offset `end` or later, and when the builder holds `rows` records
+        or `size` bytes. It may be empty; the offset is `first` then.
+        """
+        cdef Py_buffer view
+        cdef const uint8_t *at
+        cdef Batch batch
+        cdef Body task
+        cdef End where
+        cdef int64_t next_offset = first
+        if position < 0:
+            raise ValueError(f"position {position}")
+        whole = memoryview(data)
+        PyObject_GetBuffer(whole, &view, PyBUF_SIMPLE)
+        try:
+            while next_offset < end and self._rows < rows and self._key.data.size + self._value.data.size < size:
+                at = <const uint8_t *>view.buf + position
+                if not read_plain_batch(at, view.len - position, &batch) or batch.base_offset >= end:
+                    break
+                if crc32c(whole[position + BATCH_CRC_START:position + batch.size]) != batch.crc:
+                    break
+                if batch.last_offset >= first:
+                    memset(&task, 0, sizeof(Body))
+                    memset(&where, 0, sizeof(End))
+                    task.data = at + BATCH_HEADER
+                    task.size = batch.size - BATCH_HEADER
+                    task.count = batch.count
+                    task.base_timestamp = batch.base_timestamp
+                    task.is_append_time = batch.is_append_time
+                    task.append_time = batch.max_timestamp
+                    set_deltas(&task, batch.base_offset, first, end)
+                    if task.count > most_records(&task) or self._add(walk_records, &task, &where) != OK:
+                        break
+                position += batch.size
+                next_offset = batch.last_offset + 1
+        finally:
+            PyBuffer_Release(&view)
+        return position, next_offset
 
     def append_messages(self, messages, int magic, last_offset, append_time, first, end):
         cdef Py_buffer view
@@ -148,7 +206,7 @@ cdef class NativeBuilder:
             if state == OK:
                 shift = 0 if last_offset is None else last_offset - where.message.offset
                 set_range(&task, shift, first, end)
-                state = self._add(&task, &where, True)
+                state = self._add(walk_messages, &task, &where)
         finally:
             PyBuffer_Release(&view)
         if state == WRONG_CRC:
@@ -163,7 +221,7 @@ cdef class NativeBuilder:
         if state != OK:
             raise DecodeError(f"message at position {where.position} is damaged or cut off")
 
-    cdef int _add(self, const Body *body, End *where, bint are_messages) except? -1:
+    cdef int _add(self, Walk walk, const Body *body, End *where) except? -1:
         """Walk a body, and keep its rows where it was sound. A state; `MemoryError`, `DecodeError`."""
         cdef Row row
         cdef int state
@@ -175,13 +233,8 @@ cdef class NativeBuilder:
         self._start(&row)
         self._is_walking = True
         with nogil:
-            if are_messages:
-                state = walk_messages(body, &row, where)
-            else:
-                state = walk_records(body, &row, &self._headers, self._has_headers, where)
+            state = walk(body, &row, where)
         self._is_walking = False
-        if state == OK and are_messages and self._has_headers:
-            add_no_headers(&self._headers, row.count - self._rows)
         if state == OK:
             self._keep(&row)
             return OK
@@ -228,14 +281,16 @@ cdef class NativeBuilder:
             row.timestamp = <int64_t *>self._timestamp.data
         if self._has_kind:
             row.kind = <int32_t *>self._kind.data
+        if self._has_headers:
+            row.headers = &self._headers
         row.count = self._rows
 
     cdef void _keep(self, const Row *row) noexcept:
         self._rows = row.count
         if self._has_key:
-            keep_written(&self._key, &row.key)
+            keep_written(&self._key, &row.key, row.count)
         if self._has_value:
-            keep_written(&self._value, &row.value)
+            keep_written(&self._value, &row.value, row.count)
         if self._has_offset:
             self._offset.size = 8 * row.count
         if self._has_timestamp:

@@ -5,13 +5,12 @@ cdef struct Column:
     Bytes offsets
     Bytes data
     Bytes valid
-    int64_t nulls
 
 
-cdef void release(Column *column) noexcept:
-    free(column.offsets.data)
-    free(column.data.data)
-    free(column.valid.data)
+cdef void release_column(Column *column) noexcept:
+    release(&column.offsets)
+    release(&column.data)
+    release(&column.valid)
 
 
 cdef int prepare_offsets(Bytes *offsets, int64_t values) except -1:
@@ -31,8 +30,14 @@ cdef int prepare_column(Column *column, int64_t values, int64_t size) except -1:
     return 0
 
 
-cdef bytes bitmap(Bytes *valid):
-    """The bytes of `valid` as bits; it is empty afterwards, its memory stays for the next values."""
+cdef int64_t nulls_in(const Bytes *valid) noexcept:
+    cdef int64_t i, nulls = 0
+    for i in range(valid.size):
+        nulls += not valid.data[i]
+    return nulls
+
+
+cdef bytes bitmap(const Bytes *valid):
     cdef int64_t count = valid.size
     cdef int64_t i
     cdef const uint8_t *at = valid.data
@@ -45,55 +50,108 @@ cdef bytes bitmap(Bytes *valid):
         bits[count // 8] = 0
         for i in range(count & 7):
             bits[count // 8] |= at[i] << i
-    valid.size = 0
     return packed
 
 
 cdef object column_taken(Column *column):
+    """As Python's; the column is empty afterwards, `valid` keeps its memory."""
     prepare_column(column, 0, 0)
-    validity = bitmap(&column.valid) if column.nulls else None
-    result = BinaryColumn(taken(&column.offsets), taken(&column.data), validity, column.nulls)
+    nulls = nulls_in(&column.valid)
+    validity = bitmap(&column.valid) if nulls else None
     column.valid.size = 0
-    column.nulls = 0
-    return result
+    return BinaryColumn(taken(&column.offsets), taken(&column.data), validity, nulls)
 
 
-# Where the next value of a column goes. There is room: it has been made for all values of a body.
+# The memory of a column that is written to. There is room: it has been made for all values of a body.
 cdef struct Pen:
-    int32_t *ends
+    int32_t *offsets
     uint8_t *valid
     uint8_t *data
-    const uint8_t *start
-    int64_t nulls
+    int64_t size  # of the data so far
 
 
 cdef inline Pen pen_of(Column *column) noexcept nogil:
     cdef Pen pen
-    pen.ends = <int32_t *>(column.offsets.data + column.offsets.size)
-    pen.valid = column.valid.data + column.valid.size
-    pen.start = column.data.data
-    pen.data = column.data.data + column.data.size
-    pen.nulls = column.nulls
+    pen.offsets = <int32_t *>column.offsets.data
+    pen.valid = column.valid.data
+    pen.data = column.data.data
+    pen.size = column.data.size
     return pen
 
 
-cdef inline void write(Pen *pen, const uint8_t *value, int64_t size) noexcept nogil:
-    """Append a value; size -1 is null."""
+cdef inline void write(Pen *pen, int64_t index, const uint8_t *value, int64_t size) noexcept nogil:
+    """Write the value after the last one, whose index was `index` - 1; size -1 is null."""
     if size > 0:
-        memcpy(pen.data, value, size)
-        pen.data += size
-    pen.ends[0] = <int32_t>(pen.data - pen.start)
-    pen.ends += 1
-    pen.valid[0] = size >= 0
-    pen.valid += 1
-    pen.nulls += size < 0
+        memcpy(pen.data + pen.size, value, size)
+        pen.size += size
+    pen.offsets[index + 1] = <int32_t>pen.size
+    pen.valid[index] = size >= 0
 
 
-cdef inline void keep_written(Column *column, const Pen *pen) noexcept nogil:
-    column.offsets.size = <uint8_t *>pen.ends - column.offsets.data
-    column.valid.size = pen.valid - column.valid.data
-    column.data.size = pen.data - pen.start
-    column.nulls = pen.nulls
+cdef inline void keep_written(Column *column, const Pen *pen, int64_t values) noexcept nogil:
+    """Make what was written part of the column, which has so many values now."""
+    column.offsets.size = 4 * (values + 1)
+    column.valid.size = values
+    column.data.size = pen.size
+
+
+# The headers of all rows: an end of each row's (INT32), whether it has any (one byte each), and the headers.
+cdef struct Headers:
+    Column names
+    Column values
+    Bytes ends
+    Bytes valid
+
+
+cdef void truncate(Headers *headers, const Headers *before) noexcept:
+    """Back to the sizes of before; the buffers may have moved since, their content has not changed."""
+    truncate_column(&headers.names, &before.names)
+    truncate_column(&headers.values, &before.values)
+    headers.ends.size = before.ends.size
+    headers.valid.size = before.valid.size
+
+
+cdef void truncate_column(Column *column, const Column *before) noexcept:
+    column.offsets.size = before.offsets.size
+    column.data.size = before.data.size
+    column.valid.size = before.valid.size
+
+
+cdef inline int add(Column *column, const uint8_t *value, int64_t size) noexcept nogil:
+    """Append a value to a column for which no room was made; size -1 is null. A state."""
+    cdef Pen pen
+    cdef int64_t bytes = size if size > 0 else 0
+    if bytes > INT32_MAX - column.data.size or column.valid.size == INT32_MAX:
+        return TOO_LARGE
+    if reserve(&column.data, bytes) < 0 or reserve(&column.offsets, 4) < 0 or reserve(&column.valid, 1) < 0:
+        return NO_MEMORY
+    pen = pen_of(column)
+    write(&pen, column.valid.size, value, size)
+    keep_written(column, &pen, column.valid.size + 1)
+    return OK
+
+
+cdef void add_no_headers(Headers *headers, int64_t rows) noexcept nogil:
+    """Append rows without headers; there is room for them."""
+    cdef int32_t *ends = <int32_t *>(headers.ends.data + headers.ends.size)
+    cdef int32_t total = <int32_t>headers.names.valid.size
+    cdef int64_t i
+    for i in range(rows):
+        ends[i] = total
+    memset(headers.valid.data + headers.valid.size, 0, rows)
+    headers.ends.size += 4 * rows
+    headers.valid.size += rows
+
+
+cdef object headers_taken(Headers *headers):
+    cdef int64_t total = headers.names.valid.size
+    prepare_offsets(&headers.ends, 0)
+    nulls = nulls_in(&headers.valid)
+    validity = bitmap(&headers.valid) if nulls else None
+    headers.valid.size = 0
+    return HeadersColumn(
+        taken(&headers.ends), validity, nulls, column_taken(&headers.names), column_taken(&headers.values), total
+    )
 
 
 # Where the next row goes; NULL for a column that is not asked for.
@@ -102,15 +160,16 @@ cdef struct Row:
     int64_t *offset
     int64_t *timestamp
     int32_t *kind
-    int64_t count
+    Headers *headers
+    int64_t count  # rows so far
 
 
 cdef inline void write_row(Row *row, int64_t offset, int64_t timestamp, int32_t kind, const uint8_t *key,
                            int64_t key_size, const uint8_t *value, int64_t value_size) noexcept nogil:
-    if row.key.ends != NULL:
-        write(&row.key, key, key_size)
-    if row.value.ends != NULL:
-        write(&row.value, value, value_size)
+    if row.key.offsets != NULL:
+        write(&row.key, row.count, key, key_size)
+    if row.value.offsets != NULL:
+        write(&row.value, row.count, value, value_size)
     if row.offset != NULL:
         row.offset[row.count] = offset
     if row.timestamp != NULL:

@@ -156,7 +156,7 @@ def encode(columns, int64_t start, int64_t target):
         with nogil:
             while row < count and body.size < target:
                 timestamp = int64_at(source.timestamps, row)
-                state = put_record(&body, &source, row, row - start, timestamp - base)
+                state = put_record(&body, &source, row, row - start, <int64_t>(<uint64_t>timestamp - <uint64_t>base))
                 if state != OK:
                     break
                 if timestamp > maximum:

@@ -51,19 +51,17 @@ cdef void give_back(uint8_t *data, int64_t capacity) noexcept:
     spare_bytes += capacity
 
 
-cdef Block new_block(int64_t capacity) noexcept:
-    """A block of at least `capacity` bytes: the smallest spare that is not far too large, else a fresh one (or NULL)."""
-    cdef Block block
+cdef Block spare_block(int64_t capacity) noexcept:
+    """The smallest spare block of at least `capacity` bytes; NULL where there is none, or a spare would be too good."""
+    cdef Block none
     cdef int best = -1, i
+    memset(&none, 0, sizeof(Block))
+    if capacity < SMALLEST_SPARE:
+        return none
     for i in range(spare_count):
-        if capacity <= spares[i].capacity <= 4 * capacity:
-            if best < 0 or spares[i].capacity < spares[best].capacity:
-                best = i
-    if best >= 0:
-        return without_spare(best)
-    block.data = <uint8_t *>malloc(capacity)
-    block.capacity = capacity
-    return block
+        if spares[i].capacity >= capacity and (best < 0 or spares[i].capacity < spares[best].capacity):
+            best = i
+    return none if best < 0 else without_spare(best)
 
 
 def limit_spare_memory(int64_t size):
@@ -107,16 +105,18 @@ cdef object taken(Bytes *buffer):
     return memoryview(memory)
 
 
+cdef inline int64_t grown_capacity(const Bytes *buffer, int64_t extra) noexcept nogil:
+    """Capacity with room for `extra` more bytes: at least twice that of now, and what the last buffer came to."""
+    return max(buffer.size + extra, 2 * buffer.capacity, buffer.usual, <int64_t>SMALLEST_BUFFER)
+
+
 cdef int reserve(Bytes *buffer, int64_t extra) noexcept nogil:
     """Room for `extra` more bytes; -1 without memory."""
-    cdef int64_t capacity = 2 * buffer.capacity
+    cdef int64_t capacity
     cdef void *grown
-    if extra <= buffer.capacity - buffer.size:
+    if buffer.data != NULL and extra <= buffer.capacity - buffer.size:
         return 0
-    if capacity < buffer.size + extra:
-        capacity = buffer.size + extra
-    if capacity < SMALLEST_BUFFER:
-        capacity = SMALLEST_BUFFER
+    capacity = grown_capacity(buffer, extra)
     grown = realloc(buffer.data, capacity)
     if grown == NULL:
         return -1
@@ -126,20 +126,31 @@ cdef int reserve(Bytes *buffer, int64_t extra) noexcept nogil:
 
 
 cdef int prepare(Bytes *buffer, int64_t extra) except -1:
-    """As `reserve`, with the GIL: an empty buffer gets a spare block where there is one. `MemoryError`."""
+    """As `reserve`, but with the GIL: the room comes from a spare block where there is one. `MemoryError`."""
     cdef Block block
-    if buffer.data == NULL:
-        block = new_block(max(extra, buffer.usual, <int64_t>SMALLEST_BUFFER))
-        if block.data == NULL:
+    if buffer.data != NULL and extra <= buffer.capacity - buffer.size:
+        return 0
+    block = spare_block(grown_capacity(buffer, extra))
+    if block.data == NULL:
+        if reserve(buffer, extra) < 0:
             raise MemoryError
-        buffer.data = block.data
-        buffer.capacity = block.capacity
-    elif reserve(buffer, extra) < 0:
-        raise MemoryError
+        return 0
+    if buffer.data != NULL:
+        memcpy(block.data, buffer.data, buffer.size)
+        give_back(buffer.data, buffer.capacity)
+    buffer.data = block.data
+    buffer.capacity = block.capacity
     return 0
 
 
+cdef void release(Bytes *buffer) noexcept:
+    """Give the memory back; the buffer is not used again."""
+    if buffer.data != NULL:
+        give_back(buffer.data, buffer.capacity)
+
+
 cdef inline int put(Bytes *buffer, const void *data, int64_t size) noexcept nogil:
+    """Append; -1 without memory."""
     if reserve(buffer, size) < 0:
         return -1
     if size:

@@ -163,7 +163,7 @@ cdef struct End:
 
 
 cdef int count_messages(Body *body, End *where) noexcept nogil:
-    """Set `body.count` to that of the messages, and `where.message` to the last one (zeros: there are none). A state."""
+    """Count the messages into `body.count`; `where.message` is the last one, zeros where there is none. A state."""
     cdef int64_t position = 0
     while position < body.size:
         where.position = position
@@ -176,7 +176,7 @@ cdef int count_messages(Body *body, End *where) noexcept nogil:
 
 cdef int walk_messages(const Body *body, Row *row, End *where) noexcept nogil:
     """Write the wanted ones of `body.count` messages; there is room for all of them. A state."""
-    cdef int64_t position = 0, timestamp, i
+    cdef int64_t position = 0, timestamp, i, before = row.count
     cdef int32_t kind
     cdef const uint8_t *at
     cdef Message message
@@ -206,11 +206,13 @@ cdef int walk_messages(const Body *body, Row *row, End *where) noexcept nogil:
             kind = 1
         write_row(row, <int64_t>(<uint64_t>message.offset + <uint64_t>body.shift), timestamp, kind,
                   message.key, message.key_size, message.value, message.value_size)
+    if row.headers != NULL:
+        add_no_headers(row.headers, row.count - before)
     return OK
 
 
 cdef int set_range(Body *body, shift, first, end) except -1:
-    """Wanted are offsets in [first, end), which are those that the messages state plus `shift`: any numbers of Python's."""
+    """Wanted are offsets in [first, end); they are what the messages state plus `shift`. Any of Python's numbers."""
     low = max(first - shift, INT64_MIN)
     last = min(end - 1 - shift, INT64_MAX)
     if low > last:

@@ -2,6 +2,43 @@
 
 cdef enum:
     SMALLEST_RECORD = 7  # length, attributes, four varints of a byte, no headers
+    BATCH_HEADER = 61  # bytes before the records
+    BATCH_CRC_START = 21
+    APPEND_TIME_BIT = 0x08
+    NOT_PLAIN_BITS = 0x37  # codec, transactional, control
+
+
+# The header of a batch of magic 2 (layout: batch_v2.py), as far as it is needed.
+cdef struct Batch:
+    int64_t size  # of the whole batch
+    int64_t base_offset
+    int64_t last_offset
+    int64_t base_timestamp
+    int64_t max_timestamp
+    int64_t count
+    uint32_t crc
+    bint is_append_time
+
+
+cdef bint read_plain_batch(const uint8_t *at, int64_t left, Batch *batch) noexcept:
+    """True where a whole batch without codec, transaction and control flag begins at `at`, with a possible header."""
+    cdef int64_t delta
+    if left < BATCH_HEADER or at[MAGIC_POSITION] != 2 or at[BATCH_CRC_START + 1] & NOT_PLAIN_BITS:
+        return False
+    batch.size = <int64_t><int32_t>big_32(at + 8) + PREFIX_SIZE
+    batch.base_offset = big_64(at)
+    delta = <int32_t>big_32(at + 23)
+    batch.count = <int32_t>big_32(at + 57)
+    if not BATCH_HEADER <= batch.size <= left or batch.base_offset < 0 or delta < 0 or batch.count < 0:
+        return False
+    if batch.base_offset >= INT64_MAX - delta:
+        return False
+    batch.last_offset = batch.base_offset + delta
+    batch.crc = big_32(at + 17)
+    batch.is_append_time = at[BATCH_CRC_START + 1] & APPEND_TIME_BIT != 0
+    batch.base_timestamp = big_64(at + 27)
+    batch.max_timestamp = big_64(at + 35)
+    return True
 
 
 cdef const uint8_t *read_long_varint(const uint8_t *at, const uint8_t *end, int64_t *value) noexcept nogil:
@@ -27,6 +64,7 @@ cdef const uint8_t *read_long_varint(const uint8_t *at, const uint8_t *end, int6
 cdef inline const uint8_t *read_varint(const uint8_t *at, const uint8_t *end, int64_t *value) noexcept nogil:
     """As `read_long_varint`; nearly all have one byte or two."""
     cdef uint32_t number
+    cdef int64_t long_one = 0  # so that `value` itself may stay in a register
     if end - at >= 2:
         number = at[0]
         if number < 0x80:
@@ -36,7 +74,9 @@ cdef inline const uint8_t *read_varint(const uint8_t *at, const uint8_t *end, in
             number = (number & 0x7F) | <uint32_t>at[1] << 7
             value[0] = <int64_t>(number >> 1) ^ -<int64_t>(number & 1)
             return at + 2
-    return read_long_varint(at, end, value)
+    at = read_long_varint(at, end, &long_one)
+    value[0] = long_one
+    return at
 
 
 cdef bint is_utf8(const uint8_t *at, int64_t size) noexcept nogil:
@@ -75,155 +115,118 @@ cdef bint is_utf8(const uint8_t *at, int64_t size) noexcept nogil:
     return True
 
 
-# The headers of all rows: an end of each row's (INT32), whether it has any (one byte each), and the headers.
-cdef struct Headers:
-    Column names
-    Column values
-    Bytes ends
-    Bytes valid
-    int64_t nulls
+# A record; its headers lie between `headers` and `end`.
+cdef struct Record:
+    int64_t time_delta
+    int64_t delta  # of the offset
+    int64_t key_size  # -1: null
+    int64_t value_size
+    int64_t header_count
+    const uint8_t *key
+    const uint8_t *value
+    const uint8_t *headers
+    const uint8_t *end
 
 
-cdef void truncate(Headers *headers, const Headers *before) noexcept:
-    """Back to the sizes of before; the buffers may have moved since, their content has not changed."""
-    truncate_column(&headers.names, &before.names)
-    truncate_column(&headers.values, &before.values)
-    headers.ends.size = before.ends.size
-    headers.valid.size = before.valid.size
-    headers.nulls = before.nulls
+cdef inline bint read_record(const uint8_t *at, const uint8_t *stop, Record *record) noexcept nogil:
+    """Read a record but for its headers; False where it is damaged or goes beyond `stop`."""
+    cdef int64_t length
+    at = read_varint(at, stop, &length)
+    if at == NULL or length < 1 or length > stop - at:
+        return False
+    record.end = at + length
+    at = read_varint(at + 1, record.end, &record.time_delta)
+    if at == NULL:
+        return False
+    at = read_varint(at, record.end, &record.delta)
+    if at == NULL or record.delta < 0 or record.delta > INT32_MAX:
+        return False
+    at = read_varint(at, record.end, &record.key_size)
+    if at == NULL or record.key_size < -1 or record.key_size > record.end - at:
+        return False
+    record.key = at
+    if record.key_size > 0:
+        at += record.key_size
+    at = read_varint(at, record.end, &record.value_size)
+    if at == NULL or record.value_size < -1 or record.value_size > record.end - at:
+        return False
+    record.value = at
+    if record.value_size > 0:
+        at += record.value_size
+    if record.end - at == 1 and at[0] == 0:  # no headers, as nearly always
+        record.header_count = 0
+        record.headers = record.end
+        return True
+    record.headers = read_varint(at, record.end, &record.header_count)
+    return record.headers != NULL and 0 <= record.header_count <= record.end - record.headers
 
 
-cdef void truncate_column(Column *column, const Column *before) noexcept:
-    column.offsets.size = before.offsets.size
-    column.data.size = before.data.size
-    column.valid.size = before.valid.size
-    column.nulls = before.nulls
-
-
-cdef inline int add(Column *column, const uint8_t *value, int64_t size) noexcept nogil:
-    """Append a value to a column for which no room was made; size -1 is null. A state."""
-    cdef Pen pen
-    cdef int64_t bytes = size if size > 0 else 0
-    if bytes > INT32_MAX - column.data.size or column.valid.size == INT32_MAX:
-        return TOO_LARGE
-    if reserve(&column.data, bytes) < 0 or reserve(&column.offsets, 4) < 0 or reserve(&column.valid, 1) < 0:
-        return NO_MEMORY
-    pen = pen_of(column)
-    write(&pen, value, size)
-    keep_written(column, &pen)
-    return OK
-
-
-cdef int add_headers(Headers *headers, const uint8_t **start, const uint8_t *end, int64_t count,
-                     bint wanted) noexcept nogil:
-    """Walk, and where `wanted` keep, one record's headers; `start` moves behind them. A state."""
-    cdef const uint8_t *at = start[0]
+cdef int add_headers(const Record *record, Headers *headers) noexcept nogil:
+    """Walk a record's headers, which must fill it, and keep them but where `headers` is NULL. A state."""
+    cdef const uint8_t *at = record.headers
     cdef int64_t size, i
     cdef int32_t total
-    cdef uint8_t is_valid = count > 0
+    cdef uint8_t is_valid = record.header_count > 0
     cdef int state = OK
-    for i in range(count):
-        at = read_varint(at, end, &size)
-        if at == NULL or size < 0 or size > end - at:
+    for i in range(record.header_count):
+        at = read_varint(at, record.end, &size)
+        if at == NULL or size < 0 or size > record.end - at:
             return DAMAGED
         if not is_utf8(at, size):
             return NOT_UTF8
-        if wanted:
+        if headers != NULL:
             state = add(&headers.names, at, size)
             if state != OK:
                 return state
         at += size
-        at = read_varint(at, end, &size)
-        if at == NULL or size < -1 or size > end - at:
+        at = read_varint(at, record.end, &size)
+        if at == NULL or size < -1 or size > record.end - at:
             return DAMAGED
-        if wanted:
+        if headers != NULL:
             state = add(&headers.values, at, size)
             if state != OK:
                 return state
         if size > 0:
             at += size
-    start[0] = at
-    if wanted:
+    if headers != NULL:
         total = <int32_t>headers.names.valid.size
         if put(&headers.ends, &total, 4) < 0 or put(&headers.valid, &is_valid, 1) < 0:
             return NO_MEMORY
-        headers.nulls += not is_valid
-    return OK
+    return OK if at == record.end else DAMAGED
 
 
-cdef void add_no_headers(Headers *headers, int64_t rows) noexcept:
-    """Append rows without headers; there is room for them."""
-    cdef int32_t *ends = <int32_t *>(headers.ends.data + headers.ends.size)
-    cdef int32_t total = <int32_t>headers.names.valid.size
-    cdef int64_t i
-    for i in range(rows):
-        ends[i] = total
-    memset(headers.valid.data + headers.valid.size, 0, rows)
-    headers.ends.size += 4 * rows
-    headers.valid.size += rows
-    headers.nulls += rows
-
-
-cdef object headers_taken(Headers *headers):
-    cdef int64_t total = headers.names.valid.size
-    prepare_offsets(&headers.ends, 0)
-    validity = bitmap(&headers.valid) if headers.nulls else None
-    nulls = headers.nulls
-    headers.nulls = 0
-    headers.valid.size = 0
-    return HeadersColumn(
-        taken(&headers.ends), validity, nulls, column_taken(&headers.names), column_taken(&headers.values), total
-    )
-
-
-cdef int walk_records(const Body *body, Row *row, Headers *headers, bint with_headers, End *where) noexcept nogil:
+cdef int walk_records(const Body *given, Row *rows, End *where) noexcept nogil:
     """Write the wanted records of a body; there is room for all of them, but for their headers. A state."""
+    # copies, whose addresses no other function has: the compiler keeps them in registers
+    cdef Body body = given[0]
+    cdef Row row = rows[0]
+    cdef Record record
+    cdef Record with_headers
     cdef const uint8_t *at = body.data
     cdef const uint8_t *stop = body.data + body.size
-    cdef const uint8_t *end
-    cdef const uint8_t *key
-    cdef const uint8_t *value
-    cdef int64_t length, time_delta, delta, key_size, value_size, header_count, timestamp, i
+    cdef int64_t i, timestamp
     cdef int32_t kind = body.is_append_time
     cdef int state
     cdef bint wanted
     for i in range(body.count):
-        where.position = at - body.data
-        at = read_varint(at, stop, &length)
-        if at == NULL or length < 1 or length > stop - at:
+        if not read_record(at, stop, &record):
+            where.position = at - body.data
             return DAMAGED
-        end = at + length
-        at = read_varint(at + 1, end, &time_delta)
-        if at == NULL:
-            return DAMAGED
-        at = read_varint(at, end, &delta)
-        if at == NULL or delta < 0 or delta > INT32_MAX:
-            return DAMAGED
-        at = read_varint(at, end, &key_size)
-        if at == NULL or key_size < -1 or key_size > end - at:
-            return DAMAGED
-        key = at
-        if key_size > 0:
-            at += key_size
-        at = read_varint(at, end, &value_size)
-        if at == NULL or value_size < -1 or value_size > end - at:
-            return DAMAGED
-        value = at
-        if value_size > 0:
-            at += value_size
-        at = read_varint(at, end, &header_count)
-        if at == NULL or header_count < 0 or header_count > end - at:
-            return DAMAGED
-        wanted = body.first <= delta <= body.last
-        if header_count or (wanted and with_headers):
-            state = add_headers(headers, &at, end, header_count, wanted and with_headers)
+        wanted = body.first <= record.delta <= body.last
+        if record.header_count or (wanted and row.headers != NULL):
+            with_headers = record
+            state = add_headers(&with_headers, row.headers if wanted else NULL)
             if state != OK:
+                where.position = at - body.data
                 return state
-        if at != end:
+        elif record.headers != record.end:
+            where.position = at - body.data
             return DAMAGED
         if wanted:
-            timestamp = <int64_t>(<uint64_t>body.base_timestamp + <uint64_t>time_delta)
-            write_row(row, body.shift + delta, body.append_time if body.is_append_time else timestamp, kind,
-                      key, key_size, value, value_size)
+            timestamp = <int64_t>(<uint64_t>body.base_timestamp + <uint64_t>record.time_delta)
+            write_row(&row, body.shift + record.delta, body.append_time if body.is_append_time else timestamp, kind,
+                      record.key, record.key_size, record.value, record.value_size)
+        at = record.end
+    rows[0] = row
     where.position = at - body.data
     return OK if at == stop else LEFT_OVER

@@ -17,6 +17,8 @@ from spark_klog.wire.primitives import Buffer
 
 _CONTROL_KEY = Struct(">hh")
 _ABORT = 0
+#: Bytes that a compressed control batch may grow to; Kafka's have some ten, and are not compressed.
+_MAX_CONTROL_SIZE = 64 * 1024
 
 
 class AbortedTransactions:
@@ -46,7 +48,7 @@ class AbortedTransactions:
 
 def _control_type(header: BatchHeader, batch: memoryview) -> int:
     """Key of a control record: INT16 version, INT16 type (0 abort, 1 commit)."""
-    for record in iter_records(header, batch):
+    for record in iter_records(header, batch, _MAX_CONTROL_SIZE):
         if record.key is not None and len(record.key) >= _CONTROL_KEY.size:
             kind: int = _CONTROL_KEY.unpack_from(record.key)[1]
             return kind

@@ -141,7 +141,7 @@ def _python_read(kafka: Kafka, topic: str, count: int) -> list[Line]:
     partition = kafka_python.TopicPartition(topic, 0)
     consumer.assign([partition])
     consumer.seek(partition, 0)
-    lines = []
+    lines: list[Line] = []
     while len(lines) < count:
         record = next(consumer)
         kind, timestamp = (NONE, -1) if record.timestamp is None else (record.timestamp_type, record.timestamp)

@@ -31,6 +31,8 @@ from .native_build import TRACE, build, install, watch
 _MAX_LEN = 4096
 _TIMEOUT = 20
 _MB = 1 << 20
+#: MB that all of a run may take beyond its start.
+MEMORY = 128
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -41,7 +43,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--kernel", choices=("reference", "native", "both"), default="both")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "spark_klog_fuzz")
-    parser.add_argument("--memory", type=int, default=256, help="MB that a run may take beyond the start")
+    parser.add_argument("--memory", type=int, default=MEMORY, help="MB that a run may take beyond the start")
     parser.add_argument(
         "--trace", action="store_true", help="compile the native kernel so that its coverage guides, too"
     )
@@ -68,7 +70,7 @@ def _write_seeds(target: str, folder: Path) -> Path:
 
 
 @contextmanager
-def bounded_memory(megabytes: int = 256) -> Iterator[None]:
+def bounded_memory(megabytes: int = MEMORY) -> Iterator[None]:
     """`MemoryError` where the process would grow by more within, whether it touches the memory or not."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -127,7 +129,12 @@ def main() -> None:
         flags += passed_on
     else:
         flags += [f"-max_total_time={arguments.seconds}", f"-max_len={_MAX_LEN}", "-use_value_profile=1"]
-        flags += ["-print_final_stats=1", str(found), str(_write_seeds(arguments.target, work / "seeds"))]
+        flags += [
+            "-print_final_stats=1",
+            f"-dict={CORPUS.parent / 'tokens.dict'}",
+            str(found),
+            str(_write_seeds(arguments.target, work / "seeds")),
+        ]
         flags += [str(folder) for folder in kept_folders(arguments.target)]
     sys.stderr.write(f"kernels: {', '.join(kernel.name for kernel in targets.KERNELS)}\n")
     # libFuzzer runs the first argument in a shell where it needs processes, as for -merge

@@ -15,14 +15,14 @@ from spark_klog.records.message_set import build_message, build_message_set, inn
 from spark_klog.records.reference import append_record
 from spark_klog.wire.codecs import CODECS, codec_by_id
 
-from .envelope import Mode
+from .envelope import Mode, varint
 
 _DATA = Path(__file__).parent.parent / "data"
 _LARGEST = 1200
 _TIME = 1_700_000_000_000
 _VALUES = (b"value" * 5, b"", None, b"\x00\xff" * 3)
 _KEYS = (b"key", None, b"", b"\x00\x00\x00\x01")
-_HEADERS = ((), (("h", b"v"), ("n", None)), (), (("\xe9", b""),))
+_HEADERS = ((), (("h", b"v"), ("n", None)), (("\u20ac", b""), ("\U0001f600", b"")), (("\xe9", b""),))
 
 
 def seeds(target: str) -> Iterator[bytes]:
@@ -36,6 +36,8 @@ def seeds(target: str) -> Iterator[bytes]:
             yield from (head + source for head in knobs)
         for log in _golden():
             yield bytes((Mode.RAW, 0, 6, 3)) + log
+        for attributes in (0x04, 0x34):
+            yield bytes((Mode.MEND, 0, 3, 0)) + _bomb(attributes)
     if target in ("message_07", "dump"):
         for source in _sources_07():
             yield from (bytes((mode, 5, 1, 0)) + source for mode in (Mode.RAW, Mode.WRAP))
@@ -103,6 +105,10 @@ def _generated() -> Iterator[bytes]:
                 attributes=attributes,
                 producer_id=7,
             )
+    far = bytearray()
+    for delta in (2**62, -(2**62), 2**63 - 1):
+        append_record(far, delta, 2**31 - 1, None, None)
+    yield build_batch(far, 3, base_timestamp=-(2**63), max_timestamp=2**62, last_offset_delta=2**31 - 1)
     marker = bytearray()
     append_record(marker, 0, 0, struct.pack(">hh", 0, 0), bytes(6))
     yield build_batch(
@@ -110,6 +116,19 @@ def _generated() -> Iterator[bytes]:
     )
     inner = build_message_set(_rows(CREATE_TIME)[:2], 1, codec_by_id(1))
     yield build_message(1, 12, _TIME, None, codec_by_id(2).compress(inner), 2)
+
+
+def _bomb(attributes: int) -> bytes:
+    """A batch with one record, whose key grows from 3 KB to 100 MB by zstd."""
+    runs, size = 800, 128 * 1024
+    content = b"\x00" * 3 + varint(runs * size)
+    start = varint(len(content) + runs * size + 2) + content
+    blocks = [(0, len(start), start), *[(1, size, b"\x00")] * runs, (0, 2, b"\x01\x00")]
+    body = bytes.fromhex("28b52ffd0038") + b"".join(
+        ((number == len(blocks) - 1) | kind << 1 | count << 3).to_bytes(3, "little") + content
+        for number, (kind, count, content) in enumerate(blocks)
+    )
+    return build_batch(body, 1, base_timestamp=0, max_timestamp=0, attributes=attributes, producer_id=7)
 
 
 def _sources_07() -> Iterator[bytes]:

@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 import struct
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -17,7 +18,7 @@ from kafka.record.default_records import DefaultRecordBatch
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.records import kernels
 from spark_klog.records.batch_v2 import build_batch
-from spark_klog.records.contract import COLUMNS, BinaryColumn, Kernel, RecordColumns
+from spark_klog.records.contract import COLUMNS, BinaryColumn, HeadersColumn, Kernel, RecordColumns
 from tests.support.record_model import (
     Row,
     binary_column,
@@ -224,6 +225,78 @@ def test_largest_offsets(kernel: Kernel) -> None:
     assert to_lists(builder.finish())["offset"] == [2**63 - 2]
 
 
+def test_a_negative_count_is_none(kernel: Kernel) -> None:
+    builder = kernel.builder(ALL)
+    builder.append(b"", -1, 0, 0, None, *EVERYTHING)
+    with pytest.raises(DecodeError):
+        builder.append(_GOOD, -1, BASE_OFFSET, BASE_TIME, None, *EVERYTHING)
+    assert to_lists(builder.finish()) == expected_lists([])
+
+
+@pytest.mark.parametrize("base", [0, 5, 2**63 - 10, 2**63 - 2**31])
+def test_ranges_at_the_ends_of_64_bits(kernel: Kernel, base: int) -> None:
+    deltas = [0, 1, 7, 2**31 - 1]
+    body = b"".join(_record(b"\x00\x00" + varint(delta) + b"\x01\x01\x00") for delta in deltas)
+    offsets = [base + delta for delta in deltas]
+    for first, end in itertools.product([-(2**63), -1, 0, 1, 6, base + 1, 2**63 - 1], repeat=2):
+        builder = kernel.builder(frozenset({"offset"}))
+        builder.append(body, len(deltas), base, 0, None, first, end)
+        wanted = [offset for offset in offsets if first <= offset < end]
+        assert to_lists(builder.finish())["offset"] == wanted
+
+
+def test_columns_keep_their_content_while_others_come_and_go(kernel: Kernel) -> None:
+    """The native kernel uses memory again: only that of columns that nobody holds."""
+    builder = kernel.builder(ALL)
+    held: list[tuple[int, RecordColumns]] = []
+    for number in range(40):
+        rows = [Row(index, number, b"%d" % number, bytes([number]) * 200, (("h", b"v"),)) for index in range(400)]
+        builder.append(encode_rows(rows, 0, 0), len(rows), 0, 0, None, *EVERYTHING)
+        held.append((number, builder.finish()))
+        if number % 3:
+            del held[number % len(held)]
+    for number, columns in held:
+        found = to_lists(columns)
+        assert set(found["value"]) == {bytes([number]) * 200}
+        assert set(found["timestamp"]) == {number}
+        assert found["offset"] == list(range(400))
+
+
+def test_a_part_of_a_buffer_keeps_all_of_it(kernel: Kernel) -> None:
+    builder = kernel.builder(frozenset({"value"}))
+    parts = []
+    for number in range(20):
+        rows = [Row(index, 0, None, bytes([number]) * 1000) for index in range(200)]
+        builder.append(encode_rows(rows, 0, 0), len(rows), 0, 0, None, *EVERYTHING)
+        columns = builder.finish()
+        assert columns.value is not None
+        parts.append(memoryview(columns.value.data)[1000:2000])
+    assert [bytes(part) for part in parts] == [bytes([number]) * 1000 for number in range(20)]
+
+
+def test_two_threads_at_one_builder_break_nothing(kernel: Kernel) -> None:
+    rows = [Row(index, 0, None, b"x" * 100) for index in range(2000)]
+    body = encode_rows(rows, 0, 0)
+    builder = kernel.builder(frozenset({"value"}))
+    added: list[int] = []
+
+    def add() -> None:
+        for _ in range(20):
+            try:
+                builder.append(body, len(rows), 0, 0, None, *EVERYTHING)
+            except RuntimeError:
+                continue
+            added.append(1)
+
+    threads = [threading.Thread(target=add) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert builder.rows == len(added) * len(rows)
+    assert to_lists(builder.finish())["value"] == [b"x" * 100] * len(added) * len(rows)
+
+
 # ----- encode
 
 
@@ -275,6 +348,59 @@ def test_encode_of_slices_whose_offsets_do_not_begin_at_zero(kernel: Kernel) -> 
     columns = RecordColumns(2, key=keys, timestamp=struct.pack("<2q", 0, 0))
     body, _, _, _ = kernel.encode(columns, 0, 1000)
     assert bytes(body) == encode_rows([Row(0, 0, b"a"), Row(1, 0, b"bc")], 0, 0)
+
+
+def _ints(*values: int) -> bytes:
+    return struct.pack(f"<{len(values)}i", *values)
+
+
+# what Arrow itself would never give, but a wrong caller could
+BAD_COLUMNS = {
+    "an offset beyond the data": BinaryColumn(_ints(0, 4), b"abc", None, 0),
+    "an offset far beyond the data": BinaryColumn(_ints(0, 2**31 - 1), b"abc", None, 0),
+    "a negative offset": BinaryColumn(_ints(-1, 3), b"abc", None, 0),
+    "offsets that go down": BinaryColumn(_ints(3, 0), b"abc", None, 0),
+    "too few offsets": BinaryColumn(_ints(0), b"abc", None, 0),
+    "no validity bits": BinaryColumn(_ints(0, 3), b"abc", b"", 1),
+}
+
+
+@pytest.mark.skipif(len(KERNELS) == 1, reason="the native kernel was not built")
+@pytest.mark.parametrize("name", BAD_COLUMNS)
+def test_the_native_kernel_reads_nothing_beyond_the_columns_buffers(name: str) -> None:
+    native, column = KERNELS[1], BAD_COLUMNS[name]
+    good = BinaryColumn(_ints(0, 1), b"n", None, 0)
+    time = struct.pack("<q", 0)
+    headers = [
+        HeadersColumn(_ints(0, 1), None, 0, column, good, 1),
+        HeadersColumn(_ints(0, 1), None, 0, good, column, 1),
+        HeadersColumn(column.offsets, column.validity, 0, good, good, 1),
+    ]
+    for columns in (
+        RecordColumns(1, key=column, timestamp=time),
+        RecordColumns(1, value=column, timestamp=time),
+        *(RecordColumns(1, timestamp=time, headers=entry) for entry in headers),
+    ):
+        with pytest.raises(ValueError, match="column"):
+            native.encode(columns, 0, 100)
+    with pytest.raises(ValueError, match="column"):
+        native.partitions(column, 1, 4)
+
+
+@pytest.mark.skipif(len(KERNELS) == 1, reason="the native kernel was not built")
+def test_the_native_kernel_refuses_rows_that_are_not_there() -> None:
+    native = KERNELS[1]
+    columns = RecordColumns(1, timestamp=struct.pack("<q", 0))
+    for row in (-1, 1, 2**62):
+        with pytest.raises(IndexError, match="of 1"):
+            native.encode(columns, row, 100)
+    for count in (-1, 2, 2**31, 2**62):
+        with pytest.raises((ValueError, IndexError)):
+            native.encode(RecordColumns(count, timestamp=columns.timestamp), 0, 100)
+    with pytest.raises(ValueError, match="timestamp"):
+        native.encode(RecordColumns(1), 0, 100)
+    with pytest.raises(ValueError, match="0 partitions"):
+        native.partitions(BinaryColumn(_ints(0, 0), b"", None, 0), 1, 0)
 
 
 _BYTES = st.none() | st.binary(max_size=40) | st.integers(60, 300).map(bytes)
