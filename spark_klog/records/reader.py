@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from struct import Struct
+from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
 from spark_klog.records.batch import Header, check_crc, iter_batches, read_header, whole_batch_size
@@ -81,6 +82,19 @@ def read_records(data: Buffer, aborted: AbortedTransactions | None = None) -> It
         yield from records_of(header, batch)
 
 
+class BadBatch(NamedTuple):
+    """A batch that can't be read: the offset that it says it begins with (a wrapper: ends with), its bytes, and why."""
+
+    offset: int
+    data: memoryview
+    error: DecodeError
+
+
+def refuse(bad: BadBatch) -> None:
+    """What is done about a corrupt batch where nothing else is said."""
+    raise bad.error
+
+
 def append_visible(
     kernel: Kernel,
     builder: ColumnBuilder,
@@ -89,11 +103,12 @@ def append_visible(
     end: int,
     aborted: AbortedTransactions | None = None,
     limit: int = MAX_DECOMPRESSED,
+    on_bad: Callable[[BadBatch], None] = refuse,
 ) -> Iterator[None]:
     """Add the visible records with offsets in [first, end) to a builder of `kernel`; yields after each batch.
 
-    Batches that begin at `end` or later are not looked at: one that is not wanted may be corrupt. Errors as
-    `visible_batches`.
+    Batches that begin at `end` or later are not looked at: one that is not wanted may be corrupt. A corrupt one is
+    given to `on_bad`, and passed over where that does not raise. `DecodeError` at what is not a batch.
     """
     view = memoryview(data)
     position, next_offset = 0, first
@@ -104,15 +119,24 @@ def append_visible(
         if isinstance(header, MessageHeader) and not header.codec_id:
             # messages one by one would be slow
             run = kernel.message_run(view, position, end)
-            builder.append_messages(view[position:run], header.magic, None, None, first, end)
-            position = run
-        else:
-            batch = view[position : position + size]
+            try:
+                builder.append_messages(view[position:run], header.magic, None, None, first, end)
+            except DecodeError:
+                run = position
+            if run > position:
+                position = run
+                yield
+                continue
+        batch = view[position : position + size]
+        try:
             check_crc(header, batch)
             if not _is_hidden(header, batch, aborted) and header.last_offset >= first:
                 append_batch(builder, header, batch, first, end, limit)
-            position += size
+        except DecodeError as error:
+            on_bad(BadBatch(header.offset if isinstance(header, MessageHeader) else header.base_offset, batch, error))
+        else:
             next_offset = header.next_offset
+        position += size
         yield
 
 

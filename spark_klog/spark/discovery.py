@@ -7,11 +7,16 @@ from collections.abc import Collection, Mapping
 
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets
+from spark_klog.client.sampling import record_sizes
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
-from spark_klog.spark.offsets import Offsets, OffsetSpec, TopicPartition
-from spark_klog.spark.options import Subscription
-from spark_klog.spark.planning import wanted_times
+from spark_klog.spark.group_offsets import GroupProgress
+from spark_klog.spark.offsets import BeforeEndSpec, GroupSpec, Offsets, Spec, TimeSpec, TopicPartition
+from spark_klog.spark.options import SplitLimits, Subscription
+from spark_klog.spark.planning import OffsetRange, split, wanted_times
+
+#: ListOffsets' answer where no record is as late as the timestamp.
+NO_OFFSET = -1
 
 
 def partitions_of(cluster: Cluster, subscription: Subscription) -> list[TopicPartition]:
@@ -54,13 +59,40 @@ def latest(cluster: Cluster, partitions: Collection[TopicPartition]) -> Offsets:
     return list_offsets(cluster, dict.fromkeys(partitions, LATEST))
 
 
-def resolve(cluster: Cluster, spec: OffsetSpec, partitions: Collection[TopicPartition]) -> Offsets:
-    """The offsets that a spec means now."""
+def resolve(
+    cluster: Cluster,
+    spec: Spec,
+    partitions: Collection[TopicPartition],
+    option: str,
+    progress: GroupProgress | None = None,
+) -> Offsets:
+    """The offsets that a spec means now; `ConfigError` where a strict one finds no record that late."""
+    if isinstance(spec, GroupSpec):
+        assert progress is not None  # options without a group are refused
+        committed = progress.fetch(partitions)
+        return earliest(cluster, [key for key in partitions if key not in committed]) | committed
+    if isinstance(spec, BeforeEndSpec):
+        first, end = earliest(cluster, partitions), latest(cluster, partitions)
+        return {key: max(first[key], end[key] - spec.records) for key in partitions}
     given, asked = wanted_times(spec, partitions)
-    return given | (list_offsets(cluster, asked) if asked else {})
+    found = given | (list_offsets(cluster, asked) if asked else {})
+    late = [key for key, offset in found.items() if offset == NO_OFFSET]
+    if late and isinstance(spec, TimeSpec) and spec.strict:
+        names = ", ".join(f"{topic}-{partition} (at {asked[topic, partition]})" for topic, partition in late)
+        raise ConfigError(
+            f"option {option}: no record at or after the timestamp in {names}; "
+            "set startingOffsetsByTimestampStrategy=latest to start at the end of such partitions"
+        )
+    return found | (latest(cluster, late) if late else {})
 
 
 def known_start(start: Mapping[TopicPartition, int], cluster: Cluster, end: Collection[TopicPartition]) -> Offsets:
     """`start`, with the first offset of the partitions that appeared since."""
     appeared = [key for key in end if key not in start]
     return dict(start) | (earliest(cluster, appeared) if appeared else {})
+
+
+def split_ranges(cluster: Cluster, wanted: list[OffsetRange], limits: SplitLimits) -> list[OffsetRange]:
+    """The ranges, split as the options ask for; sizes are only asked for where they count."""
+    sizes = record_sizes(cluster, {item[:2]: item.start for item in wanted}) if wanted and limits.max_bytes else {}
+    return split(wanted, limits, sizes)

@@ -17,9 +17,11 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.columns.schema import FULL, WITHOUT_HEADERS, subset
 from spark_klog.errors import ConfigError
 from spark_klog.spark import discovery
+from spark_klog.spark.group_offsets import GroupProgress
+from spark_klog.spark.loss import LossReporter
 from spark_klog.spark.options import SourceOptions, include_headers, sink_options, source_options
 from spark_klog.spark.planning import OffsetRange, beyond, check_covers, clip, ranges
-from spark_klog.spark.reading import read_range, report_loss
+from spark_klog.spark.reading import read_range
 from spark_klog.spark.sink import BatchWriter, StreamWriter
 from spark_klog.spark.stream import RangePartition, StreamReader
 
@@ -83,14 +85,14 @@ class BatchReader(DataSourceReader):
             check_covers("endingOffsets", options.ending, partitions)
             # In this order what is written or deleted meanwhile does not look like a loss.
             earliest = discovery.earliest(cluster, partitions)
-            start = discovery.resolve(cluster, options.starting, partitions)
-            end = discovery.resolve(cluster, options.ending, partitions)
+            group = options.group_offsets
+            progress = GroupProgress(group, lambda: cluster) if group else None
+            start = discovery.resolve(cluster, options.starting, partitions, "startingOffsets", progress)
+            end = discovery.resolve(cluster, options.ending, partitions, "endingOffsets", progress)
             latest = discovery.latest(cluster, partitions)
-        kept, lost = clip(ranges(start, end), earliest, latest)
-        lost += beyond(start, end, earliest, latest)
-        for item in lost:
-            report_loss(item, options.fail_on_data_loss)
-        return kept
+            kept, lost = clip(ranges(start, end), earliest, latest)
+            LossReporter(options.on_data_loss).report(lost + beyond(start, end, earliest, latest))
+            return discovery.split_ranges(cluster, kept, options.split)
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
-        return read_range(self._options.client, partition.range, self._schema, self._options.fail_on_data_loss)
+        return read_range(self._options, partition.range, self._schema)
