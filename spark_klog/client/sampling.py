@@ -1,4 +1,4 @@
-"""How large records are: a small fetch from each partition, all of a broker's in one request."""
+"""What records of a log are like: a small fetch from each partition, all of a broker's in one request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.errors import DecodeError
 from spark_klog.protocol.apis import FETCH
-from spark_klog.records.batch import iter_batches
+from spark_klog.records.batch import Header, iter_batches
 
 _SAMPLE_BYTES = 64 * 1024
 
@@ -17,14 +17,30 @@ def record_sizes(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dic
 
     An estimate from the first batches. Errors as of `Cluster.attempt`.
     """
+    return {
+        key: sum(header.size for header in headers) / max(1, headers[-1].next_offset - _first_offset(headers[0]))
+        for key, headers in _sample(cluster, offsets).items()
+    }
 
-    def ask() -> dict[TopicPartition, float]:
-        found: dict[TopicPartition, float] = {}
+
+def timestamp_types(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """The type of timestamps (see `records.contract`) of the batch with the offset, where there is one."""
+    return {key: headers[0].timestamp_type for key, headers in _sample(cluster, offsets).items()}
+
+
+def _first_offset(header: Header) -> int:
+    return header.base_offset or header.last_offset
+
+
+def _sample(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, list[Header]]:
+    """The headers of a few batches from each offset on; without those partitions that give none."""
+
+    def ask() -> dict[TopicPartition, list[Header]]:
+        found: dict[TopicPartition, list[Header]] = {}
         for node, topics in cluster.by_leader(offsets).items():
             request = {
                 "max_wait_ms": 0,
                 "max_bytes": cluster.config.fetch_max_bytes,
-                "isolation_level": cluster.config.isolation_level,
                 "topics": [
                     {
                         "topic": topic,
@@ -43,24 +59,17 @@ def record_sizes(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dic
             answer = cluster.connection(node).request(FETCH, request)
             for topic in answer["responses"]:
                 for entry in topic["partitions"]:
-                    key = topic["topic"], entry["partition_index"]
-                    size = _record_size(entry["records"], offsets[key])
-                    if size is not None:
-                        found[key] = size
+                    headers = _headers(entry["records"])
+                    if headers:
+                        found[topic["topic"], entry["partition_index"]] = headers
         return found
 
     return cluster.attempt(ask)
 
 
-def _record_size(records: memoryview | None, offset: int) -> float | None:
-    """None where there is no whole batch to tell from: then reading will say what is wrong."""
-    if not records:
-        return None
+def _headers(records: memoryview | None) -> list[Header]:
+    """Nothing where they are no batches: reading will say what is wrong."""
     try:
-        headers = [header for header, _ in iter_batches(records)]
+        return [header for header, _ in iter_batches(records or b"")]
     except DecodeError:
-        return None
-    if not headers:
-        return None
-    first = headers[0].base_offset or offset
-    return sum(header.size for header in headers) / max(1, headers[-1].next_offset - first)
+        return []

@@ -16,6 +16,7 @@ from spark_klog.records.reference import iter_records
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.primitives import Buffer
 
+_OFFSET = Struct(">q")
 _CONTROL_KEY = Struct(">hh")
 _ABORT = 0
 
@@ -90,6 +91,10 @@ class BadBatch(NamedTuple):
     error: DecodeError
 
 
+def _bad(batch: memoryview, error: DecodeError) -> BadBatch:
+    return BadBatch(_OFFSET.unpack_from(batch)[0], batch, error)
+
+
 def refuse(bad: BadBatch) -> None:
     """What is done about a corrupt batch where nothing else is said."""
     raise bad.error
@@ -108,32 +113,40 @@ def append_visible(
     """Add the visible records with offsets in [first, end) to a builder of `kernel`; yields after each batch.
 
     Batches that begin at `end` or later are not looked at: one that is not wanted may be corrupt. A corrupt one is
-    given to `on_bad`, and passed over where that does not raise. `DecodeError` at what is not a batch.
+    given to `on_bad`, and passed over where that does not raise. `DecodeError` at what is not a batch: a magic that is
+    unknown, or a length that can't be one, for then nothing says where the next one begins.
     """
     view = memoryview(data)
     position, next_offset = 0, first
+    one_by_one = 0  # up to there a run of messages holds a corrupt one
     while next_offset < end and (size := whole_batch_size(view, position)) is not None:
-        header = read_header(view, position)
+        batch = view[position : position + size]
+        try:
+            header = read_header(view, position)
+        except DecodeError as error:
+            on_bad(_bad(batch, error))
+            position += size
+            yield
+            continue
         if header.base_offset >= end:
             return
-        if isinstance(header, MessageHeader) and not header.codec_id:
+        if isinstance(header, MessageHeader) and not header.codec_id and position >= one_by_one:
             # messages one by one would be slow
             run = kernel.message_run(view, position, end)
             try:
                 builder.append_messages(view[position:run], header.magic, None, None, first, end)
             except DecodeError:
-                run = position
-            if run > position:
+                one_by_one = run
+            else:
                 position = run
                 yield
                 continue
-        batch = view[position : position + size]
         try:
             check_crc(header, batch)
             if not _is_hidden(header, batch, aborted) and header.last_offset >= first:
                 append_batch(builder, header, batch, first, end, limit)
         except DecodeError as error:
-            on_bad(BadBatch(header.offset if isinstance(header, MessageHeader) else header.base_offset, batch, error))
+            on_bad(_bad(batch, error))
         else:
             next_offset = header.next_offset
         position += size

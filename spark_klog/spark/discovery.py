@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping
 
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets
-from spark_klog.client.sampling import record_sizes
+from spark_klog.client.sampling import record_sizes, timestamp_types
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.records.contract import LOG_APPEND_TIME
 from spark_klog.spark.group_offsets import GroupProgress
 from spark_klog.spark.offsets import BeforeEndSpec, GroupSpec, Offsets, Spec, TimeSpec, TopicPartition
 from spark_klog.spark.options import SplitLimits, Subscription
@@ -96,3 +97,29 @@ def split_ranges(cluster: Cluster, wanted: list[OffsetRange], limits: SplitLimit
     """The ranges, split as the options ask for; sizes are only asked for where they count."""
     sizes = record_sizes(cluster, {item[:2]: item.start for item in wanted}) if wanted and limits.max_bytes else {}
     return split(wanted, limits, sizes)
+
+
+def clip_times(
+    cluster: Cluster, wanted: list[OffsetRange], first_time: int | None, end_time: int | None
+) -> list[OffsetRange]:
+    """The parts of ranges that can have timestamps in [first_time, end_time) ms; without the empty ones.
+
+    An upper bound only counts where the range begins and ends with log append time.
+    """
+    wanted = [item for item in wanted if item.start < item.end]
+    if first_time is not None and wanted:
+        found = list_offsets(cluster, {item[:2]: first_time for item in wanted})
+        starts = {key: offset for key, offset in found.items() if offset != NO_OFFSET}
+        wanted = [item._replace(start=max(item.start, starts[item[:2]])) for item in wanted if item[:2] in starts]
+    wanted = [item for item in wanted if item.start < item.end]
+    if end_time is not None and wanted:
+        first = timestamp_types(cluster, {item[:2]: item.start for item in wanted})
+        last = timestamp_types(cluster, {item[:2]: item.end - 1 for item in wanted})
+        safe = [item[:2] for item in wanted if first.get(item[:2]) == last.get(item[:2]) == LOG_APPEND_TIME]
+        found = list_offsets(cluster, dict.fromkeys(safe, end_time)) if safe else {}
+        wanted = [item._replace(end=_end(item.end, found.get(item[:2], NO_OFFSET))) for item in wanted]
+    return [item for item in wanted if item.start < item.end]
+
+
+def _end(end: int, found: int) -> int:
+    return end if found == NO_OFFSET else min(end, found)

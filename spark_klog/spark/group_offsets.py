@@ -67,7 +67,7 @@ class GroupProgress:
             published |= changed
 
     def fetch(self, partitions: Collection[TopicPartition]) -> Offsets:
-        """The group's offsets of those of the partitions that have one, from the first store; errors as of the store."""
+        """The group's offsets of those partitions that have one, from the first store; errors as of the store."""
         return self._store(self._names()[0]).fetch(partitions)
 
     def close(self) -> None:

@@ -25,8 +25,11 @@ Offsets = dict[TopicPartition, int]
 Each = tuple[tuple[TopicPartition, int], ...]
 
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
-_RELATIVE_TIME = re.compile(r"-(\d+)\s*(ms|s|m|h|d|w)")
-_RECORDS_BEFORE_END = re.compile(r"-(\d+)")
+_RELATIVE_TIME = re.compile(r"-(\d{1,18})\s*(ms|s|m|h|d|w)")
+_RECORDS_BEFORE_END = re.compile(r"-(\d{1,18})")
+#: `datetime` takes more since Python 3.11: a bare number, too, may be a time for it.
+_ISO_TIME = re.compile(r"\d{4}-\d{2}-\d{2}(T| |$).*", re.IGNORECASE)
+_INT64_MAX = (1 << 63) - 1
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 
 
@@ -86,13 +89,14 @@ def _json(option: str, text: str) -> dict[str, Any]:
 
 
 def _by_partition(option: str, text: str, smallest: int, what: str) -> Each:
-    """{"topic":{"0":NUMBER}} with numbers from `smallest` on."""
+    """{"topic":{"0":NUMBER}} with numbers from `smallest` to what INT64 holds."""
     each: Offsets = {}
     for topic, partitions in _json(option, text).items():
         if not isinstance(partitions, dict):
             raise ConfigError(f"option {option}: an object by partition is wanted for topic {topic}")
         for partition, number in partitions.items():
-            if not partition.isdecimal() or type(number) is not int or number < smallest:
+            is_number = type(number) is int and smallest <= number <= _INT64_MAX
+            if not partition.isdecimal() or not is_number:
                 raise ConfigError(f"option {option}: {topic}-{partition}: {number!r} is no {what} of a partition")
             each[topic, int(partition)] = number
     return tuple(sorted(each.items()))
@@ -110,10 +114,12 @@ def parse_offsets(option: str, text: str, now: Callable[[], int], group: str | N
     if word.startswith("{"):
         return OffsetSpec(each=_by_partition(option, text, EARLIEST, "offset"))
     if relative := _RELATIVE_TIME.fullmatch(word):
-        return TimeSpec(now() - int(relative[1]) * _UNIT_MS[relative[2]])
+        return TimeSpec(max(0, now() - int(relative[1]) * _UNIT_MS[relative[2]]))
     if (before := _RECORDS_BEFORE_END.fullmatch(word)) and int(before[1]):
         return BeforeEndSpec(int(before[1]))
     try:
+        if not _ISO_TIME.fullmatch(word):
+            raise ValueError
         time = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text.strip()))
     except ValueError:
         raise ConfigError(
@@ -124,13 +130,16 @@ def parse_offsets(option: str, text: str, now: Callable[[], int], group: str | N
 
 
 def _milliseconds(time: datetime) -> int:
-    """Since the epoch; without a zone it is UTC, so that it means the same on every machine."""
-    return round((time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp() * 1000)
+    """Since the epoch, not before it: ListOffsets has meanings of its own for negative times.
+
+    Without a zone it is UTC, so that it means the same on every machine.
+    """
+    return max(0, round((time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp() * 1000))
 
 
 def parse_timestamp(option: str, text: str, strict: bool) -> TimeSpec:
     """A timestamp (ms) for all partitions; `ConfigError` for anything else."""
-    if not text.strip().isdecimal():
+    if not re.fullmatch(r"\d{1,19}", text.strip()) or int(text) > _INT64_MAX:
         raise ConfigError(f"option {option}={text!r}: a timestamp in ms since the epoch is wanted")
     return TimeSpec(int(text), strict=strict)
 

@@ -72,7 +72,8 @@ def _canonical(name: str) -> str:
 
 
 _KNOWN_BY_KEY = {_canonical(name): name for name in _KNOWN}
-_DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
+_COUNT = re.compile(r"\d{1,19}")
+_DURATION = re.compile(r"(\d{1,18})\s*(ms|s|m|min|h|d)?")
 _UNIT_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -187,7 +188,7 @@ def _count(own: dict[str, str], name: str, smallest: int = 1) -> int | None:
     text = own.get(_canonical(name))
     if text is None:
         return None
-    if not text.strip().isdecimal() or int(text) < smallest:
+    if not _COUNT.fullmatch(text.strip()) or int(text) < smallest:
         raise ConfigError(f"option {name}={text}: a number from {smallest} on is wanted")
     return int(text)
 
@@ -220,6 +221,9 @@ def _subscription(own: dict[str, str]) -> Subscription:
     if name == "assign":
         return Subscription(assign=parse_assign(text))
     if name == "subscribePattern":
+        text = text.strip()
+        if not text:
+            raise ConfigError("option subscribePattern is empty: it would match no topic")
         try:
             re.compile(text)
         except re.error as error:
@@ -245,7 +249,7 @@ def _group_offsets(settings: dict[str, str], own: dict[str, str]) -> GroupOffset
         raise ConfigError(f"option kafka.offsets.storage={storage}: kafka or zookeeper is wanted")
     if storage == "zookeeper" and connect is None:
         raise ConfigError("option kafka.offsets.storage=zookeeper needs kafka.zookeeper.connect")
-    dual = _boolean({"dual": settings.get("dual.commit.enabled", "true")}, "dual", True)
+    dual = _boolean({f"{_PREFIX}{name}": value for name, value in settings.items()}, "kafka.dual.commit.enabled", True)
     trees = [path] if path is not None else []
     if connect is not None and (storage == "zookeeper" or dual):
         trees.append(f"zookeeper://{connect}")

@@ -134,17 +134,16 @@ def plan_batch(
         first = start.get(key, earliest.get(key, until))
         low = earliest.get(key)
         if low is None:
-            lost.append(Lost(*key, first, until, -1, -1, DELETED))
+            lost.append(Lost(*key, first, max(first, until), -1, -1, DELETED))
         elif key[0] in recreated and key in start:
             lost.append(Lost(*key, first, max(first, until), low, until, RECREATED))
             readable[key] = low
         elif until < first:
             lost.append(Lost(*key, first, first, low, until, TRUNCATED))
-        elif first < low:
-            lost.append(Lost(*key, first, min(low, until), low, until, RETENTION))
-            readable[key] = low
         else:
-            readable[key] = first
+            if first < min(low, until):
+                lost.append(Lost(*key, first, min(low, until), low, until, RETENTION))
+            readable[key] = max(first, low)
     lost += [Lost(*key, offset, offset, -1, -1, DELETED) for key, offset in sorted(start.items()) if key not in end]
     return ranges(readable, {key: end[key] for key in readable}), lost
 
@@ -186,14 +185,18 @@ def limit_bytes(start: Offsets, latest: Offsets, size: int, record_sizes: Mappin
 def split(
     wanted: list[OffsetRange], limits: SplitLimits, record_sizes: Mapping[TopicPartition, float]
 ) -> list[OffsetRange]:
-    """Ranges of even size: none above the limits, and at least `min_partitions` where there are so many records."""
+    """Ranges of even size: none above the limits, and at least `min_partitions` where there are so many records.
+
+    A range of one record is never split, however large the record is.
+    """
     parts = []
     for item in wanted:
         count = item.end - item.start
-        number = math.ceil(count / limits.max_records) if limits.max_records else 1
-        if limits.max_bytes:
-            number = max(number, math.ceil(count * record_sizes.get(item[:2], 0.0) / limits.max_bytes))
-        parts.append(min(number, count))
+        most = limits.max_records or count
+        size = record_sizes.get(item[:2], 0.0)
+        if limits.max_bytes and size:
+            most = min(most, max(1, int(limits.max_bytes / size)))
+        parts.append(-(-count // most))
     missing = (limits.min_partitions or 0) - sum(parts)
     # The range whose parts are the largest gets one more, again and again.
     largest = [(-(item.end - item.start) / parts[index], index) for index, item in enumerate(wanted)]
