@@ -51,7 +51,8 @@ class SourceProgress:
             f"{self.max_offsets_behind_latest:,} behind at most" if self.max_offsets_behind_latest else "up to date"
         )
         lost = f", {len(self.lost)} ranges lost" if self.lost else ""
-        return f"{self.query} batch {self.batch_id}: {self.rows:,} rows, {self.rows_per_second:,.0f} rows/s, {behind}{lost}"
+        speed = f"{self.rows:,} rows, {self.rows_per_second:,.0f} rows/s"
+        return f"{self.query} batch {self.batch_id}: {speed}, {behind}{lost}"
 
 
 class ProgressListener(StreamingQueryListener):

@@ -101,7 +101,7 @@ class BatchReader(DataSourceReader):
 
 
 class FilteringBatchReader(BatchReader):
-    """The reader for `spark.sql.python.filterPushdown.enabled`: with it off, Spark fails a query whose reader is this."""
+    """The reader where Spark pushes filters (`spark.sql.python.filterPushdown.enabled`); elsewhere Spark refuses it."""
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:
         return self._pushed.push(filters)
