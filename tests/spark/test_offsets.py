@@ -216,12 +216,11 @@ def test_iso_times(moment: datetime, minutes: int) -> None:
 def test_any_text_is_a_place_or_refused(text: str) -> None:
     try:
         spec = parse(text, "g")
-    except ConfigError as error:
-        assert "option startingOffsets" in str(error)
-    else:
-        if isinstance(spec, TimeSpec):
-            assert spec.everywhere is not None
-            assert 0 <= spec.everywhere <= LARGEST
+    except ConfigError:
+        return
+    if isinstance(spec, TimeSpec):
+        assert spec.everywhere is not None
+        assert 0 <= spec.everywhere <= LARGEST
 
 
 offsets = st.dictionaries(
