@@ -113,10 +113,8 @@ def test_waiting() -> None:
 )
 def test_clip(wanted: Any, available: Any, kept: Any, cause: str | None) -> None:
     found = clip([OffsetRange("a", 0, *wanted)], {A: available[0]}, {A: available[1]})
-    assert found == (
-        [OffsetRange("a", 0, *kept)] if kept else [],
-        [Lost("a", 0, *wanted, *available, cause)] if cause else [],
-    )
+    lost: Any = (*A, *wanted, *available, cause)
+    assert found == ([OffsetRange(*A, *kept)] if kept else [], [lost] if cause else [])
 
 
 #: (start, end) of a range that is not empty, (first, end) of the log
