@@ -36,7 +36,9 @@ def dump(files: tuple[Path, ...], batches: bool, as_json: bool) -> None:
     damaged = 0
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=as_json or not console.is_terminal, transient=True) as progress:
+    quiet = as_json or sys.stdout.isatty() or not console.is_terminal
+    # redirected, stdout would be printed on the console, which is stderr
+    with Progress(*columns, console=console, disable=quiet, transient=True, redirect_stdout=False) as progress:
         for path in files:
             task = progress.add_task(path.name, total=path.stat().st_size)
             for found in dump_file(path):

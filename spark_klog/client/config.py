@@ -141,11 +141,12 @@ def _value(kind: str, name: str, text: str) -> Any:
             raise ConfigError(f"{name}={text}: 0, 1, -1 or all is wanted")
         return _ACKS[text]
     if kind == "level":
-        codec = codec_by_name(name.split(".")[1])
         try:
-            return codec.check_level(int(text))
+            level = int(text)
         except ValueError:
             raise ConfigError(f"{name}={text}: a number is wanted") from None
+        codec_by_name(name.split(".")[1]).check_level(level)
+        return level
     if kind == "codec":
         return codec_by_name(text).name
     if kind == "security" and text.upper() != "PLAINTEXT":

@@ -153,10 +153,12 @@ class _RangeFetch:
     def _ask_for_more(self, records: memoryview) -> None:
         """Fetches before version 3 end within the first message where it is larger than what was asked for."""
         size = first_batch_size(records) or 0
-        if size <= len(records) or size > self._cluster.config.response_max_bytes:
+        if 0 < size <= len(records):
+            raise DecodeError(f"{len(records)} bytes fetched hold only records before it")
+        if not size or size <= self._max_bytes or size > self._cluster.config.response_max_bytes:
             raise RecordTooLarge(self._topic, self._partition, self._offset, size, len(records))
         _log.info("%s at offset %d: a message of %d bytes, fetching again", self._name, self._offset, size)
-        self._max_bytes = max(self._max_bytes, size)
+        self._max_bytes = size
 
     def _out_of_range(self) -> None:
         available = offset_range(self._cluster, self._topic, self._partition)

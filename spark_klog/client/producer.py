@@ -68,9 +68,9 @@ def _as_message_set(batch: bytes, version: int, where: str) -> bytearray:
 class Producer:
     """Writes records to partitions' leaders. Not for several threads at once.
 
-    Settings (Kafka's names): acks, compression.type and compression.CODEC.level, batch.size, max.request.size, delivery.timeout.ms. Errors come
-    from the call that meets them: `ProtocolError` naming the partition, or `ConnectionFailed` / `RequestTimedOut`
-    once delivery.timeout.ms is over.
+    Settings (Kafka's names): acks, compression.type and compression.CODEC.level, batch.size, max.request.size,
+    delivery.timeout.ms. Errors come from the call that meets them: `ProtocolError` naming the partition, or
+    `ConnectionFailed` / `RequestTimedOut` once delivery.timeout.ms is over.
     """
 
     def __init__(self, cluster: Cluster) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from spark_klog.errors import DecodeError
 from spark_klog.records.batch import Header, check_crc, first_batch_size, read_header
 from spark_klog.records.batch_v2 import BatchHeader
-from spark_klog.records.contract import NO_TIMESTAMP_TYPE, Record
+from spark_klog.records.contract import NO_TIMESTAMP, NO_TIMESTAMP_TYPE, Record
 from spark_klog.records.message_07 import Message07, check_crc_07, iter_messages_07, records_07
 from spark_klog.records.reader import records_of
 from spark_klog.wire.codecs import CODECS, MAX_DECOMPRESSED
@@ -67,14 +67,15 @@ class Dumped:
                 "crc": header.crc,
             }
         records = self.records()
+        offsets = [record.offset for record in records] or [header.offset]  # a set of Kafka 0.7 may be empty
         time_type = NO_TIMESTAMP_TYPE if isinstance(header, Message07) else header.timestamp_type
         return common | {
-            "baseOffset": records[0].offset,
-            "lastOffset": records[-1].offset,
+            "baseOffset": offsets[0],
+            "lastOffset": offsets[-1],
             "count": len(records),
             "codec": _codec(header.codec_id),
             "timestampType": _TIMESTAMP_TYPES[time_type],
-            "maxTimestamp": max(record.timestamp for record in records),
+            "maxTimestamp": max((record.timestamp for record in records), default=NO_TIMESTAMP),
             "crc": header.crc,
         }
 
@@ -94,7 +95,12 @@ def dump(path: Path) -> Iterator[Dumped | Damage]:
         if not file.tell():
             return
         data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    yield from _dump_07(data, int(path.stem)) if path.suffix == SUFFIX_07 else _dump(data)
+    if path.suffix != SUFFIX_07:
+        yield from _dump(data)
+    elif path.stem.isdecimal():
+        yield from _dump_07(data, int(path.stem))
+    else:
+        yield Damage(0, len(data), f"a {SUFFIX_07} file is named by the offset of its first byte, not {path.stem}")
 
 
 def _dump(data: memoryview) -> Iterator[Dumped | Damage]:
@@ -111,7 +117,7 @@ def _dump(data: memoryview) -> Iterator[Dumped | Damage]:
             return
         batch = data[position : position + size]
         try:
-            header = read_header(batch)
+            header = read_header(data, position)
             check_crc(header, batch)
         except DecodeError as error:
             yield Damage(position, size, str(error))

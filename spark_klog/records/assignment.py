@@ -9,17 +9,16 @@ With log append time (KIP-32) timestamp, its type and the checksum are written i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
 from spark_klog.records.batch import Header, check_crc, read_header, whole_batches
 from spark_klog.records.batch_v2 import BatchHeader, set_append_time, set_base_offset
+from spark_klog.records.contract import LOG_APPEND_TIME
 from spark_klog.records.message_set import (
-    MessageHeader,
     build_message_set,
-    inner_offsets,
-    message_records,
+    inner_set,
+    plain_records,
     set_message_append_time,
     set_message_offset,
 )
@@ -48,49 +47,49 @@ def assign_offsets(
     not whole batches or says another number of records than it has; nothing has been changed then.
     """
     batches = whole_batches(records)
-    written = []
+    planned: list[tuple[Header, memoryview, int]] = []
+    offset = first_offset
     for header, batch in batches:
         check_crc(header, batch)
-        written.append(_written_offsets(header, batch, limit))
-    data, headers = [], []
-    offset = first_offset
-    for (header, batch), inside in zip(batches, written, strict=True):
-        if isinstance(header, BatchHeader):
-            set_base_offset(batch, offset, leader_epoch)
-            if append_time is not None:
-                set_append_time(batch, append_time)
-        else:
-            batch = _assign_message(header, batch, offset, inside, append_time, limit)
-        data.append(batch)
-        headers.append(read_header(batch))
-        offset += len(inside)
-    in_place = all(new is batch for new, (_, batch) in zip(data, batches, strict=True))
-    return Assigned(records if in_place else memoryview(bytearray().join(data)), headers, offset)
+        data, count = _planned(header, batch, offset, limit)
+        planned.append((header, data, offset))
+        offset += count
+    ends = [first for _, _, first in planned[1:]] + [offset]
+    for (header, data, first), end in zip(planned, ends, strict=True):
+        _assign(header, data, first, end - 1, leader_epoch, append_time)
+    in_place = all(data is batch for (_, data, _), (_, batch) in zip(planned, batches, strict=True))
+    return Assigned(
+        records if in_place else memoryview(bytearray().join(data for _, data, _ in planned)),
+        [read_header(data) for _, data, _ in planned],
+        offset,
+    )
 
 
-def _written_offsets(header: Header, batch: memoryview, limit: int) -> Sequence[int]:
-    """The offsets inside a batch as its producer wrote them: one a record."""
-    if isinstance(header, MessageHeader):
-        return inner_offsets(header, batch, limit) if header.codec_id else [header.offset]
-    if header.count != header.last_offset_delta + 1 or header.count == 0:
-        raise DecodeError(f"batch of {header.count} records has last offset delta {header.last_offset_delta}")
-    return range(header.count)
+def _planned(header: Header, batch: memoryview, first: int, limit: int) -> tuple[memoryview, int]:
+    """The batch, or the wrapper that takes its place, and how many records it has."""
+    if isinstance(header, BatchHeader):
+        if header.count != header.last_offset_delta + 1:
+            raise DecodeError(f"batch of {header.count} records has last offset delta {header.last_offset_delta}")
+        return batch, header.count
+    if not header.codec_id:
+        return batch, 1
+    append_time = header.timestamp if header.timestamp_type == LOG_APPEND_TIME else None
+    records = list(plain_records(inner_set(header, batch, limit), header.magic, None, append_time))
+    if header.magic and [record.offset for record in records] == list(range(len(records))):
+        return batch, len(records)
+    records = [record._replace(offset=first + number) for number, record in enumerate(records)]
+    wrapper = build_message_set(records, header.magic, codec_by_id(header.codec_id))
+    return memoryview(bytearray(wrapper)), len(records)
 
 
-def _assign_message(
-    header: MessageHeader, message: memoryview, first: int, written: Sequence[int], append_time: int | None, limit: int
-) -> memoryview:
-    if header.codec_id and (header.magic == 0 or list(written) != list(range(len(written)))):
-        message = _renumbered(header, message, first, limit)
-    set_message_offset(message, first + len(written) - 1)
+def _assign(
+    header: Header, batch: memoryview, first: int, last: int, leader_epoch: int, append_time: int | None
+) -> None:
+    if isinstance(header, BatchHeader):
+        set_base_offset(batch, first, leader_epoch)
+        if append_time is not None:
+            set_append_time(batch, append_time)
+        return
+    set_message_offset(batch, last)
     if append_time is not None and header.magic:
-        set_message_append_time(message, append_time)
-    return message
-
-
-def _renumbered(header: MessageHeader, message: memoryview, first: int, limit: int) -> memoryview:
-    """The wrapper with its messages numbered from `first` on."""
-    records = [
-        record._replace(offset=first + number) for number, record in enumerate(message_records(header, message, limit))
-    ]
-    return memoryview(bytearray(build_message_set(records, header.magic, codec_by_id(header.codec_id))))
+        set_message_append_time(batch, append_time)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from spark_klog.errors import ErrorCode, ProtocolError
+from spark_klog.errors import DecodeError, ErrorCode, ProtocolError
 from spark_klog.records.batch import Header, check_crc, iter_batches, whole_batches
 from spark_klog.records.batch_v2 import BatchHeader, build_batch
 from spark_klog.records.contract import LOG_APPEND_TIME, NO_TIMESTAMP, Record
@@ -21,6 +21,8 @@ from spark_klog.wire.primitives import Buffer
 
 _ZSTD = 4
 _TIMESTAMP_TYPE_BIT = 0x08
+_MAX_OFFSET = (1 << 63) - 1
+_MAX_OFFSET_DELTA = (1 << 31) - 1
 
 
 @dataclass
@@ -56,6 +58,7 @@ def down_convert(data: Buffer, magic: int, first_offset: int = 0, limit: int = M
             records = [record for record in records if record.offset >= first_offset]
         if not records:
             continue
+        _check_offsets(records)
         result.data += build_message_set(records, magic, codec_by_id(header.codec_id))
         result.records += len(records)
         result.lost_headers += sum(len(record.headers) for record in records)
@@ -72,24 +75,27 @@ def up_convert(data: Buffer, *, renumber: bool = False, limit: int = MAX_DECOMPR
     """
     result = bytearray()
     following = 0
-    for codec, records in _groups(data, limit):
+    for codec, records in _groups(data, renumber, limit):
         if isinstance(records, memoryview):
             result += records
             continue
         if renumber:
             records = [record._replace(offset=following + delta) for delta, record in enumerate(records)]
             following += len(records)
+        else:
+            _check_offsets(records)
+            _check_order(records)
         result += batch_of(records, codec)
     return result
 
 
-def _groups(data: Buffer, limit: int) -> Iterator[tuple[Codec, Sequence[Record] | memoryview]]:
+def _groups(data: Buffer, renumber: bool, limit: int) -> Iterator[tuple[Codec, Sequence[Record] | memoryview]]:
     """(codec, the records of a batch to make) or (codec, a batch to keep)."""
     waiting: list[Record] = []
     for header, batch in whole_batches(data):
         check_crc(header, batch)
         is_plain = not isinstance(header, BatchHeader) and not header.codec_id
-        if waiting and not (is_plain and _fits(waiting, header)):
+        if waiting and not (is_plain and _fits(waiting, header) and (renumber or _follows(waiting, header))):
             yield NONE, waiting
             waiting = []
         if isinstance(header, BatchHeader):
@@ -107,6 +113,25 @@ def _fits(records: Sequence[Record], header: Header) -> bool:
     if (header.timestamp_type == LOG_APPEND_TIME) != (records[0].timestamp_type == LOG_APPEND_TIME):
         return False
     return header.timestamp_type != LOG_APPEND_TIME or header.max_timestamp == records[0].timestamp
+
+
+def _follows(records: Sequence[Record], header: Header) -> bool:
+    """A batch's offsets rise, and are less than 2**31 apart."""
+    return records[-1].offset <= header.last_offset <= records[0].offset + _MAX_OFFSET_DELTA
+
+
+def _check_offsets(records: Sequence[Record]) -> None:
+    """`DecodeError` unless all are offsets that there can be."""
+    lowest, highest = min(record.offset for record in records), max(record.offset for record in records)
+    if lowest < 0 or highest > _MAX_OFFSET:
+        raise DecodeError(f"records of offsets {lowest} to {highest} in a batch")
+
+
+def _check_order(records: Sequence[Record]) -> None:
+    """`DecodeError` unless one batch can hold these offsets."""
+    offsets = [record.offset for record in records]
+    if offsets != sorted(offsets) or offsets[-1] - offsets[0] > _MAX_OFFSET_DELTA:
+        raise DecodeError(f"records of offsets {offsets[0]} to {offsets[-1]}: not in order, or too far apart")
 
 
 def batch_of(records: Sequence[Record], codec: Codec = NONE, level: int | None = None) -> bytes:

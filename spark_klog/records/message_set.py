@@ -187,7 +187,7 @@ def plain_records(messages: Buffer, magic: int, last_offset: int | None, append_
     codec: Kafka refuses sets in sets, too.
     """
     contents = list(iter_messages(messages))
-    shift = 0 if last_offset is None else last_offset - contents[-1][0].offset
+    shift = 0 if last_offset is None or not contents else last_offset - contents[-1][0].offset
     for header, content in contents:
         check_message_crc(header, content)
         if header.magic != magic:
@@ -203,11 +203,6 @@ def plain_records(messages: Buffer, magic: int, last_offset: int | None, append_
             None if value is None else bytes(value),
             (),
         )
-
-
-def inner_offsets(header: MessageHeader, message: memoryview, limit: int = MAX_DECOMPRESSED) -> list[int]:
-    """The offsets as they are written inside a wrapper; `DecodeError` as `inner_set` and `iter_messages`."""
-    return [inner.offset for inner, _ in iter_messages(inner_set(header, message, limit))]
 
 
 def set_message_offset(message: memoryview, offset: int) -> None:

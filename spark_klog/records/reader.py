@@ -8,7 +8,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
-from spark_klog.records.batch import Header, check_crc, iter_batches, read_header, whole_batch_size
+from spark_klog.records.batch import Header, check_crc, iter_batches, next_offset_after, read_header, whole_batch_size
 from spark_klog.records.batch_v2 import BatchHeader, body
 from spark_klog.records.contract import LOG_APPEND_TIME, ColumnBuilder, Kernel, Record
 from spark_klog.records.message_set import MessageHeader, inner_set, message_records
@@ -118,6 +118,7 @@ def append_visible(
     """
     view = memoryview(data)
     position, next_offset = 0, first
+    walked = 0  # where `next_offset` is that of what follows; corrupt batches do not count
     one_by_one = 0  # up to there a run of messages holds a corrupt one
     while next_offset < end and (size := whole_batch_size(view, position)) is not None:
         batch = view[position : position + size]
@@ -125,12 +126,16 @@ def append_visible(
             header = read_header(view, position)
         except DecodeError as error:
             on_bad(_bad(batch, error))
-            position += size
+            next_offset = next_offset_after(view[walked:position], next_offset)
+            walked = position = position + size
             yield
             continue
         if header.base_offset >= end:
             return
-        if isinstance(header, MessageHeader) and not header.codec_id and position >= one_by_one:
+        is_message = isinstance(header, MessageHeader)
+        if is_message and header.last_offset >= end and next_offset_after(view[walked:position], next_offset) >= end:
+            return  # a wrapper, which does not say itself where it begins
+        if is_message and not header.codec_id and position >= one_by_one:
             # messages one by one would be slow
             run = kernel.message_run(view, position, end)
             try:
@@ -147,9 +152,10 @@ def append_visible(
                 append_batch(builder, header, batch, first, end, limit)
         except DecodeError as error:
             on_bad(_bad(batch, error))
+            next_offset = next_offset_after(view[walked:position], next_offset)
         else:
             next_offset = header.next_offset
-        position += size
+        walked = position = position + size
         yield
 
 

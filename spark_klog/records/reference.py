@@ -199,7 +199,10 @@ class ReferenceBuilder:
     def _add(self, records: Iterator[Record], first: int, end: int) -> None:
         wanted = [record for record in records if first <= record.offset < end]
         self._records += wanted
-        self._size += sum(len(record.key or b"") + len(record.value or b"") for record in wanted)
+        if "key" in self._columns:
+            self._size += sum(len(record.key or b"") for record in wanted)
+        if "value" in self._columns:
+            self._size += sum(len(record.value or b"") for record in wanted)
 
     def finish(self) -> RecordColumns:
         records, self._records, self._size = self._records, [], 0
@@ -254,7 +257,8 @@ def append_record(
 ) -> None:
     """Append one encoded record to a body."""
     record = bytearray(1)
-    append_uvarint(record, (timestamp_delta << 1) ^ (timestamp_delta >> 63))
+    delta = _wrap64(timestamp_delta)
+    append_uvarint(record, (delta << 1) ^ (delta >> 63))
     append_uvarint(record, offset_delta << 1)
     for field in (key, value):
         _append_bytes(record, field)

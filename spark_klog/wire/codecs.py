@@ -2,14 +2,14 @@
 
 0 none     1 gzip (RFC 1952, members one after the other)
 2 snappy   written as xerial blocks: 82 'SNAPPY' 00, INT32 version 1, INT32 compatible 1, then (INT32 size, raw block)
-           again and again; read as those, several such streams one after the other, of any version from 1, or as one
-           raw block (librdkafka writes that): UVARINT of its size, then what makes it up
+           again and again; read as those, several such streams one after the other, of other versions, too, or as
+           one raw block (librdkafka writes that): UVARINT of its size, then what makes it up
 3 lz4      frame format, written as independent blocks of 64 KB: Java's reader takes no other
 4 zstd     RFC 8878, frames one after the other
 
 No bytes at all are no compressed data. Decompression is bounded: what would grow beyond `limit` is a `DecodeError`.
-Beside the result it takes no more than pieces of 4 MB; a zstd frame that does not say its size takes its window once
-more (128 MB at the most, and no more than it fills), a snappy block its size.
+Beside the result it takes no more than a few pieces of 4 MB; a zstd frame that does not say its size takes its window
+once more (128 MB at the most, and no more than it fills), a snappy block its size.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _snappy_decompress(data: Buffer, limit: int) -> Buffer:
             raise DecodeError("snappy block size is cut off")
         size: int = _SIZE.unpack_from(view, position)[0]
         if size == _XERIAL_MAGIC_AS_SIZE:
-            _check_xerial_header(view[position : position + len(_XERIAL_HEADER)])
+            _check_xerial_header(view[position : position + len(_XERIAL_HEADER)], is_first=not position)
             position += len(_XERIAL_HEADER)
             continue
         position += _SIZE.size
@@ -187,13 +187,13 @@ def _snappy_decompress(data: Buffer, limit: int) -> Buffer:
     return output.result
 
 
-def _check_xerial_header(header: memoryview) -> None:
+def _check_xerial_header(header: memoryview, *, is_first: bool) -> None:
     if len(header) < len(_XERIAL_HEADER):
         raise DecodeError("snappy header is cut off")
     if header[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
         raise DecodeError("snappy header is damaged")
     version: int = _SIZE.unpack_from(header, len(_XERIAL_MAGIC))[0]
-    if version < 1:
+    if version < 1 and not is_first:  # as Java's reader, which does not look at the first one's
         raise DecodeError(f"snappy header has version {version}, the first one is 1")
 
 

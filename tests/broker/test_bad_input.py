@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,56 +17,13 @@ import pytest
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.apis import API_VERSIONS, CREATE_TOPICS, FETCH, LIST_OFFSETS, METADATA, PRODUCE
 from spark_klog.protocol.codec import decode_response, encode_request
-from spark_klog.protocol.schema import Api
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
 from tests.support.kafka import HOST
+from tests.support.raw_client import CLIENT_ID, RawClient
 from tests.support.tools import kcat
 
 NOW = 1_700_000_000_000
-_CLIENT = "nosy-client"
-
-
-class RawClient:
-    """A socket with just enough to send frames."""
-
-    def __init__(self, port: int, timeout: float = 20) -> None:
-        self.socket = socket.create_connection((HOST, port), timeout)
-
-    def send_frame(self, frame: bytes) -> None:
-        self.socket.sendall(struct.pack(">i", len(frame)) + frame)
-
-    def receive_frame(self) -> bytes:
-        (size,) = struct.unpack(">i", self._exactly(4))
-        return self._exactly(size)
-
-    def _exactly(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            received = self.socket.recv(size - len(data))
-            if not received:
-                raise ConnectionResetError("closed by the broker")
-            data += received
-        return data
-
-    def request(self, api: Api, version: int, message: dict[str, Any]) -> dict[str, Any]:
-        self.send_frame(encode_request(api, version, 7, _CLIENT, message).to_bytes())
-        correlation_id, answer = decode_response(api, version, self.receive_frame())
-        assert correlation_id == 7
-        return answer
-
-    def is_closed(self) -> bool:
-        """Whether the broker closes the connection without a byte; TimeoutError where it does nothing."""
-        try:
-            return self.socket.recv(1) == b""
-        except ConnectionResetError:
-            return True
-
-    def __enter__(self) -> RawClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +54,7 @@ def _is_served(broker: KlogBroker) -> bool:
 
 
 def _produce(client: RawClient, topic: str, records: bytes | None, version: int = 8) -> int:
-    data = [{"name": topic, "partition_data": [{"index": 0, "records": records}]}]
-    answer = client.request(PRODUCE, version, {"acks": -1, "timeout_ms": 1000, "topic_data": data})
-    code: int = answer["responses"][0]["partition_responses"][0]["error_code"]
-    return code
+    return client.produce(topic, records, version)[0]
 
 
 def _end(client: RawClient, topic: str) -> int:
@@ -135,7 +90,7 @@ def test_a_frame_that_is_no_request_closes_the_connection(broker: KlogBroker, cl
 
 
 def test_half_a_frame_is_nothing(broker: KlogBroker, client: RawClient) -> None:
-    frame = encode_request(METADATA, 4, 1, _CLIENT, {"topics": []}).to_bytes()
+    frame = encode_request(METADATA, 4, 1, CLIENT_ID, {"topics": []}).to_bytes()
     client.socket.sendall(struct.pack(">i", len(frame)) + frame[: len(frame) // 2])
     assert _is_served(broker)
     client.socket.shutdown(socket.SHUT_WR)
@@ -144,7 +99,7 @@ def test_half_a_frame_is_nothing(broker: KlogBroker, client: RawClient) -> None:
 
 def test_a_byte_at_a_time(client: RawClient) -> None:
     client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    frame = encode_request(METADATA, 4, 7, _CLIENT, {"topics": []}).to_bytes()
+    frame = encode_request(METADATA, 4, 7, CLIENT_ID, {"topics": []}).to_bytes()
     for byte in struct.pack(">i", len(frame)) + frame:
         client.socket.sendall(bytes([byte]))
     _, answer = decode_response(METADATA, 4, client.receive_frame())
@@ -154,7 +109,7 @@ def test_a_byte_at_a_time(client: RawClient) -> None:
 def test_many_requests_in_one_segment_are_answered_in_order(client: RawClient) -> None:
     data = b""
     for number in range(200):
-        frame = encode_request(METADATA, 4, number, _CLIENT, {"topics": []}).to_bytes()
+        frame = encode_request(METADATA, 4, number, CLIENT_ID, {"topics": []}).to_bytes()
         data += struct.pack(">i", len(frame)) + frame
     client.socket.sendall(data)
     for number in range(200):
@@ -163,17 +118,17 @@ def test_many_requests_in_one_segment_are_answered_in_order(client: RawClient) -
 
 @pytest.mark.parametrize(("key", "version"), [(999, 0), (-1, 0), (4, 0), (3, 99), (0, -1)])
 def test_an_unknown_api_closes_the_connection(broker: KlogBroker, client: RawClient, key: int, version: int) -> None:
-    client.send_frame(struct.pack(">hhih", key, version, 1, len(_CLIENT)) + _CLIENT.encode() + bytes(20))
+    client.send_frame(struct.pack(">hhih", key, version, 1, len(CLIENT_ID)) + CLIENT_ID.encode() + bytes(20))
     assert client.is_closed()
     line = broker.wait_for_log(f"{HOST}:{_own_port(client)}")
-    assert _CLIENT in line
+    assert CLIENT_ID in line
     assert f"API {key} version {version}" in line
     assert _is_served(broker)
 
 
 @pytest.mark.parametrize("version", [5, 99, -1])
 def test_api_versions_of_an_unknown_version_is_answered_by_version_0(client: RawClient, version: int) -> None:
-    client.send_frame(struct.pack(">hhih", 18, version, 7, len(_CLIENT)) + _CLIENT.encode() + b"\x00\x00\x00\x00")
+    client.send_frame(struct.pack(">hhih", 18, version, 7, len(CLIENT_ID)) + CLIENT_ID.encode() + b"\x00\x00\x00\x00")
     answer = client.receive_frame()
     correlation_id, code, count = struct.unpack_from(">ihi", answer)
     assert (correlation_id, code) == (7, 35)
@@ -201,16 +156,25 @@ def test_too_large_a_batch_is_refused(client: RawClient, partition: str) -> None
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_message_sets_are_refused(client: RawClient, partition: str, magic: int) -> None:
-    """A message set of magic 0 or 1 by hand: offset, size, CRC, magic, attributes, (timestamp,) key, value."""
+def test_message_sets_have_their_versions(client: RawClient, partition: str, magic: int) -> None:
+    """A message by hand: offset, size, CRC, magic, attributes, (timestamp,) key, value."""
     body = struct.pack(">bb", magic, 0) + (struct.pack(">q", NOW) if magic else b"")
     body += struct.pack(">i", -1) + struct.pack(">i", 100) + b"v" * 100
-    message = struct.pack(">qiI", 0, len(body) + 4, 0) + body
-    for version in (2, 8):
-        assert _produce(client, partition, message, version) == 43
-    short = message[:30]
-    assert _produce(client, partition, short[:8] + struct.pack(">i", 18) + short[12:]) == 43
+    message = struct.pack(">qiI", 0, len(body) + 4, zlib.crc32(body)) + body
+    bad = bytearray(message)
+    for place in (14, 16, 40, len(bad) - 1):  # in the CRC, the magic, the size of the value or it, the value
+        bad[place] ^= 1
+        assert _produce(client, partition, bytes(message + bad), 2) == ErrorCode.CORRUPT_MESSAGE
+        bad[place] ^= 1
+    for size in (0, 8, 13, len(body) + 5, 2**31 - 1):
+        wild = message[:8] + struct.pack(">i", size) + message[12:]
+        assert _produce(client, partition, wild, 2) in (ErrorCode.INVALID_RECORD, ErrorCode.CORRUPT_MESSAGE)
+    for version in range(3, 10):
+        assert _produce(client, partition, message, version) == ErrorCode.INVALID_RECORD
     assert _end(client, partition) == 0
+    for version in range(3):
+        assert _produce(client, partition, message, version) == 0
+    assert _end(client, partition) == 3
 
 
 @pytest.mark.parametrize("records", [None, b"", b"x", bytes(100)])
@@ -223,7 +187,7 @@ def test_rubbish_instead_of_records_is_refused(client: RawClient, partition: str
 def test_a_wild_array_length_closes_the_connection(
     broker: KlogBroker, client: RawClient, key: int, version: int
 ) -> None:
-    header = struct.pack(">hhih", key, version, 1, len(_CLIENT)) + _CLIENT.encode()
+    header = struct.pack(">hhih", key, version, 1, len(CLIENT_ID)) + CLIENT_ID.encode()
     fields = {3: b"", 0: struct.pack(">hhi", -1, -1, 1000), 1: struct.pack(">iiiibii", -1, 0, 1, 1, 0, 0, -1), 19: b""}
     before = broker.rss_bytes()
     if (key, version) in ((3, 9), (1, 12), (19, 5)):  # flexible: tags, then the length plus 1 as a varint
@@ -275,7 +239,7 @@ def test_a_fetch_waits_no_longer_than_it_wants(client: RawClient, partition: str
 def test_a_waiting_fetch_is_answered_by_a_produce(broker: KlogBroker, client: RawClient, partition: str) -> None:
     batch = make_batch([(b"k", b"value")], [NOW])
     for number in range(5):
-        client.send_frame(encode_request(FETCH, 11, 7, _CLIENT, _fetch(partition, number, 15_000, 1)).to_bytes())
+        client.send_frame(encode_request(FETCH, 11, 7, CLIENT_ID, _fetch(partition, number, 15_000, 1)).to_bytes())
         client.socket.settimeout(0.1)
         with pytest.raises(TimeoutError):
             client.socket.recv(1)
@@ -313,7 +277,7 @@ def test_min_bytes_are_awaited(broker: KlogBroker, client: RawClient, partition:
 def test_a_client_that_goes_away_while_it_waits_is_forgotten(broker: KlogBroker, partition: str) -> None:
     for _ in range(50):
         with RawClient(broker.port) as gone:
-            gone.send_frame(encode_request(FETCH, 11, 7, _CLIENT, _fetch(partition, 0, 60_000, 1)).to_bytes())
+            gone.send_frame(encode_request(FETCH, 11, 7, CLIENT_ID, _fetch(partition, 0, 60_000, 1)).to_bytes())
     with RawClient(broker.port) as producer:
         assert _produce(producer, partition, bytes(make_batch([(None, b"v")], [NOW]))) == 0
     assert _is_served(broker)
@@ -331,7 +295,7 @@ def test_a_client_that_does_not_read_blocks_no_other(broker: KlogBroker, partiti
         for _ in range(20):
             lazy = stack.enter_context(RawClient(broker.port))
             for _ in range(5):
-                lazy.send_frame(encode_request(FETCH, 11, 7, _CLIENT, request).to_bytes())
+                lazy.send_frame(encode_request(FETCH, 11, 7, CLIENT_ID, request).to_bytes())
         for _ in range(5):
             assert _is_served(broker)
         assert broker.rss_bytes() - before < 60_000_000
@@ -341,5 +305,5 @@ def test_a_client_that_does_not_read_blocks_no_other(broker: KlogBroker, partiti
 def test_acks_0_failing_closes_the_connection(client: RawClient, partition: str) -> None:
     data = [{"name": partition, "partition_data": [{"index": 9, "records": bytes(make_batch([(None, b"v")], [NOW]))}]}]
     message = {"acks": 0, "timeout_ms": 1000, "topic_data": data}
-    client.send_frame(encode_request(PRODUCE, 8, 7, _CLIENT, message).to_bytes())
+    client.send_frame(encode_request(PRODUCE, 8, 7, CLIENT_ID, message).to_bytes())
     assert client.is_closed()

@@ -6,6 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import kafka as kafka_python
@@ -14,6 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from spark_klog.client.producer import Producer as KlogProducer
 from spark_klog.embedded import EmbeddedCluster
 from tests.support.tools import ToolFailed, kcat
 
@@ -234,6 +236,52 @@ def test_kafka_python_round_trip(
         first = next((offset, time_) for offset, time_ in enumerate(times) if time_ >= wanted)
         assert (by_time[partition].offset, by_time[partition].timestamp) == first
     consumer.close()
+
+
+def _read_by_kafka_python(servers: str, topic: str, count: int) -> list[Line]:
+    consumer = kafka_python.KafkaConsumer(bootstrap_servers=servers, consumer_timeout_ms=20_000, check_crcs=True)
+    consumer.assign([kafka_python.TopicPartition(topic, partition) for partition in range(3)])
+    consumer.seek_to_beginning()
+    lines: list[Line] = []
+    while len(lines) < count:
+        record = next(consumer)
+        lines.append((record.partition, record.key, record.value, list(record.headers), record.timestamp))
+    consumer.close()
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("codec", "levels"),
+    [
+        ("none", [None]),
+        ("gzip", [1, None, -1, 9]),
+        ("snappy", [None]),
+        ("lz4", [None, 9, 1, 17]),
+        ("zstd", [-131072, -5, 1, None, 3, 22]),
+    ],
+)
+def test_what_our_producer_writes(
+    cluster: EmbeddedCluster, make_topic: Callable[[int], str], codec: str, levels: list[int | None]
+) -> None:
+    """Read by others; each level gives less than the one before, or as much. After None comes the default level."""
+    topic = make_topic(3)
+    sizes = [0]
+    for level in levels:
+        settings = {"bootstrap.servers": cluster.bootstrap_servers, "compression.type": codec}
+        if level is not None:
+            settings[f"compression.{codec}.level"] = str(level)
+        with KlogProducer.connect(settings) as producer:
+            for partition, key, value, headers, timestamp in _lines():
+                producer.send(topic, value, key, partition, timestamp, tuple(headers))
+        sizes.append(sum(path.stat().st_size for path in cluster.data_dir.glob(f"broker-0/{topic}-?/*.log")))
+    written = [after - before for before, after in pairwise(sizes)]
+    assert written == sorted(written, reverse=True)
+    if len(levels) > 1:
+        assert written[0] > written[-1]
+        assert written[levels.index(None)] == written[levels.index(None) + 1]
+    lines = _by_partition(_lines() * len(levels))
+    assert _by_partition(_consume(cluster.bootstrap_servers, topic, len(lines))) == lines
+    assert _by_partition(_read_by_kafka_python(cluster.bootstrap_servers, topic, len(lines))) == lines
 
 
 def test_topics_are_made_when_they_are_written_to(cluster: EmbeddedCluster, topic: str) -> None:

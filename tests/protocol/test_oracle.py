@@ -16,6 +16,7 @@ import kafka.protocol.admin as admin
 import kafka.protocol.consumer as consumer
 import kafka.protocol.metadata as metadata
 import kafka.protocol.old.admin as old_admin
+import kafka.protocol.old.fetch as old_fetch
 import kafka.protocol.old.list_offsets as old_list_offsets
 import kafka.protocol.old.produce as old_produce
 import kafka.protocol.producer as producer
@@ -39,6 +40,10 @@ OLD: dict[tuple[str, int], Any] = {
     ("Produce", 0): (old_produce.ProduceRequest[0], old_produce.ProduceResponse[0]),
     ("Produce", 1): (old_produce.ProduceRequest[1], old_produce.ProduceResponse[1]),
     ("Produce", 2): (old_produce.ProduceRequest[2], old_produce.ProduceResponse[2]),
+    ("Fetch", 0): (old_fetch.FetchRequest[0], old_fetch.FetchResponse[0]),
+    ("Fetch", 1): (old_fetch.FetchRequest[1], old_fetch.FetchResponse[1]),
+    ("Fetch", 2): (old_fetch.FetchRequest[2], old_fetch.FetchResponse[2]),
+    ("Fetch", 3): (old_fetch.FetchRequest[3], old_fetch.FetchResponse[3]),
     ("ListOffsets", 0): (old_list_offsets.ListOffsetsRequest[0], old_list_offsets.ListOffsetsResponse[0]),
     ("CreateTopics", 0): (old_admin.CreateTopicsRequest[0], old_admin.CreateTopicsResponse[0]),
     ("CreateTopics", 1): (old_admin.CreateTopicsRequest[1], old_admin.CreateTopicsResponse[1]),
@@ -319,7 +324,7 @@ def test_every_version_has_its_oracle() -> None:
             assert first <= version <= last, f"{api.name} {version}: kafka-python has {first}-{last}"
     for api, _ in REMOVED:
         assert api in apis.BY_KEY.values()
-    assert len(REMOVED) == len(OLD) == 7
+    assert len(REMOVED) == len(OLD) == 11
 
 
 @pytest.mark.parametrize("api", apis.BY_KEY.values(), ids=_name)

@@ -17,13 +17,15 @@ from spark_klog.errors import DecodeError, ErrorCode, LogCorrupted, OffsetOutOfR
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segment import FileRange
 from spark_klog.protocol.codec import Message
-from spark_klog.records.batch import next_offset_after
+from spark_klog.records.batch import iter_batches, next_offset_after
 from spark_klog.records.conversion import down_convert
+from spark_klog.wire.primitives import Buffer
 
 _log = logging.getLogger(__name__)
 _NO_SESSION = 0
 #: The first versions that take magic 1, and magic 2.
 _FIRST_MAGIC_1, _FIRST_MAGIC_2 = 2, 4
+_ZSTD = 4
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
@@ -92,11 +94,21 @@ async def _partition(
     return result
 
 
+def _convertible(data: Buffer) -> memoryview:
+    """The batches before one of zstd, which older magics do not have; with it where it is the first, to be refused."""
+    size = 0
+    for header, _ in iter_batches(data):
+        if header.codec_id == _ZSTD and size:
+            break
+        size += header.size
+    return memoryview(data)[:size]
+
+
 def _converted(broker: Broker, request: Request, log: PartitionLog, offset: int, max_bytes: int) -> bytearray:
     """Batches from `offset` on as an old fetcher reads them; none where only control batches are left."""
     magic = 1 if request.version >= _FIRST_MAGIC_1 else 0
     while (found := log.read(offset, max_bytes)) is not None:
-        data = found.read()
+        data = _convertible(found.read())
         converted = down_convert(data, magic, offset, broker.config.decompressed_max_bytes)
         if converted.lost_headers:
             _log.info(

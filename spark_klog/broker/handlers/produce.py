@@ -12,8 +12,9 @@ from spark_klog.broker.broker import Broker, Request
 from spark_klog.errors import CorruptBatchError, DecodeError, ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge
 from spark_klog.protocol.codec import Message
-from spark_klog.records.batch import magic_of
+from spark_klog.records.batch import iter_batches
 from spark_klog.records.conversion import up_convert
+from spark_klog.wire.primitives import Buffer
 
 _log = logging.getLogger(__name__)
 _NO_ANSWER, _LEADER, _ALL = 0, 1, -1
@@ -46,6 +47,12 @@ def _failed(index: int, code: ErrorCode, reason: str) -> Message:
     return {"index": index, "error_code": code, "error_message": reason}
 
 
+def _check_magic_2(records: Buffer, version: int) -> None:
+    for header, _ in iter_batches(records):
+        if header.magic != 2:
+            raise DecodeError(f"Produce {version} takes batches of magic 2, not {header.magic}")
+
+
 async def _append(broker: Broker, request: Request, topic: str, data: dict[str, Any]) -> Message:
     index, records = data["index"], data["records"]
     log = await broker.leader_log(topic, index)
@@ -54,9 +61,9 @@ async def _append(broker: Broker, request: Request, topic: str, data: dict[str, 
     if records is None:
         return _failed(index, ErrorCode.INVALID_RECORD, "no records")
     try:
-        if request.version >= _FIRST_MAGIC_2 and magic_of(records) in (0, 1):
-            raise DecodeError(f"Produce {request.version} takes batches of magic 2, not {magic_of(records)}")
-        if magic_of(records) != 2:
+        if request.version >= _FIRST_MAGIC_2:
+            _check_magic_2(records, request.version)
+        else:
             records = memoryview(up_convert(records, renumber=True, limit=broker.config.decompressed_max_bytes))
         appended = log.append(records)
     except CorruptBatchError as error:

@@ -1,0 +1,148 @@
+# Growing buffers, their way to Arrow and back.
+#
+# A fresh page costs far more than filling it does. So a full buffer is handed to Arrow as it is, not copied, and when
+# Arrow drops it its memory waits here for the next batch of columns.
+
+cdef struct Bytes:
+    uint8_t *data
+    int64_t size
+    int64_t capacity
+    int64_t usual  # capacity that the next buffer begins with
+
+
+cdef struct Block:
+    uint8_t *data
+    int64_t capacity
+
+
+cdef enum:
+    MAX_SPARES = 32
+    SMALLEST_SPARE = 64 * 1024  # smaller ones malloc recycles well by itself
+    SMALLEST_BUFFER = 4096
+
+# Memory that waits, the oldest first; all of this is touched with the GIL only.
+cdef Block spares[MAX_SPARES]
+cdef int spare_count = 0
+cdef int64_t spare_bytes = 0
+cdef int64_t spare_limit = 64 * 1024 * 1024
+
+
+cdef Block without_spare(int index) noexcept:
+    """Take a spare block out of the list."""
+    global spare_count, spare_bytes
+    cdef Block block = spares[index]
+    spare_count -= 1
+    spare_bytes -= block.capacity
+    memmove(&spares[index], &spares[index + 1], (spare_count - index) * sizeof(Block))
+    return block
+
+
+cdef void give_back(uint8_t *data, int64_t capacity) noexcept:
+    """Keep a block as a spare, or free it; the oldest spares go first where there are too many."""
+    global spare_count, spare_bytes
+    if capacity < SMALLEST_SPARE or capacity > spare_limit:
+        free(data)
+        return
+    while spare_count == MAX_SPARES or spare_bytes + capacity > spare_limit:
+        free(without_spare(0).data)
+    spares[spare_count].data = data
+    spares[spare_count].capacity = capacity
+    spare_count += 1
+    spare_bytes += capacity
+
+
+cdef Block new_block(int64_t capacity) noexcept:
+    """A block of at least `capacity` bytes: the smallest spare that is not far too large, else a fresh one (or NULL)."""
+    cdef Block block
+    cdef int best = -1, i
+    for i in range(spare_count):
+        if capacity <= spares[i].capacity <= 4 * capacity:
+            if best < 0 or spares[i].capacity < spares[best].capacity:
+                best = i
+    if best >= 0:
+        return without_spare(best)
+    block.data = <uint8_t *>malloc(capacity)
+    block.capacity = capacity
+    return block
+
+
+def limit_spare_memory(int64_t size):
+    """Keep at most `size` bytes of memory for the next columns (64 MiB at first); 0 keeps none, and frees what waits.
+
+    With 0 every buffer is malloc's own, so that tools which watch malloc see each one's life.
+    """
+    global spare_limit
+    spare_limit = max(size, 0)
+    while spare_bytes > spare_limit:
+        free(without_spare(0).data)
+
+
+cdef class Memory:
+    """A buffer that was filled: it owns its block, and gives it back when the last view of it has gone."""
+
+    cdef Block _block
+    cdef int64_t _size
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self._block.data, self._size, 0, flags)
+
+    def __dealloc__(self):
+        if self._block.data != NULL:
+            give_back(self._block.data, self._block.capacity)
+
+
+cdef object taken(Bytes *buffer):
+    """The content as a buffer of Python's; `buffer` is empty afterwards."""
+    cdef Memory memory
+    if buffer.size == 0:
+        return b""
+    memory = Memory.__new__(Memory)
+    memory._block.data = buffer.data
+    memory._block.capacity = buffer.capacity
+    memory._size = buffer.size
+    # what is next will be alike; but one large body must not make all that follow large
+    buffer.usual = buffer.capacity if buffer.size > buffer.capacity / 4 else 2 * buffer.size
+    buffer.data = NULL
+    buffer.size = buffer.capacity = 0
+    return memoryview(memory)
+
+
+cdef int reserve(Bytes *buffer, int64_t extra) noexcept nogil:
+    """Room for `extra` more bytes; -1 without memory."""
+    cdef int64_t capacity = 2 * buffer.capacity
+    cdef void *grown
+    if extra <= buffer.capacity - buffer.size:
+        return 0
+    if capacity < buffer.size + extra:
+        capacity = buffer.size + extra
+    if capacity < SMALLEST_BUFFER:
+        capacity = SMALLEST_BUFFER
+    grown = realloc(buffer.data, capacity)
+    if grown == NULL:
+        return -1
+    buffer.data = <uint8_t *>grown
+    buffer.capacity = capacity
+    return 0
+
+
+cdef int prepare(Bytes *buffer, int64_t extra) except -1:
+    """As `reserve`, with the GIL: an empty buffer gets a spare block where there is one. `MemoryError`."""
+    cdef Block block
+    if buffer.data == NULL:
+        block = new_block(max(extra, buffer.usual, <int64_t>SMALLEST_BUFFER))
+        if block.data == NULL:
+            raise MemoryError
+        buffer.data = block.data
+        buffer.capacity = block.capacity
+    elif reserve(buffer, extra) < 0:
+        raise MemoryError
+    return 0
+
+
+cdef inline int put(Bytes *buffer, const void *data, int64_t size) noexcept nogil:
+    if reserve(buffer, size) < 0:
+        return -1
+    if size:
+        memcpy(buffer.data + buffer.size, data, size)
+    buffer.size += size
+    return 0

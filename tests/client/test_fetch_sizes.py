@@ -1,0 +1,256 @@
+"""Messages larger than what is fetched: brokers before Fetch 3 answer with the first part of one, and we ask again."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import socketserver
+import struct
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from kafka.record.memory_records import MemoryRecordsBuilder
+
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.fetcher import fetch_range
+from spark_klog.errors import DecodeError, RecordTooLarge
+from spark_klog.records.reader import read_records
+from tests.support.kafka import HOST
+
+TIME = 1_700_000_000_000
+TOPIC = "sizes"
+FETCH, LIST_OFFSETS, METADATA, API_VERSIONS = 1, 2, 3, 18
+MAX_FRAME = 100 * 1024 * 1024
+
+
+class Asked(NamedTuple):
+    """A fetch request."""
+
+    offset: int
+    max_bytes: int
+    total_max_bytes: int | None
+
+
+def _string(text: str) -> bytes:
+    return struct.pack(">h", len(text)) + text.encode()
+
+
+class FakeBroker(socketserver.ThreadingTCPServer):
+    """Speaks Fetch up to `version` (at most 3), and gives of `log` what such a broker gives: cut at the size asked for.
+
+    It has topic `TOPIC` with partition 0. `log` is (last offset, bytes) of message after message.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, version: int) -> None:
+        super().__init__((HOST, 0), _Connection)
+        self.version = version
+        self.log: list[tuple[int, bytes]] = []
+        #: Bytes of records in an answer, whatever is asked for.
+        self.most = MAX_FRAME
+        #: Where records begin, whatever is asked for.
+        self.start: int | None = None
+        self.asked: list[Asked] = []
+
+    def answer(self, key: int, version: int, body: bytes) -> bytes:
+        if key == API_VERSIONS:
+            apis = ((FETCH, 0, self.version), (LIST_OFFSETS, 1, 1), (METADATA, 0, 0), (API_VERSIONS, 0, 0))
+            return struct.pack(">hi", 0, len(apis)) + b"".join(struct.pack(">hhh", *api) for api in apis)
+        if key == METADATA:
+            host, port = self.server_address[:2]
+            brokers = struct.pack(">ii", 1, 0) + _string(str(host)) + struct.pack(">i", int(port))
+            partition = struct.pack(">hiiiiii", 0, 0, 0, 1, 0, 1, 0)
+            return brokers + struct.pack(">ih", 1, 0) + _string(TOPIC) + struct.pack(">i", 1) + partition
+        topic = struct.pack(">i", 1) + _string(TOPIC) + struct.pack(">ii", 1, 0)
+        if key == LIST_OFFSETS:
+            wanted = struct.unpack(">q", body[-8:])[0]
+            return topic + struct.pack(">hqq", 0, -1, 0 if wanted == -2 else self.log[-1][0] + 1)
+        assert key == FETCH
+        total = struct.unpack_from(">i", body, 12)[0] if version >= 3 else None
+        partition_number, offset, max_bytes = struct.unpack(">iqi", body[-16:])
+        assert partition_number == 0
+        self.asked.append(Asked(offset, max_bytes, total))
+        start = offset if self.start is None else self.start
+        data = b"".join(message for last, message in self.log if last >= start)[: min(max_bytes, self.most)]
+        throttle = struct.pack(">i", 0) if version else b""
+        return throttle + topic + struct.pack(">hqi", 0, self.log[-1][0] + 1, len(data)) + data
+
+
+class _Connection(socketserver.StreamRequestHandler):
+    server: FakeBroker
+
+    def handle(self) -> None:
+        while len(prefix := self.rfile.read(4)) == 4:
+            frame = self.rfile.read(struct.unpack(">i", prefix)[0])
+            key, version, correlation_id, size = struct.unpack_from(">hhih", frame)
+            answer = self.server.answer(key, version, frame[10 + max(size, 0) :])
+            self.wfile.write(struct.pack(">ii", 4 + len(answer), correlation_id) + answer)
+
+
+@pytest.fixture(params=[0, 1, 2, 3], ids=lambda version: f"fetch-{version}")
+def broker(request: pytest.FixtureRequest) -> Iterator[FakeBroker]:
+    with FakeBroker(request.param) as fake:
+        thread = threading.Thread(target=fake.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield fake
+        fake.shutdown()
+        thread.join()
+
+
+def _messages(magic: int, sizes: list[int], first: int = 0) -> list[tuple[int, bytes]]:
+    """Messages by kafka-python with values of these sizes."""
+    log = []
+    for offset, size in enumerate(sizes, first):
+        builder = MemoryRecordsBuilder(magic=magic, compression_type=0, batch_size=1 << 30, offset=offset)
+        builder.append(TIME, None, bytes([offset % 256]) * size)
+        builder.close()
+        log.append((offset, bytes(builder.buffer())))
+    return log
+
+
+def _fetch(
+    broker: FakeBroker, start: int, end: int, max_bytes: int = 1000, **more: str
+) -> list[tuple[int, bytes | None]]:
+    """(offset, value) of the records from `start` to `end`."""
+    settings = {"bootstrap.servers": f"{HOST}:{broker.server_address[1]}", "max.partition.fetch.bytes": str(max_bytes)}
+    settings |= {name.replace("_", "."): value for name, value in more.items()}
+    with Cluster.connect({"request.timeout.ms": "3000", **settings}) as cluster:
+        return [
+            (record.offset, record.value)
+            for fetched in fetch_range(cluster, TOPIC, 0, start, end)
+            for record in read_records(bytes(fetched.data))
+            if start <= record.offset < end
+        ]
+
+
+def _expected(sizes: list[int], first: int = 0) -> list[tuple[int, bytes]]:
+    return [(offset, bytes([offset % 256]) * size) for offset, size in enumerate(sizes, first)]
+
+
+def _magic(broker: FakeBroker) -> int:
+    return 0 if broker.version < 2 else 1
+
+
+def test_a_message_larger_than_asked_for_is_asked_for_again(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.log = _messages(_magic(broker), [5000])
+    size = len(broker.log[0][1])
+    with caplog.at_level(logging.INFO, "spark_klog.client"):
+        assert _fetch(broker, 0, 1) == _expected([5000])
+    assert [asked[:2] for asked in broker.asked] == [(0, 1000), (0, size)]
+    assert f"{TOPIC}-0 at offset 0: a message of {size} bytes, fetching again" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "sizes", [[10] * 50, [900, 5, 3000, 5, 5, 60_000, 5], [2000] * 5, [10, 100, 1000, 10_000, 100_000]]
+)
+@pytest.mark.parametrize("max_bytes", [100, 1000])
+def test_messages_of_any_size(broker: FakeBroker, sizes: list[int], max_bytes: int) -> None:
+    """Each one is asked for twice at the most; what was once needed is asked for from then on."""
+    broker.log = _messages(_magic(broker), sizes)
+    assert _fetch(broker, 0, len(sizes), max_bytes) == _expected(sizes)
+    offsets = [asked.offset for asked in broker.asked]
+    assert offsets == sorted(offsets)
+    assert max(offsets.count(offset) for offset in offsets) <= 2
+    asked_for = [asked.max_bytes for asked in broker.asked]
+    assert asked_for == sorted(asked_for)
+    assert asked_for[-1] <= max(max_bytes, *(len(message) for _, message in broker.log))
+
+
+def test_the_whole_answer_may_be_as_large_as_its_partition(broker: FakeBroker) -> None:
+    broker.log = _messages(_magic(broker), [5000])
+    assert _fetch(broker, 0, 1, fetch_max_bytes="2000") == _expected([5000])
+    for asked in broker.asked:
+        assert asked.total_max_bytes is None or asked.total_max_bytes >= max(2000, asked.max_bytes)
+
+
+def test_a_range_that_begins_within_a_large_set(broker: FakeBroker) -> None:
+    builder = MemoryRecordsBuilder(magic=_magic(broker), compression_type=1, batch_size=1 << 30)
+    for number in range(100):
+        builder.append(TIME, None, b"%d" % (7919**number % 10**40))
+    builder.close()
+    wrapper = bytearray(builder.buffer())
+    struct.pack_into(">q", wrapper, 0, 99)  # as a broker sets it
+    broker.log = [(99, bytes(wrapper)), *_messages(_magic(broker), [10], 100)]
+    assert len(wrapper) > 1000
+    found = _fetch(broker, 40, 101)
+    assert found == [(n, b"%d" % (7919**n % 10**40)) for n in range(40, 100)] + _expected([10], 100)
+    assert [asked[:2] for asked in broker.asked][:2] == [(40, 1000), (40, len(wrapper))]
+
+
+@pytest.mark.parametrize(
+    ("claimed", "fetch_max_bytes"),
+    [(MAX_FRAME + 1, 50 * 1024 * 1024), (2**31 - 1, 1000), (120_000_001, 60_000_000)],
+)
+def test_a_message_larger_than_any_answer_is_refused(broker: FakeBroker, claimed: int, fetch_max_bytes: int) -> None:
+    """100 MiB, or twice fetch.max.bytes; nothing of that size is asked for."""
+    message = bytearray(_messages(_magic(broker), [5000], 7)[0][1])
+    struct.pack_into(">i", message, 8, claimed - 12)
+    broker.log = [*_messages(_magic(broker), [10] * 7), (7, bytes(message))]
+    with pytest.raises(RecordTooLarge) as failed:
+        _fetch(broker, 0, 8, fetch_max_bytes=str(fetch_max_bytes))
+    error = failed.value
+    assert (error.topic, error.partition, error.offset, error.size, error.fetched) == (TOPIC, 0, 7, claimed, 1000)
+    assert str(error) == (
+        f"{TOPIC}-0 at offset 7: the record batch has {claimed} bytes, 1000 were fetched; "
+        "raise fetch.max.bytes and max.partition.fetch.bytes"
+    )
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert (str(copy), copy.size, copy.fetched) == (str(error), claimed, 1000)
+    assert {asked.max_bytes for asked in broker.asked} == {1000}
+
+
+def test_a_message_as_large_as_an_answer_may_be_is_asked_for(broker: FakeBroker) -> None:
+    message = bytearray(_messages(_magic(broker), [5000])[0][1])
+    struct.pack_into(">i", message, 8, MAX_FRAME - 12)
+    broker.log = [(0, bytes(message))]
+    with pytest.raises(RecordTooLarge):
+        _fetch(broker, 0, 1)
+    assert [asked.max_bytes for asked in broker.asked] == [1000, MAX_FRAME]
+
+
+def test_a_broker_that_gives_no_more_is_not_asked_for_ever(broker: FakeBroker) -> None:
+    broker.log = _messages(_magic(broker), [10, 5000])
+    broker.most = 2000
+    size = len(broker.log[1][1])
+    with pytest.raises(RecordTooLarge, match=f"offset 1: the record batch has {size} bytes, 2000 were fetched"):
+        _fetch(broker, 0, 2)
+    assert len(broker.asked) == 3
+
+
+@pytest.mark.parametrize("given", [1, 11])
+def test_too_little_to_tell_the_size(broker: FakeBroker, given: int) -> None:
+    broker.log = _messages(_magic(broker), [5000])
+    with pytest.raises(RecordTooLarge, match=f"an unknown number of bytes, {given} were fetched") as failed:
+        _fetch(broker, 0, 1, given)
+    assert (failed.value.size, failed.value.fetched) == (0, given)
+
+
+@pytest.mark.parametrize("given", [12, 16, 17])
+def test_the_size_is_told_by_12_bytes(broker: FakeBroker, given: int) -> None:
+    broker.log = _messages(_magic(broker), [5000])
+    assert _fetch(broker, 0, 1, given) == _expected([5000])
+
+
+def test_a_broker_that_answers_with_earlier_records_only(broker: FakeBroker) -> None:
+    broker.log = _messages(_magic(broker), [10, 10, 10])
+    broker.most, broker.start = 2 * len(broker.log[0][1]), 0
+    with pytest.raises(
+        DecodeError, match=rf"{TOPIC}-0 at offset 2: {broker.most} bytes fetched hold only records before"
+    ):
+        _fetch(broker, 2, 3)
+
+
+@pytest.mark.parametrize("position", [8, 16])
+def test_what_is_no_message_is_named(broker: FakeBroker, position: int) -> None:
+    """A negative length, and an unknown magic."""
+    message = bytearray(_messages(_magic(broker), [5000])[0][1])
+    message[position] = 0xFF
+    broker.log = [(0, bytes(message))]
+    with pytest.raises(DecodeError, match=f"{TOPIC}-0 at offset 0: no batch at position 0"):
+        _fetch(broker, 0, 1)

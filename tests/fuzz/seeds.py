@@ -1,0 +1,144 @@
+"""What the fuzzer begins with: slices of logs that Apache Kafka wrote, and batches of all magics and codecs."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from spark_klog.records.batch import iter_batches
+from spark_klog.records.batch_v2 import BatchHeader, body, build_batch
+from spark_klog.records.contract import CREATE_TIME, LOG_APPEND_TIME, NO_TIMESTAMP, NO_TIMESTAMP_TYPE, Record
+from spark_klog.records.message_07 import build_message_07, build_set_07
+from spark_klog.records.message_set import build_message, build_message_set, inner_set, key_and_value
+from spark_klog.records.reference import append_record
+from spark_klog.wire.codecs import CODECS, codec_by_id
+
+from .envelope import Mode
+
+_DATA = Path(__file__).parent.parent / "data"
+_LARGEST = 1200
+_TIME = 1_700_000_000_000
+_VALUES = (b"value" * 5, b"", None, b"\x00\xff" * 3)
+_KEYS = (b"key", None, b"", b"\x00\x00\x00\x01")
+_HEADERS = ((), (("h", b"v"), ("n", None)), (), (("\xe9", b""),))
+
+
+def seeds(target: str) -> Iterator[bytes]:
+    """Inputs for a target of targets.py."""
+    if target == "codecs":
+        yield from _codec_seeds()
+        return
+    knobs = [bytes((mode, span, choice, 0)) for mode, span, choice in ((Mode.WRAP, 0, 0), (Mode.FIT, 0x44, 7))]
+    if target != "message_07":
+        for source in _sources():
+            yield from (head + source for head in knobs)
+        for log in _golden():
+            yield bytes((Mode.RAW, 0, 6, 3)) + log
+    if target in ("message_07", "dump"):
+        for source in _sources_07():
+            yield from (bytes((mode, 5, 1, 0)) + source for mode in (Mode.RAW, Mode.WRAP))
+
+
+def source_of(log: bytes) -> bytes:
+    """The source (see envelope.py) of a log."""
+    result = bytearray()
+    for header, batch in iter_batches(log):
+        if isinstance(header, BatchHeader):
+            entry = bytearray(batch[:61]) + body(header, batch)
+        elif header.codec_id:
+            _, value = key_and_value(header, batch)
+            inner = source_of(bytes(inner_set(header, batch)))
+            entry = bytearray(batch[: len(batch) - len(value or b"") - 4]) + struct.pack(">i", len(inner)) + inner
+        else:
+            entry = bytearray(batch)
+        struct.pack_into(">i", entry, 8, len(entry) - 12)
+        result += entry
+    return bytes(result)
+
+
+def _golden() -> Iterator[bytes]:
+    """The first and the smallest batches of each golden log, as they are."""
+    for path in sorted(_DATA.glob("kafka-*/logs/*/*.log")):
+        batches = [bytes(batch) for _, batch in iter_batches(path.read_bytes())]
+        small = sorted(batches, key=len)[:2]
+        yield b"".join(batch for batch in batches if batch in small)
+        if len(first := b"".join(batches[:6])) < _LARGEST:
+            yield first
+
+
+def _sources() -> Iterator[bytes]:
+    for log in _golden():
+        if len(source := source_of(log)) < _LARGEST:
+            yield source
+    for log in _generated():
+        yield source_of(log)
+
+
+def _rows(kind: int) -> list[Record]:
+    time = NO_TIMESTAMP if kind == NO_TIMESTAMP_TYPE else _TIME
+    return [
+        Record(10 + row, time if kind else time + 5 * row, kind, _KEYS[row], _VALUES[row], _HEADERS[row])
+        for row in range(4)
+    ]
+
+
+def _generated() -> Iterator[bytes]:
+    for magic, kind in ((0, NO_TIMESTAMP_TYPE), (1, CREATE_TIME), (1, LOG_APPEND_TIME)):
+        for codec_id in range(4):
+            yield build_message_set(_rows(kind), magic, codec_by_id(codec_id))
+    for codec in CODECS.values():
+        for attributes in (0, 8, 0x10):
+            records = bytearray()
+            for record in _rows(CREATE_TIME):
+                append_record(records, record.timestamp - _TIME, record.offset - 10, *record[3:])
+            yield build_batch(
+                records,
+                4,
+                base_timestamp=_TIME,
+                max_timestamp=_TIME + 15,
+                codec=codec,
+                base_offset=10,
+                attributes=attributes,
+                producer_id=7,
+            )
+    marker = bytearray()
+    append_record(marker, 0, 0, struct.pack(">hh", 0, 0), bytes(6))
+    yield build_batch(
+        marker, 1, base_timestamp=_TIME, max_timestamp=_TIME, base_offset=20, attributes=0x30, producer_id=7
+    )
+    inner = build_message_set(_rows(CREATE_TIME)[:2], 1, codec_by_id(1))
+    yield build_message(1, 12, _TIME, None, codec_by_id(2).compress(inner), 2)
+
+
+def _sources_07() -> Iterator[bytes]:
+    payloads = [b"", b"payload", b"\x00" * 20]
+    for magic in (0, 1):
+        yield build_set_07(payloads, magic)
+    for codec_id in (1, 2):
+        yield build_set_07(payloads, 1, codec_by_id(codec_id))
+        content = build_set_07(payloads)
+        for _ in range(3):  # sets in sets, not compressed yet
+            content = struct.pack(">ibbI", 6 + len(content), 1, codec_id, 0) + content
+        yield content + build_message_07(b"last", 0)
+
+
+def _codec_seeds() -> Iterator[bytes]:
+    rng = random.Random(1)
+    contents = [b"", b"a", b"abc" * 50, rng.randbytes(60), bytes(300) + rng.randbytes(20), bytes(5000)]
+    for codec in list(CODECS.values())[1:]:
+        for content in contents:
+            compressed = bytes(codec.compress(content))
+            yield bytes((codec.id, 0)) + compressed
+            yield bytes((codec.id, 1)) + compressed * 2
+            yield bytes((codec.id | 8, 0)) + compressed[_MENDED[codec.id] :]
+    for path in sorted(_DATA.glob("kafka-*/logs/*/*.log")):
+        for header, batch in list(iter_batches(path.read_bytes())):
+            if header.codec_id and len(batch) < _LARGEST:
+                value = batch[61:] if isinstance(header, BatchHeader) else key_and_value(header, batch)[1]
+                yield bytes((header.codec_id, 0)) + bytes(value or b"")
+
+
+#: Bytes that targets.py puts in front by itself.
+_MENDED = {1: 10, 2: 16, 3: 4, 4: 4}

@@ -1,0 +1,444 @@
+"""What is fuzzed: bytes in, `AssertionError` or any other exception out where the package breaks a promise.
+
+The promises: bytes from outside decode or raise `DecodeError`, nothing else; what they decode to stays within the limit
+that was given; the kernels do the same; what one part writes another reads.
+
+Input of all but `codecs`: four bytes of knobs (see `_Knobs`), then a source (see envelope.py).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from spark_klog.errors import ConfigError, DecodeError, ErrorCode, ProtocolError
+from spark_klog.log.dump import Damage, Dumped, _dump, _dump_07
+from spark_klog.records import kernels
+from spark_klog.records.assignment import assign_offsets
+from spark_klog.records.batch import Header, check_crc, iter_batches
+from spark_klog.records.batch_v2 import BatchHeader
+from spark_klog.records.contract import COLUMNS, NO_TIMESTAMP, Kernel, Record, RecordColumns
+from spark_klog.records.conversion import down_convert, up_convert
+from spark_klog.records.message_07 import check_crc_07, iter_messages_07, records_07
+from spark_klog.records.reader import AbortedTransactions, append_visible, read_records, records_of, visible_batches
+from spark_klog.wire.codecs import codec_by_id
+
+from .codec_data import MAX_INFLATED, MEND, ORACLES
+from .column_rows import as_records, buffers
+from .envelope import Mode, wrap, wrap_07
+
+Target = Callable[[bytes], None]
+#: What one compressed batch may grow to: small, so that a run is fast.
+LIMIT = 1 << 16
+#: For what was written from within `LIMIT`: other formats need more bytes for a record.
+_ROOM = 64 * LIMIT
+_CODEC_LIMITS = (MAX_INFLATED, 1 << 12, 100, 0)
+_END = 2**63 - 1
+_TIME = 1_700_000_000_000
+
+
+def kernels_named(choice: str) -> list[Kernel]:
+    """ "reference", "native" or "both"; a native kernel that was not built, or is an old one, is left out of "both"."""
+    chosen = [kernels.load("reference")] if choice != "native" else []
+    if choice != "reference":
+        try:
+            native = kernels.load("native")
+        except ConfigError:
+            if choice == "native":
+                raise
+        else:
+            if hasattr(native, "message_run"):
+                chosen.append(native)
+            elif choice == "native":
+                raise ConfigError("the native kernel is older than message sets; build it again")
+    return chosen
+
+
+#: run.py and asan.py choose others.
+KERNELS = kernels_named("both")
+
+
+@dataclass(frozen=True)
+class _Knobs:
+    """The first four bytes."""
+
+    mode: int
+    """Bits 0-1 the `Mode`, bits 2-4 how many bytes are cut off at the end."""
+    span: int
+    """Which offsets: bits 0-3 from where, bits 4-7 how many; see `offsets`."""
+    choice: int
+    """What else there is to choose for a target."""
+    columns: int
+    """A bit a column; 0 is all."""
+
+    def log(self, source: bytes, wrapped: Callable[[bytes, Mode], bytes] = wrap) -> bytes:
+        log = wrapped(source, Mode(self.mode & 3))
+        return log[: len(log) - (self.mode >> 2 & 7)]
+
+    def offsets(self, log: bytes) -> tuple[int, int]:
+        """Some about the first batch's, or all that there can be."""
+        base: int = struct.unpack_from(">q", log)[0] if len(log) >= 8 else 0
+        low, many = self.span & 15, self.span >> 4
+        first = 0 if low == 0 else min(max(base + low - 4, 0), _END)
+        return first, _END if many == 0 else min(first + many - 1, _END)
+
+    def chosen_columns(self) -> frozenset[str]:
+        chosen = frozenset(name for bit, name in enumerate(COLUMNS) if self.columns >> bit & 1)
+        return chosen or frozenset(COLUMNS)
+
+
+def _split(data: bytes) -> tuple[_Knobs, bytes]:
+    return _Knobs(*data[:4].ljust(4, b"\x00")), data[4:]
+
+
+def _is_too_large(error: DecodeError) -> bool:
+    return "grow beyond" in str(error)
+
+
+def _records(log: bytes) -> tuple[list[tuple[Header, list[Record]]], DecodeError | None]:
+    """The visible batches' records up to the first error."""
+    batches: list[tuple[Header, list[Record]]] = []
+    try:
+        for header, batch in visible_batches(log):
+            batches.append((header, list(records_of(header, batch, LIMIT))))
+    except DecodeError as error:
+        return batches, error
+    return batches, None
+
+
+# reader
+
+
+def fuzz_reader(data: bytes) -> None:
+    """Every way of reading a log: the kernels alike, columns as records, parts as the whole."""
+    knobs, source = _split(data)
+    log = knobs.log(source)
+    aborted = _aborted(knobs, log)
+    first, end = knobs.offsets(log)
+    columns = knobs.chosen_columns()
+    parts = [_read_columns(kernel, log, columns, first, end, aborted) for kernel in KERNELS]
+    for part in parts[1:]:
+        _check_same(parts[0], part)
+    assert len({_message_run(kernel, log, end) for kernel in KERNELS}) == 1
+    batches, error = _records(log)
+    if error is None and all(_is_in_order(header, records) for header, records in batches):
+        records = [record for _, records in batches for record in records]
+        for kernel in KERNELS:
+            whole = _read_columns(kernel, log, frozenset(COLUMNS), 0, _END, [])
+            assert not whole.is_refused
+            assert as_records(whole.columns) == records
+    if error is None or not _is_too_large(error):
+        _read_records(log, [], [record for _, records in batches for record in records], error)
+        if aborted:
+            _read_records(log, aborted, None, None)
+
+
+@dataclass
+class _Columns:
+    """What a kernel made of a log."""
+
+    is_refused: bool
+    steps: int
+    rows: int
+    size: int
+    columns: RecordColumns
+
+    def told(self) -> tuple[object, ...]:
+        return self.is_refused, self.steps, self.rows, self.size
+
+
+def _aborted(knobs: _Knobs, log: bytes) -> list[tuple[int, int]]:
+    """Pairs of producer id and first offset, of the first batch's producer and another."""
+    if not knobs.choice & 1 or len(log) < 51:
+        return []
+    base, producer = struct.unpack_from(">q", log)[0], struct.unpack_from(">q", log, 43)[0]
+    pairs = [(producer, base), (producer, base + 6), (producer + 1, base + 1), (-1, 0)]
+    return [pair for bit, pair in enumerate(pairs) if knobs.choice >> bit & 2]
+
+
+def _read_columns(
+    kernel: Kernel, log: bytes, columns: frozenset[str], first: int, end: int, aborted: list[tuple[int, int]]
+) -> _Columns:
+    builder = kernel.builder(columns)
+    steps = 0
+    is_refused = False
+    transactions = AbortedTransactions(aborted) if aborted else None
+    try:
+        for _ in append_visible(kernel, builder, log, first, end, transactions, LIMIT):
+            steps += 1
+    except DecodeError:
+        is_refused = True
+    rows, size = builder.rows, builder.size
+    finished = builder.finish()
+    assert rows == finished.count
+    assert builder.rows == builder.size == builder.finish().count == 0
+    return _Columns(is_refused, steps, rows, size, finished)
+
+
+def _message_run(kernel: Kernel, log: bytes, end: int) -> int | None:
+    try:
+        return kernel.message_run(log, 0, end)
+    except DecodeError:
+        return None
+
+
+def _check_same(one: _Columns, other: _Columns) -> None:
+    """Equal columns have equal buffers; where those differ, Arrow has to read the same."""
+    assert one.told() == other.told()
+    if buffers(one.columns) != buffers(other.columns):
+        from tests.support.record_model import to_lists
+
+        assert to_lists(one.columns) == to_lists(other.columns)
+
+
+def _is_in_order(header: Header, records: list[Record]) -> bool:
+    """Where not, reading from an offset on may leave records out."""
+    return header.next_offset < _END and all(0 <= record.offset <= header.last_offset for record in records)
+
+
+def _read_records(
+    log: bytes, aborted: list[tuple[int, int]], expected: list[Record] | None, error: DecodeError | None
+) -> None:
+    records: list[Record] = []
+    raised = False
+    try:
+        for record in read_records(log, AbortedTransactions(aborted) if aborted else None):
+            records.append(record)
+    except DecodeError:
+        raised = True
+    if expected is not None:
+        assert raised == (error is not None)
+        assert records[: len(expected)] == expected
+
+
+# message_07
+
+
+def fuzz_message_07(data: bytes) -> None:
+    """A log of Kafka 0.7: its messages, and their records."""
+    knobs, source = _split(data)
+    log = knobs.log(source, wrap_07)
+    base = knobs.span << knobs.choice % 56
+    position = base
+    try:
+        for message in iter_messages_07(log, base):
+            assert message.offset == position
+            position = message.next_offset
+            try:
+                check_crc_07(message)
+                records = list(records_07(message, LIMIT))
+            except DecodeError:
+                continue
+            assert {record.offset for record in records} <= {message.offset}
+            assert sum(len(record.value or b"") for record in records) <= max(LIMIT, len(message.payload))
+    except DecodeError:
+        pass
+    assert base <= position <= base + len(log)
+
+
+# codecs
+
+
+def fuzz_codecs(data: bytes) -> None:
+    """Decompression: byte 0 the codec (bits 0-2) and whether checksums are mended (bit 3), byte 1 the limit."""
+    head, payload = data[:2].ljust(2, b"\x00"), data[2:]
+    limit = _CODEC_LIMITS[head[1] & 3]
+    codec_id = head[0] & 7
+    if head[0] & 8:
+        payload = MEND.get(codec_id, bytes)(payload)
+    try:
+        codec = codec_by_id(codec_id)
+    except DecodeError:
+        assert codec_id > 4
+        return
+    if not codec_id:
+        return
+    try:
+        result = bytes(codec.decompress(payload, limit))
+    except DecodeError:
+        return
+    assert len(result) <= limit
+    # the exact size is enough, and less is not
+    assert bytes(codec.decompress(memoryview(payload), len(result))) == result
+    if result:
+        try:
+            codec.decompress(payload, len(result) - 1)
+        except DecodeError:
+            pass
+        else:
+            raise AssertionError("decompressed more than its limit")
+    if codec_id in ORACLES and result:
+        expected = ORACLES[codec_id](payload)
+        assert expected is None or expected == result
+    if len(result) < 4096:
+        assert bytes(codec.decompress(codec.compress(result), len(result))) == result
+
+
+# conversion
+
+
+def fuzz_conversion(data: bytes) -> None:
+    """Conversion down and up: what comes out is read as what went in."""
+    knobs, source = _split(data)
+    log = knobs.log(source)
+    first, _ = knobs.offsets(log)
+    for magic in (0, 1):
+        try:
+            down = down_convert(log, magic, first, LIMIT)
+        except DecodeError:
+            continue
+        except ProtocolError as error:
+            if error.code != ErrorCode.UNSUPPORTED_COMPRESSION_TYPE:
+                raise
+            continue
+        _check_down(log, bytes(down.data), magic, first)
+    for renumber in (False, True):
+        try:
+            up = up_convert(log, renumber=renumber, limit=LIMIT)
+        except DecodeError:
+            continue
+        _check_up(log, bytes(up), renumber)
+
+
+def _whole(log: bytes) -> Iterator[tuple[Header, memoryview]]:
+    """The batches of what we wrote: all of it, with right checksums."""
+    size = 0
+    for header, batch in iter_batches(log):
+        check_crc(header, batch)
+        size += len(batch)
+        yield header, batch
+    assert size == len(log)
+
+
+def _check_down(log: bytes, down: bytes, magic: int, first: int) -> None:
+    expected: list[tuple[Any, ...]] = []
+    for header, batch in iter_batches(log):
+        if header.magic <= magic:
+            expected.append((bytes(batch),))
+        elif not header.is_control:
+            expected += (
+                (record.offset, record.key, record.value, record.timestamp if magic else NO_TIMESTAMP)
+                for record in records_of(header, batch, LIMIT)
+                if header.codec_id or record.offset >= first
+            )
+    actual: list[tuple[Any, ...]] = []
+    kept = {entry[0] for entry in expected if len(entry) == 1}
+    for header, batch in _whole(down):
+        assert header.magic <= magic
+        if bytes(batch) in kept:
+            actual.append((bytes(batch),))
+        else:
+            actual += (
+                (record.offset, record.key, record.value, record.timestamp)
+                for record in records_of(header, batch, _ROOM)
+            )
+    assert actual == expected
+
+
+def _check_up(log: bytes, up: bytes, renumber: bool) -> None:
+    expected: list[tuple[Any, ...]] = []
+    following = 0
+    for header, batch in iter_batches(log):
+        if isinstance(header, BatchHeader):
+            expected.append((bytes(batch),))
+            continue
+        for record in records_of(header, batch, LIMIT):
+            offset = following if renumber else record.offset
+            following += 1
+            expected.append((offset, record.key, record.value, record.timestamp, max(record.timestamp_type, 0)))
+    kept = {entry[0] for entry in expected if len(entry) == 1}
+    actual: list[tuple[Any, ...]] = []
+    for header, batch in _whole(up):
+        assert header.magic == 2
+        if bytes(batch) in kept:
+            actual.append((bytes(batch),))
+        else:
+            records = list(records_of(header, batch, _ROOM))
+            actual += (
+                (record.offset, record.key, record.value, record.timestamp, record.timestamp_type) for record in records
+            )
+            assert header.base_offset <= records[0].offset
+            assert header.last_offset >= records[-1].offset
+    assert actual == expected
+
+
+# assignment
+
+
+def fuzz_assignment(data: bytes) -> None:
+    """Offset assignment: dense offsets, the append time, and nothing changed where it refuses."""
+    knobs, source = _split(data)
+    log = knobs.log(source)
+    first = (0, 7, 2**31 - 2, 2**40)[knobs.choice & 3]
+    append_time = (None, _TIME)[knobs.choice >> 2 & 1]
+    records = bytearray(log)
+    try:
+        assigned = assign_offsets(
+            memoryview(records), first, leader_epoch=knobs.columns, append_time=append_time, limit=LIMIT
+        )
+    except DecodeError:
+        assert records == log
+        return
+    following = first
+    batches = list(_whole(bytes(assigned.data)))
+    assert [header for header, _ in batches] == assigned.headers
+    for header, batch in batches:
+        if isinstance(header, BatchHeader):
+            assert header.base_offset == following
+            assert header.leader_epoch == knobs.columns
+            following = header.next_offset
+        try:
+            read = list(records_of(header, batch, _ROOM))
+        except DecodeError:  # a broker looks no deeper than it must
+            assert isinstance(header, BatchHeader) or (header.codec_id and header.magic == 1) or not header.codec_id
+            following = header.next_offset
+            continue
+        if not isinstance(header, BatchHeader):
+            assert [record.offset for record in read] == list(range(following, header.next_offset))
+            following = header.next_offset
+        if append_time is not None and header.magic:
+            assert {(record.timestamp, record.timestamp_type) for record in read} == {(append_time, 1)}
+    assert following == assigned.next_offset
+
+
+# dump
+
+
+def fuzz_dump(data: bytes) -> None:
+    """`klog log dump`: every byte of a file belongs to a batch or to damage."""
+    knobs, source = _split(data)
+    if knobs.choice & 1:
+        items = _dump_07(memoryview(knobs.log(source, wrap_07)), knobs.span)
+        size = len(knobs.log(source, wrap_07))
+    else:
+        items = _dump(memoryview(knobs.log(source)))
+        size = len(knobs.log(source))
+    position = 0
+    for item in items:
+        assert item.position == position
+        assert item.size > 0
+        position += item.size
+        if isinstance(item, Damage):
+            assert item.reason
+        else:
+            _look_into(item)
+    assert position == size
+
+
+def _look_into(item: Dumped) -> None:
+    assert len(item.data) == item.size
+    try:
+        records = item.records(LIMIT)
+        described = item.describe()
+    except DecodeError:
+        return
+    assert isinstance(item.header, BatchHeader) or described["count"] == len(records)
+    assert described["size"] == item.size
+
+
+TARGETS: dict[str, Target] = {
+    function.__name__.removeprefix("fuzz_"): function
+    for function in (fuzz_reader, fuzz_message_07, fuzz_codecs, fuzz_conversion, fuzz_assignment, fuzz_dump)
+}

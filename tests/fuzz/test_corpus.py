@@ -1,0 +1,48 @@
+"""What fuzzing found once is read for ever; and fuzzing itself, a few seconds a target (make soak: ten minutes)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .inputs import all_inputs
+from .run import bounded_memory
+from .targets import TARGETS
+
+SECONDS = int(os.environ.get("SPARK_KLOG_FUZZ_SECONDS", "10"))
+_WORTH_A_BUILD = 60
+_ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_corpus(target: str) -> None:
+    inputs = all_inputs(target)
+    assert len(inputs) > 20
+    with bounded_memory():
+        for name, data in inputs.items():
+            try:
+                TARGETS[target](data)
+            except Exception as error:
+                raise AssertionError(f"{name}: {data.hex()}") from error
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 300)
+@pytest.mark.skipif(
+    importlib.util.find_spec("atheris") is None,
+    reason="NOT FUZZED: atheris is not installed; run.py says where it has wheels",
+)
+@pytest.mark.parametrize("target", TARGETS)
+def test_fuzz(target: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.fuzz.run", target, "--seconds", str(SECONDS), "--work", str(tmp_path)]
+    if SECONDS >= _WORTH_A_BUILD:
+        command.append("--trace")
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    told = [line for line in done.stderr.splitlines() if not line.startswith(("#", "INFO: Instrumenting"))]
+    assert done.returncode == 0, "\n".join(told)
+    assert "stat::number_of_executed_units" in done.stderr
