@@ -18,10 +18,14 @@ from spark_klog.spark.planning import OffsetRange, split, wanted_times
 
 #: ListOffsets' answer where no record is as late as the timestamp.
 NO_OFFSET = -1
+_UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
 
 
-def partitions_of(cluster: Cluster, subscription: Subscription) -> list[TopicPartition]:
-    """The partitions that are read; `ConfigError` where a named topic or partition does not exist."""
+def partitions_of(cluster: Cluster, subscription: Subscription, *, missing_ok: bool = False) -> list[TopicPartition]:
+    """The partitions that are read; `ConfigError` where a named topic or partition does not exist.
+
+    With `missing_ok` those that are there.
+    """
     if subscription.pattern is not None:
         pattern = re.compile(subscription.pattern)
         topics = [
@@ -31,19 +35,27 @@ def partitions_of(cluster: Cluster, subscription: Subscription) -> list[TopicPar
         ]
     else:
         topics = list(subscription.assign or subscription.topics or ())
+    if missing_ok:
+        known = cluster.metadata(topics)
+        topics = [name for name in topics if name in known and known[name]["error_code"] not in _UNKNOWN]
     try:
         found = cluster.partitions(topics)
     except ProtocolError as error:
-        if error.code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION):
+        if error.code in _UNKNOWN:
             raise ConfigError(f"{error.what} does not exist at {_address(cluster)}") from None
         raise
     if subscription.assign is None:
         return [(topic, partition) for topic in sorted(found) for partition in found[topic]]
     for topic, wanted in subscription.assign.items():
-        missing = sorted(set(wanted) - set(found[topic]))
-        if missing:
+        missing = sorted(set(wanted) - set(found.get(topic, ())))
+        if missing and not missing_ok:
             raise ConfigError(f"topic {topic} has no partition {', '.join(map(str, missing))}")
-    return [(topic, partition) for topic, wanted in sorted(subscription.assign.items()) for partition in wanted]
+    return [
+        (topic, partition)
+        for topic, wanted in sorted(subscription.assign.items())
+        for partition in wanted
+        if partition in found.get(topic, ())
+    ]
 
 
 def _address(cluster: Cluster) -> str:
@@ -107,12 +119,13 @@ def clip_times(
     An upper bound only counts where the range begins and ends with log append time.
     """
     wanted = [item for item in wanted if item.start < item.end]
-    if first_time is not None and wanted:
+    # ListOffsets takes times below 0 for something else; no record is that early
+    if first_time is not None and first_time > 0 and wanted:
         found = list_offsets(cluster, {item[:2]: first_time for item in wanted})
         starts = {key: offset for key, offset in found.items() if offset != NO_OFFSET}
         wanted = [item._replace(start=max(item.start, starts[item[:2]])) for item in wanted if item[:2] in starts]
     wanted = [item for item in wanted if item.start < item.end]
-    if end_time is not None and wanted:
+    if end_time is not None and end_time > 0 and wanted:
         first = timestamp_types(cluster, {item[:2]: item.start for item in wanted})
         last = timestamp_types(cluster, {item[:2]: item.end - 1 for item in wanted})
         safe = [item[:2] for item in wanted if first.get(item[:2]) == last.get(item[:2]) == LOG_APPEND_TIME]

@@ -28,11 +28,11 @@ class LossReporter:
             return
         if self._mode == "fail":
             raise DataLossError(
-                f"{len(lost)} ranges of offsets can't be read: {'; '.join(map(str, lost))}; "
+                f"records can't be read: {'; '.join(map(str, lost))}; "
                 "set failOnDataLoss=false or report to go on without them"
             )
         for item in lost:
-            _log.warning("not read (failOnDataLoss is not true): %s", item)
+            _log.warning("records can't be read (failOnDataLoss is not true): %s", item)
         if self._mode == "report":
             self._batch += [item for item in lost if item not in self._batch]
 

@@ -78,10 +78,13 @@ class Lost(NamedTuple):
     cause: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.topic}-{self.partition}: wanted [{self.start}, {self.end}), "
-            f"available [{self.available_start}, {self.available_end}) ({self.cause})"
-        )
+        name = f"{self.topic}-{self.partition}"
+        available = f"available [{self.available_start}, {self.available_end})"
+        if self.cause == DELETED:
+            return f"{name} is gone (deleted); the query has read it up to offset {self.start}"
+        if self.cause in (TRUNCATED, RECREATED):
+            return f"{name} was read up to offset {self.start}, it is another log now ({self.cause}): {available}"
+        return f"{name}: wanted [{self.start}, {self.end}), {available} ({self.cause})"
 
 
 def clip(
@@ -126,6 +129,7 @@ def plan_batch(
     """The ranges of a micro-batch that can be read, and what of [start, end) can't.
 
     `earliest` has the partitions that are there; those without a start appeared since and are read from there on.
+    A partition that is gone has lost what was wanted of it.
     An end before the start says that the log has become shorter: nothing of it is new, unless the topic is in
     `recreated`; then all of it is. A lost range's available end is the batch's.
     """
@@ -134,7 +138,8 @@ def plan_batch(
         first = start.get(key, earliest.get(key, until))
         low = earliest.get(key)
         if low is None:
-            lost.append(Lost(*key, first, max(first, until), -1, -1, DELETED))
+            if first < until:
+                lost.append(Lost(*key, first, until, -1, -1, DELETED))
         elif key[0] in recreated and key in start:
             lost.append(Lost(*key, first, max(first, until), low, until, RECREATED))
             readable[key] = low

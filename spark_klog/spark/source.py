@@ -87,8 +87,12 @@ class BatchReader(DataSourceReader):
             earliest = discovery.earliest(cluster, partitions)
             group = options.group_offsets
             progress = GroupProgress(group, lambda: cluster) if group else None
-            start = discovery.resolve(cluster, options.starting, partitions, "startingOffsets", progress)
-            end = discovery.resolve(cluster, options.ending, partitions, "endingOffsets", progress)
+            try:
+                start = discovery.resolve(cluster, options.starting, partitions, "startingOffsets", progress)
+                end = discovery.resolve(cluster, options.ending, partitions, "endingOffsets", progress)
+            finally:
+                if progress is not None:
+                    progress.close()
             latest = discovery.latest(cluster, partitions)
             kept, lost = clip(ranges(start, end), earliest, latest)
             LossReporter(options.on_data_loss).report(lost + beyond(start, end, earliest, latest))

@@ -25,6 +25,8 @@ from spark_klog.spark.loss import LossReporter
 from spark_klog.spark.offsets import Offsets, TopicPartition, from_json, to_json
 from spark_klog.spark.options import SourceOptions
 from spark_klog.spark.planning import (
+    DELETED,
+    Lost,
     OffsetRange,
     check_covers,
     limit_bytes,
@@ -60,6 +62,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_trigger = -math.inf
         self._topic_ids: dict[str, UUID] = {}
         self._recreated: set[str] = set()
+        self._gone: set[TopicPartition] = set()
         self._losses = LossReporter(options.on_data_loss)
         group = options.group_offsets
         self._progress = GroupProgress(group, lambda: self._cluster) if group else None
@@ -70,9 +73,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._connected = Cluster.connect(self._options.client)
         return self._connected
 
-    def _partitions(self) -> list[TopicPartition]:
-        """The partitions that are there now; notices topics that were made anew since the last time."""
-        found = discovery.partitions_of(self._cluster, self._options.subscription)
+    def _partitions(self, *, is_first: bool = False) -> list[TopicPartition]:
+        """The partitions that are there now; notices topics that were made anew since the last time.
+
+        `ConfigError` where a named one is missing and it `is_first`: later it may have been deleted.
+        """
+        found = discovery.partitions_of(self._cluster, self._options.subscription, missing_ok=not is_first)
         for topic, topic_id in self._cluster.topic_ids.items():
             if self._topic_ids.setdefault(topic, topic_id) != topic_id:
                 self._topic_ids[topic] = topic_id
@@ -80,7 +86,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def initialOffset(self) -> JsonOffsets:
-        partitions = self._partitions()
+        partitions = self._partitions(is_first=True)
         check_covers("startingOffsets", self._options.starting, partitions)
         self._initial = discovery.resolve(
             self._cluster, self._options.starting, partitions, "startingOffsets", self._progress
@@ -138,7 +144,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _latest_after(self, start: Offsets) -> Offsets:
         """Latest offsets; those before `start` are asked for again, since a broker may answer with stale ones.
 
-        Where they stay there, the log has lost records, or is another one: `partitions` tells of it.
+        Where they stay there, the log has lost records, or is another one: `partitions` tells of it. Partitions that
+        are gone keep their offsets: they may come back.
         """
         for attempt in range(self._options.offset_retries + 1):
             if attempt:
@@ -148,7 +155,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if not behind or all(topic in self._recreated for topic, _ in behind):
                 return latest
             self._ask_target_again(behind)
-        return latest
+        gone = {key: offset for key, offset in start.items() if key not in latest}
+        self._losses.report(
+            [Lost(*key, gone[key], gone[key], -1, -1, DELETED) for key in sorted(gone.keys() - self._gone)]
+        )
+        self._gone = set(gone)
+        return latest | gone
 
     def _ask_target_again(self, behind: set[TopicPartition]) -> None:
         """The target of AvailableNow is as old as the run: it may have been a stale answer itself."""

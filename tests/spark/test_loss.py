@@ -23,8 +23,9 @@ def test_fail_lists_all_ranges(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(DataLossError) as caught:
         losses.report([ONE, OTHER])
     assert str(caught.value) == (
-        "2 ranges of offsets can't be read: t-0: wanted [2, 5), available [5, 9) (retention); "
-        "t-1: wanted [7, 7), available [-1, -1) (deleted); set failOnDataLoss=false or report to go on without them"
+        "records can't be read: t-0: wanted [2, 5), available [5, 9) (retention); "
+        "t-1 is gone (deleted); the query has read it up to offset 7; "
+        "set failOnDataLoss=false or report to go on without them"
     )
     assert losses.batch == []
     assert caplog.messages == []
@@ -40,7 +41,7 @@ def test_nothing_lost(mode: str, caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("mode", ["warn", "report"])
 def test_each_range_is_a_line_of_the_log(mode: str, caplog: pytest.LogCaptureFixture) -> None:
     LossReporter(mode).report([ONE, OTHER])
-    assert caplog.messages == [f"not read (failOnDataLoss is not true): {item}" for item in (ONE, OTHER)]
+    assert caplog.messages == [f"records can't be read (failOnDataLoss is not true): {item}" for item in (ONE, OTHER)]
 
 
 def test_report_keeps_the_ranges_of_the_batch() -> None:
