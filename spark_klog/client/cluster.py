@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
+from uuid import UUID
 
 from spark_klog.client.config import ClientConfig, client_config
 from spark_klog.client.connection import Connection
@@ -38,6 +39,8 @@ class Cluster:
         self._brokers: dict[int, tuple[str, int]] = {}
         self._leaders: dict[TopicPartition, int] = {}
         self.controller_id = -1
+        #: Ids of the topics, as of the last metadata; brokers before 2.8 give none.
+        self.topic_ids: dict[str, UUID] = {}
 
     @classmethod
     def connect(cls, settings: Mapping[str, str]) -> Cluster:
@@ -63,6 +66,8 @@ class Cluster:
         self._brokers = {entry["node_id"]: (entry["host"], entry["port"]) for entry in answer["brokers"]}
         self.controller_id = answer["controller_id"]
         for topic in answer["topics"]:
+            if not topic["error_code"] and topic["topic_id"].int:
+                self.topic_ids[topic["name"]] = topic["topic_id"]
             for partition in topic["partitions"]:
                 self._leaders[topic["name"], partition["partition_index"]] = partition["leader_id"]
         return {topic["name"]: topic for topic in answer["topics"]}

@@ -5,7 +5,7 @@ numpy computes what there is to compute: given a value of Python's, Arrow import
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from spark_klog.columns.schema import FULL
 from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records import kernels
 from spark_klog.records.contract import COLUMNS, BinaryColumn, HeadersColumn, RecordColumns
-from spark_klog.records.reader import AbortedTransactions, append_visible
+from spark_klog.records.reader import AbortedTransactions, BadBatch, append_visible, refuse
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.primitives import Buffer
 
@@ -33,9 +33,17 @@ class PartitionDecoder:
     A compressed batch may grow to `limit` bytes. `DecodeError` and `CorruptBatchError` name topic and partition.
     """
 
-    def __init__(self, topic: str, partition: int, schema: pa.Schema, limit: int = MAX_DECOMPRESSED) -> None:
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        schema: pa.Schema,
+        limit: int = MAX_DECOMPRESSED,
+        on_bad: Callable[[BadBatch], None] = refuse,
+    ) -> None:
         self._topic, self._partition = topic, partition
         self._limit = limit
+        self._on_bad = on_bad
         self._schema = schema
         self._kernel = kernels.load()
         self._builder = self._kernel.builder(frozenset(schema.names) & frozenset(COLUMNS))
@@ -46,7 +54,7 @@ class PartitionDecoder:
     ) -> Iterator[pa.RecordBatch]:
         """Take in the visible records of `data` with offsets in [first, end); gives what is full."""
         try:
-            for _ in append_visible(self._kernel, self._builder, data, first, end, aborted, self._limit):
+            for _ in append_visible(self._kernel, self._builder, data, first, end, aborted, self._limit, self._on_bad):
                 if self._builder.rows >= ROWS or self._builder.size >= BYTES:
                     yield self._take()
         except CorruptBatchError as error:

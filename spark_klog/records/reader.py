@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from struct import Struct
+from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
 from spark_klog.records.batch import Header, check_crc, iter_batches, next_offset_after, read_header, whole_batch_size
@@ -15,6 +16,7 @@ from spark_klog.records.reference import iter_records
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.primitives import Buffer
 
+_OFFSET = Struct(">q")
 _CONTROL_KEY = Struct(">hh")
 _ABORT = 0
 #: Bytes that a compressed control batch may grow to; Kafka's have some ten, and are not compressed.
@@ -83,6 +85,23 @@ def read_records(data: Buffer, aborted: AbortedTransactions | None = None) -> It
         yield from records_of(header, batch)
 
 
+class BadBatch(NamedTuple):
+    """A batch that can't be read: the offset that it says it begins with (a wrapper: ends with), its bytes, and why."""
+
+    offset: int
+    data: memoryview
+    error: DecodeError
+
+
+def _bad(batch: memoryview, error: DecodeError) -> BadBatch:
+    return BadBatch(_OFFSET.unpack_from(batch)[0], batch, error)
+
+
+def refuse(bad: BadBatch) -> None:
+    """What is done about a corrupt batch where nothing else is said."""
+    raise bad.error
+
+
 def append_visible(
     kernel: Kernel,
     builder: ColumnBuilder,
@@ -91,34 +110,54 @@ def append_visible(
     end: int,
     aborted: AbortedTransactions | None = None,
     limit: int = MAX_DECOMPRESSED,
+    on_bad: Callable[[BadBatch], None] = refuse,
 ) -> Iterator[None]:
     """Add the visible records with offsets in [first, end) to a builder of `kernel`; yields after each batch.
 
-    Batches that begin at `end` or later are not looked at: one that is not wanted may be corrupt. Errors as
-    `visible_batches`.
+    Batches that begin at `end` or later are not looked at: one that is not wanted may be corrupt. A corrupt one is
+    given to `on_bad`, and passed over where that does not raise. `DecodeError` at what is not a batch: a magic that is
+    unknown, or a length that can't be one, for then nothing says where the next one begins.
     """
     view = memoryview(data)
     position, next_offset = 0, first
-    walked = 0  # where `next_offset` is that of what follows
+    walked = 0  # where `next_offset` is that of what follows; corrupt batches do not count
+    one_by_one = 0  # up to there a run of messages holds a corrupt one
     while next_offset < end and (size := whole_batch_size(view, position)) is not None:
-        header = read_header(view, position)
+        batch = view[position : position + size]
+        try:
+            header = read_header(view, position)
+        except DecodeError as error:
+            on_bad(_bad(batch, error))
+            next_offset = next_offset_after(view[walked:position], next_offset)
+            walked = position = position + size
+            yield
+            continue
         if header.base_offset >= end:
             return
         is_message = isinstance(header, MessageHeader)
         if is_message and header.last_offset >= end and next_offset_after(view[walked:position], next_offset) >= end:
             return  # a wrapper, which does not say itself where it begins
-        if is_message and not header.codec_id:
+        if is_message and not header.codec_id and position >= one_by_one:
             # messages one by one would be slow
             run = kernel.message_run(view, position, end)
-            builder.append_messages(view[position:run], header.magic, None, None, first, end)
-            position = run
-        else:
-            batch = view[position : position + size]
+            try:
+                builder.append_messages(view[position:run], header.magic, None, None, first, end)
+            except DecodeError:
+                one_by_one = run
+            else:
+                position = run
+                yield
+                continue
+        try:
             check_crc(header, batch)
             if not _is_hidden(header, batch, aborted) and header.last_offset >= first:
                 append_batch(builder, header, batch, first, end, limit)
-            position += size
-            walked, next_offset = position, header.next_offset
+        except DecodeError as error:
+            on_bad(_bad(batch, error))
+            next_offset = next_offset_after(view[walked:position], next_offset)
+        else:
+            next_offset = header.next_offset
+        walked = position = position + size
         yield
 
 

@@ -1,10 +1,20 @@
-"""Offsets as text: the JSON of Spark's Kafka connector, {"topic":{"0":23,"1":-2}}; -2 is earliest, -1 latest."""
+"""Offsets as text: what the options say of where to start and end, and the JSON of a checkpoint.
+
+"earliest", "latest"                         the same for all partitions
+{"topic":{"0":23,"1":-2}}                    an offset for each; -2 is earliest, -1 latest
+"1700000000000", {"topic":{"0":170...}}      a timestamp (ms) for all or each, by the options for timestamps
+"-10m", "2026-11-21T10:00:00Z"               a time, relative (ms, s, m, h, d, w) or ISO 8601
+"-1000"                                      so many records before the end of each partition
+"group"                                      where the group of kafka.group.id has committed
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
 from spark_klog.errors import ConfigError
@@ -12,8 +22,15 @@ from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 
 TopicPartition = tuple[str, int]
 Offsets = dict[TopicPartition, int]
+Each = tuple[tuple[TopicPartition, int], ...]
 
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
+_RELATIVE_TIME = re.compile(r"-(\d{1,18})\s*(ms|s|m|h|d|w)")
+_RECORDS_BEFORE_END = re.compile(r"-(\d{1,18})")
+#: `datetime` takes more since Python 3.11: a bare number, too, may be a time for it.
+_ISO_TIME = re.compile(r"\d{4}-\d{2}-\d{2}(T| |$).*", re.IGNORECASE)
+_INT64_MAX = (1 << 63) - 1
+_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 
 
 @dataclass(frozen=True)
@@ -21,7 +38,7 @@ class OffsetSpec:
     """Either one place for all partitions (`everywhere`: EARLIEST or LATEST), or an offset for each."""
 
     everywhere: int | None = None
-    each: tuple[tuple[TopicPartition, int], ...] = ()
+    each: Each = ()
 
     @property
     def holds_latest(self) -> bool:
@@ -30,6 +47,35 @@ class OffsetSpec:
     @property
     def holds_earliest(self) -> bool:
         return EARLIEST in (self.everywhere, *(offset for _, offset in self.each))
+
+
+@dataclass(frozen=True)
+class TimeSpec:
+    """The first record at or after a timestamp (ms), one for all partitions or one for each.
+
+    Where a partition has none that late: its end, or with `strict` an error.
+    """
+
+    everywhere: int | None = None
+    each: Each = ()
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class BeforeEndSpec:
+    """So many records before the end of each partition, or its first one."""
+
+    records: int
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """What the group has committed; partitions without are read from their first record on."""
+
+    group: str
+
+
+Spec = OffsetSpec | TimeSpec | BeforeEndSpec | GroupSpec
 
 
 def _json(option: str, text: str) -> dict[str, Any]:
@@ -42,22 +88,65 @@ def _json(option: str, text: str) -> dict[str, Any]:
     return value
 
 
-def parse_offsets(option: str, text: str) -> OffsetSpec:
-    """ "earliest", "latest" or the JSON; `ConfigError` for anything else."""
-    word = text.strip().lower()
-    if word in _WORDS:
-        return OffsetSpec(_WORDS[word])
-    if not word.startswith("{"):
-        raise ConfigError(f'option {option}={text!r}: earliest, latest or {{"topic":{{"0":23}}}} is wanted')
+def _by_partition(option: str, text: str, smallest: int, what: str) -> Each:
+    """{"topic":{"0":NUMBER}} with numbers from `smallest` to what INT64 holds."""
     each: Offsets = {}
     for topic, partitions in _json(option, text).items():
         if not isinstance(partitions, dict):
             raise ConfigError(f"option {option}: an object by partition is wanted for topic {topic}")
-        for partition, offset in partitions.items():
-            if not partition.isdecimal() or type(offset) is not int or offset < EARLIEST:
-                raise ConfigError(f"option {option}: {topic}-{partition}: {offset!r} is no offset of a partition")
-            each[topic, int(partition)] = offset
-    return OffsetSpec(each=tuple(sorted(each.items())))
+        for partition, number in partitions.items():
+            is_number = type(number) is int and smallest <= number <= _INT64_MAX
+            if not partition.isdecimal() or not is_number:
+                raise ConfigError(f"option {option}: {topic}-{partition}: {number!r} is no {what} of a partition")
+            each[topic, int(partition)] = number
+    return tuple(sorted(each.items()))
+
+
+def parse_offsets(option: str, text: str, now: Callable[[], int], group: str | None = None) -> Spec:
+    """Any of the forms but those of the options for timestamps; `now` gives ms. `ConfigError` for anything else."""
+    word = text.strip().lower()
+    if word in _WORDS:
+        return OffsetSpec(_WORDS[word])
+    if word == "group":
+        if group is None:
+            raise ConfigError(f"option {option}=group needs kafka.group.id: the group whose offsets are meant")
+        return GroupSpec(group)
+    if word.startswith("{"):
+        return OffsetSpec(each=_by_partition(option, text, EARLIEST, "offset"))
+    if relative := _RELATIVE_TIME.fullmatch(word):
+        return TimeSpec(max(0, now() - int(relative[1]) * _UNIT_MS[relative[2]]))
+    if (before := _RECORDS_BEFORE_END.fullmatch(word)) and int(before[1]):
+        return BeforeEndSpec(int(before[1]))
+    try:
+        if not _ISO_TIME.fullmatch(word):
+            raise ValueError
+        time = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text.strip()))
+    except ValueError:
+        raise ConfigError(
+            f'option {option}={text!r}: earliest, latest, {{"topic":{{"0":23}}}}, a time before now (-10m), records '
+            "before the end (-1000), an ISO time, or group is wanted"
+        ) from None
+    return TimeSpec(_milliseconds(time))
+
+
+def _milliseconds(time: datetime) -> int:
+    """Since the epoch, not before it: ListOffsets has meanings of its own for negative times.
+
+    Without a zone it is UTC, so that it means the same on every machine.
+    """
+    return max(0, round((time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp() * 1000))
+
+
+def parse_timestamp(option: str, text: str, strict: bool) -> TimeSpec:
+    """A timestamp (ms) for all partitions; `ConfigError` for anything else."""
+    if not re.fullmatch(r"\d{1,19}", text.strip()) or int(text) > _INT64_MAX:
+        raise ConfigError(f"option {option}={text!r}: a timestamp in ms since the epoch is wanted")
+    return TimeSpec(int(text), strict=strict)
+
+
+def parse_timestamps(option: str, text: str, strict: bool) -> TimeSpec:
+    """{"topic":{"0":1700000000000}}; `ConfigError` for anything else."""
+    return TimeSpec(each=_by_partition(option, text, 0, "timestamp"), strict=strict)
 
 
 def parse_assign(text: str) -> dict[str, list[int]]:

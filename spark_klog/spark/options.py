@@ -3,35 +3,53 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from spark_klog.client.config import client_config
 from spark_klog.errors import ConfigError
-from spark_klog.spark.offsets import OffsetSpec, parse_assign, parse_offsets
+from spark_klog.spark.offsets import (
+    OffsetSpec,
+    Spec,
+    parse_assign,
+    parse_offsets,
+    parse_timestamp,
+    parse_timestamps,
+)
+
+_log = logging.getLogger(__name__)
 
 _PREFIX = "kafka."
 _SUBSCRIPTIONS = ("assign", "subscribe", "subscribePattern")
-_SOURCE = (*_SUBSCRIPTIONS, "startingOffsets", "endingOffsets", "failOnDataLoss", "maxOffsetsPerTrigger")
-_KNOWN = (*_SOURCE, "includeHeaders", "topic", "offsetsPath")
-#: Spark's Kafka connector has them; refused by name rather than without effect.
-_NOT_YET = (
+#: Options that decide where a read ends: a stream has no end.
+_ENDING = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+#: Options of micro-batches; in a batch query they have no effect, as with Spark's Kafka connector.
+_TRIGGER = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_SOURCE = (
+    *_SUBSCRIPTIONS,
     "startingTimestamp",
-    "endingTimestamp",
     "startingOffsetsByTimestamp",
-    "endingOffsetsByTimestamp",
+    "startingOffsets",
     "startingOffsetsByTimestampStrategy",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
+    *_ENDING,
+    *_TRIGGER,
     "minPartitions",
     "maxRecordsPerPartition",
-    "groupIdPrefix",
+    "maxBytesPerPartition",
+    "failOnDataLoss",
+    "badRecords",
+    "badRecordsPath",
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
     "kafkaConsumer.pollTimeoutMs",
+    "groupIdPrefix",
+    "offsetsPath",
 )
+_KNOWN = (*_SOURCE, "includeHeaders", "topic")
 #: Settings that the connector decides itself, as Spark's does.
 _PROTECTED = {
     "key.deserializer": "keys are binary: cast the column instead",
@@ -45,6 +63,8 @@ _PROTECTED = {
 #: Options of Spark's own for a streaming write, which it hands to the sink, too.
 _SPARKS = frozenset({"checkpointlocation", "queryname"})
 _TRUTH = {"true": True, "false": False}
+#: A broker may answer with latest offsets that are older than those of an answer before: then it is asked again.
+_OFFSET_RETRIES, _OFFSET_RETRY_MS = 5, 200
 
 
 def _canonical(name: str) -> str:
@@ -52,7 +72,9 @@ def _canonical(name: str) -> str:
 
 
 _KNOWN_BY_KEY = {_canonical(name): name for name in _KNOWN}
-_NOT_YET_BY_KEY = {_canonical(name): name for name in _NOT_YET}
+_COUNT = re.compile(r"\d{1,19}")
+_DURATION = re.compile(r"(\d{1,18})\s*(ms|s|m|min|h|d)?")
+_UNIT_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 @dataclass(frozen=True)
@@ -66,22 +88,61 @@ class Subscription:
 
 @dataclass(frozen=True)
 class GroupOffsetsOptions:
-    """Where a query's progress is shown: the group, and a tree of directories (see `directories.tree.open_tree`)."""
+    """Where a query's progress is shown: the group's offsets at its coordinator, and in trees of directories.
+
+    `trees` are addresses as `directories.tree.open_tree` takes them.
+    """
 
     group: str
-    tree: str
+    coordinator: bool
+    trees: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TriggerLimits:
+    """How much a micro-batch takes: records, bytes; not before so many records wait, or so many ms have passed."""
+
+    max_offsets: int | None = None
+    max_bytes: int | None = None
+    min_offsets: int | None = None
+    max_delay_ms: int = 15 * 60_000
+
+    @property
+    def any(self) -> bool:
+        return (self.max_offsets, self.max_bytes, self.min_offsets) != (None, None, None)
+
+
+@dataclass(frozen=True)
+class SplitLimits:
+    """How partitions are split into tasks: at least so many tasks, at most so many records or bytes in one."""
+
+    min_partitions: int | None = None
+    max_records: int | None = None
+    max_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class BadRecordsOptions:
+    """What becomes of corrupt batches: "fail", "skip" or "deadletter" (to a folder or URI, `path`)."""
+
+    mode: str = "fail"
+    path: str | None = None
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Options of a read, checked."""
+    """Options of a read, checked. `on_data_loss` is "fail", "warn" or "report"."""
 
     client: dict[str, str]
     subscription: Subscription
-    starting: OffsetSpec
-    ending: OffsetSpec
-    fail_on_data_loss: bool
-    max_offsets_per_trigger: int | None
+    starting: Spec
+    ending: Spec
+    on_data_loss: str
+    trigger: TriggerLimits
+    split: SplitLimits
+    bad_records: BadRecordsOptions
+    offset_retries: int
+    offset_retry_ms: int
     group_offsets: GroupOffsetsOptions | None
 
 
@@ -106,8 +167,6 @@ def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
             settings[setting] = value
         elif key in _KNOWN_BY_KEY:
             own[key] = value
-        elif key in _NOT_YET_BY_KEY:
-            raise ConfigError(f"option {_NOT_YET_BY_KEY[key]} is not supported yet")
         elif key != "path" or value:
             close = difflib.get_close_matches(key, [*_KNOWN_BY_KEY, "kafka.bootstrap.servers"], 1)
             hint = f"; did you mean {_KNOWN_BY_KEY.get(close[0], close[0])}?" if close else ""
@@ -125,13 +184,32 @@ def _boolean(own: dict[str, str], name: str, default: bool) -> bool:
     return _TRUTH[text]
 
 
-def _count(own: dict[str, str], name: str) -> int | None:
+def _count(own: dict[str, str], name: str, smallest: int = 1) -> int | None:
     text = own.get(_canonical(name))
     if text is None:
         return None
-    if not text.strip().isdecimal() or int(text) <= 0:
-        raise ConfigError(f"option {name}={text}: a number above 0 is wanted")
+    if not _COUNT.fullmatch(text.strip()) or int(text) < smallest:
+        raise ConfigError(f"option {name}={text}: a number from {smallest} on is wanted")
     return int(text)
+
+
+def _milliseconds(own: dict[str, str], name: str, default: int) -> int:
+    """A duration as Spark writes it: 15m, 30s, 500ms; a bare number is ms."""
+    text = own.get(_canonical(name))
+    if text is None:
+        return default
+    match = _DURATION.fullmatch(text.strip().lower())
+    if not match:
+        raise ConfigError(f"option {name}={text}: a duration like 15m, 30s or 500ms is wanted")
+    return int(match[1]) * _UNIT_MS[match[2]]
+
+
+def _choice(own: dict[str, str], name: str, choices: Mapping[str, str]) -> str:
+    """The value that a word stands for; the first is the default."""
+    text = own.get(_canonical(name), next(iter(choices))).lower()
+    if text not in choices:
+        raise ConfigError(f"option {name}={text}: {', '.join(choices)} are the choices")
+    return choices[text]
 
 
 def _subscription(own: dict[str, str]) -> Subscription:
@@ -143,6 +221,9 @@ def _subscription(own: dict[str, str]) -> Subscription:
     if name == "assign":
         return Subscription(assign=parse_assign(text))
     if name == "subscribePattern":
+        text = text.strip()
+        if not text:
+            raise ConfigError("option subscribePattern is empty: it would match no topic")
         try:
             re.compile(text)
         except re.error as error:
@@ -155,14 +236,40 @@ def _subscription(own: dict[str, str]) -> Subscription:
 
 
 def _group_offsets(settings: dict[str, str], own: dict[str, str]) -> GroupOffsetsOptions | None:
+    """offsets.storage and dual.commit.enabled are those of Kafka's consumers (1.0 chapter "Distribution")."""
     group, connect, path = settings.get("group.id"), settings.get("zookeeper.connect"), own.get("offsetspath")
-    if path is not None and group is None:
-        raise ConfigError("option offsetsPath needs kafka.group.id: offsets are kept by group")
-    if path is not None and connect is not None:
-        raise ConfigError("options offsetsPath and kafka.zookeeper.connect exclude each other")
-    if group is None or (path is None and connect is None):
+    if group is None:
+        for name, value in (("offsetsPath", path), ("kafka.offsets.storage", settings.get("offsets.storage"))):
+            if value is not None:
+                raise ConfigError(f"option {name} needs kafka.group.id: offsets are kept by group")
         return None
-    return GroupOffsetsOptions(group, path if path is not None else f"zookeeper://{connect}")
+    default = "zookeeper" if connect is not None else "kafka" if path is None else None
+    storage = settings.get("offsets.storage", default)
+    if storage not in (None, "kafka", "zookeeper"):
+        raise ConfigError(f"option kafka.offsets.storage={storage}: kafka or zookeeper is wanted")
+    if storage == "zookeeper" and connect is None:
+        raise ConfigError("option kafka.offsets.storage=zookeeper needs kafka.zookeeper.connect")
+    dual = _boolean({f"{_PREFIX}{name}": value for name, value in settings.items()}, "kafka.dual.commit.enabled", True)
+    trees = [path] if path is not None else []
+    if connect is not None and (storage == "zookeeper" or dual):
+        trees.append(f"zookeeper://{connect}")
+    return GroupOffsetsOptions(group, storage == "kafka", tuple(trees))
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _place(settings: dict[str, str], own: dict[str, str], which: str, default: str, strict: bool) -> tuple[str, Spec]:
+    """(option, what it says) of where to start or end: a timestamp for all, before one for each, before offsets."""
+    name = f"{which}Timestamp"
+    if _canonical(name) in own:
+        return name, parse_timestamp(name, own[_canonical(name)], strict)
+    name = f"{which}OffsetsByTimestamp"
+    if _canonical(name) in own:
+        return name, parse_timestamps(name, own[_canonical(name)], strict)
+    name = f"{which}Offsets"
+    return name, parse_offsets(name, own.get(_canonical(name), default), _now_ms, settings.get("group.id"))
 
 
 def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions:
@@ -170,25 +277,65 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
     settings, own = _split(options)
     if "topic" in own:
         raise ConfigError("option topic is for writing; use subscribe, subscribePattern or assign")
-    starting = parse_offsets("startingOffsets", own.get("startingoffsets", "latest" if streaming else "earliest"))
-    ending = parse_offsets("endingOffsets", own.get("endingoffsets", "latest"))
-    if streaming and "endingoffsets" in own:
-        raise ConfigError("option endingOffsets is for batch queries; a stream has no end")
-    if not streaming and starting.holds_latest:
-        raise ConfigError(
-            "option startingOffsets can't be latest (-1) in a batch query: there would be nothing to read"
-        )
-    if ending.holds_earliest:
-        raise ConfigError("option endingOffsets can't be earliest (-2): there would be nothing to read")
+    strict = _choice(own, "startingOffsetsByTimestampStrategy", {"error": "error", "latest": "latest"}) == "error"
+    start_option, starting = _place(settings, own, "starting", "latest" if streaming else "earliest", strict)
+    end_option, ending = _place(settings, own, "ending", "latest", False)
+    _check_query(own, streaming, starting, start_option, ending, end_option)
+    mode = _choice(own, "badRecords", {"fail": "fail", "skip": "skip", "deadletter": "deadletter"})
+    path = own.get("badrecordspath")
+    if (mode == "deadletter") != (path is not None):
+        raise ConfigError("options badRecords=deadletter and badRecordsPath need each other")
+    if "kafkaconsumer.polltimeoutms" in own:
+        settings["request.timeout.ms"] = str(_count(own, "kafkaConsumer.pollTimeoutMs"))
+    retries, pause = _count(own, "fetchOffset.numRetries", 0), _count(own, "fetchOffset.retryIntervalMs", 0)
     return SourceOptions(
         settings,
         _subscription(own),
         starting,
         ending,
-        _boolean(own, "failOnDataLoss", True),
-        _count(own, "maxOffsetsPerTrigger"),
+        _choice(own, "failOnDataLoss", {"true": "fail", "false": "warn", "report": "report"}),
+        _trigger_limits(own),
+        SplitLimits(
+            _count(own, "minPartitions"), _count(own, "maxRecordsPerPartition"), _count(own, "maxBytesPerPartition")
+        ),
+        BadRecordsOptions(mode, path),
+        _OFFSET_RETRIES if retries is None else retries,
+        _OFFSET_RETRY_MS if pause is None else pause,
         _group_offsets(settings, own),
     )
+
+
+def _check_query(
+    own: dict[str, str], streaming: bool, starting: Spec, start_option: str, ending: Spec, end_option: str
+) -> None:
+    if streaming:
+        for name in _ENDING:
+            if _canonical(name) in own:
+                raise ConfigError(f"option {name} is for batch queries; a stream has no end")
+    else:
+        for name in _TRIGGER:
+            if _canonical(name) in own:
+                _log.warning("option %s has no effect in a batch query", name)
+    if not streaming and isinstance(starting, OffsetSpec) and starting.holds_latest:
+        raise ConfigError(
+            f"option {start_option} can't be latest (-1) in a batch query: there would be nothing to read"
+        )
+    if isinstance(ending, OffsetSpec) and ending.holds_earliest:
+        raise ConfigError(f"option {end_option} can't be earliest (-2): there would be nothing to read")
+
+
+def _trigger_limits(own: dict[str, str]) -> TriggerLimits:
+    limits = TriggerLimits(
+        _count(own, "maxOffsetsPerTrigger"),
+        _count(own, "maxBytesPerTrigger"),
+        _count(own, "minOffsetsPerTrigger"),
+        _milliseconds(own, "maxTriggerDelay", TriggerLimits.max_delay_ms),
+    )
+    if limits.max_offsets is not None and limits.min_offsets is not None and limits.max_offsets < limits.min_offsets:
+        raise ConfigError(
+            f"option maxOffsetsPerTrigger={limits.max_offsets} is below minOffsetsPerTrigger={limits.min_offsets}"
+        )
+    return limits
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:

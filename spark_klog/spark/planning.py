@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Collection, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 from spark_klog.errors import ConfigError
-from spark_klog.spark.offsets import Offsets, OffsetSpec, TopicPartition
+from spark_klog.spark.offsets import Offsets, OffsetSpec, Spec, TimeSpec, TopicPartition
+from spark_klog.spark.options import SplitLimits
+
+RETENTION, TRUNCATED, RECREATED, DELETED = "retention", "truncated", "recreated", "deleted"
+NOT_YET = "not there yet"
 
 
 class OffsetRange(NamedTuple):
@@ -19,9 +25,9 @@ class OffsetRange(NamedTuple):
     end: int
 
 
-def check_covers(option: str, spec: OffsetSpec, partitions: Collection[TopicPartition]) -> None:
-    """`ConfigError` unless an offset map names exactly the partitions that are read."""
-    if spec.everywhere is not None:
+def check_covers(option: str, spec: Spec, partitions: Collection[TopicPartition]) -> None:
+    """`ConfigError` unless a map of offsets or timestamps names exactly the partitions that are read."""
+    if not isinstance(spec, OffsetSpec | TimeSpec) or spec.everywhere is not None:
         return
     named = {key for key, _ in spec.each}
     missing, extra = sorted(set(partitions) - named), sorted(named - set(partitions))
@@ -34,13 +40,13 @@ def check_covers(option: str, spec: OffsetSpec, partitions: Collection[TopicPart
         raise ConfigError(f"option {option} must name exactly the partitions that are read: {'; '.join(words)}")
 
 
-def wanted_times(spec: OffsetSpec, partitions: Collection[TopicPartition]) -> tuple[Offsets, Offsets]:
-    """(offsets that are given, partitions to ask ListOffsets for with EARLIEST or LATEST)."""
+def wanted_times(spec: OffsetSpec | TimeSpec, partitions: Collection[TopicPartition]) -> tuple[Offsets, Offsets]:
+    """(offsets that are given, what to ask ListOffsets for: EARLIEST, LATEST or a timestamp in ms)."""
     given, asked = {}, {}
     each = dict(spec.each)
     for key in partitions:
         value = spec.everywhere if spec.everywhere is not None else each[key]
-        if value >= 0:
+        if value >= 0 and isinstance(spec, OffsetSpec):
             given[key] = value
         else:
             asked[key] = value
@@ -57,7 +63,11 @@ def ranges(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int
 
 
 class Lost(NamedTuple):
-    """Offsets [start, end) that can't be read, and what the log has: [available_start, available_end)."""
+    """Offsets that can't be read: [start, end) was wanted, the log has [available_start, available_end).
+
+    `cause`: "retention" (deleted: the log begins later), "truncated" (the log ends before what was read of it),
+    "recreated" (another topic of that name), "deleted" (no such topic or partition), "not there yet".
+    """
 
     topic: str
     partition: int
@@ -65,12 +75,16 @@ class Lost(NamedTuple):
     end: int
     available_start: int
     available_end: int
+    cause: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.topic}-{self.partition}: wanted [{self.start}, {self.end}), "
-            f"available [{self.available_start}, {self.available_end})"
-        )
+        name = f"{self.topic}-{self.partition}"
+        available = f"available [{self.available_start}, {self.available_end})"
+        if self.cause == DELETED:
+            return f"{name} is gone (deleted); the query has read it up to offset {self.start}"
+        if self.cause in (TRUNCATED, RECREATED):
+            return f"{name} was read up to offset {self.start}, it is another log now ({self.cause}): {available}"
+        return f"{name}: wanted [{self.start}, {self.end}), {available} ({self.cause})"
 
 
 def clip(
@@ -82,8 +96,10 @@ def clip(
     kept, lost = [], []
     for item in wanted:
         low, high = earliest[item[:2]], latest[item[:2]]
-        if item.start < low or item.end > high:
-            lost.append(Lost(*item, low, high))
+        if item.start < low:
+            lost.append(Lost(*item, low, high, RETENTION))
+        elif item.end > high:
+            lost.append(Lost(*item, low, high, NOT_YET))
         start, end = max(item.start, low), min(item.end, high)
         if start < end:
             kept.append(item._replace(start=start, end=end))
@@ -98,10 +114,48 @@ def beyond(
 ) -> list[Lost]:
     """Starts after the log's end: their ranges are empty, so that `clip` does not see them."""
     return [
-        Lost(*key, offset, offset, earliest[key], latest[key])
+        Lost(*key, offset, offset, earliest[key], latest[key], NOT_YET)
         for key, offset in sorted(start.items())
         if offset > latest[key] and end[key] <= offset
     ]
+
+
+def plan_batch(
+    start: Mapping[TopicPartition, int],
+    end: Mapping[TopicPartition, int],
+    earliest: Mapping[TopicPartition, int],
+    recreated: Collection[str],
+) -> tuple[list[OffsetRange], list[Lost]]:
+    """The ranges of a micro-batch that can be read, and what of [start, end) can't.
+
+    `earliest` has the partitions that are there; those without a start appeared since and are read from there on.
+    A partition that is gone has lost what was wanted of it.
+    An end before the start says that the log has become shorter: nothing of it is new, unless the topic is in
+    `recreated`; then all of it is. A lost range's available end is the batch's.
+    """
+    readable, lost = {}, []
+    for key, until in sorted(end.items()):
+        first = start.get(key, earliest.get(key, until))
+        low = earliest.get(key)
+        if low is None:
+            if first < until:
+                lost.append(Lost(*key, first, until, -1, -1, DELETED))
+        elif key[0] in recreated and key in start:
+            lost.append(Lost(*key, first, max(first, until), low, until, RECREATED))
+            readable[key] = low
+        elif until < first:
+            lost.append(Lost(*key, first, first, low, until, TRUNCATED))
+        else:
+            if first < min(low, until):
+                lost.append(Lost(*key, first, min(low, until), low, until, RETENTION))
+            readable[key] = max(first, low)
+    lost += [Lost(*key, offset, offset, -1, -1, DELETED) for key, offset in sorted(start.items()) if key not in end]
+    return ranges(readable, {key: end[key] for key in readable}), lost
+
+
+def waiting(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]) -> Offsets:
+    """How many records of each partition wait to be read."""
+    return {key: max(0, latest[key] - start.get(key, latest[key])) for key in latest}
 
 
 def limit_rows(start: Offsets, latest: Offsets, rows: int) -> Offsets:
@@ -110,15 +164,57 @@ def limit_rows(start: Offsets, latest: Offsets, rows: int) -> Offsets:
     As Spark's Kafka connector does it: shares below one record are rounded up, so that a batch may hold a few
     records more than `rows`.
     """
-    waiting = {key: latest[key] - start.get(key, latest[key]) for key in latest}
-    total = sum(count for count in waiting.values() if count > 0)
+    there = waiting(start, latest)
+    total = sum(there.values())
     if total <= rows:
         return dict(latest)
     end = {}
-    for key, count in waiting.items():
-        if count <= 0:
-            end[key] = start.get(key, latest[key])
+    for key, count in there.items():
+        if not count:
+            end[key] = latest[key]
             continue
         share = rows * count / total
         end[key] = min(latest[key], start[key] + (math.ceil(share) if share < 1 else math.floor(share)))
     return end
+
+
+def limit_bytes(start: Offsets, latest: Offsets, size: int, record_sizes: Mapping[TopicPartition, float]) -> Offsets:
+    """End offsets for about `size` bytes, of which each partition gives the same part of what waits there."""
+    there = waiting(start, latest)
+    total = sum(count * record_sizes.get(key, 0.0) for key, count in there.items())
+    if total <= size:
+        return dict(latest)
+    return limit_rows(start, latest, max(1, int(sum(there.values()) * size / total)))
+
+
+def split(
+    wanted: list[OffsetRange], limits: SplitLimits, record_sizes: Mapping[TopicPartition, float]
+) -> list[OffsetRange]:
+    """Ranges of even size: none above the limits, and at least `min_partitions` where there are so many records.
+
+    A range of one record is never split, however large the record is.
+    """
+    parts = []
+    for item in wanted:
+        count = item.end - item.start
+        most = limits.max_records or count
+        size = record_sizes.get(item[:2], 0.0)
+        if limits.max_bytes and size:
+            most = min(most, max(1, int(limits.max_bytes / size)))
+        parts.append(-(-count // most))
+    missing = (limits.min_partitions or 0) - sum(parts)
+    # The range whose parts are the largest gets one more, again and again.
+    largest = [(-(item.end - item.start) / parts[index], index) for index, item in enumerate(wanted)]
+    heapq.heapify(largest)
+    while missing > 0 and largest and -largest[0][0] > 1:
+        index = largest[0][1]
+        parts[index] += 1
+        missing -= 1
+        heapq.heapreplace(largest, (-(wanted[index].end - wanted[index].start) / parts[index], index))
+    return [piece for item, number in zip(wanted, parts, strict=True) for piece in _pieces(item, number)]
+
+
+def _pieces(item: OffsetRange, number: int) -> list[OffsetRange]:
+    count = item.end - item.start
+    bounds = [item.start + count * index // number for index in range(number + 1)]
+    return [item._replace(start=low, end=high) for low, high in pairwise(bounds)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -11,11 +10,12 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.config import client_config
 from spark_klog.client.fetcher import fetch_range
 from spark_klog.columns.decode import PartitionDecoder
-from spark_klog.errors import DataLossError, OffsetOutOfRange
+from spark_klog.errors import OffsetOutOfRange
 from spark_klog.records.reader import AbortedTransactions
-from spark_klog.spark.planning import Lost, OffsetRange
-
-_log = logging.getLogger(__name__)
+from spark_klog.spark.bad_records import BadRecords
+from spark_klog.spark.loss import LossReporter
+from spark_klog.spark.options import SourceOptions
+from spark_klog.spark.planning import RETENTION, TRUNCATED, Lost, OffsetRange
 
 #: Connections of this worker process, kept for its next task: Spark reuses its Python workers.
 _clusters: dict[tuple[tuple[str, str], ...], Cluster] = {}
@@ -28,25 +28,18 @@ def _cluster(settings: dict[str, str]) -> Cluster:
     return _clusters[key]
 
 
-def report_loss(lost: Lost, fail: bool) -> None:
-    """Say exactly what can't be read: `DataLossError` with `fail`, else a warning."""
-    if fail:
-        raise DataLossError(
-            f"offsets are gone or not there yet: {lost}; set failOnDataLoss=false to go on without them"
-        )
-    _log.warning("skipped what can't be read (failOnDataLoss=false): %s", lost)
-
-
-def read_range(
-    settings: dict[str, str], wanted: OffsetRange, schema: pa.Schema, fail_on_data_loss: bool
-) -> Iterator[pa.RecordBatch]:
+def read_range(options: SourceOptions, wanted: OffsetRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Arrow batches of the records in the range.
 
-    `DataLossError` where offsets are gone and `fail_on_data_loss`; else they are skipped, with a warning that names
-    them. Other errors as of `fetch_range`.
+    `DataLossError` where offsets are gone and failOnDataLoss is true; else they are skipped, with a warning that names
+    them. Corrupt batches as the option badRecords says. Other errors as of `fetch_range`.
     """
-    cluster = _cluster(settings)
-    decoder = PartitionDecoder(wanted.topic, wanted.partition, schema, cluster.config.decompressed_max_bytes)
+    cluster = _cluster(options.client)
+    losses = LossReporter(options.on_data_loss)
+    bad_records = BadRecords(options.bad_records, wanted.topic, wanted.partition)
+    decoder = PartitionDecoder(
+        wanted.topic, wanted.partition, schema, cluster.config.decompressed_max_bytes, bad_records.take
+    )
     start = wanted.start
     while start < wanted.end:
         try:
@@ -57,7 +50,9 @@ def read_range(
             break
         except OffsetOutOfRange as error:
             low, high = error.available
-            report_loss(Lost(wanted.topic, wanted.partition, start, wanted.end, low, high), fail_on_data_loss)
+            cause = RETENTION if start < low else TRUNCATED
+            lost_end = min(low, wanted.end) if start < low else wanted.end
+            losses.report([Lost(wanted.topic, wanted.partition, start, lost_end, low, high, cause)])
             if not start < low < wanted.end:
                 break
             start = low

@@ -1,15 +1,11 @@
-"""`format("klog")`: the data source that Spark finds by `pyspark_klog.DefaultSource`, and its batch reader.
-
-`pushFilters` is not defined on purpose: with `spark.sql.python.filterPushdown.enabled` off, Spark fails a query whose
-reader defines it.
-"""
+"""`format("klog")`: the data source that Spark finds by `pyspark_klog.DefaultSource`, and its batch reader."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -17,9 +13,12 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.columns.schema import FULL, WITHOUT_HEADERS, subset
 from spark_klog.errors import ConfigError
 from spark_klog.spark import discovery
+from spark_klog.spark.group_offsets import GroupProgress
+from spark_klog.spark.loss import LossReporter
 from spark_klog.spark.options import SourceOptions, include_headers, sink_options, source_options
 from spark_klog.spark.planning import OffsetRange, beyond, check_covers, clip, ranges
-from spark_klog.spark.reading import read_range, report_loss
+from spark_klog.spark.pushdown import Pushed, spark_pushes_filters
+from spark_klog.spark.reading import read_range
 from spark_klog.spark.sink import BatchWriter, StreamWriter
 from spark_klog.spark.stream import RangePartition, StreamReader
 
@@ -35,7 +34,8 @@ class KlogDataSource(DataSource):
         return from_arrow_schema(FULL if include_headers(self.options) else WITHOUT_HEADERS)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(source_options(self.options, streaming=False), _arrow_schema(schema))
+        reader = FilteringBatchReader if spark_pushes_filters() else BatchReader
+        return reader(source_options(self.options, streaming=False), _arrow_schema(schema))
 
     def streamReader(self, schema: StructType) -> StreamReader:
         return StreamReader(source_options(self.options, streaming=True), _arrow_schema(schema))
@@ -69,6 +69,7 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
+        self._pushed = Pushed()
 
     def partitions(self) -> list[InputPartition]:
         planned = [RangePartition(item) for item in self._plan()]
@@ -81,16 +82,30 @@ class BatchReader(DataSourceReader):
             partitions = discovery.partitions_of(cluster, options.subscription)
             check_covers("startingOffsets", options.starting, partitions)
             check_covers("endingOffsets", options.ending, partitions)
+            partitions = [key for key in partitions if self._pushed.keeps(key)]
             # In this order what is written or deleted meanwhile does not look like a loss.
             earliest = discovery.earliest(cluster, partitions)
-            start = discovery.resolve(cluster, options.starting, partitions)
-            end = discovery.resolve(cluster, options.ending, partitions)
+            group = options.group_offsets
+            progress = GroupProgress(group, lambda: cluster) if group else None
+            try:
+                start = discovery.resolve(cluster, options.starting, partitions, "startingOffsets", progress)
+                end = discovery.resolve(cluster, options.ending, partitions, "endingOffsets", progress)
+            finally:
+                if progress is not None:
+                    progress.close()
             latest = discovery.latest(cluster, partitions)
-        kept, lost = clip(ranges(start, end), earliest, latest)
-        lost += beyond(start, end, earliest, latest)
-        for item in lost:
-            report_loss(item, options.fail_on_data_loss)
-        return kept
+            kept, lost = clip(ranges(start, end), earliest, latest)
+            LossReporter(options.on_data_loss).report(lost + beyond(start, end, earliest, latest))
+            kept = [self._pushed.clip(item) for item in kept]
+            kept = discovery.clip_times(cluster, kept, self._pushed.first_time, self._pushed.end_time)
+            return discovery.split_ranges(cluster, kept, options.split)
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
-        return read_range(self._options.client, partition.range, self._schema, self._options.fail_on_data_loss)
+        return read_range(self._options, partition.range, self._schema)
+
+
+class FilteringBatchReader(BatchReader):
+    """The reader where Spark pushes filters (`spark.sql.python.filterPushdown.enabled`); elsewhere Spark refuses it."""
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
+        return self._pushed.push(filters)

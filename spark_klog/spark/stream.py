@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import logging
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -17,20 +18,28 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.directories.offsets import OffsetDirectory
-from spark_klog.directories.tree import Tree, open_tree
-from spark_klog.errors import DataLossError, DirectoryError
+from spark_klog.client.sampling import record_sizes
 from spark_klog.spark import discovery
+from spark_klog.spark.group_offsets import GroupProgress
+from spark_klog.spark.loss import LossReporter
 from spark_klog.spark.offsets import Offsets, TopicPartition, from_json, to_json
-from spark_klog.spark.options import GroupOffsetsOptions, SourceOptions
-from spark_klog.spark.planning import Lost, OffsetRange, check_covers, limit_rows, ranges
-from spark_klog.spark.reading import read_range, report_loss
-
-_log = logging.getLogger(__name__)
-_STALE_RETRIES = 5
-_STALE_PAUSE = 0.2
+from spark_klog.spark.options import SourceOptions
+from spark_klog.spark.planning import (
+    DELETED,
+    Lost,
+    OffsetRange,
+    check_covers,
+    limit_bytes,
+    limit_rows,
+    plan_batch,
+    waiting,
+)
+from spark_klog.spark.reading import read_range
 
 JsonOffsets = dict[str, dict[str, int]]
+
+#: In a progress record's latest offsets: what could not be read of the batch (failOnDataLoss=report).
+LOST = "__lost__"
 
 
 class RangePartition(InputPartition):
@@ -50,7 +59,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._connected: Cluster | None = None
         self._target: Offsets | None = None
         self._initial: Offsets | None = None
-        self._progress = GroupProgress(options.group_offsets) if options.group_offsets else None
+        self._last_trigger = -math.inf
+        self._topic_ids: dict[str, UUID] = {}
+        self._recreated: set[str] = set()
+        self._gone: set[TopicPartition] = set()
+        self._losses = LossReporter(options.on_data_loss)
+        group = options.group_offsets
+        self._progress = GroupProgress(group, lambda: self._cluster) if group else None
 
     @property
     def _cluster(self) -> Cluster:
@@ -58,22 +73,36 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._connected = Cluster.connect(self._options.client)
         return self._connected
 
+    def _partitions(self, *, is_first: bool = False) -> list[TopicPartition]:
+        """The partitions that are there now; notices topics that were made anew since the last time.
+
+        `ConfigError` where a named one is missing and it `is_first`: later it may have been deleted.
+        """
+        found = discovery.partitions_of(self._cluster, self._options.subscription, missing_ok=not is_first)
+        for topic, topic_id in self._cluster.topic_ids.items():
+            if self._topic_ids.setdefault(topic, topic_id) != topic_id:
+                self._topic_ids[topic] = topic_id
+                self._recreated.add(topic)
+        return found
+
     def initialOffset(self) -> JsonOffsets:
-        partitions = discovery.partitions_of(self._cluster, self._options.subscription)
+        partitions = self._partitions(is_first=True)
         check_covers("startingOffsets", self._options.starting, partitions)
-        self._initial = discovery.resolve(self._cluster, self._options.starting, partitions)
+        self._initial = discovery.resolve(
+            self._cluster, self._options.starting, partitions, "startingOffsets", self._progress
+        )
         return to_json(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        rows = self._options.max_offsets_per_trigger
-        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+        """That there are limits; `latestOffset` knows which. With Trigger.Once Spark passes ReadAllAvailable there."""
+        return ReadMaxRows(self._options.trigger.max_offsets or 1) if self._options.trigger.any else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        partitions = discovery.partitions_of(self._cluster, self._options.subscription)
-        self._target = discovery.latest(self._cluster, partitions)
+        self._target = discovery.latest(self._cluster, self._partitions())
 
     def reportLatestOffset(self) -> JsonOffsets:
-        return to_json(self._latest())
+        latest: dict[str, Any] = to_json(self._latest())
+        return latest | {LOST: self._losses.batch} if self._losses.batch else latest
 
     def latestOffset(self, start: JsonOffsets, limit: ReadLimit) -> JsonOffsets:
         begin = from_json(start)
@@ -81,99 +110,91 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Spark asks when the batch that ends at `start` is in the checkpoint, but tells `commit` of it only with
             # the next batch: a stream that has read all, or was restarted, would show too little until then.
             self._progress.publish(begin)
-        latest = self._not_before(begin)
+        latest = self._latest_after(begin)
         begin = discovery.known_start(begin, self._cluster, latest.keys())
-        if isinstance(limit, ReadMaxRows):
-            return to_json(limit_rows(begin, latest, limit.max_rows))
-        return to_json(latest)
+        if isinstance(limit, ReadAllAvailable):
+            return to_json(latest)
+        if self._is_too_little(sum(waiting(begin, latest).values())):
+            return start
+        self._last_trigger = time.monotonic()
+        return to_json(self._limited(begin, latest))
+
+    def _is_too_little(self, records: int) -> bool:
+        """Less than minOffsetsPerTrigger, and not for maxTriggerDelay yet. AvailableNow has to come to its end."""
+        limits = self._options.trigger
+        if limits.min_offsets is None or self._target is not None or records >= limits.min_offsets:
+            return False
+        return time.monotonic() - self._last_trigger < limits.max_delay_ms / 1000
+
+    def _limited(self, begin: Offsets, end: Offsets) -> Offsets:
+        limits = self._options.trigger
+        if limits.max_offsets is not None:
+            end = limit_rows(begin, end, limits.max_offsets)
+        if limits.max_bytes is not None:
+            behind = {key: begin[key] for key, count in waiting(begin, end).items() if count}
+            sizes = record_sizes(self._cluster, behind) if behind else {}
+            end = limit_bytes(begin, end, limits.max_bytes, sizes)
+        return end
 
     def _latest(self) -> Offsets:
         if self._target is not None:
             return dict(self._target)
-        partitions = discovery.partitions_of(self._cluster, self._options.subscription)
-        return discovery.latest(self._cluster, partitions)
+        return discovery.latest(self._cluster, self._partitions())
 
-    def _not_before(self, start: Offsets) -> Offsets:
-        """Latest offsets that do not lie before `start`: a broker may answer with stale ones, so it is asked again."""
-        for attempt in range(_STALE_RETRIES):
+    def _latest_after(self, start: Offsets) -> Offsets:
+        """Latest offsets; those before `start` are asked for again, since a broker may answer with stale ones.
+
+        Where they stay there, the log has lost records, or is another one: `partitions` tells of it. Partitions that
+        are gone keep their offsets: they may come back.
+        """
+        for attempt in range(self._options.offset_retries + 1):
+            if attempt:
+                time.sleep(self._options.offset_retry_ms / 1000)
             latest = self._latest()
             behind = {key for key in start if latest.get(key, -1) < start[key]}
-            if not behind:
-                break
-            if attempt + 1 < _STALE_RETRIES:
-                time.sleep(_STALE_PAUSE)
-                self._ask_target_again(behind)
-        for key in sorted(behind):
-            self._report_behind(key, start[key], latest.get(key))
-            if key in latest:
-                latest[key] = start[key]
-        return latest
+            if not behind or all(topic in self._recreated for topic, _ in behind):
+                return latest
+            self._ask_target_again(behind)
+        gone = {key: offset for key, offset in start.items() if key not in latest}
+        self._losses.report(
+            [Lost(*key, gone[key], gone[key], -1, -1, DELETED) for key in sorted(gone.keys() - self._gone)]
+        )
+        self._gone = set(gone)
+        return latest | gone
 
     def _ask_target_again(self, behind: set[TopicPartition]) -> None:
         """The target of AvailableNow is as old as the run: it may have been a stale answer itself."""
         if self._target is not None:
-            there = discovery.partitions_of(self._cluster, self._options.subscription)
+            there = self._partitions()
             self._target |= discovery.latest(self._cluster, behind.intersection(there))
 
-    def _report_behind(self, key: TopicPartition, start: int, latest: int | None) -> None:
-        topic, partition = key
-        if latest is not None:
-            earliest = discovery.earliest(self._cluster, [key])[key]
-            report_loss(Lost(topic, partition, start, start, earliest, latest), self._options.fail_on_data_loss)
-            return
-        message = f"{topic}-{partition} is gone; the query has read it up to offset {start}"
-        if self._options.fail_on_data_loss:
-            raise DataLossError(f"{message}; set failOnDataLoss=false to go on without it")
-        _log.warning("%s (failOnDataLoss=false)", message)
-
     def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
+        self._losses.begin_batch()
         until = from_json(end)
-        begin = discovery.known_start(from_json(start), self._cluster, until.keys())
-        return [RangePartition(item) for item in ranges(begin, until)]
+        there = set(self._partitions())
+        begin = from_json(start)
+        earliest = discovery.earliest(self._cluster, [key for key in {*begin, *until} if key in there])
+        wanted, lost = plan_batch(begin, until, earliest, self._recreated)
+        if lost:
+            latest = discovery.latest(self._cluster, [item[:2] for item in lost if item[:2] in there])
+            lost = [item._replace(available_end=latest.get(item[:2], item.available_end)) for item in lost]
+        self._recreated.clear()
+        self._losses.report(lost)
+        planned = discovery.split_ranges(self._cluster, wanted, self._options.split)
+        return [RangePartition(item) for item in planned]
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
-        return read_range(self._options.client, partition.range, self._schema, self._options.fail_on_data_loss)
+        return read_range(self._options, partition.range, self._schema)
 
     def commit(self, end: JsonOffsets) -> None:
         if self._progress:
             self._progress.publish(from_json(end))
 
     def stop(self) -> None:
-        if self._connected is not None:
-            self._connected.close()
         if self._progress:
             self._progress.close()
+        if self._connected is not None:
+            self._connected.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_connected": None}
-
-
-class GroupProgress:
-    """Shows a query's progress in the group's directory. Follows Spark's commit, and never fails a query."""
-
-    def __init__(self, options: GroupOffsetsOptions) -> None:
-        self._options = options
-        self._tree: Tree | None = None
-        self._published: Offsets = {}
-
-    def publish(self, offsets: Offsets) -> None:
-        """Write the offsets that changed; what could not be written is written with the next ones."""
-        changed = {key: offset for key, offset in offsets.items() if self._published.get(key) != offset}
-        if not changed:
-            return
-        try:
-            if self._tree is None:
-                self._tree = open_tree(self._options.tree)
-            OffsetDirectory(self._tree, self._options.group).commit(changed)
-        except DirectoryError as error:
-            _log.error("offsets of group %s were not written, trying again next time: %s", self._options.group, error)
-            return
-        self._published |= changed
-
-    def close(self) -> None:
-        if self._tree is not None:
-            self._tree.close()
-            self._tree = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_tree": None}
+        return self.__dict__ | {"_connected": None, "_progress": None}

@@ -1,15 +1,36 @@
-"""Offsets as text."""
+"""Offsets as text: every form of a place, what is refused, and the JSON of a checkpoint."""
 
 from __future__ import annotations
 
 import json
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_klog.errors import ConfigError
-from spark_klog.spark.offsets import OffsetSpec, from_json, parse_assign, parse_offsets, to_json
+from spark_klog.spark.offsets import (
+    BeforeEndSpec,
+    GroupSpec,
+    OffsetSpec,
+    Spec,
+    TimeSpec,
+    from_json,
+    parse_assign,
+    parse_offsets,
+    parse_timestamp,
+    parse_timestamps,
+    to_json,
+)
+
+NOW = 1_700_000_000_000
+NOON = 1_795_262_400_000  # 2026-11-21T12:00:00Z
+LARGEST = (1 << 63) - 1
+
+
+def parse(text: str, group: str | None = None) -> Spec:
+    return parse_offsets("startingOffsets", text, lambda: NOW, group)
 
 
 @pytest.mark.parametrize(
@@ -18,26 +39,95 @@ from spark_klog.spark.offsets import OffsetSpec, from_json, parse_assign, parse_
         ("earliest", OffsetSpec(-2)),
         (" Latest ", OffsetSpec(-1)),
         ('{"t":{"0":23,"1":-2}}', OffsetSpec(each=((("t", 0), 23), (("t", 1), -2)))),
-        ('{"b":{"1":0},"A":{"10":-1,"2":9223372036854775807}}', None),
+        (
+            f' {{"b":{{"1":0}},"A":{{"10":-1,"2":{LARGEST}}}}}',
+            OffsetSpec(each=((("A", 2), LARGEST), (("A", 10), -1), (("b", 1), 0))),
+        ),
+        ("-1", BeforeEndSpec(1)),
+        (" -1000 ", BeforeEndSpec(1000)),
+        ("-0ms", TimeSpec(NOW)),
+        ("-1ms", TimeSpec(NOW - 1)),
+        ("-30s", TimeSpec(NOW - 30_000)),
+        ("-10m", TimeSpec(NOW - 600_000)),
+        ("-10 M", TimeSpec(NOW - 600_000)),
+        ("-2h", TimeSpec(NOW - 7_200_000)),
+        ("-7d", TimeSpec(NOW - 604_800_000)),
+        ("-1w", TimeSpec(NOW - 604_800_000)),
+        ("2026-11-21", TimeSpec(NOON - 12 * 3_600_000)),
+        ("2026-11-21T12:00", TimeSpec(NOON)),
+        ("2026-11-21 12:00:00", TimeSpec(NOON)),
+        ("2026-11-21T12:00:00Z", TimeSpec(NOON)),
+        (" 2026-11-21t12:00:00z ", TimeSpec(NOON)),
+        ("2026-11-21T12:00:00.250Z", TimeSpec(NOON + 250)),
+        ("2026-11-21T12:00:00.000900+00:00", TimeSpec(NOON + 1)),
+        ("2026-11-21T13:30:00+01:30", TimeSpec(NOON)),
+        ("2026-11-21T07:00:00-05:00", TimeSpec(NOON)),
     ],
 )
-def test_parse_offsets(text: str, spec: OffsetSpec | None) -> None:
-    found = parse_offsets("startingOffsets", text)
-    if spec is not None:
-        assert found == spec
-    else:
-        assert dict(found.each) == {("b", 1): 0, ("A", 10): -1, ("A", 2): 9223372036854775807}
+def test_parse_offsets(text: str, spec: Spec) -> None:
+    assert parse(text) == spec
+
+
+@pytest.mark.parametrize("text", ["group", " GROUP "])
+def test_group(text: str) -> None:
+    assert parse(text, "g") == GroupSpec("g")
+    with pytest.raises(ConfigError, match=r"option startingOffsets=group needs kafka\.group\.id"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1970-01-01", "1969-12-31T23:59:59.999Z", "1969-12-31T23:59:59.998Z", "0001-01-01", "-9999w", f"-{'9' * 18}d"],
+)
+def test_no_time_is_before_the_epoch(text: str) -> None:
+    """-1 and -2 ms would be latest and earliest to ListOffsets, and INT64 has an end."""
+    assert parse(text) == TimeSpec(0)
+
+
+ANY_FORM = "earliest, latest, .* a time before now .* records before the end .* an ISO time, or group is wanted"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "12",
+        "0",
+        "-0",
+        "--5",
+        "+5",
+        "-5x",
+        "-m",
+        "-1.5h",
+        "10m",
+        "-" + "9" * 5000,
+        "-" + "9" * 5000 + "m",
+        "[1]",
+        "latest!",
+        "1700000000000",
+        "20261121",  # a time for datetime from Python 3.11 on, and so are the next three
+        "20261121T120000Z",
+        "2026-W47-6",
+        "2026112112",
+        "2026-11-21X12:00:00",
+        "2026-11-31",
+        "2026-11-21T25:00:00Z",
+        "2026-11-21T12:00:00ZZ",
+        "21.11.2026",
+    ],
+)
+def test_parse_offsets_refuses(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"option startingOffsets=.*{ANY_FORM}"):
+        parse(text)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "earliest, latest or"),
-        ("12", "earliest, latest or"),
-        ("[1]", "earliest, latest or"),
         ("{", "is no JSON"),
         ("{}", "a JSON object by topic is wanted"),
         ('{"t":1}', "an object by partition is wanted for topic t"),
+        ('{"t":[0]}', "an object by partition is wanted for topic t"),
         ('{"t":{"x":1}}', "t-x: 1 is no offset of a partition"),
         ('{"t":{"-1":1}}', "t--1: 1 is no offset"),
         ('{"t":{"0":-3}}', "t-0: -3 is no offset"),
@@ -45,11 +135,13 @@ def test_parse_offsets(text: str, spec: OffsetSpec | None) -> None:
         ('{"t":{"0":1.5}}', "t-0: 1.5 is no offset"),
         ('{"t":{"0":true}}', "t-0: True is no offset"),
         ('{"t":{"0":null}}', "t-0: None is no offset"),
+        (f'{{"t":{{"0":{LARGEST + 1}}}}}', f"t-0: {LARGEST + 1} is no offset"),
+        (f'{{"t":{{"0":{"9" * 5000}}}}}', "is no JSON"),
     ],
 )
-def test_parse_offsets_refuses(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"option endingOffsets.*{message}"):
-        parse_offsets("endingOffsets", text)
+def test_json_that_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"option startingOffsets.*{message}"):
+        parse(text)
 
 
 @pytest.mark.parametrize(
@@ -63,17 +155,77 @@ def test_parse_offsets_refuses(text: str, message: str) -> None:
     ],
 )
 def test_what_a_spec_holds(text: str, latest: bool, earliest: bool) -> None:
-    spec = parse_offsets("startingOffsets", text)
+    spec = parse(text)
+    assert isinstance(spec, OffsetSpec)
     assert (spec.holds_latest, spec.holds_earliest) == (latest, earliest)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_timestamps(strict: bool) -> None:
+    assert parse_timestamp("x", " 1700000000000 ", strict) == TimeSpec(NOW, strict=strict)
+    assert parse_timestamp("x", str(LARGEST), strict) == TimeSpec(LARGEST, strict=strict)
+    each = ((("a", 0), 0), (("a", 1), NOW), (("b", 0), LARGEST))
+    text = f'{{"b":{{"0":{LARGEST}}},"a":{{"1":{NOW},"0":0}}}}'
+    assert parse_timestamps("x", text, strict) == TimeSpec(each=each, strict=strict)
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "2026-11-21", "earliest", str(LARGEST + 1), "9" * 5000])
+def test_timestamp_refuses(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"option endingTimestamp='.*': a timestamp in ms since the epoch is wanted"):
+        parse_timestamp("endingTimestamp", text, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("latest", "is no JSON"),
+        ("1700000000000", "a JSON object by topic is wanted"),
+        ('{"t":1700000000000}', "an object by partition is wanted for topic t"),
+        ('{"t":{"0":-1}}', "t-0: -1 is no timestamp of a partition"),
+        ('{"t":{"0":"5"}}', "t-0: '5' is no timestamp"),
+        (f'{{"t":{{"0":{LARGEST + 1}}}}}', f"t-0: {LARGEST + 1} is no timestamp"),
+    ],
+)
+def test_timestamps_refuse(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"option endingOffsetsByTimestamp.*{message}"):
+        parse_timestamps("endingOffsetsByTimestamp", text, False)
 
 
 def test_parse_assign() -> None:
     assert parse_assign('{"b":[3,1,3],"a":[0]}') == {"b": [1, 3], "a": [0]}
 
 
+moments = st.datetimes(datetime(1970, 1, 2), datetime(9999, 12, 30), timezones=st.just(timezone.utc))
+
+
+@given(moments, st.integers(-14 * 60, 14 * 60))
+def test_iso_times(moment: datetime, minutes: int) -> None:
+    """The same moment in any zone; from microseconds to milliseconds."""
+    exact = (moment - datetime(1970, 1, 1, tzinfo=timezone.utc)) / timedelta(milliseconds=1)
+    there = moment.astimezone(timezone(timedelta(minutes=minutes)))
+    for text in (moment.isoformat(), there.isoformat(), moment.replace(tzinfo=None).isoformat()):
+        spec = parse(text)
+        assert isinstance(spec, TimeSpec)
+        assert spec.everywhere is not None
+        assert abs(spec.everywhere - exact) <= 1
+        if not moment.microsecond % 1000:
+            assert spec.everywhere == round(exact)
+
+
+@given(st.one_of(st.text(), st.from_regex(r"-?[0-9TZ:{}\[\]\",. wdhms-]{0,30}", fullmatch=True)))
+def test_any_text_is_a_place_or_refused(text: str) -> None:
+    try:
+        spec = parse(text, "g")
+    except ConfigError:
+        return
+    if isinstance(spec, TimeSpec):
+        assert spec.everywhere is not None
+        assert 0 <= spec.everywhere <= LARGEST
+
+
 offsets = st.dictionaries(
     st.tuples(st.text(st.sampled_from("abcXYZ0189._-"), min_size=1, max_size=10), st.integers(0, 10_000)),
-    st.integers(0, (1 << 63) - 1),
+    st.integers(0, LARGEST),
     max_size=8,
 )
 
@@ -83,4 +235,11 @@ def test_json_round_trip(value: dict[tuple[str, int], int]) -> None:
     text = json.dumps(to_json(value))
     assert from_json(json.loads(text)) == value
     if value:
-        assert dict(parse_offsets("startingOffsets", text).each) == value
+        assert parse(text) == OffsetSpec(each=tuple(sorted(value.items())))
+        assert parse_timestamps("x", text, True) == TimeSpec(each=tuple(sorted(value.items())), strict=True)
+
+
+def test_json_is_in_order() -> None:
+    """A checkpoint does not depend on the order in which a broker names partitions."""
+    assert list(to_json({("b", 0): 1, ("a", 10): 2, ("a", 9): 3})) == ["a", "b"]
+    assert list(to_json({("a", 10): 2, ("a", 9): 3})["a"]) == ["9", "10"]

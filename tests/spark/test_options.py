@@ -1,16 +1,23 @@
-"""Options by tables: what is taken, and each that is refused, by its name and message."""
+"""Options by tables: names, defaults, client settings, subscriptions, what the sink takes; refusals by their messages.
+
+What options of a read mean one by one is in test_options_of_reads.py.
+"""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
 from spark_klog.errors import ConfigError
 from spark_klog.spark.offsets import OffsetSpec
 from spark_klog.spark.options import (
-    GroupOffsetsOptions,
+    BadRecordsOptions,
+    SourceOptions,
+    SplitLimits,
     Subscription,
+    TriggerLimits,
     include_headers,
     sink_options,
     source_options,
@@ -19,16 +26,86 @@ from spark_klog.spark.options import (
 SERVERS = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
 BASE = SERVERS | {"subscribe": "t"}
 
+#: Every option that is for reading only, with a value that is right in a batch query, except for subscriptions.
+READING = {
+    "startingTimestamp": "1",
+    "startingOffsetsByTimestamp": '{"t":{"0":1}}',
+    "startingOffsets": "earliest",
+    "startingOffsetsByTimestampStrategy": "latest",
+    "endingTimestamp": "1",
+    "endingOffsetsByTimestamp": '{"t":{"0":1}}',
+    "endingOffsets": "latest",
+    "maxOffsetsPerTrigger": "1",
+    "maxBytesPerTrigger": "1",
+    "minOffsetsPerTrigger": "1",
+    "maxTriggerDelay": "1s",
+    "minPartitions": "1",
+    "maxRecordsPerPartition": "1",
+    "maxBytesPerPartition": "1",
+    "failOnDataLoss": "false",
+    "badRecords": "skip",
+    "fetchOffset.numRetries": "1",
+    "fetchOffset.retryIntervalMs": "1",
+    "kafkaConsumer.pollTimeoutMs": "1",
+    "groupIdPrefix": "p",
+}
+#: And those that need another one.
+READING_WITH_ANOTHER = {
+    "badRecordsPath": {"badRecordsPath": "/x", "badRecords": "deadletter"},
+    "offsetsPath": {"offsetsPath": "/x", "kafka.group.id": "g"},
+}
+
 
 def test_defaults() -> None:
-    batch, stream = source_options(BASE, streaming=False), source_options(BASE, streaming=True)
-    assert (batch.starting, batch.ending) == (OffsetSpec(-2), OffsetSpec(-1))
-    assert stream.starting == OffsetSpec(-1)
-    assert batch.fail_on_data_loss
-    assert batch.max_offsets_per_trigger is None
-    assert batch.group_offsets is None
-    assert batch.client == {"bootstrap.servers": "127.0.0.1:9092"}
+    expected: dict[str, Any] = {
+        "client": {"bootstrap.servers": "127.0.0.1:9092"},
+        "subscription": Subscription(topics=("t",)),
+        "ending": OffsetSpec(-1),
+        "on_data_loss": "fail",
+        "trigger": TriggerLimits(None, None, None, 900_000),
+        "split": SplitLimits(None, None, None),
+        "bad_records": BadRecordsOptions("fail", None),
+        "offset_retries": 5,
+        "offset_retry_ms": 200,
+        "group_offsets": None,
+    }
+    assert source_options(BASE, streaming=False) == SourceOptions(starting=OffsetSpec(-2), **expected)
+    assert source_options(BASE, streaming=True) == SourceOptions(starting=OffsetSpec(-1), **expected)
     assert sink_options(SERVERS).topic is None
+    assert sink_options(SERVERS).client == {"bootstrap.servers": "127.0.0.1:9092"}
+    assert include_headers({}) is False
+
+
+@pytest.mark.parametrize("change", [str.lower, str.upper, str.swapcase])
+def test_names_in_any_case(change: Any) -> None:
+    given = {
+        "kafka.Bootstrap.servers": "h:1",
+        "subscribePattern": "A.*",
+        "startingTimestamp": "5",
+        "maxRecordsPerPartition": "6",
+        "badRecords": "SKIP",
+        "failOnDataLoss": "Report",
+        "fetchOffset.numRetries": "7",
+        "kafka.group.id": "Group",
+        "offsetsPath": "/A",
+    }
+    plain = source_options(given, streaming=True)
+    assert source_options({change(name): value for name, value in given.items()}, streaming=True) == plain
+    assert (plain.client["group.id"], plain.subscription.pattern) == ("Group", "A.*")
+    assert (plain.split.max_records, plain.on_data_loss, plain.offset_retries) == (6, "report", 7)
+    assert sink_options({change("kafka.bootstrap.servers"): "h:1", change("topic"): "T"}).topic == "T"
+    assert include_headers({change("includeHeaders"): "TRUE"})
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("true", True), ("True", True), ("false", False), ("FALSE", False)])
+def test_include_headers(text: str, wanted: bool) -> None:
+    assert include_headers({"includeHeaders": text}) is wanted
+    assert source_options(BASE | {"includeHeaders": text}, streaming=False)
+
+
+def test_include_headers_refuses() -> None:
+    with pytest.raises(ConfigError, match=r"option includeHeaders=yes: true or false is wanted"):
+        include_headers({"includeHeaders": "yes"})
 
 
 @pytest.mark.parametrize(
@@ -36,63 +113,60 @@ def test_defaults() -> None:
     [
         ({"subscribe": "a"}, Subscription(topics=("a",))),
         ({"subscribe": " a ,b,, a"}, Subscription(topics=("a", "b"))),
-        ({"SUBSCRIBE": "a"}, Subscription(topics=("a",))),
         ({"subscribePattern": "a.*"}, Subscription(pattern="a.*")),
-        ({"subscribepattern": "a,b"}, Subscription(pattern="a,b")),
+        ({"subscribePattern": " a,b "}, Subscription(pattern="a,b")),
         ({"assign": '{"a":[1,0,1],"b":[2]}'}, Subscription(assign={"a": [0, 1], "b": [2]})),
     ],
 )
 def test_subscriptions(options: dict[str, str], subscription: Subscription) -> None:
     assert source_options(SERVERS | options, streaming=False).subscription == subscription
-
-
-@pytest.mark.parametrize(
-    ("options", "group_offsets"),
-    [
-        ({"kafka.group.id": "g"}, None),
-        ({"kafka.zookeeper.connect": "h:1"}, None),
-        (
-            {"kafka.group.id": "g", "kafka.zookeeper.connect": "h:1/x"},
-            GroupOffsetsOptions("g", "zookeeper://h:1/x"),
-        ),
-        ({"kafka.group.id": "g", "offsetsPath": "/a/b"}, GroupOffsetsOptions("g", "/a/b")),
-        ({"kafka.group.id": "g", "offsetspath": "s3://b/p"}, GroupOffsetsOptions("g", "s3://b/p")),
-    ],
-)
-def test_group_offsets(options: dict[str, str], group_offsets: GroupOffsetsOptions | None) -> None:
-    assert source_options(BASE | options, streaming=True).group_offsets == group_offsets
-
-
-def test_other_values() -> None:
-    options = source_options(
-        BASE
-        | {
-            "failOnDataLoss": "FALSE",
-            "maxOffsetsPerTrigger": " 12 ",
-            "kafka.isolation.level": "read_committed",
-            "KAFKA.Fetch.Max.Bytes": "7",
-            "path": "",
-        },
-        streaming=True,
-    )
-    assert not options.fail_on_data_loss
-    assert options.max_offsets_per_trigger == 12
-    assert options.client["isolation.level"] == "read_committed"
-    assert options.client["fetch.max.bytes"] == "7"
-    assert sink_options(SERVERS | {"topic": " t "}).topic == "t"
-
-
-@pytest.mark.parametrize(("text", "wanted"), [("true", True), ("True", True), ("false", False)])
-def test_include_headers(text: str, wanted: bool) -> None:
-    assert include_headers({"includeheaders": text}) is wanted
-    assert include_headers({"includeHeaders": text}) is wanted
-    assert include_headers({}) is False
+    assert source_options(SERVERS | options, streaming=True).subscription == subscription
 
 
 EXACTLY_ONE = "exactly one of the options assign, subscribe, subscribePattern is wanted: "
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, EXACTLY_ONE + "none is set"),
+        ({"subscribe": "t", "assign": '{"t":[0]}'}, EXACTLY_ONE + "assign and subscribe exclude each other"),
+        (
+            {"subscribe": "t", "subscribePattern": "t"},
+            EXACTLY_ONE + "subscribe and subscribePattern exclude each other",
+        ),
+        ({"subscribe": " , "}, "option subscribe=' , ' names no topic"),
+        ({"subscribePattern": "("}, "option subscribePattern='(' is no regular expression"),
+        ({"subscribePattern": " "}, "option subscribePattern is empty"),
+        ({"assign": "t"}, "option assign='t' is no JSON"),
+        ({"assign": "[]"}, "option assign='[]': a JSON object by topic is wanted"),
+        ({"assign": "{}"}, "option assign='{}': a JSON object by topic is wanted"),
+        ({"assign": '{"t":[]}'}, "option assign: a list of partitions is wanted for topic t"),
+        ({"assign": '{"t":0}'}, "option assign: a list of partitions is wanted for topic t"),
+        ({"assign": '{"t":[-1]}'}, "option assign: a list of partitions is wanted for topic t"),
+        ({"assign": '{"t":["0"]}'}, "option assign: a list of partitions is wanted for topic t"),
+        ({"assign": '{"t":[true]}'}, "option assign: a list of partitions is wanted for topic t"),
+        ({"subscribe": "t", "topic": "t"}, "option topic is for writing"),
+    ],
+)
+@pytest.mark.parametrize("streaming", [False, True])
+def test_refused_subscriptions(options: dict[str, str], message: str, streaming: bool) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        source_options(SERVERS | options, streaming=streaming)
+
+
+def test_client_settings_lose_their_prefix() -> None:
+    given = {"kafka.isolation.level": "read_committed", "KAFKA.Fetch.Max.Bytes": "7", "kafka.max.poll.records": "5"}
+    expected = {"isolation.level": "read_committed", "fetch.max.bytes": "7", "max.poll.records": "5"}
+    expected["bootstrap.servers"] = "127.0.0.1:9092"
+    assert source_options(BASE | given, streaming=True).client == expected
+    assert sink_options(SERVERS | given).client == expected
+
+
 REFUSED_BY_BOTH = [
     ({"startingOffset": "earliest"}, "unknown option 'startingOffset'; did you mean startingOffsets?"),
     ({"asign": "x"}, "unknown option 'asign'; did you mean assign?"),
+    ({"maxOffsetPerTrigger": "1"}, "unknown option 'maxOffsetPerTrigger'; did you mean maxOffsetsPerTrigger?"),
     ({"kafkabootstrap.servers": "x"}, "did you mean kafka.bootstrap.servers?"),
     ({"zzzzzzz": "1"}, "unknown option 'zzzzzzz'"),
     ({"path": "/x"}, "unknown option 'path'"),
@@ -109,30 +183,12 @@ REFUSED_BY_BOTH = [
         ({f"kafka.{name}": "x"}, f"option kafka.{name} can't be set: {why}")
         for name, why in [
             ("key.deserializer", "keys are binary"),
-            ("value.deserializer", "values are binary"),
+            ("Value.Deserializer", "values are binary"),
             ("key.serializer", "keys are binary or strings"),
             ("value.serializer", "values are binary or strings"),
             ("auto.offset.reset", "use startingOffsets and failOnDataLoss"),
             ("enable.auto.commit", "Spark's checkpoint is the truth"),
             ("interceptor.classes", "there are none"),
-        ]
-    ),
-    *(
-        ({name: "1"}, f"option {name} is not supported yet")
-        for name in [
-            "startingTimestamp",
-            "endingTimestamp",
-            "startingOffsetsByTimestamp",
-            "endingOffsetsByTimestamp",
-            "startingOffsetsByTimestampStrategy",
-            "minOffsetsPerTrigger",
-            "maxTriggerDelay",
-            "minPartitions",
-            "maxRecordsPerPartition",
-            "groupIdPrefix",
-            "fetchOffset.numRetries",
-            "fetchOffset.retryIntervalMs",
-            "kafkaConsumer.pollTimeoutMs",
         ]
     ),
 ]
@@ -148,66 +204,6 @@ def test_refused_by_source_and_sink(options: dict[str, str], message: str) -> No
         sink_options(SERVERS | options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, EXACTLY_ONE + "none is set"),
-        ({"subscribe": "t", "assign": '{"t":[0]}'}, EXACTLY_ONE + "assign and subscribe exclude each other"),
-        (
-            {"subscribe": "t", "subscribePattern": "t"},
-            EXACTLY_ONE + "subscribe and subscribePattern exclude each other",
-        ),
-        ({"subscribe": " , "}, "option subscribe=' , ' names no topic"),
-        ({"subscribePattern": "("}, "option subscribePattern='(' is no regular expression"),
-        ({"assign": "t"}, "option assign='t' is no JSON"),
-        ({"assign": "[]"}, "option assign='[]': a JSON object by topic is wanted"),
-        ({"assign": '{"t":[]}'}, "option assign: a list of partitions is wanted for topic t"),
-        ({"assign": '{"t":[-1]}'}, "option assign: a list of partitions is wanted for topic t"),
-        ({"assign": '{"t":["0"]}'}, "option assign: a list of partitions is wanted for topic t"),
-        ({"subscribe": "t", "topic": "t"}, "option topic is for writing"),
-        ({"subscribe": "t", "failOnDataLoss": "yes"}, "option failOnDataLoss=yes: true or false is wanted"),
-        (
-            {"subscribe": "t", "maxOffsetsPerTrigger": "0"},
-            "option maxOffsetsPerTrigger=0: a number above 0 is wanted",
-        ),
-        (
-            {"subscribe": "t", "maxOffsetsPerTrigger": "1k"},
-            "option maxOffsetsPerTrigger=1k: a number above 0 is wanted",
-        ),
-        ({"subscribe": "t", "startingOffsets": "first"}, "option startingOffsets='first': earliest, latest or"),
-        ({"subscribe": "t", "endingOffsets": "earliest"}, "endingOffsets"),
-        ({"subscribe": "t", "offsetsPath": "/x"}, "option offsetsPath needs kafka.group.id"),
-        (
-            {
-                "subscribe": "t",
-                "offsetsPath": "/x",
-                "kafka.group.id": "g",
-                "kafka.zookeeper.connect": "h:1",
-            },
-            "options offsetsPath and kafka.zookeeper.connect exclude each other",
-        ),
-    ],
-)
-def test_refused_by_the_source(options: dict[str, str], message: str) -> None:
-    for streaming in (False, True):
-        with pytest.raises(ConfigError, match=re.escape(message)):
-            source_options(SERVERS | options, streaming=streaming)
-
-
-@pytest.mark.parametrize(
-    ("streaming", "options", "message"),
-    [
-        (False, {"startingOffsets": "latest"}, "option startingOffsets can't be latest (-1) in a batch query"),
-        (False, {"startingOffsets": '{"t":{"0":-1}}'}, "option startingOffsets can't be latest (-1)"),
-        (False, {"endingOffsets": '{"t":{"0":-2}}'}, "option endingOffsets can't be earliest (-2)"),
-        (True, {"endingOffsets": "latest"}, "option endingOffsets is for batch queries"),
-    ],
-)
-def test_refused_in_one_kind_of_query(streaming: bool, options: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        source_options(BASE | options, streaming=streaming)
-
-
 def test_no_servers() -> None:
     with pytest.raises(ConfigError, match=r"option kafka\.bootstrap\.servers is not set"):
         source_options({"subscribe": "t"}, streaming=False)
@@ -215,23 +211,29 @@ def test_no_servers() -> None:
         sink_options({})
 
 
+def test_an_empty_path_is_what_load_without_one_gives() -> None:
+    assert source_options(BASE | {"path": ""}, streaming=False) == source_options(BASE, streaming=False)
+    assert sink_options(SERVERS | {"path": ""}) == sink_options(SERVERS)
+
+
 def test_what_spark_hands_to_a_streaming_sink_is_taken() -> None:
-    options = sink_options(SERVERS | {"topic": "t", "checkpointlocation": "/x", "queryName": "q"})
+    options = sink_options(SERVERS | {"topic": " t ", "checkpointlocation": "/x", "queryName": "q"})
     assert (options.topic, options.client) == ("t", {"bootstrap.servers": "127.0.0.1:9092"})
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "assign",
-        "subscribe",
-        "subscribePattern",
-        "startingOffsets",
-        "endingOffsets",
-        "failOnDataLoss",
-        "maxOffsetsPerTrigger",
-    ],
-)
+@pytest.mark.parametrize("topic", ["", " "])
+def test_an_empty_topic_is_none(topic: str) -> None:
+    assert sink_options(SERVERS | {"topic": topic}).topic is None
+
+
+@pytest.mark.parametrize("name", ["assign", "subscribe", "subscribePattern", *READING, *READING_WITH_ANOTHER])
 def test_reading_options_are_refused_by_the_sink(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"option {name} is for reading"):
-        sink_options(SERVERS | {name: "x"})
+    with pytest.raises(ConfigError, match=f"option {re.escape(name)} is for reading"):
+        sink_options(SERVERS | {name: READING.get(name, "x")})
+
+
+def test_every_option_for_reading_is_taken() -> None:
+    for options in [*({name: value} for name, value in READING.items()), *READING_WITH_ANOTHER.values()]:
+        assert source_options(BASE | options, streaming=False)
+        if not any(name.startswith("ending") for name in options):
+            assert source_options(BASE | options, streaming=True)

@@ -1,8 +1,7 @@
-"""Planning: pure functions, by tables and by their properties."""
+"""Planning: which ranges are read and which are lost, by tables and by their properties. Limits: test_limits.py."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -10,46 +9,82 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_klog.errors import ConfigError
-from spark_klog.spark.offsets import OffsetSpec, parse_offsets
+from spark_klog.spark.offsets import (
+    BeforeEndSpec,
+    GroupSpec,
+    Offsets,
+    OffsetSpec,
+    Spec,
+    TimeSpec,
+    parse_offsets,
+    parse_timestamps,
+)
 from spark_klog.spark.planning import (
+    DELETED,
+    NOT_YET,
+    RECREATED,
+    RETENTION,
+    TRUNCATED,
     Lost,
     OffsetRange,
     beyond,
     check_covers,
     clip,
-    limit_rows,
+    plan_batch,
     ranges,
+    waiting,
     wanted_times,
 )
 
 A, B, C = ("a", 0), ("a", 1), ("b", 0)
 
 
+def offsets_spec(text: str) -> Spec:
+    return parse_offsets("x", text, lambda: 0)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ('{"a":{"0":1}}', "it lacks a-1, b-0$"),
-        (
-            '{"a":{"0":1,"1":1},"b":{"0":1,"7":1},"c":{"0":1}}',
-            "it names, and they are not read: b-7, c-0$",
-        ),
+        ('{"a":{"0":1,"1":1},"b":{"0":1,"7":1},"c":{"0":1}}', "it names, and they are not read: b-7, c-0$"),
         ('{"a":{"0":1,"2":1},"b":{"0":1}}', "it lacks a-1; it names, and they are not read: a-2$"),
     ],
 )
 def test_check_covers_names_what_differs(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"option startingOffsets must name exactly .*: {message}"):
-        check_covers("startingOffsets", parse_offsets("startingOffsets", text), [A, B, C])
+    for spec in (offsets_spec(text), parse_timestamps("x", text, True)):
+        with pytest.raises(ConfigError, match=f"option startingOffsets must name exactly .*: {message}"):
+            check_covers("startingOffsets", spec, [A, B, C])
 
 
-def test_check_covers_accepts() -> None:
-    check_covers("x", OffsetSpec(-1), [A, B])
-    check_covers("x", parse_offsets("x", '{"a":{"1":-1,"0":5}}'), [A, B])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        OffsetSpec(-1),
+        OffsetSpec(each=((A, 5), (B, -1))),
+        TimeSpec(0),
+        TimeSpec(each=((A, 5), (B, 0))),
+        BeforeEndSpec(5),
+        GroupSpec("g"),
+    ],
+)
+def test_check_covers_accepts(spec: Spec) -> None:
+    check_covers("x", spec, [B, A])
 
 
-def test_wanted_times() -> None:
-    spec = parse_offsets("x", '{"a":{"0":5,"1":-1},"b":{"0":-2}}')
-    assert wanted_times(spec, [A, B, C]) == ({A: 5}, {B: -1, C: -2})
-    assert wanted_times(OffsetSpec(-2), [A, B]) == ({}, {A: -2, B: -2})
+@pytest.mark.parametrize(
+    ("spec", "given_offsets", "asked"),
+    [
+        (OffsetSpec(-2), {}, {A: -2, B: -2, C: -2}),
+        (OffsetSpec(-1), {}, {A: -1, B: -1, C: -1}),
+        (OffsetSpec(each=((A, 5), (B, -1), (C, -2))), {A: 5}, {B: -1, C: -2}),
+        (OffsetSpec(each=((A, 0), (B, 0), (C, 0))), {A: 0, B: 0, C: 0}, {}),
+        (TimeSpec(0), {}, {A: 0, B: 0, C: 0}),
+        (TimeSpec(each=((A, 5), (B, 0), (C, 7))), {}, {A: 5, B: 0, C: 7}),
+    ],
+)
+def test_wanted_times(spec: OffsetSpec | TimeSpec, given_offsets: Offsets, asked: Offsets) -> None:
+    assert wanted_times(spec, [A, B, C]) == (given_offsets, asked)
 
 
 def test_ranges() -> None:
@@ -58,88 +93,147 @@ def test_ranges() -> None:
     assert ranges(start, {A: 0, B: 4}) == []
 
 
+def test_waiting() -> None:
+    assert waiting({A: 1, B: 5, ("d", 0): 0}, {A: 4, B: 3, C: 9}) == {A: 3, B: 0, C: 0}
+
+
 @pytest.mark.parametrize(
-    ("wanted", "available", "kept", "lost"),
+    ("wanted", "available", "kept", "cause"),
     [
-        ((2, 8), (0, 10), (2, 8), False),
-        ((0, 10), (0, 10), (0, 10), False),
-        ((0, 10), (3, 10), (3, 10), True),
-        ((0, 12), (0, 10), (0, 10), True),
-        ((0, 12), (3, 10), (3, 10), True),
-        ((10, 12), (0, 10), None, True),
-        ((20, 22), (0, 10), None, True),
-        ((0, 3), (3, 10), None, True),
-        ((0, 3), (5, 5), None, True),
+        ((2, 8), (0, 10), (2, 8), None),
+        ((0, 10), (0, 10), (0, 10), None),
+        ((0, 10), (3, 10), (3, 10), RETENTION),
+        ((0, 12), (0, 10), (0, 10), NOT_YET),
+        ((0, 12), (3, 10), (3, 10), RETENTION),
+        ((10, 12), (0, 10), None, NOT_YET),
+        ((20, 22), (0, 10), None, NOT_YET),
+        ((0, 3), (3, 10), None, RETENTION),
+        ((0, 3), (5, 5), None, RETENTION),
     ],
 )
-def test_clip(wanted: Any, available: Any, kept: Any, lost: bool) -> None:
+def test_clip(wanted: Any, available: Any, kept: Any, cause: str | None) -> None:
     found = clip([OffsetRange("a", 0, *wanted)], {A: available[0]}, {A: available[1]})
-    assert found == (
-        [OffsetRange("a", 0, *kept)] if kept else [],
-        [Lost("a", 0, *wanted, *available)] if lost else [],
-    )
+    lost: Any = (*A, *wanted, *available, cause)
+    assert found == ([OffsetRange(*A, *kept)] if kept else [], [lost] if cause else [])
+
+
+#: (start, end) of a range that is not empty, (first, end) of the log
+logs = st.tuples(st.integers(0, 60), st.integers(1, 60), st.integers(0, 60), st.integers(0, 60))
+
+
+@given(st.dictionaries(st.sampled_from([A, B, C]), logs, min_size=1))
+def test_clip_keeps_what_is_there_and_names_what_is_cut(given_logs: dict[tuple[str, int], Any]) -> None:
+    wanted = [OffsetRange(*key, start, start + size) for key, (start, size, _, _) in given_logs.items()]
+    earliest = {key: low for key, (_, _, low, _) in given_logs.items()}
+    latest = {key: low + size for key, (_, _, low, size) in given_logs.items()}
+    kept, lost = clip(wanted, earliest, latest)
+    for item in wanted:
+        key = item[:2]
+        there = set(range(earliest[key], latest[key])) & set(range(item.start, item.end))
+        mine = [one for one in kept if one[:2] == key]
+        assert [set(range(one.start, one.end)) for one in mine] == ([there] if there else [])
+        assert len([one for one in lost if one[:2] == key]) == (len(there) < item.end - item.start)
 
 
 def test_lost_says_what_was_wanted_and_what_there_is() -> None:
-    assert str(Lost("a", 0, 1, 5, 3, 4)) == "a-0: wanted [1, 5), available [3, 4)"
+    assert str(Lost("a", 0, 1, 5, 3, 4, RETENTION)) == "a-0: wanted [1, 5), available [3, 4) (retention)"
 
 
 @pytest.mark.parametrize(
     ("start", "end", "is_lost"), [(11, 10, True), (11, 11, True), (11, 12, False), (10, 10, False), (7, 5, False)]
 )
 def test_beyond_is_what_clip_does_not_see(start: int, end: int, is_lost: bool) -> None:
-    wanted = [Lost("a", 0, start, start, 2, 10)] if is_lost else []
+    wanted = [Lost("a", 0, start, start, 2, 10, NOT_YET)] if is_lost else []
     assert beyond({A: start}, {A: end}, {A: 2}, {A: 10}) == wanted
 
 
-waiting = st.dictionaries(
-    st.tuples(st.sampled_from("ab"), st.integers(0, 5)),
-    st.tuples(st.integers(0, 1000), st.integers(0, 5000)),
-    min_size=1,
+T = "a"
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "low", "is_recreated", "wanted", "lost"),
+    [
+        # as it should be
+        (2, 8, 0, False, (2, 8), None),
+        (2, 2, 0, False, None, None),
+        (2, 8, 2, False, (2, 8), None),
+        # retention was faster, by a part or all
+        (2, 8, 5, False, (5, 8), (2, 5, 5, 8, RETENTION)),
+        (2, 8, 8, False, None, (2, 8, 8, 8, RETENTION)),
+        (2, 8, 20, False, None, (2, 8, 20, 8, RETENTION)),
+        # nothing was wanted: what retention deletes behind the batch is told of with the next one
+        (2, 2, 5, False, None, None),
+        # the log is shorter than what was read of it; what has come since is old, or is it
+        (8, 5, 0, False, None, (8, 8, 0, 5, TRUNCATED)),
+        (8, 5, 6, False, None, (8, 8, 6, 5, TRUNCATED)),
+        # another topic of that name: it is read from its beginning, however long it is
+        (8, 5, 0, True, (0, 5), (8, 8, 0, 5, RECREATED)),
+        (8, 12, 0, True, (0, 12), (8, 12, 0, 12, RECREATED)),
+        (8, 8, 0, True, (0, 8), (8, 8, 0, 8, RECREATED)),
+        (8, 5, 3, True, (3, 5), (8, 8, 3, 5, RECREATED)),
+        (8, 0, 0, True, None, (8, 8, 0, 0, RECREATED)),
+        # a partition that appeared since
+        (None, 8, 0, False, (0, 8), None),
+        (None, 8, 3, False, (3, 8), None),
+        (None, 0, 0, False, None, None),
+        (None, 8, 0, True, (0, 8), None),
+        # deleted before it was read, after the end was known or before
+        (2, 8, None, False, None, (2, 8, -1, -1, DELETED)),
+        (8, 5, None, False, None, None),
+        (2, 8, None, True, None, (2, 8, -1, -1, DELETED)),
+        (2, None, None, False, None, (2, 2, -1, -1, DELETED)),
+        (2, None, 0, False, None, (2, 2, -1, -1, DELETED)),
+        (None, 8, None, False, None, None),
+    ],
 )
+def test_plan_batch(
+    start: int | None, end: int | None, low: int | None, is_recreated: bool, wanted: Any, lost: Any
+) -> None:
+    def only(value: int | None) -> Offsets:
+        return {} if value is None else {A: value}
+
+    found = plan_batch(only(start), only(end), only(low), [T] if is_recreated else [])
+    assert found == (
+        [OffsetRange(*A, *wanted)] if wanted else [],
+        [Lost(*A, *lost)] if lost else [],
+    )
 
 
-@given(waiting, st.integers(1, 20_000))
-def test_limit_rows(partitions: dict[tuple[str, int], tuple[int, int]], rows: int) -> None:
-    start = {key: begin for key, (begin, _) in partitions.items()}
-    latest = {key: begin + count for key, (begin, count) in partitions.items()}
-    end = limit_rows(start, latest, rows)
-    taken = {key: end[key] - start[key] for key in start}
-    total = sum(latest.values()) - sum(start.values())
-    busy = [key for key in start if latest[key] > start[key]]
-    assert end.keys() == latest.keys()
-    # Never back, never beyond the log; no partition that has records is left out.
-    assert all(start[key] <= end[key] <= latest[key] for key in start)
-    assert all(taken[key] >= 1 for key in busy)
-    # In sum `rows` but for rounding: up below one record each, down above.
-    if total <= rows:
-        assert end == latest
-    else:
-        assert rows - len(busy) <= sum(taken.values()) <= rows + len(busy)
-        for key in busy:
-            share = rows * (latest[key] - start[key]) / total
-            assert math.floor(share) <= taken[key] <= math.ceil(share)
+KEYS = [(topic, partition) for topic in ("a", "b", "c") for partition in range(3)]
+some_offsets = st.dictionaries(st.sampled_from(KEYS), st.integers(0, 40))
 
 
-@given(waiting, st.integers(1, 5000), st.integers(0, 5000))
-def test_limit_rows_is_monotone(partitions: dict[tuple[str, int], tuple[int, int]], rows: int, more: int) -> None:
-    start = {key: begin for key, (begin, _) in partitions.items()}
-    latest = {key: begin + count for key, (begin, count) in partitions.items()}
-    smaller, larger = limit_rows(start, latest, rows), limit_rows(start, latest, rows + more)
-    assert all(smaller[key] <= larger[key] for key in latest)
-
-
-@given(waiting, st.integers(1, 500))
-def test_limit_rows_gets_to_the_end(partitions: dict[tuple[str, int], tuple[int, int]], rows: int) -> None:
-    at = {key: begin for key, (begin, _) in partitions.items()}
-    latest = {key: begin + min(count, 300) for key, (begin, count) in partitions.items()}
-    for _ in range(300 * len(at) + 1):
-        if at == latest:
-            return
-        at = limit_rows(at, latest, rows)
-    assert at == latest
-
-
-def test_limit_rows_leaves_partitions_that_are_ahead_alone() -> None:
-    assert limit_rows({A: 9, B: 0}, {A: 5, B: 100}, 10) == {A: 9, B: 10}
-    assert limit_rows({B: 0}, {A: 5, B: 100}, 10) == {A: 5, B: 10}
+@given(some_offsets, some_offsets, some_offsets, st.sets(st.sampled_from(["a", "b"])))
+def test_plan_batch_accounts_for_every_offset(
+    start: Offsets, end: Offsets, earliest: Offsets, recreated: set[str]
+) -> None:
+    planned, lost = plan_batch(start, end, earliest, recreated)
+    assert all(item.start < item.end for item in planned)
+    assert all(item.start <= item.end for item in lost)
+    assert len({item[:2] for item in planned}) == len(planned)
+    assert len({item[:2] for item in lost}) == len(lost), "one cause for a partition"
+    assert {item[:2] for item in (*planned, *lost)} <= start.keys() | end.keys()
+    read = {item[:2]: set(range(item.start, item.end)) for item in planned}
+    gone = {item[:2]: set(range(item.start, item.end)) for item in lost}
+    causes = {item[:2]: item.cause for item in lost}
+    for key in start.keys() | end.keys():
+        first = start.get(key, earliest.get(key, end.get(key, 0)))
+        wanted = set(range(first, end.get(key, first)))
+        assert all(offset >= earliest[key] for offset in read.get(key, ()))
+        if causes.get(key) == RECREATED:
+            assert key[0] in recreated
+            assert read.get(key, set()) == set(range(earliest[key], end[key]))
+            assert gone[key] == wanted
+        else:
+            # exactly one of the two: read, or named as lost
+            assert read.get(key, set()) | gone.get(key, set()) == wanted
+            assert not read.get(key, set()) & gone.get(key, set())
+        is_there = key in end and key in earliest
+        if key not in end or key not in earliest:
+            assert causes.get(key) == (DELETED if wanted or key not in end else None)
+        if is_there and key[0] in recreated and key in start:
+            assert causes[key] == RECREATED
+        elif is_there and end[key] < first:
+            assert causes[key] == TRUNCATED
+        elif is_there:
+            assert causes.get(key) == (RETENTION if wanted and first < earliest[key] else None)

@@ -187,13 +187,13 @@ def test_deleted_records(spark: SparkSession, servers: str, topic: str, tmp_path
     assert offsets_of(read(spark, servers, failOnDataLoss=False, **old)) == [
         (topic, 0, offset) for offset in range(15, 30)
     ]
-    assert f"skipped what can't be read (failOnDataLoss=false): {lost}" in spark_log.text()
+    assert f"records can't be read (failOnDataLoss is not true): {lost}" in spark_log.text()
 
-    lost = f"{topic}-0: wanted [10, 30), available [15, 30)"
+    lost = f"{topic}-0: wanted [10, 15), available [15, 30)"
     with pytest.raises(StreamingQueryException) as caught:
         run()
-    assert f"offsets are gone or not there yet: {lost}; set failOnDataLoss=false" in str(caught.value)
+    assert f"records can't be read: {lost} (retention); set failOnDataLoss=false" in str(caught.value)
     run(failOnDataLoss="false")
-    assert f"skipped what can't be read (failOnDataLoss=false): {lost}" in spark_log.text()
+    assert f"records can't be read (failOnDataLoss is not true): {lost}" in spark_log.text()
     wanted = [(topic, 0, offset) for offset in (*range(10), *range(15, 30))]
     assert offsets_of(spark.read.parquet(output)) == wanted

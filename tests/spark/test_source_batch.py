@@ -216,10 +216,10 @@ def test_offsets_beyond_the_log(
     }
     lost = f"batch-b-0: wanted {wanted}, available [0, 3)"
     text = error_of(lambda: read(spark, two_topics, **options).collect())
-    assert f"offsets are gone or not there yet: {lost}; set failOnDataLoss=false" in text
-    assert "skipped" not in spark_log.text()
+    assert f"records can't be read: {lost} (not there yet); set failOnDataLoss=false" in text
+    assert "failOnDataLoss is not true" not in spark_log.text()
     assert offsets_of(read(spark, two_topics, failOnDataLoss=False, **options)) == rest
-    assert f"skipped what can't be read (failOnDataLoss=false): {lost}" in spark_log.text()
+    assert f"records can't be read (failOnDataLoss is not true): {lost}" in spark_log.text()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -156,13 +157,13 @@ def test_a_topic_that_goes(spark: SparkSession, servers: str, topic: str, tmp_pa
     job = Job(spark, servers, tmp_path, subscribePattern=f"{topic}-.")
     job.run()
     delete_topic(servers, f"{topic}-x")
-    message = f"{topic}-x-0 is gone; the query has read it up to offset 10"
-    with pytest.raises(StreamingQueryException, match=f"{message}; set failOnDataLoss=false"):
+    message = f"{topic}-x-0 is gone (deleted); the query has read it up to offset 10"
+    with pytest.raises(StreamingQueryException, match=re.escape(f"{message}; set failOnDataLoss=false")):
         job.run()
     produce(servers, f"{topic}-y", values(5, 10))
     job.options["failOnDataLoss"] = "false"
     assert job.run() == [5]
-    assert f"{message} (failOnDataLoss=false)" in spark_log.text()
+    assert f"(failOnDataLoss is not true): {message}" in spark_log.text()
     assert offsets_of(job.result) == all_of(f"{topic}-x", 1, 10) + all_of(f"{topic}-y", 1, 15)
 
 
@@ -176,20 +177,40 @@ def test_a_log_that_became_shorter(
     delete_topic(servers, topic)
     create_topic(servers, topic)
     produce(servers, topic, values(4))
-    lost = rf"{topic}-0: wanted \[10, 10\), available \[\d, 4\)"
+    lost = rf"{topic}-0 was read up to offset 10, it is another log now \(truncated\): available \[0, \d\)"
     query = job.start(processingTime="100 milliseconds")
-    with pytest.raises(StreamingQueryException, match=f"offsets are gone or not there yet: {lost}"):
+    with pytest.raises(StreamingQueryException, match=f"records can't be read: {lost}"):
         query.awaitTermination(SECONDS)
     job.options["failOnDataLoss"] = "false"
     query = job.start(processingTime="100 milliseconds")
     try:
-        message = "skipped what can't be read (failOnDataLoss=false)"
+        message = "records can't be read (failOnDataLoss is not true)"
         wait_for(lambda: message in spark_log.text(), "the warning", query=query)
         produce(servers, topic, values(8, 4))
         wait_for(lambda: job.committed() == {(topic, 0): 12}, "the end", query=query)
     finally:
         query.stop()
-    assert offsets_of(job.result) == all_of(topic, 1, 12)
+    # Whether the new log is another one is not known after a restart: what it has had by then is not read.
+    assert sorted(offsets_of(job.result)) == sorted(all_of(topic, 1, 10) + all_of(topic, 1, 12)[4:])
+
+
+def test_a_topic_that_is_made_anew(
+    spark: SparkSession, servers: str, topic: str, tmp_path: Path, spark_log: SparkLog
+) -> None:
+    create_topic(servers, topic)
+    produce(servers, topic, values(10))
+    job = Job(spark, servers, tmp_path, subscribe=topic, failOnDataLoss="report")
+    query = job.start(processingTime="100 milliseconds")
+    try:
+        wait_for(lambda: job.committed() == {(topic, 0): 10}, "the first log", query=query)
+        delete_topic(servers, topic)
+        create_topic(servers, topic)
+        produce(servers, topic, values(4))
+        wait_for(lambda: job.committed() == {(topic, 0): 4}, "the second log", query=query)
+    finally:
+        query.stop()
+    assert f"{topic}-0 was read up to offset 10, it is another log now (recreated)" in spark_log.text()
+    assert sorted(offsets_of(job.result)) == sorted(all_of(topic, 1, 10) + all_of(topic, 1, 4))
 
 
 def test_available_now_notices_a_log_that_became_shorter(
@@ -203,7 +224,7 @@ def test_available_now_notices_a_log_that_became_shorter(
     create_topic(servers, topic)
     produce(servers, topic, values(4))
     query = job.start(availableNow=True)
-    with pytest.raises(StreamingQueryException, match=rf"{topic}-0: wanted \[10, 10\), available \[0, 4\)"):
+    with pytest.raises(StreamingQueryException, match=rf"{topic}-0 was read up to offset 10, .* available \[0, 4\)"):
         query.awaitTermination(SECONDS)
 
 
@@ -295,7 +316,7 @@ def test_a_group_that_can_not_be_written_does_not_stop_the_query(
     job = Job(spark, servers, tmp_path, subscribe=topic, **options)
     assert sum(job.run()) == 30
     assert offsets_of(job.result) == all_of(topic, 1, 30)
-    assert "offsets of group g were not written, trying again next time" in spark_log.text()
+    assert "trying again next time" in spark_log.text()
 
 
 def test_a_broker_that_is_killed(

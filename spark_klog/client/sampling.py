@@ -1,0 +1,94 @@
+"""What records are like: a small fetch from each partition, all of a broker's in one request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.errors import DecodeError
+from spark_klog.protocol.apis import FETCH
+from spark_klog.protocol.codec import Message
+from spark_klog.records.batch import Header, iter_batches
+from spark_klog.records.message_set import MessageHeader
+
+_SAMPLE_BYTES = 64 * 1024
+_GROWTH = 4
+
+
+def record_sizes(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
+    """Bytes in the log, as they are compressed, for each offset from the given one on; of partitions that have some.
+
+    An estimate from the first batches. Errors as of `Cluster.attempt`.
+    """
+    return {key: _record_size(headers, offsets[key]) for key, headers in _sample(cluster, offsets).items()}
+
+
+def timestamp_types(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """The type of timestamps (see `records.contract`) of the batch with the offset, where there is one."""
+    return {key: headers[0].timestamp_type for key, headers in _sample(cluster, offsets).items()}
+
+
+def _record_size(headers: list[Header], offset: int) -> float:
+    is_wrapper = isinstance(headers[0], MessageHeader) and headers[0].codec_id
+    first = offset if is_wrapper else headers[0].base_offset  # a wrapper does not say where it begins
+    return sum(header.size for header in headers) / max(1, headers[-1].next_offset - first)
+
+
+def _sample(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, list[Header]]:
+    """The headers of a few batches from each offset on; without those partitions that give none."""
+    found: dict[TopicPartition, list[Header]] = {}
+    rest, size, largest = dict(offsets), _SAMPLE_BYTES, max(_SAMPLE_BYTES, cluster.config.partition_fetch_bytes)
+    while rest:
+        answer = cluster.attempt(partial(_ask, cluster, rest, size))
+        found |= {key: headers for key, headers in answer.items() if headers}
+        rest = {key: offsets[key] for key, headers in answer.items() if not headers}
+        if size == largest:
+            break
+        size = min(_GROWTH * size, largest)
+    return found
+
+
+def _ask(cluster: Cluster, offsets: Mapping[TopicPartition, int], size: int) -> dict[TopicPartition, list[Header]]:
+    """The headers in so many bytes of each partition that has some; [] where the first batch is larger.
+
+    Apache Kafka gives such a batch to the first partition of a request only.
+    """
+    found: dict[TopicPartition, list[Header]] = {}
+    for node, topics in cluster.by_leader(offsets).items():
+        request = {
+            "max_wait_ms": 0,
+            "max_bytes": cluster.config.fetch_max_bytes,
+            "topics": [
+                {
+                    "topic": topic,
+                    "partitions": [
+                        {
+                            "partition": partition,
+                            "fetch_offset": offsets[topic, partition],
+                            "partition_max_bytes": size,
+                        }
+                        for partition in partitions
+                    ],
+                }
+                for topic, partitions in topics.items()
+            ],
+        }
+        answer = cluster.connection(node).request(FETCH, request)
+        for topic in answer["responses"]:
+            for entry in topic["partitions"]:
+                key = topic["topic"], entry["partition_index"]
+                headers = _headers(entry)
+                if headers is not None and offsets[key] < entry["high_watermark"]:
+                    found[key] = headers
+    return found
+
+
+def _headers(entry: Message) -> list[Header] | None:
+    """None where there is an error, or no batches: reading will say what is wrong."""
+    if entry["error_code"]:
+        return None
+    try:
+        return [header for header, _ in iter_batches(entry["records"] or b"")]
+    except DecodeError:
+        return None

@@ -1,0 +1,53 @@
+"""What becomes of corrupt batches: the option badRecords."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import re
+import time
+
+import pyarrow.fs as pafs
+
+from spark_klog.records.reader import BadBatch
+from spark_klog.spark.options import BadRecordsOptions
+
+_log = logging.getLogger(__name__)
+#: Two letters at least: C:\ is a path.
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+
+
+class BadRecords:
+    """Takes the corrupt batches of one topic-partition: "fail" raises, the others log, "deadletter" keeps the bytes.
+
+    A dead letter is a file TOPIC-PARTITION-OFFSET.json: topic, partition, the batch's base offset as it says itself,
+    the reason, when (ms), and its bytes in base64. A task that runs again writes the same files.
+    """
+
+    def __init__(self, options: BadRecordsOptions, topic: str, partition: int) -> None:
+        self._options = options
+        self._topic, self._partition = topic, partition
+
+    def take(self, bad: BadBatch) -> None:
+        """`DecodeError` (or its subclass) with "fail"; OSError where a dead letter can't be written."""
+        if self._options.mode == "fail":
+            raise bad.error
+        name = f"{self._topic}-{self._partition}"
+        _log.error("%s: a corrupt batch of %d bytes is skipped: %s", name, len(bad.data), bad.error)
+        if self._options.path is not None:
+            self._write(self._options.path, f"{name}-{bad.offset}.json", bad)
+
+    def _write(self, folder: str, name: str, bad: BadBatch) -> None:
+        letter = {
+            "topic": self._topic,
+            "partition": self._partition,
+            "offset": bad.offset,
+            "reason": str(bad.error),
+            "time": time.time_ns() // 1_000_000,
+            "bytes": base64.b64encode(bad.data).decode(),
+        }
+        files, path = pafs.FileSystem.from_uri(folder) if _URI.match(folder) else (pafs.LocalFileSystem(), folder)
+        files.create_dir(path, recursive=True)
+        with files.open_output_stream(f"{path.rstrip('/')}/{name}") as stream:
+            stream.write(json.dumps(letter).encode())

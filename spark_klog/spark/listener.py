@@ -1,0 +1,134 @@
+"""What a running query has read and how far it is behind, for people and for monitoring.
+
+    spark.streams.addListener(ProgressListener(show=sys.stderr))
+
+Spark's own progress record has the offsets of each klog source; this makes figures of them after each micro-batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, TextIO
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from spark_klog.spark.offsets import Offsets, from_json
+from spark_klog.spark.stream import LOST
+
+
+@dataclass(frozen=True)
+class SourceProgress:
+    """One micro-batch of one klog source.
+
+    `records` is how many offsets each "topic-partition" moved on; offsets behind latest are over its partitions;
+    `lost` lists the ranges that could not be read (failOnDataLoss=report), see `planning.Lost`.
+    """
+
+    query: str
+    batch_id: int
+    rows: int
+    rows_per_second: float
+    records: dict[str, int]
+    min_offsets_behind_latest: int
+    max_offsets_behind_latest: int
+    avg_offsets_behind_latest: float
+    lost: list[dict[str, Any]]
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+    def __str__(self) -> str:
+        behind = (
+            f"{self.max_offsets_behind_latest:,} behind at most" if self.max_offsets_behind_latest else "up to date"
+        )
+        lost = f", {len(self.lost)} ranges lost" if self.lost else ""
+        speed = f"{self.rows:,} rows, {self.rows_per_second:,.0f} rows/s"
+        return f"{self.query} batch {self.batch_id}: {speed}, {behind}{lost}"
+
+
+class ProgressListener(StreamingQueryListener):
+    """Keeps the last progress of each source in `last`, gives it to `on_progress`, shows it as a line on `show`."""
+
+    def __init__(self, on_progress: Callable[[SourceProgress], None] | None = None, show: TextIO | None = None) -> None:
+        self._on_progress = on_progress
+        self._show = show
+        self.last: dict[tuple[str, int], SourceProgress] = {}
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        pass
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        pass
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        progress = event.progress
+        query = progress.name or str(progress.id)
+        for number, source in enumerate(progress.sources):
+            found = source_progress(
+                query,
+                progress.batchId,
+                source.numInputRows,
+                source.processedRowsPerSecond,
+                source.startOffset,
+                source.endOffset,
+                source.latestOffset,
+            )
+            if found is None:
+                continue
+            self.last[query, number] = found
+            if self._on_progress is not None:
+                self._on_progress(found)
+            if self._show is not None:
+                self._show.write(f"\r\x1b[2K{found}")
+                self._show.flush()
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        if self._show is not None:
+            self._show.write("\n")
+            self._show.flush()
+
+
+def source_progress(
+    query: str, batch_id: int, rows: int, rows_per_second: float, start: str | None, end: str | None, latest: str | None
+) -> SourceProgress | None:
+    """The figures of a source's progress as Spark tells it; None where the source is another one."""
+    reached = _offsets(end)
+    if reached is None:
+        return None
+    begun = _offsets(start) or {}
+    known = json.loads(latest) if latest else {}
+    lost = known.pop(LOST, [])
+    newest = from_json(known)
+    behind = [max(0, newest.get(key, offset) - offset) for key, offset in reached.items()]
+    return SourceProgress(
+        query,
+        batch_id,
+        rows,
+        rows_per_second,
+        {
+            f"{topic}-{partition}": offset - begun.get((topic, partition), offset)
+            for (topic, partition), offset in reached.items()
+        },
+        min(behind),
+        max(behind),
+        sum(behind) / len(behind),
+        lost,
+    )
+
+
+def _offsets(text: str | None) -> Offsets | None:
+    """The offsets of a klog source, None where the text is none's."""
+    try:
+        value = json.loads(text or "")
+        return from_json(value) or None
+    except (ValueError, AttributeError, TypeError):
+        return None

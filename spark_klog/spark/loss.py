@@ -1,0 +1,42 @@
+"""What can't be read any more, said in exact words; what becomes of the query is the option failOnDataLoss."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from spark_klog.errors import DataLossError
+from spark_klog.spark.planning import Lost
+
+_log = logging.getLogger(__name__)
+
+
+class LossReporter:
+    """Tells of lost ranges: "fail" raises, "warn" logs, "report" logs and keeps those of the batch for its progress."""
+
+    def __init__(self, mode: str) -> None:
+        self._mode = mode
+        self._batch: list[Lost] = []
+
+    def begin_batch(self) -> None:
+        """Forget the ranges of the batch before."""
+        self._batch.clear()
+
+    def report(self, lost: Sequence[Lost]) -> None:
+        """`DataLossError` that lists the ranges where the query is to fail; else they are logged, one line each."""
+        if not lost:
+            return
+        if self._mode == "fail":
+            raise DataLossError(
+                f"records can't be read: {'; '.join(map(str, lost))}; "
+                "set failOnDataLoss=false or report to go on without them"
+            )
+        for item in lost:
+            _log.warning("records can't be read (failOnDataLoss is not true): %s", item)
+        if self._mode == "report":
+            self._batch += [item for item in lost if item not in self._batch]
+
+    @property
+    def batch(self) -> list[dict[str, object]]:
+        """The lost ranges of the batch, for the progress record."""
+        return [item._asdict() for item in self._batch]

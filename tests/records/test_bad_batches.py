@@ -1,0 +1,412 @@
+"""Corrupt batches among good ones: the good ones are all read, the bad ones are given as they are, in any magic."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError
+from spark_klog.records import kernels
+from spark_klog.records.batch_v2 import build_batch
+from spark_klog.records.contract import Kernel, Record
+from spark_klog.records.message_set import build_message_set
+from spark_klog.records.reader import AbortedTransactions, BadBatch, append_visible
+from spark_klog.wire.codecs import codec_by_name
+from tests.support.record_model import Row, encode_rows, to_lists
+
+TIME = 1_700_000_000_000
+#: Where the bytes begin that a checksum covers, where it is, and the fields of magic 2 that tests damage.
+COVERED = {0: 16, 1: 16, 2: 21}
+CHECKSUM = {0: 12, 1: 12, 2: 17}
+MAGIC, LAST_OFFSET_DELTA, COUNT = 16, 23, 57
+
+
+def _available() -> list[Kernel]:
+    try:
+        return [kernels.load("reference"), kernels.load("native")]
+    except ConfigError:
+        return [kernels.load("reference")]
+
+
+KERNELS = _available()
+
+
+@pytest.fixture(params=KERNELS, ids=[kernel.name for kernel in KERNELS])
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    found: Kernel = request.param
+    return found
+
+
+class Batch(NamedTuple):
+    """A batch of the records from `offset` on; `claim` is the number in its first eight bytes."""
+
+    offset: int
+    records: int
+    data: bytes
+    claim: int
+    is_bad: bool = False
+
+    @property
+    def offsets(self) -> range:
+        return range(self.offset, self.offset + self.records)
+
+
+def batch(offset: int, count: int, magic: int = 2, codec: str = "none") -> Batch:
+    """Messages without a codec are batches of one."""
+    if magic == 2:
+        rows = [Row(offset + index, TIME, b"k", b"value %d" % (offset + index)) for index in range(count)]
+        body = encode_rows(rows, offset, TIME)
+        data = build_batch(
+            body, count, base_timestamp=TIME, max_timestamp=TIME, base_offset=offset, codec=codec_by_name(codec)
+        )
+        return Batch(offset, count, data, offset)
+    records = [Record(offset + index, TIME, 0, b"k", b"value %d" % (offset + index), ()) for index in range(count)]
+    data = build_message_set(records, magic, codec_by_name(codec))
+    return Batch(offset, count, data, offset + count - 1)
+
+
+def damaged(good: Batch, position: int = -1, flip: int = 0x55) -> Batch:
+    data = bytearray(good.data)
+    data[position] ^= flip
+    return good._replace(data=bytes(data), is_bad=True)
+
+
+def with_field(good: Batch, form: str, position: int, value: int) -> Batch:
+    data = bytearray(good.data)
+    struct.pack_into(form, data, position, value)
+    return good._replace(data=bytes(data), is_bad=True, claim=value if position == 0 else good.claim)
+
+
+def read(
+    kernel: Kernel,
+    batches: Sequence[Batch],
+    first: int = 0,
+    end: int = 1 << 40,
+    aborted: AbortedTransactions | None = None,
+    **options: Any,
+) -> tuple[list[int], list[BadBatch]]:
+    """Offsets of the records that were read, and the bad batches; keys and values are checked."""
+    builder = kernel.builder(frozenset(["key", "value", "offset"]))
+    bad: list[BadBatch] = []
+    data = b"".join(item.data for item in batches)
+    for _ in append_visible(kernel, builder, data, first, end, aborted, on_bad=bad.append, **options):
+        pass
+    lists = to_lists(builder.finish())
+    assert lists["value"] == [b"value %d" % offset for offset in lists["offset"]]
+    assert set(lists["key"]) <= {b"k"}
+    return lists["offset"], bad
+
+
+def check(kernel: Kernel, batches: Sequence[Batch]) -> list[BadBatch]:
+    """All good ones are read, all bad ones are given, both in their order; the first bad one ends it by default."""
+    offsets, bad = read(kernel, batches)
+    assert offsets == [offset for item in batches if not item.is_bad for offset in item.offsets]
+    assert [(item.offset, bytes(item.data)) for item in bad] == [
+        (item.claim, item.data) for item in batches if item.is_bad
+    ]
+    assert all(isinstance(item.error, DecodeError) for item in bad)
+    if bad:
+        builder = kernel.builder(frozenset(["offset"]))
+        with pytest.raises(type(bad[0].error)) as caught:
+            list(append_visible(kernel, builder, b"".join(item.data for item in batches), 0, 1 << 40))
+        assert str(caught.value) == str(bad[0].error)
+    return bad
+
+
+MAKERS: dict[str, Callable[[int], Batch]] = {
+    "v2": lambda offset: batch(offset, 10),
+    "v2 gzip": lambda offset: batch(offset, 10, codec="gzip"),
+    "v1 wrapper": lambda offset: batch(offset, 10, 1, "gzip"),
+    "v0 wrapper": lambda offset: batch(offset, 10, 0, "gzip"),
+}
+CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("where", ["first", "middle", "last", "all"])
+def test_a_wrong_checksum(kernel: Kernel, kind: str, where: str) -> None:
+    batches = [MAKERS[kind](offset) for offset in (100, 110, 120)]
+    for index in {"first": [0], "middle": [1], "last": [2], "all": [0, 1, 2]}[where]:
+        batches[index] = damaged(batches[index])
+    for item in check(kernel, batches):
+        assert isinstance(item.error, CorruptBatchError)
+        assert "is stored, the bytes have" in str(item.error)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_codec_in_magic_2(kernel: Kernel, codec: str) -> None:
+    """A payload that does not decompress, with a checksum that is right."""
+    good = [batch(0, 5, codec=codec), batch(10, 5, codec=codec)]
+    payload = b"\xff" * 40
+    broken = build_batch(
+        payload, 5, base_timestamp=TIME, max_timestamp=TIME, base_offset=5, attributes=codec_by_name(codec).id
+    )
+    (bad,) = check(kernel, [good[0], Batch(5, 5, broken, 5, is_bad=True), good[1]])
+    assert not isinstance(bad.error, CorruptBatchError)
+
+
+def test_a_batch_of_fewer_records_than_it_says(kernel: Kernel) -> None:
+    rows = encode_rows([Row(5, TIME, b"k", b"value 5")], 5, TIME)
+    short = build_batch(rows, 2, base_timestamp=TIME, max_timestamp=TIME, base_offset=5)
+    check(kernel, [batch(0, 5), Batch(5, 2, short, 5, is_bad=True), batch(7, 2)])
+
+
+def test_a_batch_that_grows_too_large(kernel: Kernel) -> None:
+    batches = [batch(0, 2, codec="gzip"), batch(2, 100, codec="gzip"), batch(102, 2, codec="gzip")]
+    offsets, bad = read(kernel, batches, limit=200)
+    assert offsets == [0, 1, 102, 103]
+    assert [(item.offset, bytes(item.data)) for item in bad] == [(2, batches[1].data)]
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("wrong", [[0], [4], [9], [3, 4], [0, 5, 9], list(range(10))])
+def test_messages_in_a_run(kernel: Kernel, magic: int, wrong: list[int]) -> None:
+    batches = [damaged(one) if one.offset in wrong else one for one in (batch(at, 1, magic) for at in range(10))]
+    for item in check(kernel, batches):
+        assert isinstance(item.error, CorruptBatchError)
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_run_between_other_batches(kernel: Kernel, magic: int) -> None:
+    run = [batch(at, 1, magic) for at in range(10, 20)]
+    run[4] = damaged(run[4])
+    other = [batch(20, 1, 1 - magic), batch(21, 1, 1 - magic)]
+    check(
+        kernel, [batch(0, 10), *run, *other, damaged(batch(22, 4, magic, "gzip")), *[batch(26, 1, magic)], batch(27, 3)]
+    )
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_message_that_looks_like_a_wrapper(kernel: Kernel, magic: int) -> None:
+    """The bits of the codec are covered by the checksum; where they are damaged, the message is a batch by itself."""
+    run = [batch(at, 1, magic) for at in range(5)]
+    run[2] = damaged(run[2], MAGIC + 1, 0x01)
+    check(kernel, run)
+
+
+class _Counting:
+    """A kernel that counts the bytes of messages it is given."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self.taken = 0
+
+    def builder(self, columns: frozenset[str]) -> Any:
+        return _CountingBuilder(self, self._kernel.builder(columns))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+
+class _CountingBuilder:
+    def __init__(self, counting: _Counting, builder: Any) -> None:
+        self._counting, self._builder = counting, builder
+
+    def append_messages(self, messages: Any, *others: Any) -> None:
+        self._counting.taken += len(messages)
+        self._builder.append_messages(messages, *others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._builder, name)
+
+
+@pytest.mark.parametrize("wrong", [[999], [500], [0, 250, 500, 750, 999]])
+def test_a_long_run_is_not_read_again_for_each_message(kernel: Kernel, wrong: list[int]) -> None:
+    batches = [damaged(one) if one.offset in wrong else one for one in (batch(at, 1, 1) for at in range(1000))]
+    counting: Any = _Counting(kernel)
+    offsets, bad = read(counting, batches)
+    assert offsets == [offset for offset in range(1000) if offset not in wrong]
+    assert [item.offset for item in bad] == wrong
+    assert counting.taken <= 2 * sum(len(item.data) for item in batches)
+
+
+@pytest.mark.parametrize(
+    ("form", "position", "value"),
+    [(">q", 0, -1), (">q", 0, -(1 << 63)), (">i", LAST_OFFSET_DELTA, -1), (">i", COUNT, -1), (">i", COUNT, -(1 << 31))],
+)
+@pytest.mark.parametrize("where", [0, 1, 2])
+def test_an_impossible_header(kernel: Kernel, form: str, position: int, value: int, where: int) -> None:
+    """Its length still says where the next batch begins."""
+    batches = [batch(100, 10), batch(110, 10), batch(120, 10)]
+    batches[where] = with_field(batches[where], form, position, value)
+    (bad,) = check(kernel, batches)
+    assert "batch at position" in str(bad.error)
+
+
+@pytest.mark.parametrize(("form", "position"), [(">i", LAST_OFFSET_DELTA), (">i", COUNT)])
+def test_a_header_that_says_too_much(kernel: Kernel, form: str, position: int) -> None:
+    """The checksum tells; that the batch claims the offsets of those after it does not end the reading."""
+    batches = [batch(100, 10), with_field(batch(110, 10), form, position, (1 << 31) - 1), batch(120, 10)]
+    (bad,) = check(kernel, batches)
+    assert isinstance(bad.error, CorruptBatchError)
+
+
+@pytest.mark.parametrize("magic", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("form", "position", "value", "message"),
+    [
+        (">b", MAGIC, 3, "unknown magic 3"),
+        (">b", MAGIC, 77, "unknown magic 77"),
+        (">i", 8, 0, "length 0"),
+        (">i", 8, -1, "length -1"),
+        (">i", 8, 13, "length 13"),
+    ],
+)
+def test_what_is_no_batch_ends_the_reading(
+    kernel: Kernel, magic: int, form: str, position: int, value: int, message: str
+) -> None:
+    """Nothing says where the next one begins, so that nothing could be given as the bad one."""
+    nothing = with_field(batch(10, 1, magic), form, position, value)
+    with pytest.raises(DecodeError, match=f"no batch at position .*{message}"):
+        read(kernel, [batch(0, 10), nothing, batch(20, 10)])
+
+
+def test_a_cut_off_end_is_no_bad_batch(kernel: Kernel) -> None:
+    whole = batch(0, 10)
+    cut = batch(10, 10)
+    assert read(kernel, [whole, cut._replace(data=cut.data[:-1])]) == (list(range(10)), [])
+    assert read(kernel, [damaged(whole), cut._replace(data=cut.data[:11])])[0] == []
+
+
+@pytest.mark.parametrize("magic", [0, 1, 2])
+def test_only_wanted_batches_are_looked_at(kernel: Kernel, magic: int) -> None:
+    """One that begins at the end of the range, or later, may be corrupt; one that reaches into it is wanted."""
+    batches = [batch(at, 1, magic) for at in range(10)]
+    assert read(kernel, [*batches, damaged(batch(10, 1, magic))], 0, 10) == (list(range(10)), [])
+    offsets, bad = read(kernel, [*batches, damaged(batch(10, 1, magic))], 0, 11)
+    assert (offsets, [item.offset for item in bad]) == (list(range(10)), [10])
+
+
+def test_a_part_of_what_there_is(kernel: Kernel) -> None:
+    batches = [batch(0, 10), damaged(batch(10, 10)), batch(20, 10), damaged(batch(30, 10))]
+    assert read(kernel, batches, 5, 10) == ([5, 6, 7, 8, 9], [])
+    offsets, bad = read(kernel, batches, 5, 25)
+    assert (offsets, [item.offset for item in bad]) == ([5, 6, 7, 8, 9, 20, 21, 22, 23, 24], [10])
+    # the corrupt batch is the only one that is wanted: it is given, and there is nothing else
+    offsets, bad = read(kernel, batches[1:], 12, 15)
+    assert (offsets, [item.offset for item in bad]) == ([], [10])
+
+
+CONTROL, TRANSACTIONAL = 0x20, 0x10
+
+
+def transactional(offset: int, attributes: int, key: bytes = b"k") -> Batch:
+    rows = encode_rows([Row(offset, TIME, key, b"value %d" % offset)], offset, TIME)
+    data = build_batch(
+        rows,
+        1,
+        base_timestamp=TIME,
+        max_timestamp=TIME,
+        base_offset=offset,
+        attributes=attributes,
+        producer_id=7,
+        producer_epoch=0,
+    )
+    return Batch(offset, 1, data, offset)
+
+
+def test_transactions(kernel: Kernel) -> None:
+    """Aborted and control batches stay hidden beside bad ones; one that is bad itself is given, whatever it was."""
+    abort, commit = struct.pack(">hh", 0, 0), struct.pack(">hh", 0, 1)
+    batches = [
+        transactional(0, TRANSACTIONAL),
+        damaged(transactional(1, TRANSACTIONAL)),
+        transactional(2, TRANSACTIONAL | CONTROL, abort),
+        transactional(3, TRANSACTIONAL),
+        damaged(batch(4, 1)),
+        transactional(5, TRANSACTIONAL | CONTROL, commit),
+        damaged(transactional(6, TRANSACTIONAL | CONTROL, commit)),
+        batch(7, 1),
+    ]
+    offsets, bad = read(kernel, batches, aborted=AbortedTransactions([(7, 0)]))
+    assert (offsets, [item.offset for item in bad]) == ([3, 7], [1, 4, 6])
+
+
+def test_a_control_batch_without_a_record(kernel: Kernel) -> None:
+    empty = build_batch(
+        b"", 0, base_timestamp=TIME, max_timestamp=TIME, base_offset=1, last_offset_delta=0, attributes=CONTROL,
+        producer_id=7,
+    )  # fmt: skip
+    batches = [batch(0, 1), Batch(1, 1, empty, 1, is_bad=True), batch(2, 1)]
+    offsets, bad = read(kernel, batches, aborted=AbortedTransactions([(7, 0)]))
+    assert (offsets, [str(item.error) for item in bad]) == (
+        [0, 2],
+        ["control batch at offset 1 holds no control record"],
+    )
+
+
+def test_it_yields_after_each_batch_good_or_bad(kernel: Kernel) -> None:
+    """So that a builder is emptied in time."""
+    batches = [batch(0, 10), damaged(batch(10, 10)), with_field(batch(20, 10), ">i", COUNT, -1), batch(30, 10)]
+    builder = kernel.builder(frozenset(["offset"]))
+    data = b"".join(item.data for item in batches)
+    seen = [builder.rows for _ in append_visible(kernel, builder, data, 0, 40, on_bad=lambda _: None)]
+    assert seen == [10, 10, 10, 20]
+
+
+def test_on_bad_may_end_it(kernel: Kernel) -> None:
+    class Enough(Exception):
+        pass
+
+    def end(bad: BadBatch) -> None:
+        raise Enough(bad.offset)
+
+    builder = kernel.builder(frozenset(["offset"]))
+    data = batch(0, 10).data + damaged(batch(10, 10)).data + batch(20, 10).data
+    with pytest.raises(Enough, match="10"):
+        list(append_visible(kernel, builder, data, 0, 40, on_bad=end))
+    assert builder.rows == 10
+
+
+@st.composite
+def _batches(draw: st.DrawFn) -> list[Batch]:
+    found: list[Batch] = []
+    offset = draw(st.integers(0, 1 << 30))
+    for _ in range(draw(st.integers(0, 12))):
+        magic = draw(st.sampled_from([0, 1, 2]))
+        codec = draw(st.sampled_from(["none", "gzip", "snappy"]))
+        count = 1 if magic < 2 and codec == "none" else draw(st.integers(1, 5))
+        item = batch(offset, count, magic, codec)
+        kind = draw(st.sampled_from(["good", "good", "covered", "checksum", "header"]))
+        if kind == "checksum":
+            item = damaged(item, CHECKSUM[magic] + draw(st.integers(0, 3)), draw(st.integers(1, 255)))
+        elif kind == "header" and magic == 2:
+            form, position = draw(st.sampled_from([(">q", 0), (">i", LAST_OFFSET_DELTA), (">i", COUNT)]))
+            item = with_field(item, form, position, draw(st.integers(-(1 << 31), -1)))
+        elif kind == "covered":
+            position = draw(st.integers(COVERED[magic], len(item.data) - 1).filter(lambda at: at != MAGIC))
+            item = damaged(item, position, draw(st.integers(1, 255)))
+        found.append(item)
+        offset += count + draw(st.integers(0, 3))
+    return found
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=[kernel.name for kernel in KERNELS])
+@settings(deadline=None)
+@given(_batches())
+def test_any_mixture(kernel: Kernel, batches: list[Batch]) -> None:
+    check(kernel, batches)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=[kernel.name for kernel in KERNELS])
+@settings(deadline=None)
+@given(_batches(), st.binary(max_size=60), st.integers(0, 500), st.integers(0, 1 << 31), st.integers(0, 50))
+def test_any_bytes(kernel: Kernel, batches: list[Batch], noise: bytes, at: int, first: int, more: int) -> None:
+    """Records, bad batches, or `DecodeError`: never another exception, and it comes to an end."""
+    data = b"".join(item.data for item in batches)
+    at = min(at, len(data))
+    data = data[:at] + noise + data[at + len(noise) // 2 :]
+    builder = kernel.builder(frozenset(["offset"]))
+    bad: list[BadBatch] = []
+    try:
+        for _ in append_visible(kernel, builder, data, first, first + more, on_bad=bad.append):
+            pass
+    except DecodeError:
+        pass
+    assert all(len(item.data) >= 26 for item in bad)
+    assert all(first <= offset < first + more for offset in to_lists(builder.finish())["offset"])

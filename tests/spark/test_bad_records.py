@@ -1,0 +1,156 @@
+"""What the option badRecords does with a corrupt batch. Which ones are corrupt: tests/records/test_bad_batches.py."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pytest
+
+from spark_klog.columns.decode import PartitionDecoder
+from spark_klog.columns.schema import WITHOUT_HEADERS
+from spark_klog.errors import CorruptBatchError, DecodeError
+from spark_klog.records.reader import BadBatch
+from spark_klog.spark.bad_records import BadRecords
+from spark_klog.spark.options import BadRecordsOptions
+from tests.support.batches import make_batch
+
+TIME = 1_700_000_000_000
+BYTES = b"\x00\xff any bytes"
+BAD = BadBatch(7, memoryview(BYTES), CorruptBatchError("the CRC is wrong"))
+
+
+def three_batches() -> tuple[list[bytes], bytes]:
+    """Batches at offsets 0, 2 and 4; the one in the middle is corrupt. (each, all of them)"""
+    batches = []
+    for offset in (0, 2, 4):
+        data = make_batch([(b"k", b"%d" % at) for at in (offset, offset + 1)], [TIME, TIME])
+        data[:8] = offset.to_bytes(8, "big")
+        batches.append(bytes(data))
+    batches[1] = batches[1][:-1] + bytes([batches[1][-1] ^ 1])
+    return batches, b"".join(batches)
+
+
+def offsets_read(bad_records: BadRecords, data: bytes, first: int = 0, end: int = 6) -> list[int]:
+    """As a task does it: through the decoder of the partition."""
+    decoder = PartitionDecoder("t", 3, WITHOUT_HEADERS, on_bad=bad_records.take)
+    found: list[pa.RecordBatch] = [*decoder.add(data, first, end), *decoder.finish()]
+    return [offset for batch in found for offset in batch.column("offset").to_pylist()]
+
+
+@pytest.mark.parametrize("error", [CorruptBatchError("the CRC is wrong"), DecodeError("it is cut off")])
+def test_fail_raises(error: DecodeError) -> None:
+    with pytest.raises(DecodeError, match=f"^{error}$") as caught:
+        BadRecords(BadRecordsOptions("fail"), "t", 3).take(BAD._replace(error=error))
+    assert type(caught.value) is type(error)
+
+
+def test_fail_names_the_partition_once() -> None:
+    _, data = three_batches()
+    with pytest.raises(CorruptBatchError, match=r"^t-3: batch of offsets 2-3: CRC 0x\w+ is stored"):
+        offsets_read(BadRecords(BadRecordsOptions("fail"), "t", 3), data)
+
+
+def test_skip_logs_and_reads_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+    batches, data = three_batches()
+    with caplog.at_level(logging.ERROR, "spark_klog"):
+        assert offsets_read(BadRecords(BadRecordsOptions("skip"), "t", 3), data) == [0, 1, 4, 5]
+    (message,) = caplog.messages
+    expected = f"t-3: a corrupt batch of {len(batches[1])} bytes is skipped: batch of offsets 2-3: CRC"
+    assert message.startswith(expected)
+
+
+def test_deadletter_keeps_the_bytes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    batches, data = three_batches()
+    folder = tmp_path / "dead" / "letters"
+    before = time.time_ns() // 1_000_000
+    options = BadRecordsOptions("deadletter", str(folder))
+    assert offsets_read(BadRecords(options, "t", 3), data) == [0, 1, 4, 5]
+    assert [path.name for path in folder.iterdir()] == ["t-3-2.json"]
+    letter = json.loads((folder / "t-3-2.json").read_text())
+    assert before <= letter.pop("time") <= time.time_ns() // 1_000_000
+    assert base64.b64decode(letter.pop("bytes"), validate=True) == batches[1]
+    assert letter.pop("reason").startswith("batch of offsets 2-3: CRC 0x")
+    assert letter == {"topic": "t", "partition": 3, "offset": 2}
+    assert len(caplog.messages) == 1
+
+
+def test_nothing_is_made_without_a_bad_batch(tmp_path: Path) -> None:
+    folder = tmp_path / "dead"
+    good = three_batches()[0][0]
+    assert offsets_read(BadRecords(BadRecordsOptions("deadletter", str(folder)), "t", 3), good) == [0, 1]
+    assert not folder.exists()
+
+
+def _plain(folder: Path) -> str:
+    return str(folder)
+
+
+def _uri(folder: Path) -> str:
+    return f"file://{quote(str(folder))}"
+
+
+def _short_uri(folder: Path) -> str:
+    """As Hadoop writes it."""
+    return f"file:{folder}"
+
+
+@pytest.mark.parametrize(
+    "form", [_plain, _uri, _short_uri, lambda folder: f"{folder}/", lambda folder: f"{_uri(folder)}/"]
+)
+def test_where_dead_letters_go(tmp_path: Path, form: Callable[[Path], str]) -> None:
+    folder = tmp_path / "a" / "b"
+    BadRecords(BadRecordsOptions("deadletter", form(folder)), "t", 3).take(BAD)
+    letter = json.loads((folder / "t-3-7.json").read_text())
+    assert base64.b64decode(letter["bytes"]) == BYTES
+    assert letter["reason"] == "the CRC is wrong"
+
+
+@pytest.mark.parametrize("form", [_plain, _uri])
+def test_a_folder_of_an_unusual_name(tmp_path: Path, form: Callable[[Path], str]) -> None:
+    folder = tmp_path / "with space, ü and %20"
+    BadRecords(BadRecordsOptions("deadletter", form(folder)), "t", 3).take(BAD)
+    assert (folder / "t-3-7.json").exists()
+
+
+def test_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    BadRecords(BadRecordsOptions("deadletter", "dead"), "t", 3).take(BAD)
+    assert (tmp_path / "dead" / "t-3-7.json").exists()
+
+
+def test_a_task_that_runs_again_writes_the_same_files(tmp_path: Path) -> None:
+    options = BadRecordsOptions("deadletter", str(tmp_path))
+    (tmp_path / "t-3-7.json").write_text("what a task that was killed has left" * 100)
+    contents: list[dict[str, Any]] = []
+    for _ in range(2):
+        BadRecords(options, "t", 3).take(BAD)
+        contents.append(json.loads((tmp_path / "t-3-7.json").read_text()) | {"time": None})
+    assert contents[0] == contents[1]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_each_batch_has_a_file_of_its_own(tmp_path: Path) -> None:
+    options = BadRecordsOptions("deadletter", str(tmp_path))
+    for topic, partition, offset in [("t", 3, 7), ("t", 3, 8), ("t", 4, 7), ("t-3", 7, 0), ("a.b_c", 0, -5)]:
+        BadRecords(options, topic, partition).take(BAD._replace(offset=offset))
+    found = {
+        (letter["topic"], letter["partition"], letter["offset"])
+        for letter in (json.loads(path.read_text()) for path in tmp_path.iterdir())
+    }
+    assert found == {("t", 3, 7), ("t", 3, 8), ("t", 4, 7), ("t-3", 7, 0), ("a.b_c", 0, -5)}
+
+
+def test_a_dead_letter_that_can_not_be_written_ends_the_task(tmp_path: Path) -> None:
+    """Else the bytes would be lost."""
+    (tmp_path / "file").touch()
+    bad_records = BadRecords(BadRecordsOptions("deadletter", str(tmp_path / "file" / "dead")), "t", 3)
+    with pytest.raises(OSError, match="file/dead"):
+        offsets_read(bad_records, three_batches()[1])

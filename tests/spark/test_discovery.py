@@ -1,0 +1,188 @@
+"""What subscriptions and places mean, asked of a cluster that is a dict of logs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from spark_klog.client.config import client_config
+from spark_klog.errors import ConfigError, ErrorCode, ProtocolError
+from spark_klog.spark import discovery
+from spark_klog.spark.offsets import BeforeEndSpec, GroupSpec, Offsets, OffsetSpec, Spec, TimeSpec, TopicPartition
+from spark_klog.spark.options import SplitLimits, Subscription
+from spark_klog.spark.planning import OffsetRange
+
+A, B, C = ("a", 0), ("a", 1), ("b", 0)
+
+
+class Logs:
+    """Partitions with the timestamps of their records from the first offset on; in place of a cluster."""
+
+    def __init__(self, logs: dict[TopicPartition, tuple[int, list[int]]]) -> None:
+        self.config = client_config({"bootstrap.servers": "h:1,i:2"})
+        self._logs = logs
+        self.internal = {"__consumer_offsets"}
+        self.asked: list[Offsets] = []
+
+    def metadata(self, topics: Collection[str] | None) -> dict[str, Any]:
+        assert topics is None
+        return {topic: {"is_internal": topic in self.internal} for topic, _ in self._logs}
+
+    def partitions(self, topics: Collection[str]) -> dict[str, list[int]]:
+        found = {name: sorted(partition for topic, partition in self._logs if topic == name) for name in topics}
+        for name, partitions in found.items():
+            if "/" in name:
+                raise ProtocolError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name}")
+            if not partitions:
+                raise ProtocolError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name}")
+        return found
+
+    def list_offsets(self, cluster: object, times: Mapping[TopicPartition, int]) -> Offsets:
+        """As ListOffsets answers."""
+        assert cluster is self
+        assert times, "nothing to ask for"
+        self.asked.append(dict(times))
+        return {key: self._offset(key, time) for key, time in times.items()}
+
+    def _offset(self, key: TopicPartition, time: int) -> int:
+        first, timestamps = self._logs[key]
+        if time in (-2, -1):
+            return first if time == -2 else first + len(timestamps)
+        return next((first + index for index, timestamp in enumerate(timestamps) if timestamp >= time), -1)
+
+
+@pytest.fixture
+def logs() -> Iterator[Any]:
+    there = Logs(
+        {
+            A: (10, [100, 300, 200]),
+            B: (0, [100]),
+            C: (5, []),
+            ("b", 1): (0, []),
+            ("ab", 0): (0, []),
+            ("__consumer_offsets", 0): (0, []),
+        }
+    )
+    with mock.patch.object(discovery, "list_offsets", there.list_offsets):
+        yield there
+
+
+@pytest.mark.parametrize(
+    ("subscription", "expected"),
+    [
+        (Subscription(topics=("b", "a")), [A, B, C, ("b", 1)]),
+        (Subscription(pattern="a"), [A, B]),
+        (Subscription(pattern="a.*"), [A, B, ("ab", 0)]),
+        (Subscription(pattern=".*"), [A, B, ("ab", 0), C, ("b", 1)]),
+        (Subscription(pattern="nothing"), []),
+        (Subscription(assign={"b": [1], "a": [0, 1]}), [A, B, ("b", 1)]),
+        (Subscription(topics=("__consumer_offsets",)), [("__consumer_offsets", 0)]),
+    ],
+)
+def test_partitions(logs: Any, subscription: Subscription, expected: list[TopicPartition]) -> None:
+    assert discovery.partitions_of(logs, subscription) == expected
+
+
+@pytest.mark.parametrize(
+    ("subscription", "message"),
+    [
+        (Subscription(topics=("a", "c")), "topic c does not exist at h:1,i:2"),
+        (Subscription(topics=("x/y",)), "topic x/y does not exist at h:1,i:2"),
+        (Subscription(assign={"c": [0]}), "topic c does not exist at h:1,i:2"),
+        (Subscription(assign={"a": [0, 2, 7]}), "topic a has no partition 2, 7"),
+    ],
+)
+def test_what_does_not_exist(logs: Any, subscription: Subscription, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        discovery.partitions_of(logs, subscription)
+
+
+def test_other_errors_of_a_topic_are_passed_on(logs: Any) -> None:
+    error = ProtocolError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "topic a")
+    with mock.patch.object(logs, "partitions", side_effect=error), pytest.raises(ProtocolError) as caught:
+        discovery.partitions_of(logs, Subscription(topics=("a",)))
+    assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (OffsetSpec(-2), {A: 10, B: 0, C: 5}),
+        (OffsetSpec(-1), {A: 13, B: 1, C: 5}),
+        (OffsetSpec(each=((A, 11), (B, -1), (C, -2))), {A: 11, B: 1, C: 5}),
+        (OffsetSpec(each=((A, 0), (B, 99), (C, 0))), {A: 0, B: 99, C: 0}),
+        # the first record that late, though earlier ones follow; where there is none, the end
+        (TimeSpec(0), {A: 10, B: 0, C: 5}),
+        (TimeSpec(101), {A: 11, B: 1, C: 5}),
+        (TimeSpec(301), {A: 13, B: 1, C: 5}),
+        (TimeSpec(each=((A, 300), (B, 100), (C, 0))), {A: 11, B: 0, C: 5}),
+        (BeforeEndSpec(1), {A: 12, B: 0, C: 5}),
+        (BeforeEndSpec(2), {A: 11, B: 0, C: 5}),
+        (BeforeEndSpec(10**18), {A: 10, B: 0, C: 5}),
+    ],
+)
+def test_places(logs: Any, spec: Spec, expected: Offsets) -> None:
+    assert discovery.resolve(logs, spec, [A, B, C], "x") == expected
+
+
+def test_given_offsets_are_not_asked_for(logs: Any) -> None:
+    discovery.resolve(logs, OffsetSpec(each=((A, 11), (B, 5))), [A, B], "x")
+    assert logs.asked == []
+    discovery.resolve(logs, OffsetSpec(each=((A, 11), (B, -1))), [A, B], "x")
+    assert logs.asked == [{B: -1}]
+
+
+@pytest.mark.parametrize(
+    ("spec", "names"),
+    [
+        (TimeSpec(301, strict=True), r"a-0 \(at 301\), a-1 \(at 301\), b-0 \(at 301\)"),
+        (TimeSpec(100, strict=True), r"b-0 \(at 100\)"),
+        (TimeSpec(each=((A, 300), (B, 101), (C, 7)), strict=True), r"a-1 \(at 101\), b-0 \(at 7\)"),
+    ],
+)
+def test_a_strict_time_without_a_record(logs: Any, spec: TimeSpec, names: str) -> None:
+    message = (
+        rf"^option x: no record at or after the timestamp in {names}; set startingOffsetsByTimestampStrategy=latest"
+    )
+    with pytest.raises(ConfigError, match=message):
+        discovery.resolve(logs, spec, [A, B, C], "x")
+
+
+def test_a_strict_time_with_records(logs: Any) -> None:
+    assert discovery.resolve(logs, TimeSpec(100, strict=True), [A, B], "x") == {A: 10, B: 0}
+
+
+def test_where_a_group_is(logs: Any) -> None:
+    """Partitions that the group has not committed are read from their first record on."""
+    progress: Any = mock.Mock()
+    progress.fetch.return_value = {A: 12}
+    assert discovery.resolve(logs, GroupSpec("g"), [A, B, C], "x", progress) == {A: 12, B: 0, C: 5}
+    progress.fetch.assert_called_once_with([A, B, C])
+    assert logs.asked == [{B: -2, C: -2}]
+
+
+def test_no_partitions(logs: Any) -> None:
+    for spec in (OffsetSpec(-1), TimeSpec(5, strict=True)):
+        assert discovery.resolve(logs, spec, [], "x") == {}
+    assert logs.asked == []
+
+
+def test_partitions_that_appeared_are_read_from_their_beginning(logs: Any) -> None:
+    assert discovery.known_start({A: 12, ("gone", 0): 3}, logs, [A, C]) == {A: 12, ("gone", 0): 3, C: 5}
+    assert logs.asked == [{C: -2}]
+    assert discovery.known_start({A: 12}, logs, [A]) == {A: 12}
+    assert len(logs.asked) == 1
+
+
+def test_sizes_are_asked_for_only_where_they_count(logs: Any) -> None:
+    wanted = [OffsetRange(*A, 10, 14), OffsetRange(*B, 0, 1)]
+    with mock.patch.object(discovery, "record_sizes", return_value={A: 50.0}) as sizes:
+        assert discovery.split_ranges(logs, wanted, SplitLimits(min_partitions=1, max_records=9)) == wanted
+        assert discovery.split_ranges(logs, [], SplitLimits(max_bytes=1)) == []
+        sizes.assert_not_called()
+        found = discovery.split_ranges(logs, wanted, SplitLimits(max_bytes=100))
+        assert found == [OffsetRange(*A, 10, 12), OffsetRange(*A, 12, 14), OffsetRange(*B, 0, 1)]
+        sizes.assert_called_once_with(logs, {A: 10, B: 0})

@@ -1,0 +1,291 @@
+"""A query's progress as a group's offsets: what is written where, again after errors, and read from where."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_klog.directories.memory import MemoryTree
+from spark_klog.directories.tree import Tree
+from spark_klog.errors import ConnectionFailed, DirectoryError, KlogError, ProtocolError
+from spark_klog.spark import group_offsets
+from spark_klog.spark.group_offsets import GroupProgress
+from spark_klog.spark.offsets import Offsets, TopicPartition
+from spark_klog.spark.options import GroupOffsetsOptions
+
+A, B, C = ("a", 0), ("a", 1), ("b", 0)
+COORDINATOR, ONE, OTHER = "the coordinator", "one", "other"
+
+
+class Stores:
+    """A coordinator and trees in memory, by name. Each may fail; what is written is noted."""
+
+    def __init__(self) -> None:
+        self.kept: Offsets = {}
+        self.trees: dict[str, MemoryTree] = {}
+        self.failing: dict[str, KlogError] = {}
+        self.commits: list[tuple[str, Offsets]] = []
+        self.opened: list[str] = []
+        self.sessions: list[_Session] = []
+
+    def open_tree(self, uri: str) -> Tree:
+        self.opened.append(uri)
+        self._check(uri)
+        session = _Session(self, uri, self.trees.setdefault(uri, MemoryTree()).session())
+        self.sessions.append(session)
+        return session
+
+    def cluster(self) -> Stores:
+        self.opened.append(COORDINATOR)
+        self._check(COORDINATOR)
+        return self
+
+    def _check(self, name: str) -> None:
+        if name in self.failing:
+            raise self.failing[name]
+
+    def offsets(self, name: str, group: str = "g") -> Offsets:
+        """What is there to see."""
+        if name == COORDINATOR:
+            return dict(self.kept)
+        tree, top = self.trees.get(name, MemoryTree()), f"/consumers/{group}/offsets"
+        return {
+            (topic, int(partition)): int(tree.get(f"{top}/{topic}/{partition}") or b"")
+            for topic in tree.children(top)
+            for partition in tree.children(f"{top}/{topic}")
+        }
+
+
+class _Session:
+    """A tree that may fail."""
+
+    def __init__(self, stores: Stores, name: str, tree: MemoryTree) -> None:
+        self._stores, self._name, self._tree = stores, name, tree
+        self.closed = False
+
+    def put(self, path: str, value: bytes) -> None:
+        self._stores._check(self._name)
+        self._tree.put(path, value)
+
+    def close(self) -> None:
+        self.closed = True
+        self._tree.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tree, name)
+
+
+class FakeGroupOffsets:
+    """In place of `client.offsets.GroupOffsets`; its cluster is the stores."""
+
+    def __init__(self, cluster: Stores, group: str) -> None:
+        assert group == "g"
+        self._stores = cluster
+
+    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        self._stores._check(COORDINATOR)
+        self._stores.commits.append((COORDINATOR, dict(offsets)))
+        self._stores.kept |= offsets
+
+    def fetch(self, partitions: Collection[TopicPartition]) -> Offsets:
+        self._stores._check(COORDINATOR)
+        return {key: self._stores.kept[key] for key in partitions if key in self._stores.kept}
+
+
+def in_place(stores: Stores) -> Any:
+    return mock.patch.multiple(group_offsets, GroupOffsets=FakeGroupOffsets, open_tree=stores.open_tree)
+
+
+@pytest.fixture
+def stores() -> Iterator[Stores]:
+    there = Stores()
+    with in_place(there):
+        yield there
+
+
+def progress(stores: Stores, coordinator: bool, *trees: str) -> GroupProgress:
+    cluster: Any = stores.cluster
+    return GroupProgress(GroupOffsetsOptions("g", coordinator, trees), cluster)
+
+
+def test_all_stores_are_written(stores: Stores) -> None:
+    shown = progress(stores, True, ONE, OTHER)
+    shown.publish({A: 5, C: 0})
+    assert stores.offsets(COORDINATOR) == stores.offsets(ONE) == stores.offsets(OTHER) == {A: 5, C: 0}
+    assert stores.trees[ONE].get("/consumers/g/offsets/a/0") == b"5"
+
+
+def test_without_a_coordinator_no_cluster_is_asked_for(stores: Stores) -> None:
+    progress(stores, False, ONE).publish({A: 5})
+    assert stores.opened == [ONE]
+    assert stores.offsets(COORDINATOR) == {}
+
+
+def test_nothing_is_opened_before_there_is_something_to_write(stores: Stores) -> None:
+    shown = progress(stores, True, ONE)
+    shown.publish({})
+    shown.close()
+    assert stores.opened == []
+
+
+def test_only_what_changed_is_written(stores: Stores) -> None:
+    shown = progress(stores, True)
+    for offsets in ({A: 1, B: 1}, {A: 1, B: 2}, {A: 1, B: 2}, {A: 1, B: 2, C: 0}, {A: 0}):
+        shown.publish(offsets)
+    assert [offsets for _, offsets in stores.commits] == [{A: 1, B: 1}, {B: 2}, {C: 0}, {A: 0}]
+    assert stores.opened == [COORDINATOR], "connected once"
+    assert stores.offsets(COORDINATOR) == {A: 0, B: 2, C: 0}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DirectoryError("it broke"),
+        ConnectionFailed("it broke"),
+        ProtocolError(16, "it broke"),
+    ],
+)
+@pytest.mark.parametrize("name", [COORDINATOR, ONE, OTHER])
+def test_what_could_not_be_written_is_written_with_the_next(
+    stores: Stores, name: str, error: KlogError, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown = progress(stores, True, ONE, OTHER)
+    shown.publish({A: 1, B: 1})
+    stores.failing[name] = error
+    with caplog.at_level(logging.ERROR, "spark_klog"):
+        shown.publish({A: 2, B: 1})
+    assert caplog.messages == [
+        f"offsets of group g were not written to {name}, trying again next time: {error}",
+    ]
+    names = [COORDINATOR, ONE, OTHER]
+    assert {where: stores.offsets(where) for where in names} == {
+        where: {A: 1, B: 1} if where == name else {A: 2, B: 1} for where in names
+    }
+    stores.failing.clear()
+    shown.publish({A: 2, B: 3})
+    assert all(stores.offsets(where) == {A: 2, B: 3} for where in names)
+
+
+@pytest.mark.parametrize("name", [COORDINATOR, ONE])
+def test_a_store_that_is_not_there_at_first(stores: Stores, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    shown = progress(stores, True, ONE)
+    stores.failing[name] = ConnectionFailed("nobody there")
+    shown.publish({A: 1})
+    shown.publish({A: 1})
+    assert len(caplog.messages) == 2, "each time"
+    stores.failing.clear()
+    shown.publish({A: 1})
+    assert stores.offsets(name) == {A: 1}
+
+
+def test_a_name_that_can_not_be_stored_does_not_end_the_query(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    no_cluster: Any = None
+    shown = GroupProgress(GroupOffsetsOptions("a/b", False, (str(tmp_path),)), no_cluster)
+    shown.publish({A: 1})
+    shown.close()
+    assert "offsets of group a/b were not written" in caplog.text
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.dictionaries(st.sampled_from([A, B, C]), st.integers(0, 5)),
+            st.sets(st.sampled_from([COORDINATOR, ONE, OTHER])),
+        )
+    )
+)
+def test_every_store_catches_up(steps: list[tuple[Offsets, set[str]]]) -> None:
+    """Whatever fails in between: a store that can be written holds the newest offsets after each step."""
+    stores = Stores()
+    with in_place(stores):
+        shown = progress(stores, True, ONE, OTHER)
+        now: Offsets = {}
+        for moved, failing in [*steps, ({}, set())]:
+            stores.failing = {name: DirectoryError("no") for name in failing}
+            now |= moved
+            shown.publish(dict(now))
+            for name in {COORDINATOR, ONE, OTHER} - failing:
+                assert stores.offsets(name) == now
+
+
+def test_fetch_asks_the_first_store(stores: Stores) -> None:
+    stores.kept = {A: 7}
+    progress(stores, False, ONE).publish({A: 1, B: 2})
+    assert progress(stores, True, ONE).fetch([A, B]) == {A: 7}
+    assert progress(stores, False, ONE, OTHER).fetch([A, B, C]) == {A: 1, B: 2}
+    assert progress(stores, False, OTHER, ONE).fetch([A, B, C]) == {}
+    assert progress(stores, False, ONE).fetch([B]) == {B: 2}
+    assert progress(stores, False, ONE).fetch([]) == {}
+
+
+@pytest.mark.parametrize("name", [COORDINATOR, ONE])
+def test_fetch_fails_where_the_store_does(stores: Stores, name: str) -> None:
+    """Reading on from the wrong place would be worse than not to read."""
+    stores.failing[name] = ConnectionFailed("nobody there")
+    with pytest.raises(ConnectionFailed, match="nobody there"):
+        progress(stores, name == COORDINATOR, ONE).fetch([A])
+
+
+def test_what_was_fetched_is_written_all_the_same(stores: Stores) -> None:
+    """Others may have changed it since."""
+    stores.kept = {A: 7}
+    shown = progress(stores, True)
+    assert shown.fetch([A]) == {A: 7}
+    shown.publish({A: 7})
+    assert stores.commits == [(COORDINATOR, {A: 7})]
+
+
+def test_close_closes_the_trees(stores: Stores) -> None:
+    shown = progress(stores, True, ONE, OTHER)
+    shown.publish({A: 1})
+    shown.close()
+    shown.close()
+    assert len(stores.sessions) == 2
+    assert all(session.closed for session in stores.sessions)
+    shown.publish({A: 2})
+    assert stores.offsets(ONE) == {A: 2}, "and they are opened again where they are needed"
+    shown.close()
+    assert all(session.closed for session in stores.sessions)
+
+
+def test_it_is_pickled_without_its_connections(stores: Stores) -> None:
+    shown = progress(stores, True, ONE)
+    shown.publish({A: 1})
+    there: GroupProgress = pickle.loads(pickle.dumps(shown))  # noqa: S301 - what was pickled a line before
+    there.close()
+    assert not any(session.closed for session in stores.sessions), "those are of the other one"
+    shown.publish({A: 2})
+    assert stores.offsets(ONE) == stores.offsets(COORDINATOR) == {A: 2}
+
+
+@pytest.mark.parametrize("form", ["{}", "file://{}"])
+def test_plain_files(tmp_path: Path, form: str) -> None:
+    """As it is documented: anyone can read them."""
+    no_cluster: Any = None
+    options = GroupOffsetsOptions("g", False, (form.format(tmp_path / "tree"),))
+    shown = GroupProgress(options, no_cluster)
+    shown.publish({A: 5, ("b.c", 10): (1 << 63) - 1})
+    shown.close()
+    top = tmp_path / "tree" / "consumers" / "g" / "offsets"
+    assert (top / "a" / "0").read_bytes() == b"5"
+    assert (top / "b.c" / "10").read_bytes() == b"9223372036854775807"
+    again = GroupProgress(options, no_cluster)
+    assert again.fetch([A, B, ("b.c", 10)]) == {A: 5, ("b.c", 10): (1 << 63) - 1}
+    again.close()
+
+
+def test_a_folder_that_can_not_be_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    no_cluster: Any = None
+    shown = GroupProgress(GroupOffsetsOptions("g", False, (str(tmp_path / "file" / "tree"),)), no_cluster)
+    shown.publish({A: 5})
+    shown.close()
+    assert "were not written" in caplog.text

@@ -1,0 +1,79 @@
+"""What becomes of lost ranges: the option failOnDataLoss."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from spark_klog.errors import DataLossError
+from spark_klog.spark.loss import LossReporter
+from spark_klog.spark.planning import DELETED, RETENTION, Lost
+
+ONE, OTHER = Lost("t", 0, 2, 5, 5, 9, RETENTION), Lost("t", 1, 7, 7, -1, -1, DELETED)
+
+
+@pytest.fixture(autouse=True)
+def _warnings(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "spark_klog")
+
+
+def test_fail_lists_all_ranges(caplog: pytest.LogCaptureFixture) -> None:
+    losses = LossReporter("fail")
+    with pytest.raises(DataLossError) as caught:
+        losses.report([ONE, OTHER])
+    assert str(caught.value) == (
+        "records can't be read: t-0: wanted [2, 5), available [5, 9) (retention); "
+        "t-1 is gone (deleted); the query has read it up to offset 7; "
+        "set failOnDataLoss=false or report to go on without them"
+    )
+    assert losses.batch == []
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("mode", ["fail", "warn", "report"])
+def test_nothing_lost(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    losses = LossReporter(mode)
+    losses.report([])
+    assert (losses.batch, caplog.messages) == ([], [])
+
+
+@pytest.mark.parametrize("mode", ["warn", "report"])
+def test_each_range_is_a_line_of_the_log(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    LossReporter(mode).report([ONE, OTHER])
+    assert caplog.messages == [f"records can't be read (failOnDataLoss is not true): {item}" for item in (ONE, OTHER)]
+
+
+def test_report_keeps_the_ranges_of_the_batch() -> None:
+    losses = LossReporter("report")
+    losses.begin_batch()
+    losses.report([ONE])
+    losses.report([ONE, OTHER])
+    assert losses.batch == [
+        {
+            "topic": "t",
+            "partition": 0,
+            "start": 2,
+            "end": 5,
+            "available_start": 5,
+            "available_end": 9,
+            "cause": "retention",
+        },
+        {
+            "topic": "t",
+            "partition": 1,
+            "start": 7,
+            "end": 7,
+            "available_start": -1,
+            "available_end": -1,
+            "cause": "deleted",
+        },
+    ]
+    losses.begin_batch()
+    assert losses.batch == []
+
+
+def test_warn_keeps_nothing() -> None:
+    losses = LossReporter("warn")
+    losses.report([ONE])
+    assert losses.batch == []
