@@ -6,9 +6,9 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export SPARK_LOCAL_IP := 127.0.0.1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: demo test soak check bench clean
+.PHONY: demo test soak asan check bench clean
 
-$(VENV)/%.installed: pyproject.toml $(wildcard spark_klog/records/*.pyx)
+$(VENV)/%.installed: pyproject.toml $(wildcard spark_klog/records/_kernel*.p*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
 	touch $@
@@ -19,9 +19,14 @@ demo: $(VENV)/demo.installed
 test: $(VENV)/test.installed
 	$(BIN)/python -m pytest $(ARGS)
 
-# The long runs of which CI has a short slice: tens of kills.
+# The long runs of which CI has a short slice: tens of kills, ten minutes of fuzzing for each target.
 soak: $(VENV)/test.installed
 	SPARK_KLOG_KILLS=30 $(BIN)/python -m pytest --timeout=3600 -k 'kill or acknowledged' tests/broker tests/jobs $(ARGS)
+	SPARK_KLOG_FUZZ_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/fuzz $(ARGS)
+
+# The native kernel under AddressSanitizer and UndefinedBehaviorSanitizer.
+asan: $(VENV)/test.installed
+	$(BIN)/python -m tests.fuzz.asan
 
 check: $(VENV)/check.installed
 	$(BIN)/ruff check .

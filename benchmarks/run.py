@@ -19,15 +19,18 @@ from pathlib import Path
 
 from benchmarks.batch_read import BATCH_READ
 from benchmarks.broker_side import BROKER
+from benchmarks.codecs import CODECS
 from benchmarks.decode import DECODE
+from benchmarks.encode import ENCODE
 from benchmarks.machine import code_state
+from benchmarks.memory import MEMORY
 from benchmarks.report import Result, Side, failures, render
 from benchmarks.work import Bench, Work
 
 log = logging.getLogger(__name__)
 
 #: All work, in the order of the report. Further work is a module with a `Work` in it, and a name here.
-WORK: tuple[Work, ...] = (BATCH_READ, DECODE, BROKER)
+WORK: tuple[Work, ...] = (BATCH_READ, DECODE, ENCODE, MEMORY, CODECS, BROKER)
 
 _DESCRIPTION = "Measure klog beside its peers and write the report."
 

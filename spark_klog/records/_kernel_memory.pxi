@@ -52,14 +52,17 @@ cdef void give_back(uint8_t *data, int64_t capacity) noexcept:
 
 
 cdef Block spare_block(int64_t capacity) noexcept:
-    """The smallest spare block of at least `capacity` bytes; NULL where there is none, or a spare would be too good."""
+    """The smallest spare block of at least `capacity` bytes; NULL where there is none, or a spare would be too good.
+
+    Of equal ones it is the newest: the CPU's cache may still have it.
+    """
     cdef Block none
     cdef int best = -1, i
     memset(&none, 0, sizeof(Block))
     if capacity < SMALLEST_SPARE:
         return none
     for i in range(spare_count):
-        if spares[i].capacity >= capacity and (best < 0 or spares[i].capacity < spares[best].capacity):
+        if spares[i].capacity >= capacity and (best < 0 or spares[i].capacity <= spares[best].capacity):
             best = i
     return none if best < 0 else without_spare(best)
 

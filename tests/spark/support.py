@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -202,3 +204,39 @@ def wait_for(
 def values(count: int, start: int = 0, partitions: int = 1) -> Sequence[Sent]:
     """Distinct records, spread over the partitions."""
     return [Sent(b"v%d" % number, partition=number % partitions) for number in range(start, start + count)]
+
+
+class Job:
+    """A query from topics to Parquet files with a checkpoint, which may be run several times."""
+
+    def __init__(self, spark: SparkSession, servers: str, folder: Path, **options: Any) -> None:
+        self.spark = spark
+        self.output, self.checkpoint = folder / "output", folder / "checkpoint"
+        self.options = {"kafka.bootstrap.servers": servers, "startingOffsets": "earliest"} | options
+
+    def start(self, **trigger: Any) -> StreamingQuery:
+        frame = self.spark.readStream.format("klog").options(**self.options).load()
+        writer = frame.writeStream.format("parquet").option("path", str(self.output))
+        return writer.option("checkpointLocation", str(self.checkpoint)).trigger(**trigger).start()
+
+    def run(self) -> list[int]:
+        """Read what is there; returns the rows of each batch."""
+        query = self.start(availableNow=True)
+        assert query.awaitTermination(_SECONDS)
+        return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+
+    @property
+    def result(self) -> DataFrame:
+        return self.spark.read.schema(KAFKA_SCHEMA).parquet(str(self.output))
+
+    def committed(self) -> dict[tuple[str, int], int]:
+        """The offsets that the checkpoint has committed."""
+        done = [int(path.name) for path in (self.checkpoint / "commits").glob("[0-9]*") if path.name.isdecimal()]
+        if not done:
+            return {}
+        text = (self.checkpoint / "offsets" / str(max(done))).read_text().splitlines()[-1]
+        return {
+            (topic, int(partition)): offset
+            for topic, partitions in json.loads(text).items()
+            for partition, offset in partitions.items()
+        }

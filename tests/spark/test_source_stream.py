@@ -9,57 +9,19 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
 from kazoo.client import KazooClient
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import SparkSession
 
 from spark_klog.embedded import EmbeddedCluster
 
 from .conftest import SparkLog
-from .support import KAFKA_SCHEMA, consume, create_topic, offsets_of, produce, read, values, wait_for
+from .support import Job, consume, create_topic, offsets_of, produce, read, values, wait_for
 
 SECONDS = 60
-
-
-class Job:
-    """A query from topics to Parquet files with a checkpoint, which may be run several times."""
-
-    def __init__(self, spark: SparkSession, servers: str, folder: Path, **options: Any) -> None:
-        self.spark = spark
-        self.output, self.checkpoint = folder / "output", folder / "checkpoint"
-        self.options = {"kafka.bootstrap.servers": servers, "startingOffsets": "earliest"} | options
-
-    def start(self, **trigger: Any) -> StreamingQuery:
-        frame = self.spark.readStream.format("klog").options(**self.options).load()
-        writer = frame.writeStream.format("parquet").option("path", str(self.output))
-        return writer.option("checkpointLocation", str(self.checkpoint)).trigger(**trigger).start()
-
-    def run(self) -> list[int]:
-        """Read what is there; returns the rows of each batch."""
-        query = self.start(availableNow=True)
-        assert query.awaitTermination(SECONDS)
-        return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
-
-    @property
-    def result(self) -> DataFrame:
-        return self.spark.read.schema(KAFKA_SCHEMA).parquet(str(self.output))
-
-    def committed(self) -> dict[tuple[str, int], int]:
-        """The offsets that the checkpoint has committed."""
-        done = [int(path.name) for path in (self.checkpoint / "commits").glob("[0-9]*") if path.name.isdecimal()]
-        if not done:
-            return {}
-        text = (self.checkpoint / "offsets" / str(max(done))).read_text().splitlines()[-1]
-        return {
-            (topic, int(partition)): offset
-            for topic, partitions in json.loads(text).items()
-            for partition, offset in partitions.items()
-        }
 
 
 @pytest.fixture(scope="module")
