@@ -54,7 +54,8 @@ class PartitionDecoder:
     ) -> Iterator[pa.RecordBatch]:
         """Take in the visible records of `data` with offsets in [first, end); gives what is full."""
         try:
-            for _ in append_visible(self._kernel, self._builder, data, first, end, aborted, self._limit, self._on_bad):
+            kernel, builder, limit = self._kernel, self._builder, self._limit
+            for _ in append_visible(kernel, builder, data, first, end, aborted, limit, self._on_bad, ROWS, BYTES):
                 if self._builder.rows >= ROWS or self._builder.size >= BYTES:
                     yield self._take()
         except CorruptBatchError as error:

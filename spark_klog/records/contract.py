@@ -95,6 +95,16 @@ class ColumnBuilder(Protocol):
         `count` records; then nothing of it has been added.
         """
 
+    def append_batches(
+        self, data: Buffer, position: int, first: int, end: int, rows: int, size: int
+    ) -> tuple[int, int]:
+        """Add a run of batches that begins at `position`; (where it ends, the offset after it).
+
+        It is a shorter way for batches of magic 2 without codec, transaction and control flag, whole and sound: before
+        any other it ends, as before one that begins at offset `end` or later, and when the builder holds `rows` records
+        or `size` bytes. It may be empty, as it always is in the reference kernel; the offset is `first` then.
+        """
+
     def append_messages(
         self,
         messages: Buffer,

@@ -19,6 +19,7 @@ from spark_klog.wire.primitives import Buffer
 _OFFSET = Struct(">q")
 _CONTROL_KEY = Struct(">hh")
 _ABORT = 0
+_MANY = 1 << 62
 #: Bytes that a compressed control batch may grow to; Kafka's have some ten, and are not compressed.
 _MAX_CONTROL_SIZE = 64 * 1024
 
@@ -111,8 +112,13 @@ def append_visible(
     aborted: AbortedTransactions | None = None,
     limit: int = MAX_DECOMPRESSED,
     on_bad: Callable[[BadBatch], None] = refuse,
+    rows: int = _MANY,
+    bytes_: int = _MANY,
 ) -> Iterator[None]:
     """Add the visible records with offsets in [first, end) to a builder of `kernel`; yields after each batch.
+
+    Sound batches of which nothing but their records is wanted are added many at once, until the builder holds `rows`
+    records or `bytes_` bytes: it yields then at the latest.
 
     Batches that begin at `end` or later are not looked at: one that is not wanted may be corrupt. A corrupt one is
     given to `on_bad`, and passed over where that does not raise. `DecodeError` at what is not a batch: a magic that is
@@ -122,7 +128,14 @@ def append_visible(
     position, next_offset = 0, first
     walked = 0  # where `next_offset` is that of what follows; corrupt batches do not count
     one_by_one = 0  # up to there a run of messages holds a corrupt one
-    while next_offset < end and (size := whole_batch_size(view, position)) is not None:
+    while next_offset < end:
+        run, following = builder.append_batches(view, position, first, end, rows, bytes_)
+        if run > position:
+            walked, position, next_offset = run, run, following
+            yield
+            continue
+        if (size := whole_batch_size(view, position)) is None:
+            return
         batch = view[position : position + size]
         try:
             header = read_header(view, position)

@@ -185,6 +185,11 @@ class ReferenceBuilder:
     ) -> None:
         self._add(iter_body(body, count, base_offset, base_timestamp, append_time), first, end)
 
+    def append_batches(
+        self, data: Buffer, position: int, first: int, end: int, rows: int, size: int
+    ) -> tuple[int, int]:
+        return position, first
+
     def append_messages(
         self,
         messages: Buffer,

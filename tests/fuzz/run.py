@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 
@@ -82,12 +82,15 @@ def bounded_memory(megabytes: int = MEMORY) -> Iterator[None]:
 
 
 def _merge(command: list[str], target: str, found: Path) -> int:
-    """Make the committed corpus anew: what covers more than the seeds, from it and from what was found."""
+    """Make the committed corpus anew: of it and of what was found all that covers more than what is kept otherwise."""
     committed = CORPUS / target
     committed.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         merged = _write_seeds(target, Path(folder, "merged"))
-        seeds = {path.name for path in merged.iterdir()}
+        for other in kept_folders(target):
+            if other != committed:
+                shutil.copytree(other, merged, dirs_exist_ok=True)
+        before = {path.name for path in merged.iterdir()}
         # edges only: with their counts there would be ten times as many files
         flags = ["-merge=1", "-use_counters=0", str(merged), str(committed), str(found)]
         if code := subprocess.call([*command, *flags]):
@@ -95,7 +98,7 @@ def _merge(command: list[str], target: str, found: Path) -> int:
         shutil.rmtree(committed)
         committed.mkdir()
         for path in merged.iterdir():
-            if path.name not in seeds:
+            if path.name not in before:
                 shutil.copy(path, committed)
     return 0
 
@@ -139,7 +142,8 @@ def main() -> None:
     sys.stderr.write(f"kernels: {', '.join(kernel.name for kernel in targets.KERNELS)}\n")
     # libFuzzer runs the first argument in a shell where it needs processes, as for -merge
     atheris.Setup([" ".join(command), *flags], targets.TARGETS[arguments.target])
-    with bounded_memory(arguments.memory):
+    # the processes that -merge=1 starts would inherit the bound, and have one each anyway
+    with nullcontext() if "-merge=1" in passed_on else bounded_memory(arguments.memory):
         atheris.Fuzz()
 
 

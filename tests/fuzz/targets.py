@@ -22,7 +22,15 @@ from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.contract import COLUMNS, NO_TIMESTAMP, Kernel, Record, RecordColumns
 from spark_klog.records.conversion import down_convert, up_convert
 from spark_klog.records.message_07 import check_crc_07, iter_messages_07, records_07
-from spark_klog.records.reader import AbortedTransactions, append_visible, read_records, records_of, visible_batches
+from spark_klog.records.reader import (
+    AbortedTransactions,
+    BadBatch,
+    append_visible,
+    read_records,
+    records_of,
+    refuse,
+    visible_batches,
+)
 from spark_klog.wire.codecs import codec_by_id
 
 from .codec_data import MAX_INFLATED, MEND, ORACLES
@@ -118,9 +126,12 @@ def fuzz_reader(data: bytes) -> None:
     aborted = _aborted(knobs, log)
     first, end = knobs.offsets(log)
     columns = knobs.chosen_columns()
-    parts = [_read_columns(kernel, log, columns, first, end, aborted) for kernel in KERNELS]
-    for part in parts[1:]:
-        _check_same(parts[0], part)
+    strict = _by_all_kernels(log, columns, first, end, aborted)
+    assert not strict.bad
+    if strict.is_refused:
+        lenient = _by_all_kernels(log, columns, first, end, aborted, passing_over=True)
+        assert lenient.bad or lenient.is_refused
+        assert lenient.rows >= strict.rows
     assert len({_message_run(kernel, log, end) for kernel in KERNELS}) == 1
     batches, error = _records(log)
     if error is None and all(_is_in_order(header, records) for header, records in batches):
@@ -162,10 +173,11 @@ class _Columns:
     steps: int
     rows: int
     size: int
+    bad: list[tuple[int, bytes]]
     columns: RecordColumns
 
     def told(self) -> tuple[object, ...]:
-        return self.is_refused, self.steps, self.rows, self.size
+        return self.is_refused, self.steps, self.rows, self.size, self.bad
 
 
 def _aborted(knobs: _Knobs, log: bytes) -> list[tuple[int, int]]:
@@ -178,14 +190,22 @@ def _aborted(knobs: _Knobs, log: bytes) -> list[tuple[int, int]]:
 
 
 def _read_columns(
-    kernel: Kernel, log: bytes, columns: frozenset[str], first: int, end: int, aborted: list[tuple[int, int]]
+    kernel: Kernel,
+    log: bytes,
+    columns: frozenset[str],
+    first: int,
+    end: int,
+    aborted: list[tuple[int, int]],
+    passing_over: bool = False,
 ) -> _Columns:
     builder = kernel.builder(columns)
     steps = 0
     is_refused = False
     transactions = AbortedTransactions(aborted) if aborted else None
+    bad: list[BadBatch] = []
+    on_bad = bad.append if passing_over else refuse
     try:
-        for _ in append_visible(kernel, builder, log, first, end, transactions, LIMIT):
+        for _ in append_visible(kernel, builder, log, first, end, transactions, LIMIT, on_bad):
             steps += 1
     except DecodeError:
         is_refused = True
@@ -193,7 +213,22 @@ def _read_columns(
     finished = builder.finish()
     assert rows == finished.count
     assert builder.rows == builder.size == builder.finish().count == 0
-    return _Columns(is_refused, steps, rows, size, finished)
+    return _Columns(is_refused, steps, rows, size, [(batch.offset, bytes(batch.data)) for batch in bad], finished)
+
+
+def _by_all_kernels(
+    log: bytes,
+    columns: frozenset[str],
+    first: int,
+    end: int,
+    aborted: list[tuple[int, int]],
+    passing_over: bool = False,
+) -> _Columns:
+    """What all kernels make of it: the same."""
+    one, *others = (_read_columns(kernel, log, columns, first, end, aborted, passing_over) for kernel in KERNELS)
+    for other in others:
+        _check_same(one, other)
+    return one
 
 
 def _message_run(kernel: Kernel, log: bytes, end: int) -> int | None:
