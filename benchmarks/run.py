@@ -1,6 +1,6 @@
 """Run the benchmarks and write `results.md`.
 
-    python -m benchmarks.run [--quick] [--records N] [--repeat N] [--only WORK] [--output FILE]
+    python -m benchmarks.run [--quick] [--records N] [--repeat N] [--only WORK...] [--output FILE]
 
 The exit code is 1 when a side failed; the report says why.
 """
@@ -41,13 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes started here end, too
-    chosen = [work for work in WORK if arguments.only in (None, work.name)]
+    chosen = [work for work in WORK if not arguments.only or work.name in arguments.only]
     code = code_state()
     load = os.getloadavg()[0]
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="spark-klog-bench-", ignore_cleanup_errors=True) as folder:
         for work in chosen:
-            command = _command(arguments, work.name)
+            command = _command(arguments, [work.name])
             results += _run(work, Bench(arguments.records, arguments.repeat, Path(folder), command))
     if code_state() != code:
         reason = "the project's files changed during the run: its figures are of no one version"
@@ -81,7 +81,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a short run that only shows that it works")
     parser.add_argument("--records", type=_positive, help="records of each topic (4,000,000; quick: 100,000)")
     parser.add_argument("--repeat", type=_positive, help="runs of each side after its warm-up (5; quick: 2)")
-    parser.add_argument("--only", choices=[work.name for work in WORK], help="one piece of work")
+    parser.add_argument("--only", nargs="+", choices=[work.name for work in WORK], help="some of the work")
     parser.add_argument("--output", type=Path, default=RESULTS, help="the report (benchmarks/results.md)")
     arguments = parser.parse_args(argv)
     arguments.records = arguments.records or (100_000 if arguments.quick else 4_000_000)
@@ -96,12 +96,12 @@ def _positive(text: str) -> int:
     return number
 
 
-def _command(arguments: argparse.Namespace, only: str | None) -> str:
+def _command(arguments: argparse.Namespace, only: Sequence[str] | None) -> str:
     words = ["python", "-m", "benchmarks.run"]
     if arguments.quick:
         words.append("--quick")
     words += ["--records", str(arguments.records), "--repeat", str(arguments.repeat)]
-    return shlex.join(words + (["--only", only] if only else []))
+    return shlex.join(words + (["--only", *only] if only else []))
 
 
 if __name__ == "__main__":
