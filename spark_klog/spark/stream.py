@@ -86,11 +86,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def initialOffset(self) -> JsonOffsets:
-        partitions = self._partitions(is_first=True)
-        check_covers("startingOffsets", self._options.starting, partitions)
-        self._initial = discovery.resolve(
-            self._cluster, self._options.starting, partitions, "startingOffsets", self._progress
-        )
+        """Where the query starts. Spark asks twice, for the end of the first batch and to plan it: the answer stays."""
+        if self._initial is None:
+            partitions = self._partitions(is_first=True)
+            check_covers("startingOffsets", self._options.starting, partitions)
+            self._initial = discovery.resolve(
+                self._cluster, self._options.starting, partitions, "startingOffsets", self._progress
+            )
         return to_json(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -173,6 +175,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         until = from_json(end)
         there = set(self._partitions())
         begin = from_json(start)
+        if begin == self._initial:
+            # The end of a first batch may be of a run before, which was ended then: the log has grown since.
+            begin = {key: min(offset, until.get(key, offset)) for key, offset in begin.items()}
         earliest = discovery.earliest(self._cluster, [key for key in {*begin, *until} if key in there])
         wanted, lost = plan_batch(begin, until, earliest, self._recreated)
         if lost:
