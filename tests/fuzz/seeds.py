@@ -30,12 +30,16 @@ def seeds(target: str) -> Iterator[bytes]:
     if target == "codecs":
         yield from _codec_seeds()
         return
-    knobs = [bytes((mode, span, choice, 0)) for mode, span, choice in ((Mode.WRAP, 0, 0), (Mode.FIT, 0x44, 7))]
+    knobs = [bytes((mode, span, choice, 0)) for mode, span, choice in ((Mode.WRAP, 0, 0x20), (Mode.FIT, 0x44, 7))]
     if target != "message_07":
         for source in _sources():
             yield from (head + source for head in knobs)
         for log in _golden():
             yield bytes((Mode.RAW, 0, 6, 3)) + log
+        for span in (0, 0x10, 0x31, 0x43, 0x52, 0x65):
+            yield bytes((Mode.WRAP, span, 0, 0)) + b"".join(_small_batches(100))
+        for offset in (2**63 - 9, 2**63 - 7):
+            yield bytes((Mode.WRAP, 0, 0, 0)) + b"".join(_small_batches(offset))
         for attributes in (0x04, 0x34):
             yield bytes((Mode.MEND, 0, 3, 0)) + _bomb(attributes)
     if target in ("message_07", "dump"):
@@ -74,8 +78,10 @@ def _sources() -> Iterator[bytes]:
     for log in _golden():
         if len(source := source_of(log)) < _LARGEST:
             yield source
-    for log in _generated():
-        yield source_of(log)
+    generated = [source_of(log) for log in _generated()]
+    yield from generated
+    for number in range(0, len(generated), 3):  # magics and codecs mixed
+        yield b"".join(generated[number::7])
 
 
 def _rows(kind: int) -> list[Record]:
@@ -116,6 +122,16 @@ def _generated() -> Iterator[bytes]:
     )
     inner = build_message_set(_rows(CREATE_TIME)[:2], 1, codec_by_id(1))
     yield build_message(1, 12, _TIME, None, codec_by_id(2).compress(inner), 2)
+
+
+def _small_batches(offset: int) -> Iterator[bytes]:
+    """Batches of few records, one after the other."""
+    for count in (1, 1, 2, 1, 3):
+        records = bytearray()
+        for delta in range(count):
+            append_record(records, delta, delta, None, b"v")
+        yield build_batch(records, count, base_timestamp=_TIME, max_timestamp=_TIME, base_offset=offset)
+        offset += count
 
 
 def _bomb(attributes: int) -> bytes:

@@ -9,8 +9,9 @@ Input of all but `codecs`: four bytes of knobs (see `_Knobs`), then a source (se
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spark_klog.errors import ConfigError, DecodeError, ErrorCode, ProtocolError
@@ -19,23 +20,20 @@ from spark_klog.records import kernels
 from spark_klog.records.assignment import assign_offsets
 from spark_klog.records.batch import Header, check_crc, iter_batches
 from spark_klog.records.batch_v2 import BatchHeader
-from spark_klog.records.contract import COLUMNS, NO_TIMESTAMP, Kernel, Record, RecordColumns
+from spark_klog.records.contract import COLUMNS, NO_TIMESTAMP, Kernel, Record
 from spark_klog.records.conversion import down_convert, up_convert
 from spark_klog.records.message_07 import check_crc_07, iter_messages_07, records_07
 from spark_klog.records.reader import (
     AbortedTransactions,
-    BadBatch,
-    append_visible,
     read_records,
     records_of,
-    refuse,
     visible_batches,
 )
 from spark_klog.wire.codecs import codec_by_id
 
 from .codec_data import MAX_INFLATED, MEND, ORACLES
-from .column_rows import as_records, buffers
 from .envelope import Mode, wrap, wrap_07
+from .reading import Reading
 
 Target = Callable[[bytes], None]
 #: What one compressed batch may grow to: small, so that a run is fast.
@@ -44,6 +42,7 @@ LIMIT = 1 << 16
 _ROOM = 64 * LIMIT
 _CODEC_LIMITS = (MAX_INFLATED, 1 << 12, 100, 0)
 _END = 2**63 - 1
+_MANY = 1 << 62
 _TIME = 1_700_000_000_000
 
 
@@ -123,13 +122,13 @@ def fuzz_reader(data: bytes) -> None:
     """Every way of reading a log: the kernels alike, columns as records, parts as the whole."""
     knobs, source = _split(data)
     log = knobs.log(source)
-    aborted = _aborted(knobs, log)
     first, end = knobs.offsets(log)
-    columns = knobs.chosen_columns()
-    strict = _by_all_kernels(log, columns, first, end, aborted)
+    rows = (_MANY, 1, 2, 5)[knobs.choice >> 5 & 3]
+    reading = Reading(log, first, end, LIMIT, knobs.chosen_columns(), _aborted(knobs, log), rows)
+    strict = reading.by_all(KERNELS)
     assert not strict.bad
     if strict.is_refused:
-        lenient = _by_all_kernels(log, columns, first, end, aborted, passing_over=True)
+        lenient = replace(reading, passing_over=True).by_all(KERNELS)
         assert lenient.bad or lenient.is_refused
         assert lenient.rows >= strict.rows
     assert len({_message_run(kernel, log, end) for kernel in KERNELS}) == 1
@@ -137,13 +136,15 @@ def fuzz_reader(data: bytes) -> None:
     if error is None and all(_is_in_order(header, records) for header, records in batches):
         records = [record for _, records in batches for record in records]
         offsets = sorted({record.offset for record in records})
-        _check_range(log, records, 0, _END)
+        whole = Reading(log, 0, _END, LIMIT)
+        whole.check_range(KERNELS, records, 0, _END)
         if offsets and _are_in_order(log, batches):
-            _check_range(log, records, offsets[len(offsets) // 3], offsets[2 * len(offsets) // 3])
+            first, end = (offsets[number % len(offsets)] for number in (knobs.span & 15, knobs.span >> 4))
+            whole.check_range(KERNELS, records, first, end)
     if error is None or not _is_too_large(error):
         _read_records(log, [], [record for _, records in batches for record in records], error)
-        if aborted:
-            _read_records(log, aborted, None, None)
+        if reading.aborted:
+            _read_records(log, reading.aborted, None, None)
 
 
 def _are_in_order(log: bytes, batches: list[tuple[Header, list[Record]]]) -> bool:
@@ -156,30 +157,6 @@ def _are_in_order(log: bytes, batches: list[tuple[Header, list[Record]]]) -> boo
     return len(batches) == sum(1 for _ in iter_batches(log))
 
 
-def _check_range(log: bytes, records: list[Record], first: int, end: int) -> None:
-    """That each kernel's columns hold the records of that range."""
-    wanted = [record for record in records if first <= record.offset < end]
-    for kernel in KERNELS:
-        read = _read_columns(kernel, log, frozenset(COLUMNS), first, end, [])
-        assert not read.is_refused
-        assert as_records(read.columns) == wanted
-
-
-@dataclass
-class _Columns:
-    """What a kernel made of a log."""
-
-    is_refused: bool
-    steps: int
-    rows: int
-    size: int
-    bad: list[tuple[int, bytes]]
-    columns: RecordColumns
-
-    def told(self) -> tuple[object, ...]:
-        return self.is_refused, self.steps, self.rows, self.size, self.bad
-
-
 def _aborted(knobs: _Knobs, log: bytes) -> list[tuple[int, int]]:
     """Pairs of producer id and first offset, of the first batch's producer and another."""
     if not knobs.choice & 1 or len(log) < 51:
@@ -189,62 +166,11 @@ def _aborted(knobs: _Knobs, log: bytes) -> list[tuple[int, int]]:
     return [pair for bit, pair in enumerate(pairs) if knobs.choice >> bit & 2]
 
 
-def _read_columns(
-    kernel: Kernel,
-    log: bytes,
-    columns: frozenset[str],
-    first: int,
-    end: int,
-    aborted: list[tuple[int, int]],
-    passing_over: bool = False,
-) -> _Columns:
-    builder = kernel.builder(columns)
-    steps = 0
-    is_refused = False
-    transactions = AbortedTransactions(aborted) if aborted else None
-    bad: list[BadBatch] = []
-    on_bad = bad.append if passing_over else refuse
-    try:
-        for _ in append_visible(kernel, builder, log, first, end, transactions, LIMIT, on_bad):
-            steps += 1
-    except DecodeError:
-        is_refused = True
-    rows, size = builder.rows, builder.size
-    finished = builder.finish()
-    assert rows == finished.count
-    assert builder.rows == builder.size == builder.finish().count == 0
-    return _Columns(is_refused, steps, rows, size, [(batch.offset, bytes(batch.data)) for batch in bad], finished)
-
-
-def _by_all_kernels(
-    log: bytes,
-    columns: frozenset[str],
-    first: int,
-    end: int,
-    aborted: list[tuple[int, int]],
-    passing_over: bool = False,
-) -> _Columns:
-    """What all kernels make of it: the same."""
-    one, *others = (_read_columns(kernel, log, columns, first, end, aborted, passing_over) for kernel in KERNELS)
-    for other in others:
-        _check_same(one, other)
-    return one
-
-
 def _message_run(kernel: Kernel, log: bytes, end: int) -> int | None:
     try:
         return kernel.message_run(log, 0, end)
     except DecodeError:
         return None
-
-
-def _check_same(one: _Columns, other: _Columns) -> None:
-    """Equal columns have equal buffers; where those differ, Arrow has to read the same."""
-    assert one.told() == other.told()
-    if buffers(one.columns) != buffers(other.columns):
-        from tests.support.record_model import to_lists
-
-        assert to_lists(one.columns) == to_lists(other.columns)
 
 
 def _is_in_order(header: Header, records: list[Record]) -> bool:
@@ -253,7 +179,7 @@ def _is_in_order(header: Header, records: list[Record]) -> bool:
 
 
 def _read_records(
-    log: bytes, aborted: list[tuple[int, int]], expected: list[Record] | None, error: DecodeError | None
+    log: bytes, aborted: Sequence[tuple[int, int]], expected: list[Record] | None, error: DecodeError | None
 ) -> None:
     records: list[Record] = []
     raised = False
@@ -367,32 +293,44 @@ def _whole(log: bytes) -> Iterator[tuple[Header, memoryview]]:
 
 
 def _check_down(log: bytes, down: bytes, magic: int, first: int) -> None:
-    expected: list[tuple[Any, ...]] = []
+    expected: deque[tuple[Any, ...]] = deque()
     for header, batch in iter_batches(log):
         if header.magic <= magic:
             expected.append((bytes(batch),))
         elif not header.is_control:
-            expected += (
+            expected.extend(
                 (record.offset, record.key, record.value, record.timestamp if magic else NO_TIMESTAMP)
                 for record in records_of(header, batch, LIMIT)
                 if header.codec_id or record.offset >= first
             )
-    actual: list[tuple[Any, ...]] = []
-    kept = {entry[0] for entry in expected if len(entry) == 1}
     for header, batch in _whole(down):
         assert header.magic <= magic
-        if bytes(batch) in kept:
-            actual.append((bytes(batch),))
-        else:
-            actual += (
+        if expected and expected[0] == (bytes(batch),):
+            expected.popleft()
+            continue
+        _take(
+            expected,
+            batch,
+            (
                 (record.offset, record.key, record.value, record.timestamp)
                 for record in records_of(header, batch, _ROOM)
-            )
-    assert actual == expected
+            ),
+        )
+    assert not expected
+
+
+def _take(expected: deque[tuple[Any, ...]], batch: memoryview, records: Iterator[tuple[Any, ...]]) -> None:
+    """That this batch was to come next, as it was or by its records."""
+    if expected and expected[0] == (bytes(batch),):
+        expected.popleft()
+        return
+    for record in records:
+        assert expected
+        assert expected.popleft() == record
 
 
 def _check_up(log: bytes, up: bytes, renumber: bool) -> None:
-    expected: list[tuple[Any, ...]] = []
+    expected: deque[tuple[Any, ...]] = deque()
     following = 0
     for header, batch in iter_batches(log):
         if isinstance(header, BatchHeader):
@@ -402,20 +340,21 @@ def _check_up(log: bytes, up: bytes, renumber: bool) -> None:
             offset = following if renumber else record.offset
             following += 1
             expected.append((offset, record.key, record.value, record.timestamp, max(record.timestamp_type, 0)))
-    kept = {entry[0] for entry in expected if len(entry) == 1}
-    actual: list[tuple[Any, ...]] = []
     for header, batch in _whole(up):
         assert header.magic == 2
-        if bytes(batch) in kept:
-            actual.append((bytes(batch),))
-        else:
-            records = list(records_of(header, batch, _ROOM))
-            actual += (
-                (record.offset, record.key, record.value, record.timestamp, record.timestamp_type) for record in records
-            )
-            assert header.base_offset <= records[0].offset
-            assert header.last_offset >= records[-1].offset
-    assert actual == expected
+        if expected and expected[0] == (bytes(batch),):
+            expected.popleft()  # kept as it was, whatever is in it
+            continue
+        _take(
+            expected,
+            batch,
+            (
+                (record.offset, record.key, record.value, record.timestamp, record.timestamp_type)
+                for record in records_of(header, batch, _ROOM)
+                if header.base_offset <= record.offset <= header.last_offset
+            ),
+        )
+    assert not expected
 
 
 # assignment
