@@ -1,4 +1,4 @@
-"""What fuzzing found once is read for ever; and fuzzing itself, where it is asked for (make soak: ten minutes a target)."""
+"""What fuzzing found once is read for ever; fuzzing itself runs where it is asked for (make soak)."""
 
 from __future__ import annotations
 
