@@ -197,6 +197,7 @@ cdef class NativeBuilder:
         task.magic = magic
         task.is_append_time = append_time is not None
         task.append_time = 0 if append_time is None else append_time
+        task.is_inner = last_offset is not None
         PyObject_GetBuffer(messages, &view, PyBUF_SIMPLE)
         try:
             task.data = <const uint8_t *>view.buf

@@ -188,5 +188,6 @@ cdef struct Body:
     int64_t base_timestamp
     int64_t append_time
     bint is_append_time
+    bint is_inner
     int64_t first, last  # range of the wanted offsets as the body states them, `last` is one of them
     uint8_t magic

@@ -200,7 +200,9 @@ cdef int walk_messages(const Body *body, Row *row, End *where) noexcept nogil:
         if not body.first <= message.offset <= body.last:
             continue
         timestamp = message.timestamp
-        kind = (message.attributes >> 3) & 1 if message.magic else -1
+        kind = -1
+        if message.magic:
+            kind = not body.is_inner and message.attributes >> 3 & 1
         if body.is_append_time:
             timestamp = body.append_time
             kind = 1

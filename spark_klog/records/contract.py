@@ -117,8 +117,9 @@ class ColumnBuilder(Protocol):
         """Add the messages of an uncompressed message set of magic 0 or 1 whose offsets lie in [first, end).
 
         `last_offset` is that of the last message where offsets are relative (inside a wrapper of magic 1), None where
-        they are absolute. `append_time` (ms) is every record's timestamp where it is not None, else timestamp and type
-        are each message's own. `CorruptBatchError` for a wrong CRC, `DecodeError` where the bytes are not whole
+        they are absolute. `append_time` (ms) is every record's timestamp where it is not None, else timestamps are each
+        message's own, and so is their type outside a wrapper; within it they are create times, whatever a message says
+        (consumers take the wrapper's type). `CorruptBatchError` for a wrong CRC, `DecodeError` where the bytes are not whole
         messages of that magic without a codec; then nothing of them has been added.
         """
 

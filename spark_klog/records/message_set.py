@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from struct import Struct
 
 from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError
-from spark_klog.records.contract import LOG_APPEND_TIME, NO_TIMESTAMP, NO_TIMESTAMP_TYPE, Record
+from spark_klog.records.contract import CREATE_TIME, LOG_APPEND_TIME, NO_TIMESTAMP, NO_TIMESTAMP_TYPE, Record
 from spark_klog.wire.checksums import crc32
 from spark_klog.wire.codecs import MAX_DECOMPRESSED, NONE, Codec, codec_by_id
 from spark_klog.wire.lz4_frames import with_old_lz4_header
@@ -188,6 +188,8 @@ def plain_records(messages: Buffer, magic: int, last_offset: int | None, append_
     """
     contents = list(iter_messages(messages))
     shift = 0 if last_offset is None or not contents else last_offset - contents[-1][0].offset
+    is_inner = magic and last_offset is not None
+    kind_of_all = LOG_APPEND_TIME if append_time is not None else CREATE_TIME if is_inner else None
     for header, content in contents:
         check_message_crc(header, content)
         if header.magic != magic:
@@ -198,7 +200,7 @@ def plain_records(messages: Buffer, magic: int, last_offset: int | None, append_
         yield Record(
             header.offset + shift,
             header.timestamp if append_time is None else append_time,
-            header.timestamp_type if append_time is None else LOG_APPEND_TIME,
+            header.timestamp_type if kind_of_all is None else kind_of_all,
             None if key is None else bytes(key),
             None if value is None else bytes(value),
             (),

@@ -49,6 +49,8 @@ def zstd_frames(view: memoryview) -> Iterator[ZstdFrame]:
             continue
         start = position
         header = zstandard.get_frame_parameters(view[start:])
+        if header.dict_id:
+            raise DecodeError(f"zstd frame at byte {start} needs dictionary {header.dict_id}; Kafka knows none")
         position += zstandard.frame_header_size(view[start:])
         position, most = _blocks(view, position)
         position += 4 * header.has_checksum

@@ -179,6 +179,13 @@ def test_relative_offsets(kernel: Kernel, last_offset: int) -> None:
             assert decoded(kernel, data, 1, (first, end), last_offset) == expected(wanted, 1)
 
 
+def test_messages_in_a_wrapper_have_create_times_whatever_they_say(kernel: Kernel) -> None:
+    # as Kafka's consumer, which gives every record the type of its batch
+    data = encode_all([Message(0, b"k", b"v", TIME, 8), Message(1, b"k", b"v", TIME)], 1)
+    assert decoded(kernel, data, 1, last_offset=1)["timestampType"] == [0, 0]
+    assert decoded(kernel, data, 1)["timestampType"] == [1, 0]
+
+
 EXTREMES = (-(1 << 63), -(1 << 63) + 1, -1, 0, 1, 1 << 62, (1 << 63) - 2, (1 << 63) - 1)
 
 

@@ -253,6 +253,13 @@ def test_zstd_frames_by_hand() -> None:
         ZSTD.decompress(_zstd_frame(None, raw, (3, 0, b"")), MB)  # a reserved type of block
 
 
+def test_zstd_that_needs_a_dictionary_is_refused() -> None:
+    dictionary = b"\x07"
+    for blocks in (b"\x01\x00\x00", b"\x19\x00\x00abc"):
+        with pytest.raises(DecodeError, match="dictionary 7"):
+            ZSTD.decompress(b"\x28\xb5\x2f\xfd\x01\x00" + dictionary + blocks, MB)
+
+
 def test_zstd_of_a_window_of_128_mb() -> None:
     # what Java writes at level 22, however little the content is
     parameters = zstandard.ZstdCompressionParameters(window_log=27)
