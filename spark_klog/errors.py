@@ -10,7 +10,13 @@ from enum import IntEnum
 
 
 class KlogError(Exception):
-    """Root of the tree."""
+    """Root of the tree. Those with a `condition` begin their text with it, as Spark's errors do: [CONDITION] text."""
+
+    condition: str = ""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"[{self.condition}] {text}" if self.condition else text
 
 
 class DecodeError(KlogError, ValueError):
@@ -23,6 +29,24 @@ class CorruptBatchError(DecodeError):
 
 class ConfigError(KlogError, ValueError):
     """An option or setting that is unknown, in conflict, or out of its range."""
+
+
+class PartitionsMismatch(ConfigError):
+    """A map of offsets or timestamps that does not name exactly the partitions that are read."""
+
+    condition = "KLOG_PARTITIONS_MISMATCH"
+
+
+class NoOffsetForTimestamp(ConfigError):
+    """A partition has no record at or after the timestamp to start at."""
+
+    condition = "KLOG_NO_OFFSET_FOR_TIMESTAMP"
+
+
+class StartAfterEnd(ConfigError):
+    """A batch query whose starting offset lies after its ending offset."""
+
+    condition = "KLOG_START_OFFSET_AFTER_END_OFFSET"
 
 
 class ConnectionFailed(KlogError, ConnectionError):
@@ -55,6 +79,8 @@ class OffsetOutOfRange(KlogError):
     `wanted` and `available` are half-open ranges (from, until).
     """
 
+    condition = "KLOG_OFFSET_OUT_OF_RANGE"
+
     def __init__(self, topic: str, partition: int, wanted: tuple[int, int], available: tuple[int, int]) -> None:
         self.topic = topic
         self.partition = partition
@@ -75,6 +101,8 @@ class RecordTooLarge(KlogError):
     `size` is the batch's in bytes (0: too little is there to tell), `fetched` what the broker gave.
     """
 
+    condition = "KLOG_RECORD_TOO_LARGE"
+
     def __init__(self, topic: str, partition: int, offset: int, size: int, fetched: int) -> None:
         self.topic, self.partition, self.offset = topic, partition, offset
         self.size, self.fetched = size, fetched
@@ -88,7 +116,11 @@ class RecordTooLarge(KlogError):
 
 
 class DataLossError(KlogError):
-    """Records that a query was to read are gone and `failOnDataLoss` is true."""
+    """Records that a query was to read are gone and `failOnDataLoss` is true. `cause` is one of `planning.Lost`'s."""
+
+    def __init__(self, message: str, cause: str = "") -> None:
+        super().__init__(message)
+        self.condition = "KLOG_DATA_LOSS" + (f".{cause.upper().replace(' ', '_')}" if cause else "")
 
 
 class ErrorCode(IntEnum):

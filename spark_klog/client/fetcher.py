@@ -24,7 +24,7 @@ from spark_klog.errors import (
     RequestTimedOut,
 )
 from spark_klog.protocol.apis import FETCH
-from spark_klog.records.batch import first_batch_size, next_offset_after
+from spark_klog.records.batch import first_batch_size, next_offset_after, sound_end, whole_batch_size
 
 _log = logging.getLogger(__name__)
 _MAX_WAIT_MS = 500
@@ -58,6 +58,8 @@ class _RangeFetch:
         self._topic, self._partition = topic, partition
         self._offset, self._end = start, end
         self._max_bytes = cluster.config.partition_fetch_bytes
+        #: Whether the last batches fetched were all corrupt.
+        self._is_past_corrupt = False
 
     @property
     def _name(self) -> str:
@@ -139,16 +141,43 @@ class _RangeFetch:
     def _fetched(self, entry: dict[str, Any]) -> Fetched | None:
         records = entry["records"]
         if records is None or not len(records):
+            if self._is_past_corrupt and entry["high_watermark"] >= self._end:
+                # a broker finds none of the offsets that the corrupt batch should have had
+                return Fetched(self._offset, self._end, memoryview(b""), [])
             return None
         try:
-            following = next_offset_after(records, self._offset)
-            if following == self._offset:
-                self._ask_for_more(records)
+            following = self._following(records, entry["high_watermark"])
+            if following is None:
                 return None
         except DecodeError as error:
             raise DecodeError(f"{self._name} at offset {self._offset}: {error}") from None
         aborted = [(item["producer_id"], item["first_offset"]) for item in entry["aborted_transactions"] or ()]
         return Fetched(self._offset, following, records, aborted)
+
+    def _following(self, records: memoryview, high_watermark: int) -> int | None:
+        """The offset to go on with; None where the fetch must be larger.
+
+        A corrupt batch is not to say where the next one begins, where it can be helped: it may lie.
+        """
+        following = sound_end(records)
+        if following is None and whole_batch_size(records) is not None:
+            larger = 2 * self._max_bytes
+            if len(records) >= self._max_bytes and larger <= self._cluster.config.response_max_bytes:
+                self._max_bytes = larger
+                return None
+            self._is_past_corrupt = True
+            return max(self._offset + 1, min(self._claimed_end(records), high_watermark))
+        if following is None or following <= self._offset:
+            self._ask_for_more(records)
+            return None
+        self._is_past_corrupt = False
+        return following
+
+    def _claimed_end(self, records: memoryview) -> int:
+        try:
+            return next_offset_after(records, self._offset)
+        except DecodeError:
+            return self._offset
 
     def _ask_for_more(self, records: memoryview) -> None:
         """Fetches before version 3 end within the first message where it is larger than what was asked for."""

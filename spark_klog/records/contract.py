@@ -119,8 +119,8 @@ class ColumnBuilder(Protocol):
         `last_offset` is that of the last message where offsets are relative (inside a wrapper of magic 1), None where
         they are absolute. `append_time` (ms) is every record's timestamp where it is not None, else timestamps are each
         message's own, and so is their type outside a wrapper; within it they are create times, whatever a message says
-        (consumers take the wrapper's type). `CorruptBatchError` for a wrong CRC, `DecodeError` where the bytes are not whole
-        messages of that magic without a codec; then nothing of them has been added.
+        (consumers take the wrapper's type). `CorruptBatchError` for a wrong CRC, `DecodeError` where the bytes are not
+        whole messages of that magic without a codec; then nothing of them has been added.
         """
 
     def finish(self) -> RecordColumns:

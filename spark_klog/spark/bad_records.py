@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import time
+import zlib
 
 import pyarrow.fs as pafs
 
@@ -21,22 +22,28 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 class BadRecords:
     """Takes the corrupt batches of one topic-partition: "fail" raises, the others log, "deadletter" keeps the bytes.
 
-    A dead letter is a file TOPIC-PARTITION-OFFSET.json: topic, partition, the batch's base offset as it says itself,
-    the reason, when (ms), and its bytes in base64. A task that runs again writes the same files.
+    A dead letter is a file TOPIC-PARTITION-OFFSET-CRC.json: topic, partition, the batch's base offset as it says
+    itself, the reason, when (ms), and its bytes in base64; CRC-32 of the bytes in the name tells apart what claims the
+    same offset. A task that runs again writes the same files.
     """
 
     def __init__(self, options: BadRecordsOptions, topic: str, partition: int) -> None:
         self._options = options
         self._topic, self._partition = topic, partition
+        self._last: tuple[int, int] | None = None
 
     def take(self, bad: BadBatch) -> None:
         """`DecodeError` (or its subclass) with "fail"; OSError where a dead letter can't be written."""
         if self._options.mode == "fail":
             raise bad.error
+        letter = bad.offset, zlib.crc32(bad.data)
+        if letter == self._last:  # the next fetch begins with the batch that the last one ended with
+            return
+        self._last = letter
         name = f"{self._topic}-{self._partition}"
         _log.error("%s: a corrupt batch of %d bytes is skipped: %s", name, len(bad.data), bad.error)
         if self._options.path is not None:
-            self._write(self._options.path, f"{name}-{bad.offset}.json", bad)
+            self._write(self._options.path, f"{name}-{bad.offset}-{letter[1]:08x}.json", bad)
 
     def _write(self, folder: str, name: str, bad: BadBatch) -> None:
         letter = {

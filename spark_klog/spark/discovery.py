@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets
 from spark_klog.client.sampling import record_sizes, timestamp_types
-from spark_klog.errors import ConfigError, ErrorCode, ProtocolError
+from spark_klog.errors import ConfigError, ErrorCode, NoOffsetForTimestamp, ProtocolError
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.records.contract import LOG_APPEND_TIME
 from spark_klog.spark.group_offsets import GroupProgress
@@ -92,7 +92,7 @@ def resolve(
     late = [key for key, offset in found.items() if offset == NO_OFFSET]
     if late and isinstance(spec, TimeSpec) and spec.strict:
         names = ", ".join(f"{topic}-{partition} (at {asked[topic, partition]})" for topic, partition in late)
-        raise ConfigError(
+        raise NoOffsetForTimestamp(
             f"option {option}: no record at or after the timestamp in {names}; "
             "set startingOffsetsByTimestampStrategy=latest to start at the end of such partitions"
         )

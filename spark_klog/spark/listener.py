@@ -21,15 +21,16 @@ from pyspark.sql.streaming.listener import (
 )
 
 from spark_klog.spark.offsets import Offsets, from_json
-from spark_klog.spark.stream import LOST
+from spark_klog.spark.stream import INITIAL, LOST, RECORD_BYTES
 
 
 @dataclass(frozen=True)
 class SourceProgress:
     """One micro-batch of one klog source.
 
-    `records` is how many offsets each "topic-partition" moved on; offsets behind latest are over its partitions;
-    `lost` lists the ranges that could not be read (failOnDataLoss=report), see `planning.Lost`.
+    `records` is how many offsets each "topic-partition" moved on, where its start is known, and `bytes` an estimate of
+    what they take in the log, as they are compressed. Offsets behind latest are over the partitions. `lost` lists the
+    ranges that could not be read (failOnDataLoss=report), see `planning.Lost`.
     """
 
     query: str
@@ -37,6 +38,7 @@ class SourceProgress:
     rows: int
     rows_per_second: float
     records: dict[str, int]
+    bytes: dict[str, int]
     min_offsets_behind_latest: int
     max_offsets_behind_latest: int
     avg_offsets_behind_latest: float
@@ -104,19 +106,27 @@ def source_progress(
     reached = _offsets(end)
     if reached is None:
         return None
-    begun = _offsets(start) or {}
     known = json.loads(latest) if latest else {}
-    lost = known.pop(LOST, [])
+    lost, initial = known.pop(LOST, []), from_json(known.pop(INITIAL, {}))
+    sizes = {
+        (topic, int(partition)): float(size)
+        for topic, partitions in known.pop(RECORD_BYTES, {}).items()
+        for partition, size in partitions.items()
+    }
+    begun = _offsets(start) or initial
     newest = from_json(known)
     behind = [max(0, newest.get(key, offset) - offset) for key, offset in reached.items()]
+    moved = {key: offset - begun[key] for key, offset in reached.items() if key in begun}
     return SourceProgress(
         query,
         batch_id,
         rows,
         rows_per_second,
+        {f"{topic}-{partition}": count for (topic, partition), count in moved.items()},
         {
-            f"{topic}-{partition}": offset - begun.get((topic, partition), offset)
-            for (topic, partition), offset in reached.items()
+            f"{topic}-{partition}": round(moved[topic, partition] * size)
+            for (topic, partition), size in sizes.items()
+            if (topic, partition) in moved
         },
         min(behind),
         max(behind),

@@ -29,7 +29,8 @@ class LossReporter:
         if self._mode == "fail":
             raise DataLossError(
                 f"records can't be read: {'; '.join(map(str, lost))}; "
-                "set failOnDataLoss=false or report to go on without them"
+                "set failOnDataLoss=false or report to go on without them",
+                lost[0].cause if len({item.cause for item in lost}) == 1 else "",
             )
         for item in lost:
             _log.warning("records can't be read (failOnDataLoss is not true): %s", item)

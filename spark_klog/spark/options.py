@@ -131,12 +131,17 @@ class BadRecordsOptions:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Options of a read, checked. `on_data_loss` is "fail", "warn" or "report"."""
+    """Options of a read, checked. `on_data_loss` is "fail", "warn" or "report".
+
+    `starting_option` and `ending_option` are the names of those that said so, for messages.
+    """
 
     client: dict[str, str]
     subscription: Subscription
     starting: Spec
+    starting_option: str
     ending: Spec
+    ending_option: str
     on_data_loss: str
     trigger: TriggerLimits
     split: SplitLimits
@@ -292,7 +297,9 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
         settings,
         _subscription(own),
         starting,
+        start_option,
         ending,
+        end_option,
         _choice(own, "failOnDataLoss", {"true": "fail", "false": "warn", "report": "report"}),
         _trigger_limits(own),
         SplitLimits(

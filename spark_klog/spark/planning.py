@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
-from spark_klog.errors import ConfigError
+from spark_klog.errors import PartitionsMismatch, StartAfterEnd
 from spark_klog.spark.offsets import Offsets, OffsetSpec, Spec, TimeSpec, TopicPartition
 from spark_klog.spark.options import SplitLimits
 
@@ -37,15 +37,37 @@ def check_covers(option: str, spec: Spec, partitions: Collection[TopicPartition]
             for what, keys in (("it lacks", missing), ("it names, and they are not read:", extra))
             if keys
         ]
-        raise ConfigError(f"option {option} must name exactly the partitions that are read: {'; '.join(words)}")
+        raise PartitionsMismatch(f"option {option} must name exactly the partitions that are read: {'; '.join(words)}")
+
+
+def check_order(
+    starting: Spec, ending: Spec, partitions: Collection[TopicPartition], start_option: str, end_option: str
+) -> None:
+    """`StartAfterEnd` where both are numbers, or both are timestamps, and a partition would end before it begins."""
+    if type(starting) is not type(ending):
+        return
+    if not isinstance(starting, OffsetSpec | TimeSpec) or not isinstance(ending, OffsetSpec | TimeSpec):
+        return
+    first, last = _values(starting, partitions), _values(ending, partitions)
+    wrong = [
+        f"{topic}-{partition} from {first[topic, partition]} to {last[topic, partition]}"
+        for topic, partition in sorted(partitions)
+        if first[topic, partition] > last[topic, partition] >= 0
+    ]
+    if wrong:
+        raise StartAfterEnd(f"{start_option} lies after {end_option}: {', '.join(wrong)}")
+
+
+def _values(spec: OffsetSpec | TimeSpec, partitions: Collection[TopicPartition]) -> Offsets:
+    """Offsets, EARLIEST, LATEST, or timestamps in ms."""
+    each = dict(spec.each)
+    return {key: each[key] if spec.everywhere is None else spec.everywhere for key in partitions}
 
 
 def wanted_times(spec: OffsetSpec | TimeSpec, partitions: Collection[TopicPartition]) -> tuple[Offsets, Offsets]:
     """(offsets that are given, what to ask ListOffsets for: EARLIEST, LATEST or a timestamp in ms)."""
     given, asked = {}, {}
-    each = dict(spec.each)
-    for key in partitions:
-        value = spec.everywhere if spec.everywhere is not None else each[key]
+    for key, value in _values(spec, partitions).items():
         if value >= 0 and isinstance(spec, OffsetSpec):
             given[key] = value
         else:

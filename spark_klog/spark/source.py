@@ -16,7 +16,7 @@ from spark_klog.spark import discovery
 from spark_klog.spark.group_offsets import GroupProgress
 from spark_klog.spark.loss import LossReporter
 from spark_klog.spark.options import SourceOptions, include_headers, sink_options, source_options
-from spark_klog.spark.planning import OffsetRange, beyond, check_covers, clip, ranges
+from spark_klog.spark.planning import OffsetRange, beyond, check_covers, check_order, clip, ranges
 from spark_klog.spark.pushdown import Pushed, spark_pushes_filters
 from spark_klog.spark.reading import read_range
 from spark_klog.spark.sink import BatchWriter, StreamWriter
@@ -80,16 +80,17 @@ class BatchReader(DataSourceReader):
         options = self._options
         with Cluster.connect(options.client) as cluster:
             partitions = discovery.partitions_of(cluster, options.subscription)
-            check_covers("startingOffsets", options.starting, partitions)
-            check_covers("endingOffsets", options.ending, partitions)
+            check_covers(options.starting_option, options.starting, partitions)
+            check_covers(options.ending_option, options.ending, partitions)
+            check_order(options.starting, options.ending, partitions, options.starting_option, options.ending_option)
             partitions = [key for key in partitions if self._pushed.keeps(key)]
             # In this order what is written or deleted meanwhile does not look like a loss.
             earliest = discovery.earliest(cluster, partitions)
             group = options.group_offsets
             progress = GroupProgress(group, lambda: cluster) if group else None
             try:
-                start = discovery.resolve(cluster, options.starting, partitions, "startingOffsets", progress)
-                end = discovery.resolve(cluster, options.ending, partitions, "endingOffsets", progress)
+                start = discovery.resolve(cluster, options.starting, partitions, options.starting_option, progress)
+                end = discovery.resolve(cluster, options.ending, partitions, options.ending_option, progress)
             finally:
                 if progress is not None:
                     progress.close()

@@ -35,11 +35,13 @@ from spark_klog.spark.planning import (
     waiting,
 )
 from spark_klog.spark.reading import read_range
+from spark_klog.spark.record_bytes import RecordBytes
 
 JsonOffsets = dict[str, dict[str, int]]
 
-#: In a progress record's latest offsets: what could not be read of the batch (failOnDataLoss=report).
-LOST = "__lost__"
+#: In a progress record's latest offsets: what could not be read of the batch (failOnDataLoss=report), the bytes of a
+#: record by topic and partition, and where a first batch starts, which Spark does not tell.
+LOST, RECORD_BYTES, INITIAL = "__lost__", "__record_bytes__", "__initial__"
 
 
 class RangePartition(InputPartition):
@@ -59,11 +61,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._connected: Cluster | None = None
         self._target: Offsets | None = None
         self._initial: Offsets | None = None
+        self._is_first = False
         self._last_trigger = -math.inf
         self._topic_ids: dict[str, UUID] = {}
         self._recreated: set[str] = set()
         self._gone: set[TopicPartition] = set()
         self._losses = LossReporter(options.on_data_loss)
+        self._record_bytes = RecordBytes()
         group = options.group_offsets
         self._progress = GroupProgress(group, lambda: self._cluster) if group else None
 
@@ -89,9 +93,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the query starts. Spark asks twice, for the end of the first batch and to plan it: the answer stays."""
         if self._initial is None:
             partitions = self._partitions(is_first=True)
-            check_covers("startingOffsets", self._options.starting, partitions)
+            options = self._options
+            check_covers(options.starting_option, options.starting, partitions)
             self._initial = discovery.resolve(
-                self._cluster, self._options.starting, partitions, "startingOffsets", self._progress
+                self._cluster, options.starting, partitions, options.starting_option, self._progress
             )
         return to_json(self._initial)
 
@@ -104,16 +109,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> JsonOffsets:
         latest: dict[str, Any] = to_json(self._latest())
-        return latest | {LOST: self._losses.batch} if self._losses.batch else latest
+        more = {
+            LOST: self._losses.batch,
+            RECORD_BYTES: self._record_bytes.to_json(),
+            INITIAL: to_json(self._initial or {}) if self._is_first else {},
+        }
+        return latest | {name: value for name, value in more.items() if value}
 
     def latestOffset(self, start: JsonOffsets, limit: ReadLimit) -> JsonOffsets:
         begin = from_json(start)
-        if self._progress and begin != self._initial:
+        self._is_first = begin == self._initial
+        if self._progress and not self._is_first:
             # Spark asks when the batch that ends at `start` is in the checkpoint, but tells `commit` of it only with
             # the next batch: a stream that has read all, or was restarted, would show too little until then.
             self._progress.publish(begin)
         latest = self._latest_after(begin)
         begin = discovery.known_start(begin, self._cluster, latest.keys())
+        behind = {key: begin[key] for key, count in waiting(begin, latest).items() if count}
+        self._record_bytes.learn(self._cluster, behind)
         if isinstance(limit, ReadAllAvailable):
             return to_json(latest)
         if self._is_too_little(sum(waiting(begin, latest).values())):

@@ -245,7 +245,10 @@ def test_offsets_that_are_not_there_are_named(server: Server, cluster: Cluster, 
     with pytest.raises(OffsetOutOfRange) as failed:
         _read(cluster, topic, 15, 20)
     assert (failed.value.wanted, failed.value.available) == ((15, 20), (0, 10))
-    assert str(failed.value) == f"offsets [15, 20) of {topic}-0 are not available: the log holds [0, 10)"
+    assert (
+        str(failed.value)
+        == f"[KLOG_OFFSET_OUT_OF_RANGE] offsets [15, 20) of {topic}-0 are not available: the log holds [0, 10)"
+    )
     if isinstance(server.broker, Kafka):
         admin = AdminClient({"bootstrap.servers": server.servers})
         wanted = TopicPartition(topic, 0, 4)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import pickle
-import socketserver
 import struct
 import threading
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import pytest
 from kafka.record.memory_records import MemoryRecordsBuilder
@@ -17,78 +15,10 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetcher import fetch_range
 from spark_klog.errors import DecodeError, RecordTooLarge
 from spark_klog.records.reader import read_records
+from tests.support.fake_broker import MAX_FRAME, TOPIC, FakeBroker
 from tests.support.kafka import HOST
 
 TIME = 1_700_000_000_000
-TOPIC = "sizes"
-FETCH, LIST_OFFSETS, METADATA, API_VERSIONS = 1, 2, 3, 18
-MAX_FRAME = 100 * 1024 * 1024
-
-
-class Asked(NamedTuple):
-    """A fetch request."""
-
-    offset: int
-    max_bytes: int
-    total_max_bytes: int | None
-
-
-def _string(text: str) -> bytes:
-    return struct.pack(">h", len(text)) + text.encode()
-
-
-class FakeBroker(socketserver.ThreadingTCPServer):
-    """Speaks Fetch up to `version` (at most 3), and gives of `log` what such a broker gives: cut at the size asked for.
-
-    It has topic `TOPIC` with partition 0. `log` is (last offset, bytes) of message after message.
-    """
-
-    daemon_threads = True
-    allow_reuse_address = True
-
-    def __init__(self, version: int) -> None:
-        super().__init__((HOST, 0), _Connection)
-        self.version = version
-        self.log: list[tuple[int, bytes]] = []
-        #: Bytes of records in an answer, whatever is asked for.
-        self.most = MAX_FRAME
-        #: Where records begin, whatever is asked for.
-        self.start: int | None = None
-        self.asked: list[Asked] = []
-
-    def answer(self, key: int, version: int, body: bytes) -> bytes:
-        if key == API_VERSIONS:
-            apis = ((FETCH, 0, self.version), (LIST_OFFSETS, 1, 1), (METADATA, 0, 0), (API_VERSIONS, 0, 0))
-            return struct.pack(">hi", 0, len(apis)) + b"".join(struct.pack(">hhh", *api) for api in apis)
-        if key == METADATA:
-            host, port = self.server_address[:2]
-            brokers = struct.pack(">ii", 1, 0) + _string(str(host)) + struct.pack(">i", int(port))
-            partition = struct.pack(">hiiiiii", 0, 0, 0, 1, 0, 1, 0)
-            return brokers + struct.pack(">ih", 1, 0) + _string(TOPIC) + struct.pack(">i", 1) + partition
-        topic = struct.pack(">i", 1) + _string(TOPIC) + struct.pack(">ii", 1, 0)
-        if key == LIST_OFFSETS:
-            wanted = struct.unpack(">q", body[-8:])[0]
-            return topic + struct.pack(">hqq", 0, -1, 0 if wanted == -2 else self.log[-1][0] + 1)
-        assert key == FETCH
-        total = struct.unpack_from(">i", body, 12)[0] if version >= 3 else None
-        partition_number, offset, max_bytes = struct.unpack(">iqi", body[-16:])
-        assert partition_number == 0
-        self.asked.append(Asked(offset, max_bytes, total))
-        start = offset if self.start is None else self.start
-        data = b"".join(message for last, message in self.log if last >= start)[: min(max_bytes, self.most)]
-        throttle = struct.pack(">i", 0) if version else b""
-        return throttle + topic + struct.pack(">hqi", 0, self.log[-1][0] + 1, len(data)) + data
-
-
-class _Connection(socketserver.StreamRequestHandler):
-    server: FakeBroker
-
-    def handle(self) -> None:
-        while len(prefix := self.rfile.read(4)) == 4:
-            frame = self.rfile.read(struct.unpack(">i", prefix)[0])
-            key, version, correlation_id, size = struct.unpack_from(">hhih", frame)
-            answer = self.server.answer(key, version, frame[10 + max(size, 0) :])
-            self.wfile.write(struct.pack(">ii", 4 + len(answer), correlation_id) + answer)
 
 
 @pytest.fixture(params=[0, 1, 2, 3], ids=lambda version: f"fetch-{version}")
@@ -197,7 +127,7 @@ def test_a_message_larger_than_any_answer_is_refused(broker: FakeBroker, claimed
     error = failed.value
     assert (error.topic, error.partition, error.offset, error.size, error.fetched) == (TOPIC, 0, 7, claimed, 1000)
     assert str(error) == (
-        f"{TOPIC}-0 at offset 7: the record batch has {claimed} bytes, 1000 were fetched; "
+        f"[KLOG_RECORD_TOO_LARGE] {TOPIC}-0 at offset 7: the record batch has {claimed} bytes, 1000 were fetched; "
         "raise fetch.max.bytes and max.partition.fetch.bytes"
     )
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301

@@ -6,6 +6,7 @@ import base64
 import json
 import logging
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tests.support.batches import make_batch
 
 TIME = 1_700_000_000_000
 BYTES = b"\x00\xff any bytes"
+LETTER = f"t-3-7-{zlib.crc32(BYTES):08x}.json"
 BAD = BadBatch(7, memoryview(BYTES), CorruptBatchError("the CRC is wrong"))
 
 
@@ -73,8 +75,8 @@ def test_deadletter_keeps_the_bytes(tmp_path: Path, caplog: pytest.LogCaptureFix
     before = time.time_ns() // 1_000_000
     options = BadRecordsOptions("deadletter", str(folder))
     assert offsets_read(BadRecords(options, "t", 3), data) == [0, 1, 4, 5]
-    assert [path.name for path in folder.iterdir()] == ["t-3-2.json"]
-    letter = json.loads((folder / "t-3-2.json").read_text())
+    assert [path.name for path in folder.iterdir()] == [f"t-3-2-{zlib.crc32(batches[1]):08x}.json"]
+    letter = json.loads((folder / f"t-3-2-{zlib.crc32(batches[1]):08x}.json").read_text())
     assert before <= letter.pop("time") <= time.time_ns() // 1_000_000
     assert base64.b64decode(letter.pop("bytes"), validate=True) == batches[1]
     assert letter.pop("reason").startswith("batch of offsets 2-3: CRC 0x")
@@ -108,7 +110,7 @@ def _short_uri(folder: Path) -> str:
 def test_where_dead_letters_go(tmp_path: Path, form: Callable[[Path], str]) -> None:
     folder = tmp_path / "a" / "b"
     BadRecords(BadRecordsOptions("deadletter", form(folder)), "t", 3).take(BAD)
-    letter = json.loads((folder / "t-3-7.json").read_text())
+    letter = json.loads((folder / LETTER).read_text())
     assert base64.b64decode(letter["bytes"]) == BYTES
     assert letter["reason"] == "the CRC is wrong"
 
@@ -117,22 +119,22 @@ def test_where_dead_letters_go(tmp_path: Path, form: Callable[[Path], str]) -> N
 def test_a_folder_of_an_unusual_name(tmp_path: Path, form: Callable[[Path], str]) -> None:
     folder = tmp_path / "with space, ü and %20"
     BadRecords(BadRecordsOptions("deadletter", form(folder)), "t", 3).take(BAD)
-    assert (folder / "t-3-7.json").exists()
+    assert (folder / LETTER).exists()
 
 
 def test_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     BadRecords(BadRecordsOptions("deadletter", "dead"), "t", 3).take(BAD)
-    assert (tmp_path / "dead" / "t-3-7.json").exists()
+    assert (tmp_path / "dead" / LETTER).exists()
 
 
 def test_a_task_that_runs_again_writes_the_same_files(tmp_path: Path) -> None:
     options = BadRecordsOptions("deadletter", str(tmp_path))
-    (tmp_path / "t-3-7.json").write_text("what a task that was killed has left" * 100)
+    (tmp_path / LETTER).write_text("what a task that was killed has left" * 100)
     contents: list[dict[str, Any]] = []
     for _ in range(2):
         BadRecords(options, "t", 3).take(BAD)
-        contents.append(json.loads((tmp_path / "t-3-7.json").read_text()) | {"time": None})
+        contents.append(json.loads((tmp_path / LETTER).read_text()) | {"time": None})
     assert contents[0] == contents[1]
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -146,6 +148,17 @@ def test_each_batch_has_a_file_of_its_own(tmp_path: Path) -> None:
         for letter in (json.loads(path.read_text()) for path in tmp_path.iterdir())
     }
     assert found == {("t", 3, 7), ("t", 3, 8), ("t", 4, 7), ("t-3", 7, 0), ("a.b_c", 0, -5)}
+
+
+def test_batches_that_claim_the_same_offset_are_kept_both_and_one_met_again_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad_records = BadRecords(BadRecordsOptions("deadletter", str(tmp_path)), "t", 3)
+    for data in (BYTES, BYTES, b"other", b"other"):
+        bad_records.take(BAD._replace(data=memoryview(data)))
+    found = {base64.b64decode(json.loads(path.read_text())["bytes"]) for path in tmp_path.iterdir()}
+    assert found == {BYTES, b"other"}
+    assert len(caplog.messages) == 2
 
 
 def test_a_dead_letter_that_can_not_be_written_ends_the_task(tmp_path: Path) -> None:

@@ -145,7 +145,8 @@ def test_given_offsets_are_not_asked_for(logs: Any) -> None:
 )
 def test_a_strict_time_without_a_record(logs: Any, spec: TimeSpec, names: str) -> None:
     message = (
-        rf"^option x: no record at or after the timestamp in {names}; set startingOffsetsByTimestampStrategy=latest"
+        rf"^\[KLOG_NO_OFFSET_FOR_TIMESTAMP\] option x: no record at or after the timestamp in {names}; "
+        "set startingOffsetsByTimestampStrategy=latest"
     )
     with pytest.raises(ConfigError, match=message):
         discovery.resolve(logs, spec, [A, B, C], "x")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 
 import pytest
 
@@ -23,12 +24,22 @@ def test_fail_lists_all_ranges(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(DataLossError) as caught:
         losses.report([ONE, OTHER])
     assert str(caught.value) == (
-        "records can't be read: t-0: wanted [2, 5), available [5, 9) (retention); "
+        "[KLOG_DATA_LOSS] records can't be read: t-0: wanted [2, 5), available [5, 9) (retention); "
         "t-1 is gone (deleted); the query has read it up to offset 7; "
         "set failOnDataLoss=false or report to go on without them"
     )
     assert losses.batch == []
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("cause", ["retention", "truncated", "recreated", "deleted", "not there yet"])
+def test_one_cause_is_part_of_the_condition(cause: str) -> None:
+    lost = [ONE._replace(cause=cause), OTHER._replace(cause=cause)]
+    with pytest.raises(DataLossError) as caught:
+        LossReporter("fail").report(lost)
+    assert str(pickle.loads(pickle.dumps(caught.value))).startswith(  # noqa: S301
+        f"[KLOG_DATA_LOSS.{cause.upper().replace(' ', '_')}] records can't be read: t-0"
+    )
 
 
 @pytest.mark.parametrize("mode", ["fail", "warn", "report"])

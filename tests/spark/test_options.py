@@ -60,7 +60,9 @@ def test_defaults() -> None:
     expected: dict[str, Any] = {
         "client": {"bootstrap.servers": "127.0.0.1:9092"},
         "subscription": Subscription(topics=("t",)),
+        "starting_option": "startingOffsets",
         "ending": OffsetSpec(-1),
+        "ending_option": "endingOffsets",
         "on_data_loss": "fail",
         "trigger": TriggerLimits(None, None, None, 900_000),
         "split": SplitLimits(None, None, None),

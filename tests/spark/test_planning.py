@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_klog.errors import ConfigError
+from spark_klog.errors import ConfigError, StartAfterEnd
 from spark_klog.spark.offsets import (
     BeforeEndSpec,
     GroupSpec,
@@ -29,6 +29,7 @@ from spark_klog.spark.planning import (
     OffsetRange,
     beyond,
     check_covers,
+    check_order,
     clip,
     plan_batch,
     ranges,
@@ -55,6 +56,36 @@ def test_check_covers_names_what_differs(text: str, message: str) -> None:
     for spec in (offsets_spec(text), parse_timestamps("x", text, True)):
         with pytest.raises(ConfigError, match=f"option startingOffsets must name exactly .*: {message}"):
             check_covers("startingOffsets", spec, [A, B, C])
+
+
+START_AFTER_END = [
+    (OffsetSpec(each=((A, 5), (B, 3))), OffsetSpec(each=((A, 4), (B, 3))), "a-0 from 5 to 4"),
+    (OffsetSpec(each=((A, 5), (B, 3))), OffsetSpec(each=((A, 0), (B, 0))), "a-0 from 5 to 0, a-1 from 3 to 0"),
+    (TimeSpec(1000), TimeSpec(each=((A, 999), (B, 1000))), "a-0 from 1000 to 999"),
+]
+
+
+@pytest.mark.parametrize(("start", "end", "names"), START_AFTER_END)
+def test_a_start_after_its_end_is_refused(start: Spec, end: Spec, names: str) -> None:
+    with pytest.raises(StartAfterEnd) as caught:
+        check_order(start, end, [A, B], "startingX", "endingY")
+    assert str(caught.value) == f"[KLOG_START_OFFSET_AFTER_END_OFFSET] startingX lies after endingY: {names}"
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        (OffsetSpec(each=((A, 5), (B, 3))), OffsetSpec(each=((A, 5), (B, -1)))),
+        (OffsetSpec(-2), OffsetSpec(each=((A, 0), (B, 0)))),
+        (OffsetSpec(each=((A, 5), (B, 3))), OffsetSpec(-1)),
+        (TimeSpec(1000), TimeSpec(1000)),
+        (TimeSpec(1000), OffsetSpec(each=((A, 0), (B, 0)))),
+        (BeforeEndSpec(5), BeforeEndSpec(7)),
+        (GroupSpec("g"), OffsetSpec(each=((A, 0), (B, 0)))),
+    ],
+)
+def test_what_may_be_in_order(start: Spec, end: Spec) -> None:
+    check_order(start, end, [A, B], "startingX", "endingY")
 
 
 @pytest.mark.parametrize(

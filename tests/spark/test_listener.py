@@ -1,0 +1,96 @@
+"""The listener: what it says of a query that runs, and of the progress records that it is made of."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.spark.listener import ProgressListener, SourceProgress, source_progress
+
+from .support import Job, Sent, create_topic, produce, wait_for
+
+START, END = '{"t":{"0":10,"1":0},"u":{"0":5}}', '{"t":{"0":40,"1":0},"u":{"0":5}}'
+LATEST = '{"t":{"0":100,"1":6},"u":{"0":5},"__record_bytes__":{"t":{"0":12.5},"gone":{"0":1}}}'
+
+
+def progress(start: str | None = START, end: str | None = END, latest: str | None = LATEST) -> SourceProgress | None:
+    return source_progress("q", 3, 30, 15.0, start, end, latest)
+
+
+def test_figures() -> None:
+    found = progress()
+    assert found is not None
+    assert (found.query, found.batch_id, found.rows, found.rows_per_second) == ("q", 3, 30, 15.0)
+    assert found.records == {"t-0": 30, "t-1": 0, "u-0": 0}
+    assert found.bytes == {"t-0": 375}
+    behind = (found.min_offsets_behind_latest, found.max_offsets_behind_latest, found.avg_offsets_behind_latest)
+    assert behind == (0, 60, 22.0)
+    assert found.lost == []
+    assert json.loads(found.to_json())["max_offsets_behind_latest"] == 60
+    assert str(found) == "q batch 3: 30 rows, 15 rows/s, 60 behind at most"
+
+
+def test_a_first_batch_starts_where_the_source_says() -> None:
+    found = progress(None, END, '{"t":{"0":40,"1":0},"u":{"0":5},"__initial__":{"t":{"0":38,"1":0}}}')
+    assert found is not None
+    assert found.records == {"t-0": 2, "t-1": 0}
+    assert str(found).endswith("up to date")
+
+
+def test_lost_ranges_are_told() -> None:
+    lost = [{"topic": "t", "partition": 0, "start": 1, "end": 2, "cause": "retention"}]
+    found = progress(latest=json.dumps({"t": {"0": 40}, "__lost__": lost}))
+    assert found is not None
+    assert found.lost == lost
+    assert str(found).endswith("up to date, 1 ranges lost")
+
+
+@pytest.mark.parametrize("end", [None, "", "3", "[]", "{}", "null", "no json", '{"t": 3}', '{"t": {"x": 3}}'])
+def test_sources_of_others_are_left_out(end: str | None) -> None:
+    assert progress(end=end) is None
+
+
+@pytest.fixture
+def listener(spark: SparkSession) -> Iterator[ProgressListener]:
+    made = ProgressListener(show=io.StringIO())
+    spark.streams.addListener(made)
+    yield made
+    spark.streams.removeListener(made)
+
+
+def test_a_query(
+    spark: SparkSession, cluster: EmbeddedCluster, topic: str, tmp_path: Path, listener: ProgressListener
+) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 2)
+    produce(servers, topic, [Sent(b"x" * 1000, partition=number % 2) for number in range(400)])
+    produce(servers, topic, [Sent(b"x" * 1000, partition=1) for _ in range(100)])
+    found: list[SourceProgress] = []
+    listener._on_progress = found.append
+    job = Job(spark, servers, tmp_path, subscribe=topic, maxOffsetsPerTrigger="250")
+    rows = job.run()
+    wait_for(lambda: sum(item.rows for item in found) == 500, "progress of all rows")
+    batches = [item for item in found if item.rows]
+    assert [item.rows for item in batches] == rows
+    for key, count in ((f"{topic}-0", 200), (f"{topic}-1", 300)):
+        assert sum(item.records[key] for item in batches) == count
+        # a record of 1,000 bytes takes some more, with its share of a batch's header
+        assert count * 1000 < sum(item.bytes[key] for item in batches) < count * 1100
+    first = batches[0]
+    # AvailableNow is behind the offsets seen at its start
+    left = [200 - first.records[f"{topic}-0"], 300 - first.records[f"{topic}-1"]]
+    assert first.max_offsets_behind_latest == max(left)
+    assert first.min_offsets_behind_latest == min(left)
+    assert first.avg_offsets_behind_latest == sum(left) / 2
+    assert batches[-1].max_offsets_behind_latest == 0
+    assert listener.last[first.query, 0] == found[-1]
+    show = listener._show
+    assert isinstance(show, io.StringIO)
+    wait_for(lambda: show.getvalue().endswith("\n"), "the end of the line")
+    assert show.getvalue() == "".join(f"\r\x1b[2K{item}" for item in found) + "\n"
