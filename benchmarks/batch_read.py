@@ -9,7 +9,7 @@ from benchmarks.data import PARTITIONS, RECORD_SIZE, produce
 from benchmarks.jvm_connector import NAME as JVM
 from benchmarks.jvm_connector import jvm_side
 from benchmarks.report import Result, Side
-from benchmarks.sides import SparkSide, alternate, klog_side, read_all
+from benchmarks.sides import SparkSide, alternate, klog_side, read_all, topic_options
 from benchmarks.work import Bench, Work
 from tests.support.kafka import Kafka
 
@@ -36,7 +36,7 @@ def _compare(bench: Bench, codec: str, work_dir: Path, bootstrap_servers: str, t
     )
 
     def speed(side: SparkSide) -> float:
-        return bench.records / 1e6 / read_all(side, bootstrap_servers, topic, bench.records)
+        return bench.records / 1e6 / read_all(side, topic_options(bootstrap_servers, topic), bench.records)
 
     makers = [(result.klog, lambda: klog_side(work_dir)), (peer, lambda: jvm_side(work_dir))]
     alternate(makers, bench.repeat, speed)

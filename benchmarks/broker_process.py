@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.sides import Lines, SideFailed, child_environment, project_environment
+from benchmarks.sides import Lines, SideFailed, project_environment
+from tests.support.jvm_connector import child_environment
 from tests.support.kafka import HOST, free_port
 
 _READY = re.compile(r"klog broker \S+ ready on (\S+)")

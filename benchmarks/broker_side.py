@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.broker_process import Broker, FirstAnswer, KlogBroker, resident_mb
 from benchmarks.data import create_topic, produce
 from benchmarks.report import Result, Side
-from benchmarks.sides import SideFailed, klog_side, read_all, recorded
+from benchmarks.sides import SideFailed, klog_side, read_all, recorded, topic_options
 from benchmarks.work import Bench, Work
 from tests.support.kafka import Kafka, kafka_libs
 
@@ -99,7 +99,7 @@ def _load(bench: Bench, broker: Broker, work_dir: Path) -> None:
     with klog_side(work_dir) as side:
         try:
             side.start()
-            seconds = read_all(side, broker.bootstrap_servers, _TOPIC, bench.records)
+            seconds = read_all(side, topic_options(broker.bootstrap_servers, _TOPIC), bench.records)
         except SideFailed as error:
             raise SideFailed(f"the klog connector, reading from this broker: {error}") from error
         log.info("read %d records in %.1f s", bench.records, seconds)

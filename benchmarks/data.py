@@ -20,15 +20,16 @@ class ToolFailed(Exception):
     """One of Kafka's tools ended with an error."""
 
 
-def payload_file(folder: Path) -> Path:
-    """A file of distinct lines of JSON, each RECORD_SIZE bytes of ASCII, the same on every run."""
-    path = folder / "payload.jsonl"
+def payload_file(folder: Path, size: int = RECORD_SIZE) -> Path:
+    """A file of distinct lines of JSON, each `size` bytes of ASCII, the same on every run."""
+    path = folder / f"payload-{size}.jsonl"
     if not path.exists():
-        path.write_text("".join(f"{_line(number)}\n" for number in range(_LINES)))
+        count = max(100, _LINES * RECORD_SIZE // size)
+        path.write_text("".join(f"{_line(number, size)}\n" for number in range(count)))
     return path
 
 
-def _line(number: int) -> str:
+def _line(number: int, size: int) -> str:
     chance = random.Random(number)
     fields: dict[str, object] = {
         "ts": 1_700_000_000_000 + number * 17,
@@ -36,8 +37,8 @@ def _line(number: int) -> str:
         "host": f"web-{chance.randrange(20):02d}",
         "ms": chance.randrange(2000),
     }
-    text = " ".join(chance.choices(_WORDS, k=20))
-    room = RECORD_SIZE - len(json.dumps({**fields, "msg": ""}, separators=(",", ":")))
+    text = " ".join(chance.choices(_WORDS, k=size // 5))
+    room = size - len(json.dumps({**fields, "msg": ""}, separators=(",", ":")))
     return json.dumps({**fields, "msg": text[:room]}, separators=(",", ":"))
 
 
@@ -47,7 +48,9 @@ def create_topic(libs: Path, bootstrap_servers: str, topic: str) -> None:
     _java(libs, "org.apache.kafka.tools.TopicCommand", "--bootstrap-server", bootstrap_servers, *arguments)
 
 
-def produce(libs: Path, bootstrap_servers: str, topic: str, records: int, codec: str, folder: Path) -> None:
+def produce(
+    libs: Path, bootstrap_servers: str, topic: str, records: int, codec: str, folder: Path, size: int = RECORD_SIZE
+) -> None:
     """Fill a topic. (The tool reports sends that fail, but succeeds: readers must count.)"""
     properties = {
         "bootstrap.servers": bootstrap_servers,
@@ -61,7 +64,7 @@ def produce(libs: Path, bootstrap_servers: str, topic: str, records: int, codec:
         libs,
         "org.apache.kafka.tools.ProducerPerformance",
         *("--topic", topic, "--num-records", str(records), "--throughput", "-1"),
-        *("--payload-file", str(payload_file(folder)), "--producer-props"),
+        *("--payload-file", str(payload_file(folder, size)), "--producer-props"),
         *(f"{name}={value}" for name, value in properties.items()),
     )
     log.info("filled %s: %s", topic, output.strip().splitlines()[-1])

@@ -13,10 +13,11 @@ from pathlib import Path
 from benchmarks.machine import ROOT
 from benchmarks.record_batches import record_batches
 from benchmarks.report import Result, Side
-from benchmarks.sides import SideFailed, child_environment, recorded
+from benchmarks.sides import SideFailed, recorded
 from benchmarks.work import Bench, Work
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.columns.schema import WITHOUT_HEADERS
+from tests.support.jvm_connector import child_environment
 
 _FETCH = 8 * 1024 * 1024
 _FETCHED = 1024 * 1024 * 1024

@@ -18,19 +18,34 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.batch_read import BATCH_READ
+from benchmarks.breakdown import BREAKDOWN
 from benchmarks.broker_side import BROKER
 from benchmarks.codecs import CODECS
 from benchmarks.decode import DECODE
 from benchmarks.encode import ENCODE
+from benchmarks.latency import LATENCY
 from benchmarks.machine import code_state
 from benchmarks.memory import MEMORY
+from benchmarks.reads import READS
 from benchmarks.report import Result, Side, failures, render
 from benchmarks.work import Bench, Work
+from benchmarks.worker_memory import WORKER_MEMORY
 
 log = logging.getLogger(__name__)
 
 #: All work, in the order of the report. Further work is a module with a `Work` in it, and a name here.
-WORK: tuple[Work, ...] = (BATCH_READ, DECODE, ENCODE, MEMORY, CODECS, BROKER)
+WORK: tuple[Work, ...] = (
+    BATCH_READ,
+    READS,
+    LATENCY,
+    WORKER_MEMORY,
+    BREAKDOWN,
+    DECODE,
+    ENCODE,
+    MEMORY,
+    CODECS,
+    BROKER,
+)
 
 _DESCRIPTION = "Measure klog beside its peers and write the report."
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import pkgutil
 import queue
 import subprocess
@@ -20,6 +19,7 @@ from typing import IO, Any
 from benchmarks.data import RECORD_SIZE
 from benchmarks.machine import ROOT
 from benchmarks.report import Side
+from tests.support.jvm_connector import child_environment
 
 log = logging.getLogger(__name__)
 
@@ -94,21 +94,27 @@ class SparkSide:
             )
         assert self._process.stdout is not None
         self._lines = Lines(self._process.stdout)
-        ready = self._next(_START_SECONDS)
+        ready = self.next(_START_SECONDS)
         log.info("%s: session of pyspark %s up in %.1f s", self.name, ready["pyspark"], ready["seconds"])
 
-    def ask(self, work: str, options: Mapping[str, str]) -> dict[str, Any]:
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return self._process.pid if self._process is not None else None
+
+    def ask(self, work: str, options: Mapping[str, str], **more: str) -> dict[str, Any]:
         """Have one run done."""
         if self._process is None or self._process.stdin is None:
             raise SideFailed("not started")
         try:
-            self._process.stdin.write(json.dumps({"work": work, "options": dict(options)}) + "\n")
+            self._process.stdin.write(json.dumps({"work": work, "options": dict(options), **more}) + "\n")
             self._process.stdin.flush()
         except OSError as error:
             raise SideFailed(f"gone: {error}; {self._log_tail()}") from error
-        return self._next(_RUN_SECONDS)
+        return self.next(_RUN_SECONDS)
 
-    def _next(self, timeout: float) -> dict[str, Any]:
+    def next(self, timeout: float) -> dict[str, Any]:
+        """The next line of what it says."""
         try:
             line = self._lines.get(timeout)
         except TimeoutError:
@@ -152,26 +158,16 @@ def project_environment() -> dict[str, str]:
     return {} if installed else {"PYTHONPATH": str(ROOT)}
 
 
-def child_environment(python: Path | str) -> dict[str, str]:
-    """This process's environment without what would lead `python` to another Spark or other modules."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("SPARK_", "PYSPARK_")) and name != "PYTHONPATH"
-    }
-    return {**kept, "PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python)}
+def topic_options(bootstrap_servers: str, topic: str) -> dict[str, str]:
+    """Options that read a whole topic."""
+    return {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": topic, "startingOffsets": "earliest"}
 
 
-def read_all(side: SparkSide, bootstrap_servers: str, topic: str, records: int) -> float:
-    """The seconds that reading a whole topic of benchmarks.data takes."""
-    options = {
-        "kafka.bootstrap.servers": bootstrap_servers,
-        "subscribe": topic,
-        "startingOffsets": "earliest",
-        "endingOffsets": "latest",
-    }
-    answer = side.ask("count_sum", options)
-    if (answer["rows"], answer["bytes"]) != (records, records * RECORD_SIZE):
+def read_all(side: SparkSide, options: Mapping[str, str], records: int, size: int = RECORD_SIZE, **more: str) -> float:
+    """The seconds that reading `records` values of `size` bytes takes; `more` is what the work, if it is another one,
+    wants."""
+    answer = side.ask(more.pop("work", "count_sum"), options, **more)
+    if (answer["rows"], answer["bytes"]) != (records, records * size):
         raise SideFailed(f"read {answer['rows']} rows, {answer['bytes']} bytes; there are {records} records")
     return float(answer["seconds"])
 

@@ -4,7 +4,8 @@
 
 A line of JSON on standard input is one run, {"work": "count_sum", "options": {...}}; the answer is a line of
 JSON on standard output, {"seconds": 1.2, ...} or {"error": "..."}. The first line says that the session is
-up. The end of standard input ends the process. It runs on any pyspark and imports nothing of the project.
+up. The end of standard input ends the process. It runs on any pyspark and imports nothing of the project, but
+`no_op_source.py` with --format no-op.
 """
 
 from __future__ import annotations
@@ -21,20 +22,83 @@ from typing import Any, TextIO
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+Request = dict[str, Any]
 
 
-def count_sum(frame: DataFrame) -> dict[str, int]:
+def _frame(spark: SparkSession, source: str, request: Request) -> DataFrame:
+    return spark.read.format(source).options(**request["options"]).load()
+
+
+def count_sum(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
     """Count the records and add up the lengths of their values."""
+    frame = _frame(spark, source, request)
     row = frame.agg(F.count("*"), F.sum(F.length("value"))).collect()[0]
     return {"rows": row[0], "bytes": row[1] or 0}
 
 
+def parquet(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """Read all columns into Parquet files, in a folder that is made anew; only that is timed."""
+    started = time.perf_counter()
+    _frame(spark, source, request).write.mode("overwrite").parquet(request["folder"])
+    seconds = time.perf_counter() - started
+    written = spark.read.parquet(request["folder"])
+    row = written.agg(F.count("*"), F.sum(F.length("value"))).collect()[0]
+    return {"seconds": seconds, "rows": row[0], "bytes": row[1] or 0}
+
+
+def plan(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """Plan a batch: all that happens before the first task, until Spark knows its input partitions."""
+    return {"rows": _frame(spark, source, request)._jdf.queryExecution().toRdd().getNumPartitions()}
+
+
+def stream(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """Read with AvailableNow into the sink that drops all; from the start of the query to its end."""
+    frame = spark.readStream.format(source).options(**request["options"]).load()
+    writer = frame.writeStream.format("noop").option("checkpointLocation", request["folder"])
+    started = time.perf_counter()
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    seconds = time.perf_counter() - started
+    rows = [progress["numInputRows"] for progress in query.recentProgress]
+    return {"seconds": seconds, "rows": sum(rows), "batches": sum(count > 0 for count in rows)}
+
+
+def probes(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """Start a query that answers for each micro-batch with how many records of which probe it had, until `stop`."""
+
+    def arrived(frame: DataFrame, _: int) -> None:
+        counts: dict[str, int] = {}
+        for row in frame.select("value").collect():
+            probe = bytes(row[0]).split(b" ", 1)[0].decode()
+            counts[probe] = counts.get(probe, 0) + 1
+        _answer(_answers[0], {"probes": counts})
+
+    frame = spark.readStream.format(source).options(**request["options"]).load()
+    writer = frame.writeStream.option("checkpointLocation", request["folder"]).trigger(processingTime="0 seconds")
+    _queries.append(writer.foreachBatch(arrived).start())
+    return {}
+
+
+def stop(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """End the queries of `probes`."""
+    while _queries:
+        _queries.pop().stop()
+    return {"stopped": True}
+
+
 #: What a line of input may ask for.
-WORK: dict[str, Callable[[DataFrame], dict[str, int]]] = {"count_sum": count_sum}
+WORK: dict[str, Callable[[SparkSession, str, Request], dict[str, Any]]] = {
+    work.__name__: work for work in (count_sum, parquet, plan, stream, probes, stop)
+}
+_queries: list[StreamingQuery] = []
+_answers: list[TextIO] = []
 
 
 def main() -> None:
     answers = _own_standard_output()
+    _answers.append(answers)
     parser = argparse.ArgumentParser()
     parser.add_argument("--format", required=True)
     parser.add_argument("--master", default="local[2]")
@@ -43,6 +107,8 @@ def main() -> None:
     started = time.perf_counter()
     try:
         spark = _session(arguments.master, [conf.split("=", 1) for conf in arguments.conf])
+        if arguments.format == "no-op":
+            _register_no_op(spark)
     except Exception as error:
         _answer(answers, {"error": _reason(error)})
         sys.exit(1)
@@ -62,8 +128,7 @@ def main() -> None:
 def _run(spark: SparkSession, source: str, request: dict[str, Any]) -> dict[str, Any]:
     try:
         started = time.perf_counter()
-        frame = spark.read.format(source).options(**request["options"]).load()
-        figures = WORK[request["work"]](frame)
+        figures = WORK[request["work"]](spark, source, request)
         return {"seconds": time.perf_counter() - started, **figures}
     except Exception as error:
         return {"error": _reason(error)}
@@ -77,6 +142,12 @@ def _session(master: str, confs: list[list[str]]) -> SparkSession:
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def _register_no_op(spark: SparkSession) -> None:
+    from no_op_source import NoOp
+
+    spark.dataSource.register(NoOp)
 
 
 def _own_standard_output() -> TextIO:

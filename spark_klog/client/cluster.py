@@ -91,7 +91,9 @@ class Cluster:
             except (ConnectionFailed, RequestTimedOut):
                 self._drop(node)
         failures: list[str] = []
-        deadline = time.monotonic() + self.config.connect_timeout_ms / 1000
+        # a cluster that was there may come back; one that never was is rather a wrong address
+        patience = self.config.request_timeout_ms if self._brokers else self.config.connect_timeout_ms
+        deadline = time.monotonic() + patience / 1000
         while True:
             failures.clear()
             for host, port in dict.fromkeys([*self._brokers.values(), *self.config.bootstrap_servers]):
@@ -144,6 +146,7 @@ class Cluster:
     def forget_leaders(self) -> None:
         """Ask anew who leads at the next use, and drop connections with requests under way."""
         self._leaders.clear()
+        self.controller_id = -1
         for node, connection in list(self._connections.items()):
             if connection.closed or connection.pending:
                 self._drop(node)

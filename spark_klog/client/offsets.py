@@ -11,9 +11,12 @@ from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.coordinator import GROUP
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 
+#: The answer where no record is as late as the timestamp.
+NO_OFFSET = -1
+
 
 def list_offsets(cluster: Cluster, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """The offset of each partition at a time (ms, or EARLIEST, LATEST); -1 where no record is that late.
+    """The offset of each partition at a time (ms, or EARLIEST, LATEST); NO_OFFSET where no record is that late.
 
     With `isolation.level=read_committed` LATEST is the last stable offset. `ProtocolError` names the partition.
     """
@@ -39,6 +42,9 @@ def list_offsets(cluster: Cluster, times: Mapping[TopicPartition, int]) -> dict[
             for topic in answer["topics"]:
                 for entry in topic["partitions"]:
                     key = topic["name"], entry["partition_index"]
+                    if entry["error_code"] == ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT:
+                        found[key] = NO_OFFSET  # magic 0 has no timestamps to look for
+                        continue
                     raise_for_code(entry["error_code"], f"ListOffsets of {key[0]}-{key[1]}")
                     found[key] = entry["offset"]
 

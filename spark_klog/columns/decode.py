@@ -6,6 +6,7 @@ numpy computes what there is to compute: given a value of Python's, Arrow import
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ ROWS = 65_536
 #: Bytes of keys and values after which an Arrow batch is not filled further.
 BYTES = 32 * 1024 * 1024
 _MAX_INT32 = 0x7FFFFFFF
+_MAX_MILLISECONDS = 0x7FFFFFFF_FFFFFFFF // 1000
 
 
 class PartitionDecoder:
@@ -53,20 +55,27 @@ class PartitionDecoder:
         self, data: Buffer, first: int, end: int, aborted: AbortedTransactions | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Take in the visible records of `data` with offsets in [first, end); gives what is full."""
-        try:
+        with self._named():
             kernel, builder, limit = self._kernel, self._builder, self._limit
             for _ in append_visible(kernel, builder, data, first, end, aborted, limit, self._on_bad, ROWS, BYTES):
                 if self._builder.rows >= ROWS or self._builder.size >= BYTES:
                     yield self._take()
-        except CorruptBatchError as error:
-            raise CorruptBatchError(f"{self._topic}-{self._partition}: {error}") from None
-        except DecodeError as error:
-            raise DecodeError(f"{self._topic}-{self._partition}: {error}") from None
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """The rest, if there is any."""
         if self._builder.rows:
-            yield self._take()
+            with self._named():
+                yield self._take()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Errors say which partition they are of."""
+        try:
+            yield
+        except CorruptBatchError as error:
+            raise CorruptBatchError(f"{self._topic}-{self._partition}: {error}") from None
+        except DecodeError as error:
+            raise DecodeError(f"{self._topic}-{self._partition}: {error}") from None
 
     def _take(self) -> pa.RecordBatch:
         columns = self._builder.finish()
@@ -109,9 +118,14 @@ def _repeated(text: str, count: int) -> pa.Array:
 
 
 def _microseconds(milliseconds: Buffer | None) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Of a kernel's timestamps, in place where its buffer may be written to."""
+    """Of a kernel's timestamps, in place where its buffer may be written to.
+
+    `DecodeError` where one has no microseconds in 64 bits: the year 294,247.
+    """
     assert milliseconds is not None
     values = np.frombuffer(milliseconds, np.int64)
+    if len(values) and not -_MAX_MILLISECONDS <= values.min() <= values.max() <= _MAX_MILLISECONDS:
+        raise DecodeError(f"timestamps from {values.min()} to {values.max()} ms do not fit into microseconds")
     return np.multiply(values, 1000, out=values if values.flags.writeable else None)
 
 

@@ -38,7 +38,6 @@ cdef enum:
     TOO_LARGE = -2
     DAMAGED = -3
     LEFT_OVER = -4
-    NOT_UTF8 = -5
     WRONG_CRC = -6
     WRONG_MAGIC = -7
     HAS_CODEC = -8
@@ -140,8 +139,6 @@ cdef class NativeBuilder:
             raise DecodeError(f"{count} records can't be in {task.size} bytes")
         if state == LEFT_OVER:
             raise DecodeError(f"{task.size - where.position} bytes left over after {count} records")
-        if state == NOT_UTF8:
-            raise DecodeError(f"header name in the record at position {where.position} is not UTF-8")
         if state != OK:
             raise DecodeError(f"record at position {where.position} is damaged or cut off")
 

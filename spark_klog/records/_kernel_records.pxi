@@ -161,6 +161,20 @@ cdef inline bint read_record(const uint8_t *at, const uint8_t *stop, Record *rec
     return record.headers != NULL and 0 <= record.header_count <= record.end - record.headers
 
 
+cdef int add_name(Column *names, const uint8_t *at, int64_t size) noexcept nogil:
+    """Append a header's name; what of it is not UTF-8 becomes U+FFFD. A state."""
+    return add(names, at, size) if is_utf8(at, size) else add_replaced(names, at, size)
+
+
+cdef int add_replaced(Column *names, const uint8_t *at, int64_t size) noexcept with gil:
+    cdef bytes name
+    try:
+        name = (<const char *>at)[:size].decode("utf-8", "replace").encode()
+    except MemoryError:
+        return NO_MEMORY
+    return add(names, <const uint8_t *><const char *>name, len(name))
+
+
 cdef int add_headers(const Record *record, Headers *headers) noexcept nogil:
     """Walk a record's headers, which must fill it, and keep them but where `headers` is NULL. A state."""
     cdef const uint8_t *at = record.headers
@@ -172,10 +186,8 @@ cdef int add_headers(const Record *record, Headers *headers) noexcept nogil:
         at = read_varint(at, record.end, &size)
         if at == NULL or size < 0 or size > record.end - at:
             return DAMAGED
-        if not is_utf8(at, size):
-            return NOT_UTF8
         if headers != NULL:
-            state = add(&headers.names, at, size)
+            state = add_name(&headers.names, at, size)
             if state != OK:
                 return state
         at += size

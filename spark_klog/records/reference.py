@@ -76,10 +76,7 @@ def _headers(data: bytes, position: int, count: int, end: int) -> tuple[Headers,
             raise DecodeError(f"header without a name before position {position}")
         size, position = _varint(data, position)
         value, position = _slice(data, position, size, end)
-        try:
-            headers.append((key.decode(), value))
-        except UnicodeDecodeError:
-            raise DecodeError(f"header name before position {position} is not UTF-8") from None
+        headers.append((key.decode(errors="replace"), value))  # as Java does
     return tuple(headers), position
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.offsets import list_offsets
+from spark_klog.client.offsets import NO_OFFSET, list_offsets
 from spark_klog.client.sampling import record_sizes, timestamp_types
 from spark_klog.errors import ConfigError, ErrorCode, NoOffsetForTimestamp, ProtocolError
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
@@ -16,8 +16,6 @@ from spark_klog.spark.offsets import BeforeEndSpec, GroupSpec, Offsets, Spec, Ti
 from spark_klog.spark.options import SplitLimits, Subscription
 from spark_klog.spark.planning import OffsetRange, split, wanted_times
 
-#: ListOffsets' answer where no record is as late as the timestamp.
-NO_OFFSET = -1
 _UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
 
 
@@ -31,7 +29,7 @@ def partitions_of(cluster: Cluster, subscription: Subscription, *, missing_ok: b
         topics = [
             name
             for name, topic in cluster.metadata(None).items()
-            if not topic["is_internal"] and pattern.fullmatch(name)
+            if not topic["is_internal"] and pattern.search(name)
         ]
     else:
         topics = list(subscription.assign or subscription.topics or ())

@@ -106,7 +106,7 @@ def source_progress(
     reached = _offsets(end)
     if reached is None:
         return None
-    known = json.loads(latest) if latest else {}
+    known = _object(latest)
     lost, initial = known.pop(LOST, []), from_json(known.pop(INITIAL, {}))
     sizes = {
         (topic, int(partition)): float(size)
@@ -133,6 +133,15 @@ def source_progress(
         sum(behind) / len(behind),
         lost,
     )
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    """A JSON object, empty where there is none: Spark has no latest offset of a batch that a restart runs again."""
+    try:
+        value = json.loads(text or "")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _offsets(text: str | None) -> Offsets | None:

@@ -144,6 +144,20 @@ def test_what_is_no_batch_names_topic_and_partition() -> None:
         decoded([b"\xff" * 100])
 
 
+@pytest.mark.parametrize("timestamp", [(2**63 - 1) // 1000 + 1, 2**62, -(2**63), -((2**63 - 1) // 1000) - 1])
+def test_a_timestamp_without_microseconds_is_named(timestamp: int) -> None:
+    with pytest.raises(DecodeError, match=rf"t-7: timestamps from .*{timestamp}.* do not fit into microseconds"):
+        decoded([make_batch([ROWS[0]._replace(timestamp=timestamp)])])
+    schema = pa.schema([FULL.field("offset")])
+    assert rows_of(decoded([make_batch([ROWS[0]._replace(timestamp=timestamp)])], schema=schema)) == [{"offset": 100}]
+
+
+def test_the_last_timestamp_with_microseconds() -> None:
+    timestamp = (2**63 - 1) // 1000
+    [batch] = decoded([make_batch([ROWS[0]._replace(timestamp=timestamp)])])
+    assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [timestamp * 1000]
+
+
 optional_bytes = st.none() | st.binary(max_size=20)
 row_values = st.tuples(
     optional_bytes,

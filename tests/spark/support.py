@@ -71,10 +71,10 @@ class Seen(NamedTuple):
     timestamp: int
 
 
-def create_topic(servers: str, name: str, partitions: int = 1, **configs: str) -> None:
+def create_topic(servers: str, name: str, partitions: int = 1, replicas: int = 1, **configs: str) -> None:
     """Create a topic by confluent-kafka and wait for its leaders."""
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
-    topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=configs)
+    topic = NewTopic(name, num_partitions=partitions, replication_factor=replicas, config=configs)
     admin.create_topics([topic])[name].result(timeout=30)
 
     def has_leaders() -> bool:
@@ -206,6 +206,34 @@ def values(count: int, start: int = 0, partitions: int = 1) -> Sequence[Sent]:
     return [Sent(b"v%d" % number, partition=number % partitions) for number in range(start, start + count)]
 
 
+def committed_offsets(checkpoint: Path) -> dict[tuple[str, int], int]:
+    """The offsets of the last micro-batch that a checkpoint has committed."""
+    done = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*") if path.name.isdecimal()]
+    if not done:
+        return {}
+    text = (checkpoint / "offsets" / str(max(done))).read_text().splitlines()[-1]
+    return {
+        (topic, int(partition)): offset
+        for topic, partitions in json.loads(text).items()
+        for partition, offset in partitions.items()
+    }
+
+
+class Group:
+    """A group's offsets at its coordinator, by confluent-kafka; partitions without are left out."""
+
+    def __init__(self, servers: str, name: str, topic: str, partitions: int) -> None:
+        self._consumer = Consumer({"bootstrap.servers": servers, "group.id": name, "log_level": 0})
+        self._wanted = [TopicPartition(topic, number) for number in range(partitions)]
+
+    def offsets(self) -> dict[tuple[str, int], int]:
+        found = self._consumer.committed(self._wanted, timeout=_SECONDS)
+        return {(item.topic, item.partition): item.offset for item in found if item.offset >= 0}
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
 class Job:
     """A query from topics to Parquet files with a checkpoint, which may be run several times."""
 
@@ -231,12 +259,4 @@ class Job:
 
     def committed(self) -> dict[tuple[str, int], int]:
         """The offsets that the checkpoint has committed."""
-        done = [int(path.name) for path in (self.checkpoint / "commits").glob("[0-9]*") if path.name.isdecimal()]
-        if not done:
-            return {}
-        text = (self.checkpoint / "offsets" / str(max(done))).read_text().splitlines()[-1]
-        return {
-            (topic, int(partition)): offset
-            for topic, partitions in json.loads(text).items()
-            for partition, offset in partitions.items()
-        }
+        return committed_offsets(self.checkpoint)

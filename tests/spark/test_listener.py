@@ -51,6 +51,13 @@ def test_lost_ranges_are_told() -> None:
     assert str(found).endswith("up to date, 1 ranges lost")
 
 
+@pytest.mark.parametrize("latest", [None, "None", "null", ""])
+def test_a_batch_that_a_restart_runs_again_has_no_latest_offset(latest: str | None) -> None:
+    found = progress(latest=latest)
+    assert found is not None
+    assert (found.records["t-0"], found.max_offsets_behind_latest) == (30, 0)
+
+
 @pytest.mark.parametrize("end", [None, "", "3", "[]", "{}", "null", "no json", '{"t": 3}', '{"t": {"x": 3}}'])
 def test_sources_of_others_are_left_out(end: str | None) -> None:
     assert progress(end=end) is None

@@ -38,7 +38,6 @@ _ARTIFACTS: dict[Version, tuple[str, ...]] = {
         "org.slf4j:slf4j-simple:1.7.36",
     ),
 }
-_BROKER_ID = 1
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 _LOG_TAIL_LINES = 60
@@ -255,9 +254,15 @@ class Kafka(_JavaServer):
         work_dir: Path,
         overrides: Mapping[str, object] | None = None,
         heap: str = "512m",
+        beside: Kafka | None = None,
     ) -> None:
-        """`overrides` are broker properties, which replace those that are set here."""
+        """`overrides` are broker properties, which replace those that are set here.
+
+        `beside` is another broker, whose ZooKeeper is used: the two are a cluster, and it is to be closed last.
+        """
         super().__init__("kafka", work_dir)
+        self.broker_id: int = 1 if beside is None else beside.broker_id + 1
+        self._is_first = beside is None
         self.version = version
         self.libs = kafka_libs(version)
         self.log_dir = self._work_dir / "kafka"
@@ -268,12 +273,12 @@ class Kafka(_JavaServer):
         if version == "4.1.0":
             controller_address = f"{HOST}:{free_port()}"
             controller = {
-                "node.id": _BROKER_ID,
+                "node.id": self.broker_id,
                 "process.roles": "broker,controller",
                 "listeners": f"PLAINTEXT://{self.bootstrap_servers},CONTROLLER://{controller_address}",
                 "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
                 "controller.listener.names": "CONTROLLER",
-                "controller.quorum.voters": f"{_BROKER_ID}@{controller_address}",
+                "controller.quorum.voters": f"{self.broker_id}@{controller_address}",
                 # A broker that starts after a kill is let in only when the session of the killed one ends.
                 "broker.heartbeat.interval.ms": 500,
                 "broker.session.timeout.ms": 3000,
@@ -282,9 +287,14 @@ class Kafka(_JavaServer):
                 "share.coordinator.state.topic.min.isr": 1,
             }
         else:
-            self._zookeeper = ZooKeeperServer(self._work_dir, self.libs, self._logging_options())
+            self._zookeeper = (
+                ZooKeeperServer(self._work_dir, self.libs, self._logging_options())
+                if beside is None
+                else beside._zookeeper
+            )
+            assert self._zookeeper is not None, "brokers beside each other need a ZooKeeper"
             controller = {
-                "broker.id": _BROKER_ID,
+                "broker.id": self.broker_id,
                 "listeners": f"PLAINTEXT://{self.bootstrap_servers}",
                 "zookeeper.connect": self._zookeeper.connect,
             }
@@ -345,7 +355,7 @@ class Kafka(_JavaServer):
         try:
             self.stop()
         finally:
-            if self._zookeeper is not None:
+            if self._zookeeper is not None and self._is_first:
                 self._zookeeper.stop()
 
     def create_topic(self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> None:
@@ -398,7 +408,7 @@ class Kafka(_JavaServer):
         with contextlib.suppress(OSError, KafkaException):
             socket.create_connection((HOST, self._port), timeout=2).close()
             metadata = self._admin().list_topics(timeout=5)
-            return metadata.controller_id == _BROKER_ID and _BROKER_ID in metadata.brokers
+            return metadata.controller_id in metadata.brokers and self.broker_id in metadata.brokers
         return False
 
     def _admin(self) -> AdminClient:
@@ -436,7 +446,7 @@ class Kafka(_JavaServer):
         fresh = not (self.log_dir / "meta.properties").exists()
         if self._zookeeper is None or fresh or (self.log_dir / ".kafka_cleanshutdown").exists():
             return
-        commands = f"delete /controller\ndelete /brokers/ids/{_BROKER_ID}\nquit\n"
+        commands = f"delete /controller\ndelete /brokers/ids/{self.broker_id}\nquit\n"
         self.tool("org.apache.zookeeper.ZooKeeperMain", "-server", self._zookeeper.connect, stdin=commands)
 
 

@@ -30,12 +30,12 @@ def cache_root() -> Path:
     return Path(configured).absolute() if configured else Path.home() / ".cache" / "spark_klog"
 
 
-def resolve(name: str, artifacts: Sequence[str]) -> Path:
+def resolve(name: str, artifacts: Sequence[str], dependencies: bool = True) -> Path:
     """The folder with the jars of `artifacts` ("group:artifact:version") and of all they need at run time.
 
-    Downloads on the first call for `name`, or when its artifacts have changed.
+    Downloads on the first call for `name`, or when its artifacts have changed. Without `dependencies`: those jars only.
     """
-    pom = _pom(artifacts)
+    pom = _pom(artifacts, dependencies)
     root = cache_root() / "maven"
     folder = root / name
     if _holds(folder, artifacts):
@@ -66,21 +66,23 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _pom(artifacts: Sequence[str]) -> str:
-    dependencies = []
+def _pom(artifacts: Sequence[str], dependencies: bool) -> str:
+    wanted = []
+    every = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+    excluded = "" if dependencies else every
     for coordinates in artifacts:
         parts = coordinates.split(":")
         if len(parts) != 3 or not all(parts):
             raise ValueError(f"not group:artifact:version: {coordinates!r}")
         group, artifact, version = map(escape, parts)
-        dependencies.append(
+        wanted.append(
             f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
-            f"<version>{version}</version></dependency>"
+            f"<version>{version}</version>{excluded}</dependency>"
         )
     return (
         "<project><modelVersion>4.0.0</modelVersion>"
         "<groupId>spark_klog</groupId><artifactId>test-peers</artifactId><version>1</version>"
-        f"<dependencies>{''.join(dependencies)}</dependencies></project>\n"
+        f"<dependencies>{''.join(wanted)}</dependencies></project>\n"
     )
 
 

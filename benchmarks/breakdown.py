@@ -1,0 +1,136 @@
+"""What a read is made of: each stage alone, on one core, and Spark with a source that does nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks.data import PARTITIONS, produce
+from benchmarks.report import Result, Side
+from benchmarks.sides import SparkSide, alternate, klog_side, project_environment, read_all, topic_options
+from benchmarks.work import Bench, Work
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.fetcher import fetch_range
+from spark_klog.client.offsets import offset_range
+from spark_klog.columns.decode import PartitionDecoder
+from spark_klog.columns.schema import WITHOUT_HEADERS
+from spark_klog.records.batch import check_crc, iter_batches
+from spark_klog.records.batch_v2 import BatchHeader, body
+from tests.support.kafka import Kafka
+
+_NO_OP = "no-op Python data source"
+
+
+def _breakdown(bench: Bench) -> Iterator[Result]:
+    folder = bench.folder("breakdown")
+    with Kafka("3.9.1", folder / "broker", heap="1g") as kafka:
+        for codec in ("none", "lz4"):
+            topic = f"parts-{codec}"
+            kafka.create_topic(topic, partitions=PARTITIONS)
+            produce(kafka.libs, kafka.bootstrap_servers, topic, bench.records, codec, folder)
+            yield from _stages(bench, kafka.bootstrap_servers, topic, codec)
+            yield _beside_no_op(bench, folder / codec, kafka.bootstrap_servers, topic, codec)
+
+
+def _stages(bench: Bench, servers: str, topic: str, codec: str) -> Iterator[Result]:
+    with Cluster.connect({"bootstrap.servers": servers}) as cluster:
+        ranges = [(partition, *offset_range(cluster, topic, partition)) for partition in range(PARTITIONS)]
+
+        def fetch(take: Callable[[memoryview, int, int], None]) -> None:
+            for partition, start, end in ranges:
+                for fetched in fetch_range(cluster, topic, partition, start, end):
+                    take(fetched.data, fetched.offset, end)
+
+        decoder = PartitionDecoder(topic, 0, WITHOUT_HEADERS)
+        chunk: list[tuple[bytes, int, int]] = []
+        fetch(lambda data, first, end: chunk.append((bytes(data), first, end)) if len(chunk) < 16 else None)
+        batches = [batch for data, _, _ in chunk for batch in iter_batches(data)]
+        records = sum(header.count for header, _ in batches if isinstance(header, BatchHeader))
+
+        def every(take: Callable[[BatchHeader, memoryview], object]) -> Callable[[], int]:
+            def run() -> int:
+                for header, batch in batches:
+                    assert isinstance(header, BatchHeader)
+                    take(header, batch)
+                return records
+
+            return run
+
+        def decode() -> int:
+            for data, first, end in chunk:
+                for _ in decoder.add(data, first, end):
+                    pass
+            return records
+
+        def whole() -> int:
+            fetch(lambda data, first, end: [None for _ in decoder.add(data, first, end)] and None)
+            return bench.records
+
+        stages: list[tuple[str, Callable[[], int]]] = [
+            ("socket: fetch only", lambda: (fetch(lambda *_: None), bench.records)[1]),
+            ("CRC-32C only", every(check_crc)),
+            *([("decompress only", every(body))] if codec != "none" else []),
+            ("CRC, decompress, records to Arrow", decode),
+            ("all of these: fetch to Arrow", whole),
+        ]
+        for name, run in stages:
+            side = Side("klog")
+            for number in range(bench.repeat + 1):
+                figure = _speed(run)
+                if number:
+                    side.samples.append(figure)
+                else:
+                    side.cold = figure
+            yield Result(f"breakdown, one core, {codec}: {name}", "M records/s", side, None, bench.command)
+
+
+def _speed(run: Callable[[], int]) -> float:
+    """Millions of records a second, over half a second at least."""
+    started, records = time.perf_counter(), 0
+    while (seconds := time.perf_counter() - started) < 0.5:
+        records += run()
+    return records / seconds / 1e6
+
+
+def _beside_no_op(bench: Bench, folder: Path, servers: str, topic: str, codec: str) -> Result:
+    result = Result(
+        f"breakdown, local[2], {codec}: Spark batch read beside a source that does nothing",
+        "M rows/s",
+        Side("klog"),
+        peer := Side(_NO_OP),
+        bench.command,
+    )
+    options = topic_options(servers, topic) | {"records": str(bench.records), "partitions": str(PARTITIONS)}
+
+    def run(side: SparkSide) -> float:
+        given = {name: options[name] for name in _OPTIONS_OF[side.name]}
+        return bench.records / 1e6 / read_all(side, given, bench.records)
+
+    alternate([(result.klog, lambda: klog_side(folder)), (peer, lambda: _no_op_side(folder))], bench.repeat, run)
+    return result
+
+
+_OPTIONS_OF = {
+    "klog": ("kafka.bootstrap.servers", "subscribe", "startingOffsets"),
+    _NO_OP: ("records", "partitions"),
+}
+
+
+def _no_op_side(folder: Path) -> SparkSide:
+    # no_op_source.py lies beside spark_side.py, where its workers find it, too
+    environment = project_environment()
+    path = [str(Path(__file__).parent), *filter(None, [environment.get("PYTHONPATH")])]
+    return SparkSide(_NO_OP, "no-op", folder, environment={"PYTHONPATH": ":".join(path)})
+
+
+BREAKDOWN = Work(
+    "breakdown",
+    _breakdown,
+    (
+        "Breakdown: the stages of a read without Spark, in one process on one core; fetches go to Kafka on the same "
+        "machine, whose own work is in them. The source that does nothing yields one prebuilt Arrow batch of 65,536 "
+        "rows with the same columns again and again: what is left of the ratio to 1 is ours, the rest is Spark's way "
+        "from a Python worker's Arrow stream to rows in the JVM.",
+    ),
+)

@@ -1,0 +1,116 @@
+"""Spark reads of other shapes than batch_read's: into Parquet, larger records, many partitions, a stream."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from confluent_kafka import Producer
+
+from benchmarks.data import PARTITIONS, RECORD_SIZE, ToolFailed, produce
+from benchmarks.jvm_connector import NAME as JVM
+from benchmarks.jvm_connector import jvm_side
+from benchmarks.report import Result, Side
+from benchmarks.sides import SideFailed, SparkSide, alternate, klog_side, read_all, topic_options
+from benchmarks.work import Bench, Work
+from tests.support.kafka import Kafka
+
+_TRIGGER = 1_000_000
+_LARGE = (1024, 10 * 1024)
+_MANY, _MANY_RECORDS = 200, 25
+_VERY_MANY = 1000
+#: The JVM connector takes a minute for each.
+_REPEATS_OF_MANY = 2
+
+
+def _reads(bench: Bench) -> Iterator[Result]:
+    folder = bench.folder("reads")
+    with Kafka("3.9.1", folder / "broker", heap="1g") as kafka:
+        servers = kafka.bootstrap_servers
+
+        def fill(topic: str, partitions: int, records: int, codec: str = "none", size: int = RECORD_SIZE) -> None:
+            kafka.create_topic(topic, partitions=partitions)
+            produce(kafka.libs, servers, topic, records, codec, folder, size)
+
+        def compare(
+            work: str, unit: str, run: Callable[[SparkSide], float], repeat: int = bench.repeat, *, higher: bool = True
+        ) -> Result:
+            result = Result(work, unit, Side("klog"), peer := Side(JVM), bench.command, higher)
+            makers = [(result.klog, lambda: klog_side(folder)), (peer, lambda: jvm_side(folder))]
+            alternate(makers, repeat, run)
+            return result
+
+        fill("small", PARTITIONS, bench.records)
+        small = topic_options(servers, "small")
+
+        def parquet(side: SparkSide) -> float:
+            written = str(folder / "parquet")
+            return bench.records / 1e6 / read_all(side, small, bench.records, work="parquet", folder=written)
+
+        yield compare(f"Spark read into Parquet, {bench.records:,} records, none", "M rows/s", parquet)
+
+        def stream(side: SparkSide) -> float:
+            return bench.records / 1e6 / _stream(side, small, bench.records, folder / "checkpoint")
+
+        work = f"Spark stream, AvailableNow, {_TRIGGER:,} offsets a trigger, {bench.records:,} records, none"
+        yield compare(work, "M rows/s", stream)
+        for size in _LARGE:
+            topic, records = f"large-{size}", max(100, bench.records * RECORD_SIZE // size)
+            fill(topic, PARTITIONS, records, size=size)
+            work = f"Spark batch read, count + sum(length), {records:,} records of {size:,} B, none"
+            yield compare(work, "MB/s", _megabytes(topic_options(servers, topic), records, size))
+        kafka.create_topic("many", partitions=_MANY)
+        _fill_evenly(servers, "many", _MANY, _MANY_RECORDS)
+        many = topic_options(servers, "many")
+        yield compare(
+            f"Spark batch read, count + sum(length), {_MANY} partitions of {_MANY_RECORDS} records",
+            "s",
+            lambda side: read_all(side, many, _MANY * _MANY_RECORDS),
+            min(bench.repeat, _REPEATS_OF_MANY),
+            higher=False,
+        )
+        kafka.create_topic("very-many", partitions=_VERY_MANY)
+        _fill_evenly(servers, "very-many", _VERY_MANY, 1)
+        very_many = topic_options(servers, "very-many")
+        work = f"Spark plans a batch over {_VERY_MANY:,} partitions"
+        yield compare(work, "s", lambda side: _plan(side, very_many), higher=False)
+
+
+def _fill_evenly(servers: str, topic: str, partitions: int, records: int) -> None:
+    """As many records for each partition, which ProducerPerformance can't do."""
+    producer = Producer({"bootstrap.servers": servers, "queue.buffering.max.messages": partitions * records + 1})
+    for number in range(partitions * records):
+        producer.produce(topic, b"v" * RECORD_SIZE, partition=number % partitions)
+    if producer.flush(60):
+        raise ToolFailed(f"{topic} could not be filled")
+
+
+def _megabytes(options: dict[str, str], records: int, size: int) -> Callable[[SparkSide], float]:
+    return lambda side: records * size / 1e6 / read_all(side, options, records, size)
+
+
+def _stream(side: SparkSide, options: dict[str, str], records: int, checkpoint: Path) -> float:
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    options = options | {"maxOffsetsPerTrigger": str(_TRIGGER)}
+    answer = side.ask("stream", options, folder=str(checkpoint))
+    if answer["rows"] != records:
+        raise SideFailed(f"read {answer['rows']} rows; there are {records} records")
+    return float(answer["seconds"])
+
+
+def _plan(side: SparkSide, options: dict[str, str]) -> float:
+    answer = side.ask("plan", options)
+    if answer["rows"] != _VERY_MANY:
+        raise SideFailed(f"planned {answer['rows']} partitions; there are {_VERY_MANY}")
+    return float(answer["seconds"])
+
+
+READS = Work(
+    "reads",
+    _reads,
+    (
+        f"Other reads: as the batch read; the stream goes into Spark's sink that drops all, Parquet has all columns; "
+        f"of the {_MANY} partitions there are {_REPEATS_OF_MANY} repeats at most.",
+    ),
+)

@@ -1,0 +1,47 @@
+"""A streaming program as a user would write it, for tests that kill it: a topic to Parquet files, exactly once.
+
+python stream_program.py '{"servers": ..., "topic": ..., "group": ..., "output": ..., "checkpoint": ...,
+                           "records": records a micro-batch, null for all, "to_the_end": stop where the topic ends}'
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from pyspark.sql import SparkSession
+
+
+def main(settings: str) -> None:
+    given = json.loads(settings)
+    spark = (
+        SparkSession.builder.master("local[2,4]")  # 4: a task may fail three times
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    reader = spark.readStream.format("klog").options(
+        **{
+            "kafka.bootstrap.servers": given["servers"],
+            "subscribe": given["topic"],
+            "startingOffsets": "earliest",
+            "kafka.group.id": given["group"],
+        }
+    )
+    if given["records"] is not None:
+        reader = reader.option("maxOffsetsPerTrigger", str(given["records"]))
+        # Many small requests, so that a task is there long enough to be killed.
+        reader = reader.option("kafka.max.partition.fetch.bytes", "1")
+    writer = reader.load().writeStream.format("parquet").option("path", given["output"])
+    writer = writer.option("checkpointLocation", given["checkpoint"])
+    if given["to_the_end"]:
+        writer = writer.trigger(availableNow=True)
+    else:
+        writer = writer.trigger(processingTime="100 milliseconds")
+    writer.start().awaitTermination()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,282 @@
+"""A streaming program whose processes are killed at any moment: each record once in its Parquet files.
+
+SPARK_KLOG_KILLS says how many kills are made (4), SPARK_KLOG_SEED which ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+
+from spark_klog.embedded import EmbeddedCluster
+from tests.jobs.support import Running
+
+from .support import Group, committed_offsets, consume, create_topic
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]  # each step has its deadline
+
+PARTITIONS = 3
+RECORDS_A_BATCH = 200
+_PROGRAM = Path(__file__).with_name("stream_program.py")
+_SECONDS = 240.0
+Offsets = dict[tuple[str, int], int]
+
+
+def _named(processes: list[psutil.Process], word: str) -> list[psutil.Process]:
+    found = []
+    for process in processes:
+        try:
+            if any(word in part for part in process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _workers(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that pyspark.daemon has forked."""
+    daemons = _named(processes, "pyspark.daemon")
+    pids = {daemon.pid for daemon in daemons}
+    return [process for process in daemons if _parent(process) in pids]
+
+
+def _parent(process: psutil.Process) -> int:
+    try:
+        return int(process.ppid())
+    except psutil.Error:
+        return -1
+
+
+#: Whom to kill, by the processes of the program: its own, which is the first, then those below it.
+_TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
+    "a worker": lambda tree: _workers(tree)[-1:],
+    "jvm": lambda tree: _named(tree, "org.apache.spark.deploy.SparkSubmit"),
+    "source": lambda tree: _named(tree, "python_streaming_source_runner"),
+    "python driver": lambda tree: tree[:1],
+    "all workers": lambda tree: _named(tree, "pyspark.daemon"),
+    "everything": lambda tree: tree,
+}
+#: Spark runs their tasks again; whatever else is killed ends the program.
+_WORKERS = ("a worker", "all workers")
+
+
+class Writer(threading.Thread):
+    """Keeps on producing small batches, until it is told to stop."""
+
+    def __init__(self, servers: str, topic: str, seed: int) -> None:
+        super().__init__(daemon=True)
+        settings = {"bootstrap.servers": servers, "linger.ms": 5, "batch.num.messages": 10, "log_level": 0}
+        self._producer, self._topic = Producer(settings), topic
+        self._chance = random.Random(seed)
+        self._done = threading.Event()
+        self._failures: list[object] = []
+        self.sent = 0
+
+    def run(self) -> None:
+        while not self._done.wait(0.1):
+            for _ in range(self._chance.randint(1, 30)):
+                partition = self._chance.randrange(PARTITIONS)
+                self._producer.produce(self._topic, b"value %d" % self.sent, None, partition, on_delivery=self._told)
+                self.sent += 1
+            self._producer.poll(0)
+
+    def _told(self, error: object, _: object) -> None:
+        if error:
+            self._failures.append(error)
+
+    def stop(self) -> None:
+        """Returns when all is acknowledged."""
+        self._done.set()
+        self.join()
+        assert self._producer.flush(_SECONDS) == 0
+        assert self._failures == []
+
+
+class Stream:
+    """The program, its checkpoint and its group."""
+
+    def __init__(self, servers: str, topic: str, folder: Path) -> None:
+        self._folder = folder.resolve()
+        self._topic, self._servers = topic, servers
+        self._runs = 0
+        self._running: Running | None = None
+        self._group = Group(servers, "killed", topic, PARTITIONS)
+        self._shown: Offsets = {}
+        self.output, self.checkpoint = self._folder / "output", self._folder / "checkpoint"
+
+    def start(self, *, to_the_end: bool = False) -> Running:
+        settings = {
+            "servers": self._servers,
+            "topic": self._topic,
+            "group": "killed",
+            "output": str(self.output),
+            "checkpoint": str(self.checkpoint),
+            "records": None if to_the_end else RECORDS_A_BATCH,
+            "to_the_end": to_the_end,
+        }
+        command = [sys.executable, str(_PROGRAM), json.dumps(settings)]
+        self._running = Running(command, self._folder, self._runs)
+        self._runs += 1
+        return self._running
+
+    def end(self) -> int:
+        """Wait until all its processes have ended; its exit code."""
+        running = self._running
+        assert running is not None
+        self.check_group_until(lambda: running.ended, "the end")
+        self._running = None
+        return running.result(_SECONDS).code
+
+    def close(self) -> None:
+        if self._running is not None:
+            self._running.kill()
+        self._group.close()
+
+    def lost_tasks(self) -> int:
+        """How many tasks have failed, all runs together."""
+        return sum(path.read_text(errors="replace").count("Lost task") for path in self._folder.glob("run-*.stderr"))
+
+    def committed(self) -> Offsets:
+        return committed_offsets(self.checkpoint)
+
+    def last_batch(self) -> int:
+        """The last one that is committed, -1 before there is one."""
+        names = [path.name for path in (self.checkpoint / "commits").glob("[0-9]*")]
+        return max((int(name) for name in names if name.isdecimal()), default=-1)
+
+    def check_group(self) -> Offsets:
+        """The group's offsets, which must not be ahead of the checkpoint, nor go back."""
+        shown = self._group.offsets()
+        committed = self.committed()  # read after the group's offsets: it can only have grown
+        ahead = {key: offset for key, offset in shown.items() if offset > committed.get(key, -1)}
+        assert not ahead, f"the group is ahead of the checkpoint: {shown}, {committed}"
+        back = {key: offset for key, offset in self._shown.items() if offset > shown.get(key, -1)}
+        assert not back, f"the group went back: {self._shown}, {shown}"
+        self._shown = shown
+        return shown
+
+    def check_group_until(self, condition: Callable[[], bool], what: str, seconds: float = _SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
+            self.check_group()
+            time.sleep(0.05)
+
+    def wait_for_batch(self, number: int) -> None:
+        running = self._running
+        assert running is not None
+        self.check_group_until(lambda: running.ended or self.last_batch() >= number, f"batch {number}")
+
+    def wait_for_a_moment(self, chance: random.Random) -> None:
+        """Some time after some more batches, or, as one of five, some time from now: it may be starting."""
+        seconds = chance.uniform(0, 8)
+        if chance.random() < 0.8:
+            self.wait_for_batch(self.last_batch() + chance.randint(1, 3))
+            seconds = chance.uniform(0, 0.5)
+        self.check_group_for(seconds)
+
+    def check_group_for(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        self.check_group_until(lambda: time.monotonic() >= end, "the time is over")
+
+
+@pytest.fixture(scope="module")
+def servers(cluster: EmbeddedCluster) -> str:
+    return cluster.bootstrap_servers
+
+
+@pytest.fixture
+def stream(servers: str, topic: str, server_dir: Path) -> Iterator[Stream]:
+    """What runs of it at the test's end is killed."""
+    create_topic(servers, topic, PARTITIONS)
+    made = Stream(servers, topic, server_dir)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def writer(servers: str, topic: str, stream: Stream) -> Iterator[Writer]:
+    made = Writer(servers, topic, 1)
+    made.start()
+    yield made
+    made.stop()
+
+
+def _kill(running: Running, target: str) -> int:
+    """SIGKILL; how many processes were hit."""
+    hit = 0
+    for process in _TARGETS[target](running.tree()):
+        try:
+            process.kill()
+            hit += 1
+        except psutil.NoSuchProcess:
+            continue
+    return hit
+
+
+def _kill_in_a_task(stream: Stream, running: Running, target: str, chance: random.Random) -> bool:
+    """Kill workers until a task was hit: between tasks nobody misses them. False where that takes too often."""
+    before = stream.lost_tasks()
+    for _ in range(20):
+        _kill(running, target)
+        stream.check_group_for(chance.uniform(0.2, 1))
+        if stream.lost_tasks() > before or running.ended:
+            return True
+    return False
+
+
+def test_killed_at_any_moment(
+    request: pytest.FixtureRequest, servers: str, topic: str, stream: Stream, writer: Writer
+) -> None:
+    kills = int(os.environ.get("SPARK_KLOG_KILLS", "4"))
+    seed = int(os.environ.get("SPARK_KLOG_SEED", "1"))
+    print(f"seed {seed}")  # noqa: T201 - pytest shows it with a failure
+    chance = random.Random(seed)
+    killed: Counter[str] = Counter()
+    moments = 0
+    running = stream.start()
+    while killed.total() < kills:
+        moments += 1
+        assert moments <= 3 * kills, f"too often there was nobody to kill: {killed}"
+        if running.ended:
+            running = stream.start()
+        target = [*_TARGETS][killed.total() % len(_TARGETS)]
+        stream.wait_for_a_moment(chance)
+        assert not running.ended, "the program ended by itself"
+        if target in _WORKERS:
+            stream.wait_for_batch(stream.last_batch() + 1)  # while it starts nobody runs their work again
+            killed[target] += _kill_in_a_task(stream, running, target, chance)
+            stream.wait_for_batch(stream.last_batch() + 2)  # the next one may have been past its tasks
+            assert not running.ended, f"the program ended as {target} was killed"
+        elif _kill(running, target):
+            killed[target] += 1
+            assert stream.end() != 0, f"{target} killed, and the program has not noticed"
+    if not running.ended:
+        _kill(running, "everything")
+        stream.end()
+
+    writer.stop()
+    stream.start(to_the_end=True)
+    assert stream.end() == 0
+    wanted = [(record.partition, record.offset, record.value) for record in consume(servers, topic)]
+    assert sorted(str(value) for *_, value in wanted) == sorted(
+        str(b"value %d" % number) for number in range(writer.sent)
+    )
+    spark: SparkSession = request.getfixturevalue("spark")  # only now: it is one more JVM
+    rows = spark.read.parquet(str(stream.output)).select("partition", "offset", "value").collect()
+    assert sorted((row.partition, row.offset, bytes(row.value)) for row in rows) == wanted
+    ends = Counter((topic, partition) for partition, _, _ in wanted)
+    assert stream.check_group() == stream.committed() == ends
+    print(f"killed {dict(killed)}; {stream.lost_tasks()} tasks ran again; {len(wanted)} records")  # noqa: T201
