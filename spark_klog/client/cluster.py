@@ -62,7 +62,7 @@ class Cluster:
             "topics": None if topics is None else [{"name": topic} for topic in topics],
             "allow_auto_topic_creation": create,
         }
-        answer = self._any_broker(METADATA, request)
+        answer = self._metadata_with_brokers(request)
         self._brokers = {entry["node_id"]: (entry["host"], entry["port"]) for entry in answer["brokers"]}
         self.controller_id = answer["controller_id"]
         for topic in answer["topics"]:
@@ -71,6 +71,15 @@ class Cluster:
             for partition in topic["partitions"]:
                 self._leaders[topic["name"], partition["partition_index"]] = partition["leader_id"]
         return {topic["name"]: topic for topic in answer["topics"]}
+
+    def _metadata_with_brokers(self, request: Message) -> Message:
+        """A broker that has just started knows of no broker yet, nor of any topic: it is asked again."""
+        deadline = time.monotonic() + self.config.request_timeout_ms / 1000
+        while not (answer := self._any_broker(METADATA, request))["brokers"]:
+            if time.monotonic() >= deadline:
+                raise ConnectionFailed("a broker answers, but knows of no broker")
+            time.sleep(self.config.retry_backoff_ms / 1000)
+        return answer
 
     def partitions(self, topics: Collection[str], *, create: bool = False) -> dict[str, list[int]]:
         """Partition numbers of each topic; `ProtocolError` for one that does not exist."""

@@ -27,9 +27,7 @@ def partitions_of(cluster: Cluster, subscription: Subscription, *, missing_ok: b
     if subscription.pattern is not None:
         pattern = re.compile(subscription.pattern)
         topics = [
-            name
-            for name, topic in cluster.metadata(None).items()
-            if not topic["is_internal"] and pattern.search(name)
+            name for name, topic in cluster.metadata(None).items() if not topic["is_internal"] and pattern.search(name)
         ]
     else:
         topics = list(subscription.assign or subscription.topics or ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -39,6 +40,8 @@ from spark_klog.spark.record_bytes import RecordBytes
 
 JsonOffsets = dict[str, dict[str, int]]
 
+#: How long a partition is looked for before it counts as deleted.
+_GONE_SECONDS = 5.0
 #: In a progress record's latest offsets: what could not be read of the batch (failOnDataLoss=report), the bytes of a
 #: record by topic and partition, and where a first batch starts, which Spark does not tell.
 LOST, RECORD_BYTES, INITIAL = "__lost__", "__record_bytes__", "__initial__"
@@ -88,6 +91,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._topic_ids[topic] = topic_id
                 self._recreated.add(topic)
         return found
+
+    def _partitions_there(self, wanted: set[TopicPartition]) -> set[TopicPartition]:
+        """The partitions that are there. Wanted ones that were there before are asked for again before they are gone:
+        a broker that has just started may not know them yet."""
+        deadline = time.monotonic() + _GONE_SECONDS
+        there = set(self._partitions())
+        while wanted - there - self._gone and time.monotonic() < deadline:
+            time.sleep(self._options.offset_retry_ms / 1000)
+            there = set(self._partitions())
+        return there
 
     def initialOffset(self) -> JsonOffsets:
         """Where the query starts. Spark asks twice, for the end of the first batch and to plan it: the answer stays."""
@@ -162,13 +175,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Where they stay there, the log has lost records, or is another one: `partitions` tells of it. Partitions that
         are gone keep their offsets: they may come back.
         """
-        for attempt in range(self._options.offset_retries + 1):
-            if attempt:
-                time.sleep(self._options.offset_retry_ms / 1000)
+        deadline = time.monotonic() + _GONE_SECONDS
+        for attempt in itertools.count():
             latest = self._latest()
             behind = {key for key in start if latest.get(key, -1) < start[key]}
             if not behind or all(topic in self._recreated for topic, _ in behind):
                 return latest
+            is_missed = bool(behind - latest.keys() - self._gone) and time.monotonic() < deadline
+            if attempt >= self._options.offset_retries and not is_missed:
+                break
+            time.sleep(self._options.offset_retry_ms / 1000)
             self._ask_target_again(behind)
         gone = {key: offset for key, offset in start.items() if key not in latest}
         self._losses.report(
@@ -186,7 +202,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
         self._losses.begin_batch()
         until = from_json(end)
-        there = set(self._partitions())
+        there = self._partitions_there({*from_json(start), *until})
         begin = from_json(start)
         if begin == self._initial:
             # The end of a first batch may be of a run before, which was ended then: the log has grown since.

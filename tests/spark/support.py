@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer, Producer, TopicPartition
+from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic  # the stubs of .admin do not export it
 from py4j.protocol import Py4JJavaError
@@ -227,7 +227,13 @@ class Group:
         self._wanted = [TopicPartition(topic, number) for number in range(partitions)]
 
     def offsets(self) -> dict[tuple[str, int], int]:
-        found = self._consumer.committed(self._wanted, timeout=_SECONDS)
+        deadline = time.monotonic() + _SECONDS
+        while True:
+            try:
+                found = self._consumer.committed(self._wanted, timeout=10)
+                break
+            except KafkaException:  # where the machine has more to do than it can, or the coordinator is not there yet
+                assert time.monotonic() < deadline
         return {(item.topic, item.partition): item.offset for item in found if item.offset >= 0}
 
     def close(self) -> None:
