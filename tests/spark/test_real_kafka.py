@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timezone
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,13 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import LessThan
+from pyspark.sql.functions import col, lit
 
+from spark_klog.columns.schema import WITHOUT_HEADERS
+from spark_klog.spark.options import source_options
+from spark_klog.spark.source import FilteringBatchReader
+from spark_klog.spark.stream import RangePartition
 from tests.support.kafka import Kafka, Version
 
 from .conftest import SparkLog
@@ -197,3 +205,32 @@ def test_deleted_records(spark: SparkSession, servers: str, topic: str, tmp_path
     assert f"records can't be read (failOnDataLoss is not true): {lost}" in spark_log.text()
     wanted = [(topic, 0, offset) for offset in (*range(10), *range(15, 30))]
     assert offsets_of(spark.read.parquet(output)) == wanted
+
+
+@pytest.mark.parametrize(("kind", "end"), [("LogAppendTime", 10), ("CreateTime", 30)])
+def test_an_upper_bound_of_time_counts_with_log_append_time(
+    spark: SparkSession, servers: str, topic: str, kind: str, end: int
+) -> None:
+    """Create times may go back: a record of before the bound may follow one of after it."""
+    create_topic(servers, topic, **{"message.timestamp.type": kind})
+    for wave in range(3):
+        now = time.time_ns() // 1_000_000
+        produce(servers, topic, [record._replace(timestamp=now) for record in values(10, 10 * wave)])
+        time.sleep(0.05)
+    frame = read(spark, servers, subscribe=topic)
+    bound = next(row.timestamp for row in frame.orderBy("offset").collect() if row.offset == 10)
+    expected = [(topic, 0, offset) for offset in range(10)]
+    assert offsets_of(frame.where(col("timestamp") < lit(bound))) == expected
+    name = "spark.sql.python.filterPushdown.enabled"
+    spark.conf.set(name, "true")
+    try:
+        assert offsets_of(read(spark, servers, subscribe=topic).where(col("timestamp") < lit(bound))) == expected
+    finally:
+        spark.conf.unset(name)
+    options = source_options({"kafka.bootstrap.servers": servers, "subscribe": topic}, streaming=False)
+    reader = FilteringBatchReader(options, WITHOUT_HEADERS)
+    late = LessThan(("timestamp",), bound.astimezone(timezone.utc))
+    assert list(reader.pushFilters([late])) == [late]
+    [planned] = reader.partitions()
+    assert isinstance(planned, RangePartition)
+    assert planned.range == (topic, 0, 0, end)
