@@ -248,9 +248,11 @@ class Job:
         self.output, self.checkpoint = folder / "output", folder / "checkpoint"
         self.options = {"kafka.bootstrap.servers": servers, "startingOffsets": "earliest"} | options
 
+    def frame(self) -> DataFrame:
+        return self.spark.readStream.format("klog").options(**self.options).load()
+
     def start(self, **trigger: Any) -> StreamingQuery:
-        frame = self.spark.readStream.format("klog").options(**self.options).load()
-        writer = frame.writeStream.format("parquet").option("path", str(self.output))
+        writer = self.frame().writeStream.format("parquet").option("path", str(self.output))
         return writer.option("checkpointLocation", str(self.checkpoint)).trigger(**trigger).start()
 
     def run(self) -> list[int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 from kazoo.client import KazooClient
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_klog.embedded import EmbeddedCluster
@@ -47,6 +47,49 @@ def test_available_now_with_a_limit_and_restarts(spark: SparkSession, servers: s
     assert offsets_of(job.result) == all_of(topic, 4, 300)
     assert {row.value for row in job.result.collect()} == {record.value for record in values(1200)}
     assert job.committed() == {(topic, partition): 300 for partition in range(4)}
+
+
+def test_once_reads_all_in_one_batch_whatever_the_limit(
+    spark: SparkSession, servers: str, topic: str, tmp_path: Path
+) -> None:
+    create_topic(servers, topic)
+    produce(servers, topic, values(100))
+    job = Job(spark, servers, tmp_path, subscribe=topic, maxOffsetsPerTrigger="30")
+    query = job.start(once=True)
+    assert query.awaitTermination(SECONDS)
+    assert [progress["numInputRows"] for progress in query.recentProgress] == [100]
+    assert offsets_of(job.result) == all_of(topic, 1, 100)
+
+
+def test_without_a_trigger_batches_follow_at_once(
+    spark: SparkSession, servers: str, topic: str, tmp_path: Path
+) -> None:
+    create_topic(servers, topic)
+    frame = Job(spark, servers, tmp_path, subscribe=topic).frame()
+    writer = frame.writeStream.format("memory").queryName("no_trigger")
+    query = writer.option("checkpointLocation", str(tmp_path)).start()
+    try:
+        for number in range(3):
+            produce(servers, topic, values(10, 10 * number))
+            query.processAllAvailable()
+            assert offsets_of(spark.table("no_trigger")) == all_of(topic, 1, 10 * number + 10)
+    finally:
+        query.stop()
+
+
+@pytest.mark.parametrize("trigger", [{"continuous": "1 second"}, {"realTime": "5 seconds"}])
+def test_triggers_that_spark_has_for_sources_in_the_jvm_only(
+    spark: SparkSession, servers: str, topic: str, tmp_path: Path, trigger: dict[str, str]
+) -> None:
+    create_topic(servers, topic)
+    writer = Job(spark, servers, tmp_path, subscribe=topic).frame().writeStream.format("console").outputMode("update")
+
+    def run() -> None:
+        query = writer.option("checkpointLocation", str(tmp_path)).trigger(**trigger).start()
+        query.awaitTermination(SECONDS)
+
+    with pytest.raises(PySparkException, match=r"not support continuous processing|INPUT_STREAM_NOT_SUPPORTED"):
+        run()
 
 
 def test_available_now_without_a_limit_is_one_batch(
