@@ -1,6 +1,6 @@
 """A streaming program whose processes are killed at any moment: each record once in its Parquet files.
 
-SPARK_KLOG_KILLS says how many kills are made (4), SPARK_KLOG_SEED which ones.
+SPARK_KLOG_KILLS says how many kills are made (3), SPARK_KLOG_SEED which ones.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def _kill_in_a_task(stream: Stream, running: Running, target: str, chance: rando
 def test_killed_at_any_moment(
     request: pytest.FixtureRequest, servers: str, topic: str, stream: Stream, writer: Writer
 ) -> None:
-    kills = int(os.environ.get("SPARK_KLOG_KILLS", "4"))
+    kills = int(os.environ.get("SPARK_KLOG_KILLS", "3"))
     seed = int(os.environ.get("SPARK_KLOG_SEED", "1"))
     print(f"seed {seed}")  # noqa: T201 - pytest shows it with a failure
     chance = random.Random(seed)
