@@ -14,6 +14,10 @@ from benchmarks.sides import SideFailed, recorded
 from benchmarks.work import Bench, Work
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.columns.schema import WITHOUT_HEADERS
+from spark_klog.records import kernels
+from spark_klog.records.batch import iter_batches
+from spark_klog.records.batch_v2 import HEADER_SIZE, BatchHeader
+from spark_klog.records.contract import COLUMNS
 
 #: Codec, batches, records of each: batches of some 64 KB, and of 16 KB (Kafka's default batch.size), as many as one
 #: fetch brings: 8 MB of records.
@@ -44,8 +48,14 @@ def _sides(bench: Bench, folder: Path, data: bytes, total: int, is_plain: bool) 
         with recorded(c_loop):
             (folder / "batches").write_bytes(data)
             _compile(folder)
+        # neither CRC nor Arrow, as that loop
+        alone = Side("native kernel without CRC and Arrow")
+        runs.append((alone, _walk_and_copy(data, total)))
     take_turns(runs, bench.repeat)
     (klog, _), *peers = runs
+    if is_plain:
+        peers.pop()
+        yield alone, c_loop
     for peer, _ in peers:
         yield klog, peer
 
@@ -64,6 +74,21 @@ def _columns(name: str, data: bytes, total: int) -> float:
     figure = speed(fetched)
     _check(taken + sum(batch.num_rows for batch in decoder.finish()), given)
     return figure
+
+
+def _walk_and_copy(data: bytes, total: int) -> Callable[[], float]:
+    with kernel("native"):
+        builder = kernels.load().builder(frozenset(WITHOUT_HEADERS.names) & frozenset(COLUMNS))
+    bodies = [(header, bytes(batch[HEADER_SIZE:])) for header, batch in iter_batches(data)]
+
+    def once() -> int:
+        for header, body in bodies:
+            assert isinstance(header, BatchHeader)
+            builder.append(body, header.count, header.base_offset, header.base_timestamp, None, 0, total)
+        _check(builder.finish().count, total)
+        return total
+
+    return lambda: speed(once)
 
 
 def _kafka_python(data: bytes, total: int) -> int:
@@ -108,6 +133,7 @@ DECODE = Work(
     (
         "Decode: one process, one core; 8 MB of records again and again: CRC, decompression, the walk over records, "
         "Arrow batches of all columns. kafka-python checks the CRCs and makes an object of each record. The loop in C "
-        "only walks the varints of uncompressed batches and copies what the same columns want.",
+        "only walks the varints of uncompressed batches and copies what the same columns want; the first of its lines "
+        "is the kernel at that work alone, with all its checks of lengths, the other the whole way with CRC and Arrow.",
     ),
 )
