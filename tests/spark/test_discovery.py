@@ -74,7 +74,8 @@ def logs() -> Iterator[Any]:
     ("subscription", "expected"),
     [
         (Subscription(topics=("b", "a")), [A, B, C, ("b", 1)]),
-        (Subscription(pattern="a"), [A, B]),
+        (Subscription(pattern="^a$"), [A, B]),
+        (Subscription(pattern="b"), [("ab", 0), C, ("b", 1)]),
         (Subscription(pattern="a.*"), [A, B, ("ab", 0)]),
         (Subscription(pattern=".*"), [A, B, ("ab", 0), C, ("b", 1)]),
         (Subscription(pattern="nothing"), []),

@@ -110,9 +110,9 @@ def test_a_record_larger_than_a_fetch(spark: SparkSession, servers: str, topic: 
     [
         ({"subscribe": "batch-a"}, ALL_A),
         ({"subscribe": " batch-b , batch-a "}, ALL_A + ALL_B),
-        ({"subscribePattern": "batch-."}, ALL_A + ALL_B),
-        ({"subscribePattern": "batch-[b-z]"}, ALL_B),
-        ({"subscribePattern": "atch-[ab]"}, ALL_A + ALL_B),
+        ({"subscribePattern": "^batch-.$"}, ALL_A + ALL_B),
+        ({"subscribePattern": "^batch-[b-z]$"}, ALL_B),
+        ({"subscribePattern": "atch-[ab]$"}, ALL_A + ALL_B),
         ({"subscribePattern": "^atch-[ab]"}, []),
         ({"assign": '{"batch-a":[1],"batch-b":[0]}'}, part("batch-a", 1, 0, 5) + ALL_B),
         (
