@@ -59,7 +59,8 @@ def test_dump_log_segments_finds_nothing_wrong(make_cluster: Callable[..., Embed
     records = dumped_records(dump_log("3.9.1", *logs))
     assert [(record.offset, record.timestamp, record.key, record.value) for record in records] == expected
     sane = dump_files("3.9.1", indexes, "--index-sanity-check")
-    assert sane.count("passed sanity check") == len(indexes)
+    # that of a last segment of few records has no entry yet
+    assert sane.count("passed sanity check") + sane.count(".index is empty") == len(indexes)
     output = dump_files("3.9.1", [*indexes, *time_indexes])
     assert len(re.findall(r"^offset: \d+ position: \d+", output, re.MULTILINE)) > 10
     assert len(re.findall(r"^timestamp: \d+ offset: \d+", output, re.MULTILINE)) > 10
