@@ -41,7 +41,7 @@ from spark_klog.spark.record_bytes import RecordBytes
 JsonOffsets = dict[str, dict[str, int]]
 
 #: How long a partition is looked for before it counts as deleted.
-_GONE_SECONDS = 5.0
+_GONE_SECONDS = 20.0
 #: In a progress record's latest offsets: what could not be read of the batch (failOnDataLoss=report), the bytes of a
 #: record by topic and partition, and where a first batch starts, which Spark does not tell.
 LOST, RECORD_BYTES, INITIAL = "__lost__", "__record_bytes__", "__initial__"
