@@ -19,12 +19,11 @@ from tests.support.maven import RegistryUnreachable
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 _LOGS = Path(__file__).parent.parent / "test-logs"
-_unreachable = pytest.StashKey[dict[str, str]]()
+_UNREACHABLE = "registry unreachable"
 _failed = pytest.StashKey[set[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_unreachable] = {}
     config.stash[_failed] = set()
 
 
@@ -39,14 +38,19 @@ def pytest_runtest_makereport(
         path, line, _ = item.location
         report.outcome = "skipped"
         report.longrepr = (path, line or 0, f"Skipped: the registry is unreachable: {reason.splitlines()[0]}")
-        item.config.stash[_unreachable][item.nodeid] = reason
+        report.user_properties.append((_UNREACHABLE, reason))  # travels from the process that ran the test
     if report.failed:
         item.config.stash[_failed].add(item.nodeid)
     return report
 
 
-def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
-    skipped = config.stash[_unreachable]
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    skipped = {
+        report.nodeid: str(reason)
+        for report in terminalreporter.getreports("skipped")
+        for name, reason in report.user_properties
+        if name == _UNREACHABLE
+    }
     if skipped:
         terminalreporter.section("NOT TESTED: the registry was unreachable", sep="!", red=True, bold=True)
         for nodeid, reason in skipped.items():

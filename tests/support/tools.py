@@ -30,7 +30,7 @@ def kcat_path() -> str:
         raise RegistryUnreachable("kcat is not on PATH, and installing it takes root and apt-get")
     root = cache_root()
     root.mkdir(parents=True, exist_ok=True)
-    with (root / ".apt.lock").open("w") as lock:
+    with (root / ".lock").open("w") as lock:  # Maven's, too: apt-get runs once at a time
         fcntl.flock(lock, fcntl.LOCK_EX)
         output = ""
         for attempt in range(_ATTEMPTS):
