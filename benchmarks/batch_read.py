@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.data import PARTITIONS, RECORD_SIZE, produce
-from benchmarks.jvm_connector import NAME as JVM
-from benchmarks.jvm_connector import jvm_side
-from benchmarks.report import Result, Side
-from benchmarks.sides import SparkSide, alternate, klog_side, read_all, topic_options
+from benchmarks.jvm_connector import beside_jvm
+from benchmarks.report import Result
+from benchmarks.sides import SparkSide, read_all, topic_options
 from benchmarks.work import Bench, Work
 from tests.support.kafka import Kafka
 
@@ -27,20 +26,11 @@ def _batch_read(bench: Bench) -> Iterator[Result]:
 
 
 def _compare(bench: Bench, codec: str, work_dir: Path, bootstrap_servers: str, topic: str) -> Result:
-    result = Result(
-        f"Spark batch read, count + sum(length), {bench.records:,} records, {codec}",
-        "M rows/s",
-        Side("klog"),
-        peer := Side(JVM),
-        bench.command,
-    )
-
     def speed(side: SparkSide) -> float:
         return bench.records / 1e6 / read_all(side, topic_options(bootstrap_servers, topic), bench.records)
 
-    makers = [(result.klog, lambda: klog_side(work_dir)), (peer, lambda: jvm_side(work_dir))]
-    alternate(makers, bench.repeat, speed)
-    return result
+    work = f"Spark batch read, count + sum(length), {bench.records:,} records, {codec}"
+    return beside_jvm(bench, work, "M rows/s", work_dir, speed)
 
 
 BATCH_READ = Work(

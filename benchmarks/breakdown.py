@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from benchmarks.data import PARTITIONS, produce
+from benchmarks.record_batches import speed, take_turns
 from benchmarks.report import Result, Side
 from benchmarks.sides import SparkSide, alternate, klog_side, project_environment, read_all, topic_options
 from benchmarks.work import Bench, Work
@@ -17,6 +18,7 @@ from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.records.batch import check_crc, iter_batches
 from spark_klog.records.batch_v2 import BatchHeader, body
+from spark_klog.wire.primitives import Buffer
 from tests.support.kafka import Kafka
 
 _NO_OP = "no-op Python data source"
@@ -37,10 +39,11 @@ def _stages(bench: Bench, servers: str, topic: str, codec: str) -> Iterator[Resu
     with Cluster.connect({"bootstrap.servers": servers}) as cluster:
         ranges = [(partition, *offset_range(cluster, topic, partition)) for partition in range(PARTITIONS)]
 
-        def fetch(take: Callable[[memoryview, int, int], None]) -> None:
+        def fetch(take: Callable[[memoryview, int, int], object]) -> int:
             for partition, start, end in ranges:
                 for fetched in fetch_range(cluster, topic, partition, start, end):
                     take(fetched.data, fetched.offset, end)
+            return bench.records
 
         decoder = PartitionDecoder(topic, 0, WITHOUT_HEADERS)
         chunk: list[tuple[bytes, int, int]] = []
@@ -57,40 +60,26 @@ def _stages(bench: Bench, servers: str, topic: str, codec: str) -> Iterator[Resu
 
             return run
 
-        def decode() -> int:
-            for data, first, end in chunk:
-                for _ in decoder.add(data, first, end):
-                    pass
+        def decode(data: Buffer, first: int, end: int) -> None:
+            for _ in decoder.add(data, first, end):
+                pass
+
+        def decode_chunk() -> int:
+            for item in chunk:
+                decode(*item)
             return records
 
-        def whole() -> int:
-            fetch(lambda data, first, end: [None for _ in decoder.add(data, first, end)] and None)
-            return bench.records
-
         stages: list[tuple[str, Callable[[], int]]] = [
-            ("socket: fetch only", lambda: (fetch(lambda *_: None), bench.records)[1]),
+            ("socket: fetch only", lambda: fetch(lambda *_: None)),
             ("CRC-32C only", every(check_crc)),
             *([("decompress only", every(body))] if codec != "none" else []),
-            ("CRC, decompress, records to Arrow", decode),
-            ("all of these: fetch to Arrow", whole),
+            ("CRC, decompress, records to Arrow", decode_chunk),
+            ("all of these: fetch to Arrow", lambda: fetch(decode)),
         ]
-        for name, run in stages:
-            side = Side("klog")
-            for number in range(bench.repeat + 1):
-                figure = _speed(run)
-                if number:
-                    side.samples.append(figure)
-                else:
-                    side.cold = figure
+        sides = [(Side("klog"), partial(speed, run)) for _, run in stages]
+        take_turns(sides, bench.repeat)
+        for (name, _), (side, _) in zip(stages, sides, strict=True):
             yield Result(f"breakdown, one core, {codec}: {name}", "M records/s", side, None, bench.command)
-
-
-def _speed(run: Callable[[], int]) -> float:
-    """Millions of records a second, over half a second at least."""
-    started, records = time.perf_counter(), 0
-    while (seconds := time.perf_counter() - started) < 0.5:
-        records += run()
-    return records / seconds / 1e6
 
 
 def _beside_no_op(bench: Bench, folder: Path, servers: str, topic: str, codec: str) -> Result:
@@ -101,20 +90,16 @@ def _beside_no_op(bench: Bench, folder: Path, servers: str, topic: str, codec: s
         peer := Side(_NO_OP),
         bench.command,
     )
-    options = topic_options(servers, topic) | {"records": str(bench.records), "partitions": str(PARTITIONS)}
+    options = {
+        "klog": topic_options(servers, topic),
+        _NO_OP: {"records": str(bench.records), "partitions": str(PARTITIONS)},
+    }
 
     def run(side: SparkSide) -> float:
-        given = {name: options[name] for name in _OPTIONS_OF[side.name]}
-        return bench.records / 1e6 / read_all(side, given, bench.records)
+        return bench.records / 1e6 / read_all(side, options[side.name], bench.records)
 
     alternate([(result.klog, lambda: klog_side(folder)), (peer, lambda: _no_op_side(folder))], bench.repeat, run)
     return result
-
-
-_OPTIONS_OF = {
-    "klog": ("kafka.bootstrap.servers", "subscribe", "startingOffsets"),
-    _NO_OP: ("records", "partitions"),
-}
 
 
 def _no_op_side(folder: Path) -> SparkSide:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.sides import SparkSide
+from benchmarks.report import Result, Side
+from benchmarks.sides import SparkSide, alternate, klog_side
+from benchmarks.work import Bench
 from tests.support.jvm_connector import PYSPARK, connector_jars, connector_python
 
 NAME = f"JVM connector {PYSPARK}, pyspark {PYSPARK}"
@@ -13,3 +16,20 @@ NAME = f"JVM connector {PYSPARK}, pyspark {PYSPARK}"
 def jvm_side(work_dir: Path) -> SparkSide:
     """The connector in an environment of its own, which the first use installs into the cache."""
     return SparkSide(NAME, "kafka", work_dir, python=connector_python(), confs={"spark.jars": connector_jars()})
+
+
+def beside_jvm(
+    bench: Bench,
+    work: str,
+    unit: str,
+    folder: Path,
+    run: Callable[[SparkSide], float],
+    repeat: int | None = None,
+    *,
+    higher_is_better: bool = True,
+) -> Result:
+    """The same work by klog and by the connector, in sessions of their own that take turns."""
+    result = Result(work, unit, Side("klog"), peer := Side(NAME), bench.command, higher_is_better)
+    makers = [(result.klog, lambda: klog_side(folder)), (peer, lambda: jvm_side(folder))]
+    alternate(makers, bench.repeat if repeat is None else repeat, run)
+    return result

@@ -9,10 +9,9 @@ from pathlib import Path
 from confluent_kafka import Producer
 
 from benchmarks.data import PARTITIONS, RECORD_SIZE, ToolFailed, produce
-from benchmarks.jvm_connector import NAME as JVM
-from benchmarks.jvm_connector import jvm_side
-from benchmarks.report import Result, Side
-from benchmarks.sides import SideFailed, SparkSide, alternate, klog_side, read_all, topic_options
+from benchmarks.jvm_connector import beside_jvm
+from benchmarks.report import Result
+from benchmarks.sides import SideFailed, SparkSide, read_all, topic_options
 from benchmarks.work import Bench, Work
 from tests.support.kafka import Kafka
 
@@ -33,14 +32,6 @@ def _reads(bench: Bench) -> Iterator[Result]:
             kafka.create_topic(topic, partitions=partitions)
             produce(kafka.libs, servers, topic, records, codec, folder, size)
 
-        def compare(
-            work: str, unit: str, run: Callable[[SparkSide], float], repeat: int = bench.repeat, *, higher: bool = True
-        ) -> Result:
-            result = Result(work, unit, Side("klog"), peer := Side(JVM), bench.command, higher)
-            makers = [(result.klog, lambda: klog_side(folder)), (peer, lambda: jvm_side(folder))]
-            alternate(makers, repeat, run)
-            return result
-
         fill("small", PARTITIONS, bench.records)
         small = topic_options(servers, "small")
 
@@ -48,33 +39,36 @@ def _reads(bench: Bench) -> Iterator[Result]:
             written = str(folder / "parquet")
             return bench.records / 1e6 / read_all(side, small, bench.records, work="parquet", folder=written)
 
-        yield compare(f"Spark read into Parquet, {bench.records:,} records, none", "M rows/s", parquet)
+        work = f"Spark read into Parquet, {bench.records:,} records, none"
+        yield beside_jvm(bench, work, "M rows/s", folder, parquet)
 
         def stream(side: SparkSide) -> float:
             return bench.records / 1e6 / _stream(side, small, bench.records, folder / "checkpoint")
 
         work = f"Spark stream, AvailableNow, {_TRIGGER:,} offsets a trigger, {bench.records:,} records, none"
-        yield compare(work, "M rows/s", stream)
+        yield beside_jvm(bench, work, "M rows/s", folder, stream)
         for size in _LARGE:
             topic, records = f"large-{size}", max(100, bench.records * RECORD_SIZE // size)
             fill(topic, PARTITIONS, records, size=size)
             work = f"Spark batch read, count + sum(length), {records:,} records of {size:,} B, none"
-            yield compare(work, "MB/s", _megabytes(topic_options(servers, topic), records, size))
+            yield beside_jvm(bench, work, "MB/s", folder, _megabytes(topic_options(servers, topic), records, size))
         kafka.create_topic("many", partitions=_MANY)
         _fill_evenly(servers, "many", _MANY, _MANY_RECORDS)
         many = topic_options(servers, "many")
-        yield compare(
+        yield beside_jvm(
+            bench,
             f"Spark batch read, count + sum(length), {_MANY} partitions of {_MANY_RECORDS} records",
             "s",
+            folder,
             lambda side: read_all(side, many, _MANY * _MANY_RECORDS),
             min(bench.repeat, _REPEATS_OF_MANY),
-            higher=False,
+            higher_is_better=False,
         )
         kafka.create_topic("very-many", partitions=_VERY_MANY)
         _fill_evenly(servers, "very-many", _VERY_MANY, 1)
         very_many = topic_options(servers, "very-many")
         work = f"Spark plans a batch over {_VERY_MANY:,} partitions"
-        yield compare(work, "s", lambda side: _plan(side, very_many), higher=False)
+        yield beside_jvm(bench, work, "s", folder, lambda side: _plan(side, very_many), higher_is_better=False)
 
 
 def _fill_evenly(servers: str, topic: str, partitions: int, records: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.sampling import record_sizes
@@ -31,13 +30,10 @@ class RecordBytes:
         if not due:
             return
         try:
-            self.take(record_sizes(cluster, due))
+            sizes = record_sizes(cluster, due)
         except (KlogError, OSError) as error:
             _log.info("record sizes are not known: %s", error)
-
-    def take(self, sizes: Mapping[TopicPartition, float]) -> None:
-        """Keep sizes that were asked for anyway."""
-        now = time.monotonic()
+            return
         self._known |= {key: (now, size) for key, size in sizes.items()}
 
     def to_json(self) -> dict[str, dict[str, float]]:

@@ -201,9 +201,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
         self._losses.begin_batch()
-        until = from_json(end)
-        there = self._partitions_there({*from_json(start), *until})
-        begin = from_json(start)
+        begin, until = from_json(start), from_json(end)
+        there = self._partitions_there({*begin, *until})
         if begin == self._initial:
             # The end of a first batch may be of a run before, which was ended then: the log has grown since.
             begin = {key: min(offset, until.get(key, offset)) for key, offset in begin.items()}

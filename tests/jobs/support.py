@@ -64,6 +64,30 @@ class Ran(NamedTuple):
         return lines[0]
 
 
+def named(processes: list[psutil.Process], word: str) -> list[psutil.Process]:
+    """Those with the word in their command lines."""
+    found = []
+    for process in processes:
+        try:
+            if any(word in part for part in process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def kill(processes: list[psutil.Process]) -> int:
+    """SIGKILL; how many processes were hit."""
+    hit = 0
+    for process in processes:
+        try:
+            process.kill()
+            hit += 1
+        except psutil.NoSuchProcess:
+            continue
+    return hit
+
+
 class Running:
     """A job under way, its output in files."""
 

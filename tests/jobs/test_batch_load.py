@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 from kazoo.client import KazooClient
 
 from spark_klog.embedded import EmbeddedCluster
-from tests.jobs.support import BATCH_LOAD, Load, Running, environment, rows_of, wait_until
+from tests.jobs.support import BATCH_LOAD, Load, Running, environment, kill, named, rows_of, wait_until
 from tests.spark.support import Sent, create_topic, produce
 from tests.support.kafka import free_port
 
@@ -353,38 +353,15 @@ def test_two_runs_at_once(truth: Truth, make_load: Callable[..., Load], topic: s
     assert rows_of(load.output) == truth.rows()
 
 
-def _named(processes: list[psutil.Process], word: str) -> list[psutil.Process]:
-    found = []
-    for process in processes:
-        try:
-            if any(word in part for part in process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
 #: Whom to kill, by the processes of a run.
 _TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
     "jvm": lambda tree: tree[:1],
-    "python driver": lambda tree: _named(tree[1:], BATCH_LOAD.name),
-    "python workers": lambda tree: _named(tree[1:], "pyspark.daemon"),
+    "python driver": lambda tree: named(tree[1:], BATCH_LOAD.name),
+    "python workers": lambda tree: named(tree[1:], "pyspark.daemon"),
     "everything": lambda tree: tree,
-    "source": lambda tree: _named(tree[1:], "python_streaming_source_runner"),
-    "a worker": lambda tree: _named(tree[1:], "pyspark.daemon")[-1:],
+    "source": lambda tree: named(tree[1:], "python_streaming_source_runner"),
+    "a worker": lambda tree: named(tree[1:], "pyspark.daemon")[-1:],
 }
-
-
-def _kill(running: Running, target: str) -> int:
-    """SIGKILL; how many processes were hit."""
-    hit = 0
-    for process in _TARGETS[target](running.tree()):
-        try:
-            process.kill()
-            hit += 1
-        except psutil.NoSuchProcess:
-            continue
-    return hit
 
 
 def _wait_for_the_moment(running: Running, load: Load, chance: random.Random) -> None:
@@ -417,7 +394,7 @@ def test_killed_at_any_moment(
         target = [*_TARGETS][killed.total() % len(_TARGETS)]
         running = load.start("--json", *options)
         _wait_for_the_moment(running, load, chance)
-        hit = 0 if running.ended else _kill(running, target)
+        hit = 0 if running.ended else kill(_TARGETS[target](running.tree()))
         if hit:
             killed[target] += 1
         ran = running.result()

@@ -21,7 +21,7 @@ from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from spark_klog.embedded import EmbeddedCluster
-from tests.jobs.support import Running
+from tests.jobs.support import Running, kill, named
 
 from .support import Group, committed_offsets, consume, create_topic
 
@@ -34,20 +34,9 @@ _SECONDS = 240.0
 Offsets = dict[tuple[str, int], int]
 
 
-def _named(processes: list[psutil.Process], word: str) -> list[psutil.Process]:
-    found = []
-    for process in processes:
-        try:
-            if any(word in part for part in process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
 def _workers(processes: list[psutil.Process]) -> list[psutil.Process]:
     """Those that pyspark.daemon has forked."""
-    daemons = _named(processes, "pyspark.daemon")
+    daemons = named(processes, "pyspark.daemon")
     pids = {daemon.pid for daemon in daemons}
     return [process for process in daemons if _parent(process) in pids]
 
@@ -62,10 +51,10 @@ def _parent(process: psutil.Process) -> int:
 #: Whom to kill, by the processes of the program: its own, which is the first, then those below it.
 _TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
     "a worker": lambda tree: _workers(tree)[-1:],
-    "jvm": lambda tree: _named(tree, "org.apache.spark.deploy.SparkSubmit"),
-    "source": lambda tree: _named(tree, "python_streaming_source_runner"),
+    "jvm": lambda tree: named(tree, "org.apache.spark.deploy.SparkSubmit"),
+    "source": lambda tree: named(tree, "python_streaming_source_runner"),
     "python driver": lambda tree: tree[:1],
-    "all workers": lambda tree: _named(tree, "pyspark.daemon"),
+    "all workers": lambda tree: named(tree, "pyspark.daemon"),
     "everything": lambda tree: tree,
 }
 #: Spark runs their tasks again; whatever else is killed ends the program.
@@ -214,23 +203,11 @@ def writer(servers: str, topic: str, stream: Stream) -> Iterator[Writer]:
     made.stop()
 
 
-def _kill(running: Running, target: str) -> int:
-    """SIGKILL; how many processes were hit."""
-    hit = 0
-    for process in _TARGETS[target](running.tree()):
-        try:
-            process.kill()
-            hit += 1
-        except psutil.NoSuchProcess:
-            continue
-    return hit
-
-
 def _kill_in_a_task(stream: Stream, running: Running, target: str, chance: random.Random) -> bool:
     """Kill workers until a task was hit: between tasks nobody misses them. False where that takes too often."""
     before = stream.lost_tasks()
     for _ in range(20):
-        _kill(running, target)
+        kill(_TARGETS[target](running.tree()))
         stream.check_group_for(chance.uniform(0.2, 1))
         if stream.lost_tasks() > before or running.ended:
             return True
@@ -260,11 +237,11 @@ def test_killed_at_any_moment(
             killed[target] += _kill_in_a_task(stream, running, target, chance)
             stream.wait_for_batch(stream.last_batch() + 2)  # the next one may have been past its tasks
             assert not running.ended, f"the program ended as {target} was killed"
-        elif _kill(running, target):
+        elif kill(_TARGETS[target](running.tree())):
             killed[target] += 1
             assert stream.end() != 0, f"{target} killed, and the program has not noticed"
     if not running.ended:
-        _kill(running, "everything")
+        kill(_TARGETS["everything"](running.tree()))
         stream.end()
 
     writer.stop()
