@@ -7,7 +7,8 @@ import logging
 from dataclasses import dataclass
 from uuid import UUID
 
-from spark_klog.broker.config import BrokerConfig, topic_settings
+from spark_klog.broker.config import BrokerConfig
+from spark_klog.broker.log_settings import topic_settings
 from spark_klog.broker.offset_manager import OFFSETS_TOPIC, OffsetManager, partition_for
 from spark_klog.broker.purgatory import Purgatory
 from spark_klog.broker.registry import Registry
@@ -74,12 +75,13 @@ class Broker:
 
     def _register_own_logs(self) -> None:
         """A broker that is alone has no other registry than its folders."""
-        topics: dict[str, dict[int, PartitionLog]] = {}
-        for (topic, partition), log in self.logs.logs.items():
-            topics.setdefault(topic, {})[partition] = log
-        for topic, logs in topics.items():
-            assignment = {partition: [self.config.broker_id] for partition in sorted(logs)}
-            topic_id = next(iter(logs.values())).topic_id
+        topics: dict[str, list[int]] = {}
+        for topic, partition in sorted({*self.logs.logs, *self.logs.offline}):
+            topics.setdefault(topic, []).append(partition)
+        for topic, partitions in topics.items():
+            served = [partition for partition in partitions if (topic, partition) not in self.logs.offline]
+            topic_id = self.logs.topic_id(topic, (served or partitions)[0])
+            assignment = {partition: [self.config.broker_id] for partition in partitions}
             self.registry.create_topic(topic, assignment, {}, topic_id)
 
     def watch(self) -> None:
@@ -124,7 +126,7 @@ class Broker:
                 if log is not None and log.topic_id != topic.topic_id:
                     self.logs.set_aside(topic.name, partition)
                     log = None
-                if log is None:
+                if log is None and (topic.name, partition) not in self.logs.offline:
                     missing.append(partition)
             if missing:
                 overrides = topic_settings(self.registry.settings(topic.name))
@@ -147,11 +149,11 @@ class Broker:
         leads = self.registry.leads(topic, partition)
         if leads is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        return (
-            self.logs.get(topic, partition) or ErrorCode.LEADER_NOT_AVAILABLE
-            if leads
-            else ErrorCode.NOT_LEADER_OR_FOLLOWER
-        )
+        if not leads:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if (topic, partition) in self.logs.offline:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        return self.logs.get(topic, partition) or ErrorCode.LEADER_NOT_AVAILABLE
 
     async def create_topic(
         self,
@@ -187,7 +189,7 @@ class Broker:
         """(broker id, partition of __consumer_offsets) that keep a group's offsets; makes that topic at first use."""
         if OFFSETS_TOPIC not in self.registry.topics:
             try:
-                await self.create_topic(OFFSETS_TOPIC, self.config.offsets_partitions)
+                await self.create_topic(OFFSETS_TOPIC, self.config.offsets_partitions, {"cleanup.policy": "compact"})
             except TopicExists:
                 await self.refresh()
         topic = self.registry.topics[OFFSETS_TOPIC]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from spark_klog.broker.log_settings import BROKER_LOG_SETTINGS, broker_log_settings
 from spark_klog.errors import ConfigError
-from spark_klog.log.partition_log import LogConfig
+from spark_klog.log.config import LogConfig
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.frames import MAX_FRAME
 
@@ -33,19 +34,18 @@ class BrokerConfig:
     directories: str | None = None
     num_partitions: int = _setting("num.partitions", 1)
     auto_create_topics: bool = _setting("auto.create.topics.enable", True)
-    segment_bytes: int = _setting("log.segment.bytes", 1024 * 1024 * 1024)
-    index_interval_bytes: int = _setting("log.index.interval.bytes", 4096)
-    max_message_bytes: int = _setting("message.max.bytes", 1024 * 1024 + 12)
+    log: LogConfig = field(default_factory=LogConfig)
+    housekeeping_ms: int = _setting("log.retention.check.interval.ms", 300_000)
+    checkpoint_ms: int = _setting("log.flush.offset.checkpoint.interval.ms", 60_000)
+    cleaner_enabled: bool = _setting("log.cleaner.enable", True)
+    cleaner_backoff_ms: int = _setting("log.cleaner.backoff.ms", 15_000)
+    cleaner_memory_bytes: int = _setting("log.cleaner.dedupe.buffer.size", 128 * 1024 * 1024)
     request_max_bytes: int = _setting("socket.request.max.bytes", MAX_FRAME)
     fetch_max_bytes: int = _setting("fetch.max.bytes", 55 * 1024 * 1024)
     decompressed_max_bytes: int = _setting("decompressed.max.bytes", MAX_DECOMPRESSED)
     offsets_partitions: int = _setting("offsets.topic.num.partitions", 1)
     offset_metadata_max_bytes: int = _setting("offset.metadata.max.bytes", 4096)
     zookeeper_session_timeout_ms: int = _setting("zookeeper.session.timeout.ms", 18000)
-
-    @property
-    def log(self) -> LogConfig:
-        return LogConfig(self.segment_bytes, self.index_interval_bytes, self.max_message_bytes)
 
 
 def _parse(kind: str, name: str, text: str) -> int | bool:
@@ -60,41 +60,28 @@ def _parse(kind: str, name: str, text: str) -> int | bool:
     return value
 
 
-def _parsed(settings: Iterable[tuple[str, str]], known: Mapping[str, tuple[str, str]], what: str) -> dict[str, Any]:
-    """Attribute values of settings; `known` maps a setting's name to (attribute, kind)."""
-    result: dict[str, Any] = {}
-    for name, text in settings:
-        if name not in known:
-            raise ConfigError(f"unknown {what} {name!r}; known are {', '.join(sorted(known))}")
-        attribute, kind = known[name]
-        result[attribute] = _parse(kind, name, text)
-    return result
-
-
 _BROKER_SETTINGS = {
     item.metadata["name"]: (item.name, str(item.type)) for item in fields(BrokerConfig) if item.metadata
-}
-_TOPIC_SETTINGS = {
-    "segment.bytes": ("segment_bytes", "int"),
-    "index.interval.bytes": ("index_interval_bytes", "int"),
-    "max.message.bytes": ("max_message_bytes", "int"),
 }
 
 
 def broker_settings(settings: Iterable[str]) -> dict[str, Any]:
     """`BrokerConfig` arguments of "NAME=VALUE" texts; `ConfigError` for an unknown name or a bad value."""
-    pairs = []
+    result: dict[str, Any] = {}
+    of_logs = {}
     for setting in settings:
-        name, equals, value = setting.partition("=")
+        name, equals, value = (part.strip() for part in setting.partition("="))
         if not equals:
             raise ConfigError(f"setting {setting!r} is not NAME=VALUE")
-        pairs.append((name.strip(), value.strip()))
-    return _parsed(pairs, _BROKER_SETTINGS, "setting")
-
-
-def topic_settings(settings: Mapping[str, str]) -> dict[str, int]:
-    """`LogConfig` arguments of a topic's settings; `ConfigError` for an unknown name or a bad value."""
-    return _parsed(settings.items(), _TOPIC_SETTINGS, "topic setting")
+        if name in BROKER_LOG_SETTINGS:
+            of_logs[name] = value
+        elif name in _BROKER_SETTINGS:
+            attribute, kind = _BROKER_SETTINGS[name]
+            result[attribute] = _parse(kind, name, value)
+        else:
+            known = ", ".join(sorted({*_BROKER_SETTINGS, *BROKER_LOG_SETTINGS}))
+            raise ConfigError(f"unknown setting {name!r}; known are {known}")
+    return result | {"log": LogConfig(**broker_log_settings(of_logs))}
 
 
 def parse_listen(text: str) -> tuple[str, int]:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sized
-from typing import TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, cast
 
 from spark_klog.errors import DecodeError
 from spark_klog.log.segment import FileRange
@@ -159,6 +159,6 @@ class Connection(asyncio.BufferedProtocol):
 
     async def _send_file(self, part: FileRange) -> None:
         loop = asyncio.get_running_loop()
-        sent = await loop.sendfile(self._transport, part.file, part.position, part.size)
+        sent = await loop.sendfile(self._transport, cast("IO[bytes]", part.file), part.position, part.size)
         if sent != part.size:
             raise ConnectionError(f"{sent} of {part.size} bytes sent from a log file that became shorter")

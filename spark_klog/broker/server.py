@@ -13,6 +13,8 @@ from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.config import BrokerConfig
 from spark_klog.broker.connection import Connection
 from spark_klog.broker.handlers import HANDLERS
+from spark_klog.broker.housekeeping import keep_house
+from spark_klog.broker.log_cleaner import clean_logs
 from spark_klog.errors import ConfigError, DecodeError, ErrorCode
 from spark_klog.protocol.apis import API_VERSIONS, BY_KEY
 from spark_klog.protocol.codec import decode_request, decode_request_header, encode_response
@@ -72,9 +74,14 @@ async def _serve(broker: Broker, listener: socket.socket, host: str, ready: Call
     broker.start(host, port)
     broker.watch()
     server = Server(broker)
+    background = [loop.create_task(keep_house(broker.logs, broker.config))]
+    if broker.config.cleaner_enabled:
+        background.append(loop.create_task(clean_logs(broker.logs, broker.config)))
     listening = await loop.create_server(lambda: Connection(server), sock=listener)
     ready(f"klog broker {broker.config.broker_id} ready on {host}:{port}")
     await stop.wait()
+    for task in background:
+        task.cancel()
     _log.info("stopping")
     listening.close()
     for connection in list(server.connections):

@@ -4,19 +4,19 @@
              .log file that batch begins
 .timeindex   INT64 timestamp (ms), INT32 relative offset: the largest timestamp so far, and the offset that has it
 
-Both grow by one entry for each `index.interval.bytes` of log. Kafka preallocates the files, so that after a crash
-zeros may follow the entries: an entry that does not grow ends the index. Crash story: an index is only a hint of
-where to start walking the log; one that is missing or damaged is built again from the log.
+Both grow by one entry for each `index.interval.bytes` of log, at the same batch; the time index only where the
+timestamp has grown. Kafka preallocates the files, so that after a crash zeros may follow the entries.
+
+Crash story: an index is only a hint of where to start walking the log, and is not trusted: `Segment` compares it with
+the log at the first look-up, and builds both anew where they differ.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-from array import array
-from bisect import bisect_right
 from pathlib import Path
 from struct import Struct
+
+from spark_klog.log.file_system import File, FileSystem, write_all
 
 
 class SparseIndex:
@@ -24,59 +24,83 @@ class SparseIndex:
 
     _entry: Struct
 
-    def __init__(self, path: Path, base_offset: int) -> None:
+    def __init__(self, files: FileSystem, path: Path, base_offset: int) -> None:
         self.path = path
         self.base_offset = base_offset
-        self._keys: array[int] | None = None
-        self._values: array[int] = array("q")
-        self._descriptor: int | None = None
+        self._files = files
+        self._data: bytearray | None = None
+        self._file: File | None = None
 
-    def _load(self) -> array[int]:
-        if self._keys is None:
-            keys, values = array("q"), array("q")
-            data = self.path.read_bytes() if self.path.exists() else b""
-            for key, value in self._entry.iter_unpack(data[: len(data) - len(data) % self._entry.size]):
-                if keys and key <= keys[-1]:
-                    break
-                keys.append(key)
-                values.append(value)
-            if len(keys) == 1 and not keys[0] and not values[0]:
-                keys, values = array("q"), array("q")
-            self._keys, self._values = keys, values
-        return self._keys
+    def _load(self) -> bytearray:
+        if self._data is None:
+            try:
+                data = self._files.read(self.path)
+            except FileNotFoundError:
+                data = b""
+            used = -(-len(data.rstrip(b"\0")) // self._entry.size) * self._entry.size
+            self._data = bytearray(data[: min(used, len(data) - len(data) % self._entry.size)])
+        return self._data
 
-    def _append(self, key: int, value: int) -> None:
-        keys = self._load()
-        if keys and key <= keys[-1]:
+    def __len__(self) -> int:
+        """How many entries there are."""
+        return self.size // self._entry.size
+
+    @property
+    def size(self) -> int:
+        """Bytes of all entries."""
+        return len(self._load())
+
+    def _pair(self, place: int) -> tuple[int, int]:
+        key, value = self._entry.unpack_from(self._load(), place * self._entry.size)
+        return key, value
+
+    def append(self, entries: bytes) -> None:
+        """Add encoded entries whose keys grow; OSError: nothing was added."""
+        if not entries:
             return
+        data = self._load()
+        if self._file is None:
+            self._file = self._files.open(self.path)
         # By position: over zeros that Kafka left after the entries, or half an entry of a disk that was full.
-        if self._descriptor is None:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        if os.pwrite(self._descriptor, self._entry.pack(key, value), len(keys) * self._entry.size) != self._entry.size:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-        keys.append(key)
-        self._values.append(value)
+        write_all(self._file, len(data), entries)
+        data += entries
 
     def _floor(self, key: int) -> tuple[int, int] | None:
         """The last pair whose key is not above `key`."""
-        keys = self._load()
-        place = bisect_right(keys, key) - 1
-        return (keys[place], self._values[place]) if place >= 0 else None
+        low, high = 0, len(self)
+        while low < high:
+            middle = (low + high) // 2
+            if self._pair(middle)[0] <= key:
+                low = middle + 1
+            else:
+                high = middle
+        return self._pair(low - 1) if low else None
 
     def _last(self) -> tuple[int, int] | None:
-        keys = self._load()
-        return (keys[-1], self._values[-1]) if keys else None
+        count = len(self)
+        return self._pair(count - 1) if count else None
+
+    def is_full(self, limit: int) -> bool:
+        """Whether there is no room for two more entries in `limit` bytes (one is for the end of the segment)."""
+        return len(self._load()) + 2 * self._entry.size > limit
+
+    def sync(self) -> None:
+        """Return when the entries are on the disk."""
+        if self._file is not None:
+            self._file.sync()
 
     def close(self) -> None:
         """Close the file; a later entry opens it again."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def clear(self) -> None:
         """Forget all entries; the file becomes empty."""
-        self._keys, self._values = array("q"), array("q")
-        self.path.write_bytes(b"")
+        if self._file is None:
+            self._file = self._files.open(self.path)
+        self._file.truncate(0)
+        self._data = bytearray()
 
 
 class OffsetIndex(SparseIndex):
@@ -84,19 +108,17 @@ class OffsetIndex(SparseIndex):
 
     _entry = Struct(">ii")
 
-    def append(self, offset: int, position: int) -> None:
-        self._append(offset - self.base_offset, position)
-
-    def position_for(self, offset: int) -> int:
-        """Where to start walking the log for `offset`."""
-        found = self._floor(offset - self.base_offset)
-        return found[1] if found else 0
+    def floor(self, offset: int) -> tuple[int, int] | None:
+        """The last (offset, position) entry with an offset not above `offset`."""
+        return self._absolute(self._floor(offset - self.base_offset))
 
     @property
     def last(self) -> tuple[int, int] | None:
         """The last (offset, position)."""
-        last = self._last()
-        return (self.base_offset + last[0], last[1]) if last else None
+        return self._absolute(self._last())
+
+    def _absolute(self, pair: tuple[int, int] | None) -> tuple[int, int] | None:
+        return (self.base_offset + pair[0], pair[1]) if pair else None
 
 
 class TimeIndex(SparseIndex):
@@ -104,8 +126,11 @@ class TimeIndex(SparseIndex):
 
     _entry = Struct(">qi")
 
-    def append(self, timestamp: int, offset: int) -> None:
-        self._append(timestamp, offset - self.base_offset)
+    def append_last(self, timestamp: int, offset: int) -> None:
+        """The entry at the end of a segment, unless the last one has that timestamp; OSError."""
+        last = self.last
+        if timestamp >= 0 and (last is None or timestamp > last[0]):
+            self.append(self._entry.pack(timestamp, offset - self.base_offset))
 
     def offset_before(self, timestamp: int) -> int:
         """An offset at or before the first record with a timestamp of `timestamp` or more."""

@@ -1,49 +1,51 @@
 """The log of one topic-partition: a folder of segments.
 
     TOPIC-PARTITION/
-        00000000000000000000.log .index .timeindex      see segment.py
-        partition.metadata                              "version: 0", "topic_id: " and 22 characters of base64
-        leader-epoch-checkpoint                         "0", entry count, then "EPOCH START_OFFSET" lines
-        klog.json                                       the topic's own values of `LogConfig`, where it has some
+        00000000000000000000.log .index .timeindex .txnindex     see segment.py
+        00000000000000000042.snapshot                            see producer_state.py
+        partition.metadata leader-epoch-checkpoint klog.json     see partition_files.py
 
-Appended offsets are dense. Readers see the segment list as it was when they looked: it is replaced, never changed.
+Appended offsets are dense. Readers see the segment list as it was when they looked: it is replaced, never changed, and
+a segment that is deleted meanwhile stays readable for whom holds a range of it.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from spark_klog.errors import ConfigError, DecodeError, LogCorrupted, OffsetOutOfRange
-from spark_klog.log.segment import MAX_RELATIVE_OFFSET, FileRange, Segment
+from spark_klog.errors import ConfigError, DecodeError, OffsetOutOfRange
+from spark_klog.log.config import LOG_APPEND_TIME, LogConfig
+from spark_klog.log.file_system import FileInfo, FileSystem, LocalFileSystem
+from spark_klog.log.partition_files import read_overrides, topic_id_of, write_leader_epochs, write_overrides
+from spark_klog.log.producer_state import SNAPSHOT
+from spark_klog.log.recovery import DELETED, open_segments
+from spark_klog.log.retention import SegmentFacts, expired
+from spark_klog.log.segment import FileRange, Segment, segment_name
+from spark_klog.log.transaction_index import AbortedTransaction
+from spark_klog.records import kernels
 from spark_klog.records.assignment import assign_offsets
-from spark_klog.records.batch import Header, iter_batches
-from spark_klog.records.reader import records_of
+from spark_klog.records.batch import iter_batches, read_header
+from spark_klog.records.batch_run import MAX_RELATIVE, run_of
+from spark_klog.records.batch_v2 import BatchHeader
+from spark_klog.records.contract import BatchRun, IndexState
 
 _log = logging.getLogger(__name__)
 _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _LEADER_EPOCH = 0
+_LOCAL = LocalFileSystem()
 
 
 class BatchTooLarge(ConfigError):
     """A batch above `max.message.bytes`."""
-
-
-@dataclass(frozen=True)
-class LogConfig:
-    """Sizes in bytes; Kafka's topic settings of the same names and defaults."""
-
-    segment_bytes: int = 1024 * 1024 * 1024
-    index_interval_bytes: int = 4096
-    max_message_bytes: int = 1024 * 1024 + 12
 
 
 class Appended(NamedTuple):
@@ -65,8 +67,17 @@ def partition_of_folder(name: str) -> tuple[str, int] | None:
     return (topic, int(partition)) if dash and topic and partition.isdecimal() else None
 
 
+def system_ms() -> int:
+    """The time of the machine in ms since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
 class PartitionLog:
-    """An open log. One thread at a time may append; `directory` is made where it is missing."""
+    """An open log. One thread at a time may change it; `directory` is made where it is missing.
+
+    `clean`: the last stop was a clean one. `recovery_point`: offset up to which the log was flushed before.
+    `start_offset`: the records before it were deleted. Errors as of `recovery.open_segments`.
+    """
 
     def __init__(
         self,
@@ -75,61 +86,58 @@ class PartitionLog:
         topic_id: UUID | None = None,
         *,
         clean: bool = False,
-        overrides: Mapping[str, int] | None = None,
+        recovery_point: int = 0,
+        start_offset: int = 0,
+        overrides: Mapping[str, Any] | None = None,
+        files: FileSystem = _LOCAL,
+        now_ms: Callable[[], int] = system_ms,
     ) -> None:
         parsed = partition_of_folder(directory.name)
         if parsed is None:
             raise ConfigError(f"{directory} is not named TOPIC-PARTITION")
         self.topic, self.partition = parsed
         self.directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
-        self.config = self._own_config(config, overrides)
-        self.topic_id = self._topic_id(topic_id)
-        self._segments = self._open_segments()
-        active = self._segments[-1]
-        end_offset = active.next_offset() if clean else None
-        if end_offset is None:
-            active.recover()
-            end_offset = active.next_offset()
-            assert end_offset is not None
-        self.end_offset = end_offset
-
-    def _own_config(self, config: LogConfig, overrides: Mapping[str, int] | None) -> LogConfig:
-        path = self.directory / "klog.json"
+        self.files = files
+        self._now_ms = now_ms
+        self._kernel = kernels.load()
+        files.make_folder(directory)
         if overrides:
-            path.write_text(json.dumps(dict(overrides)))
-        elif path.exists():
-            overrides = json.loads(path.read_text())
-        return replace(config, **overrides) if overrides else config
-
-    def _topic_id(self, given: UUID | None) -> UUID:
-        path = self.directory / "partition.metadata"
-        if path.exists():
-            match = re.search(r"^topic_id: *(\S{22})\s*$", path.read_text(), re.MULTILINE)
-            if not match:
-                raise LogCorrupted(f"{path} holds no topic id; restore it, or remove it to get a new one")
-            return UUID(bytes=base64.urlsafe_b64decode(match[1] + "=="))
-        topic_id = given or uuid4()
-        encoded = base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
-        path.write_text(f"version: 0\ntopic_id: {encoded}\n")
-        return topic_id
-
-    def _open_segments(self) -> tuple[Segment, ...]:
-        offsets = sorted(int(path.stem) for path in self.directory.glob("*.log") if path.stem.isdecimal())
-        return tuple(self._segment(offset) for offset in offsets or [0])
-
-    def _segment(self, base_offset: int) -> Segment:
-        return Segment(self.directory, base_offset, self.config.index_interval_bytes)
+            write_overrides(files, directory, overrides)
+        self.config = replace(config, **read_overrides(files, directory))
+        self.topic_id = topic_id_of(files, directory, topic_id)
+        opened = open_segments(
+            files,
+            directory,
+            self.config,
+            clean=clean,
+            recovery_point=recovery_point,
+            start_offset=start_offset,
+            now_ms=now_ms(),
+        )
+        self._segments, self.end_offset, self.producers = opened
+        self.start_offset = min(max(start_offset, self._segments[0].base_offset), self.end_offset)
+        #: What lies before it is on the disk.
+        self.recovery_point = min(recovery_point, self.end_offset)
+        self._flushed_ms = now_ms()
+        self._has_new_files = True
+        self._failure: OSError | None = None
+        self._deleted: list[tuple[int, list[Path]]] = []
 
     @property
-    def start_offset(self) -> int:
-        """The first offset that the log has, or would have."""
-        return self._segments[0].base_offset
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments now, the active one last."""
+        return self._segments
 
     @property
     def high_watermark(self) -> int:
         """The end of what consumers may read: without replication the end of the log."""
         return self.end_offset
+
+    @property
+    def last_stable_offset(self) -> int:
+        """The end of what read_committed consumers may read: where the oldest open transaction begins."""
+        unstable = self.producers.first_unstable_offset
+        return self.high_watermark if unstable is None else min(unstable, self.high_watermark)
 
     @property
     def size(self) -> int:
@@ -140,98 +148,247 @@ class PartitionLog:
         """Append whole batches, assigning their offsets (in place where it can be; `records` must be writable).
 
         `CorruptBatchError` for a wrong CRC, `DecodeError` for what is not whole batches, `BatchTooLarge`; OSError where
-        the disk fails. Nothing is appended then.
+        the disk fails. Nothing is appended then; but where a flush fails that flush.messages asks for, nobody knows
+        what is on the disk, and the log takes no more until it is opened again.
         """
-        largest = max((header.size for header, _ in iter_batches(records)), default=0)
-        if largest > self.config.max_message_bytes:
+        if self._failure is not None:
+            raise self._failure
+        data, run = self._assigned(records)
+        if run.largest > self.config.max_message_bytes:
             raise BatchTooLarge(
-                f"batch of {largest} bytes for {self.directory.name}, max.message.bytes is "
+                f"batch of {run.largest} bytes for {self.directory.name}, max.message.bytes is "
                 f"{self.config.max_message_bytes}"
             )
+        first = self.end_offset
+        if self._is_full(len(data), run):
+            self._roll()
+            run = _run_of(data, self._segments[-1])
+        if not self._segments[0].size:
+            write_leader_epochs(self.files, self.directory, _LEADER_EPOCH, first)
+        active = self._segments[-1]
+        active.append(data, run)
+        self.end_offset = run.next_offset
+        self._note_producers(data, run)
+        if self.end_offset - self.recovery_point >= self.config.flush_messages:
+            self.flush()
+        return Appended(first, self.end_offset - 1)
+
+    def _assigned(self, records: memoryview) -> tuple[memoryview, BatchRun]:
+        active, config = self._segments[-1], self.config
+        is_append_time = config.message_timestamp_type == LOG_APPEND_TIME
+        if not is_append_time and len(records):
+            run = self._kernel.scan_batches(records, 0, active.state, active.target(), self.end_offset, _LEADER_EPOCH)
+            if run.end == len(records):
+                return records, run
+        append_time = self._now_ms() if is_append_time else None
         try:
-            assigned = assign_offsets(records, self.end_offset, leader_epoch=_LEADER_EPOCH)
+            assigned = assign_offsets(records, self.end_offset, leader_epoch=_LEADER_EPOCH, append_time=append_time)
         except DecodeError as error:
             raise type(error)(f"produced to {self.directory.name}: {error}") from None
-        segment = self._segment_for(len(assigned.data), assigned.headers)
-        first = self.end_offset
-        if first == self.start_offset:
-            self._write_leader_epochs(first)  # before the records: where it fails, nothing is appended
-        segment.append(assigned.data, assigned.headers)
-        self.end_offset = assigned.next_offset
-        return Appended(first, assigned.next_offset - 1)
+        return assigned.data, _run_of(assigned.data, active)
 
-    def _segment_for(self, size: int, headers: list[Header]) -> Segment:
-        """The active segment, after rolling where the batches would not fit."""
+    def _is_full(self, size: int, run: BatchRun) -> bool:
+        """Whether the batches belong into a new segment: by size, by age, or as an index would be full."""
+        active, config = self._segments[-1], self.config
+        if not active.size:
+            return False
+        if active.size + size > config.segment_bytes:
+            return True
+        if run.next_offset - 1 - active.base_offset > MAX_RELATIVE:
+            return True
+        limit = config.segment_index_bytes
+        if active.offset_index.is_full(limit) or active.time_index.is_full(limit):
+            return True
+        return self._age(active, run.state.max_timestamp) > config.segment_ms
+
+    def _age(self, active: Segment, timestamp: int) -> int:
+        """As Kafka: by the records' own time where they have one, else by the clock."""
+        first = active.first_timestamp()
+        return timestamp - first if first >= 0 and timestamp >= 0 else self._now_ms() - active.made_ms
+
+    def _roll(self) -> None:
+        """Begin a new segment; what there is has been flushed then. OSError: nothing has changed."""
         active = self._segments[-1]
-        relative_end = headers[-1].last_offset - active.base_offset
-        if active.size and (active.size + size > self.config.segment_bytes or relative_end > MAX_RELATIVE_OFFSET):
-            active.seal()
-            active.flush()
-            active = self._segment(self.end_offset)
-            self._segments = (*self._segments, active)
-            _log.info("%s rolled at offset %d", self.directory.name, self.end_offset)
-        return active
+        active.seal()
+        self.flush()
+        self._write_snapshot()
+        info = FileInfo(0, self._now_ms())
+        new = Segment(self.files, self.directory, self.end_offset, self.config.index_interval_bytes, info)
+        new.open_for_appends()
+        active.close()
+        self._segments = (*self._segments, new)
+        self._has_new_files = True
+        _log.info("%s rolled at offset %d", self.directory.name, self.end_offset)
 
-    def _write_leader_epochs(self, start_offset: int) -> None:
-        (self.directory / "leader-epoch-checkpoint").write_text(f"0\n1\n{_LEADER_EPOCH} {start_offset}\n")
+    def _write_snapshot(self) -> None:
+        path = self.directory / (segment_name(self.end_offset) + SNAPSHOT)
+        self.files.replace(path, self.producers.encode())
 
-    def read(self, offset: int, max_bytes: int) -> FileRange | None:
+    def _note_producers(self, data: memoryview, run: BatchRun) -> None:
+        for position in run.producers:
+            header = read_header(data, position)
+            assert isinstance(header, BatchHeader)
+            aborted = self.producers.add(header, data[position : position + header.size])
+            if aborted is not None:
+                self._segments[-1].transaction_index.append(aborted)
+
+    def flush(self) -> None:
+        """Return when all that was appended is on the disk; OSError, and then the log takes no more."""
+        try:
+            self._segments[-1].flush()
+            if self._has_new_files:
+                self.files.sync_folder(self.directory)
+                self._has_new_files = False
+        except OSError as error:
+            # what the operating system could not write it may have dropped: trying again would prove nothing
+            self._failure = error
+            _log.error("%s: flush failed, nothing is appended until the log is opened again: %s", self.directory, error)
+            raise
+        self.recovery_point = self.end_offset
+        self._flushed_ms = self._now_ms()
+
+    def read(self, offset: int, max_bytes: int, end: int | None = None) -> FileRange | None:
         """A range of one segment's file that begins with the batch that holds `offset`; at least one batch.
 
-        None at the end of the log. `OffsetOutOfRange` before its start or beyond its end.
+        None where there is nothing before `end` (the high watermark, or a last stable offset). `OffsetOutOfRange`
+        before the log's start or beyond its end.
         """
+        segments = self._segments
         if not self.start_offset <= offset <= self.end_offset:
             raise OffsetOutOfRange(self.topic, self.partition, (offset, offset), (self.start_offset, self.end_offset))
-        segments = self._segments
-        place = len(segments) - 1
-        while segments[place].base_offset > offset:
-            place -= 1
-        for segment in segments[place:]:
-            found = segment.read(offset, max_bytes)
+        stop = end if end is not None and end < self.end_offset else None
+        for segment in segments[max(0, self._place(segments, offset)) :]:
+            if stop is not None and segment.base_offset >= stop:
+                return None
+            found = segment.read(offset, max_bytes, stop)
             if found is not None:
                 return found
         return None
 
+    @staticmethod
+    def _place(segments: tuple[Segment, ...], offset: int) -> int:
+        return bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1
+
+    def aborted_transactions(self, first: int, end: int) -> list[AbortedTransaction]:
+        """Those with records in [first, end), for read_committed consumers; `DecodeError` for a damaged index."""
+        segments = self._segments
+        found: list[AbortedTransaction] = []
+        for segment in segments[max(0, self._place(segments, first)) :]:
+            entries = segment.transaction_index.read()
+            found += [item for item in entries if item.last_offset >= first and item.first_offset < end]
+            if any(item.last_stable_offset >= end for item in entries):
+                break
+        return found
+
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
         """(timestamp, offset) of the first record with a timestamp (ms) of `timestamp` or more, or None."""
         for segment in self._segments:
-            if segment.max_timestamp[0] < timestamp:
-                continue
-            start = segment.offset_index.position_for(segment.time_index.offset_before(timestamp))
-            for position, header in segment.headers(start):
-                if header.max_timestamp < timestamp:
-                    continue
-                batch = memoryview(FileRange(segment.file, position, header.size).read())
-                for record in records_of(header, batch):
-                    if record.timestamp >= timestamp:
-                        return record.timestamp, record.offset
+            found = segment.record_at(timestamp)
+            if found is not None and found[1] >= self.start_offset:
+                return found
         return None
 
     def max_timestamp(self) -> tuple[int, int] | None:
         """(timestamp, offset) of the record with the largest timestamp; None for an empty log."""
-        timestamp = max(segment.max_timestamp[0] for segment in self._segments)
+        timestamp = max(segment.max_timestamp for segment in self._segments)
         return self.offset_for_timestamp(timestamp) if timestamp >= 0 else None
+
+    def delete_records(self, before: int) -> int:
+        """Delete the records before offset `before`, a segment at a time; the log's first offset afterwards.
+
+        `OffsetOutOfRange` where it is beyond the high watermark.
+        """
+        if before > self.high_watermark:
+            raise OffsetOutOfRange(self.topic, self.partition, (before, before), (self.start_offset, self.end_offset))
+        self._start_at(max(self.start_offset, before))
+        self.delete_expired()
+        return self.start_offset
+
+    def _start_at(self, offset: int) -> None:
+        self.start_offset = offset
+        self.producers.forget_before(offset)
+
+    def delete_expired(self) -> int:
+        """Delete what the settings of retention no longer keep; how many segments."""
+        segments = self._segments
+        count = expired(self._facts(), self.config, self.size, self.start_offset, self._now_ms())
+        if count == len(segments):
+            if segments[-1].size:
+                self._roll()
+            else:
+                count -= 1
+        if not count:
+            return 0
+        gone, self._segments = self._segments[:count], self._segments[count:]
+        self._start_at(max(self.start_offset, self._segments[0].base_offset))
+        self.delete_files(gone)
+        _log.info("%s begins at offset %d: %d segments deleted", self.directory.name, self.start_offset, count)
+        return count
+
+    def _facts(self) -> Iterator[SegmentFacts]:
+        ends = [segment.base_offset for segment in self._segments[1:]] + [self.end_offset]
+        for segment, end in zip(self._segments, ends, strict=True):
+            newest = segment.max_timestamp
+            yield SegmentFacts(end, segment.size, newest if newest >= 0 else segment.made_ms)
+
+    def delete_files(self, segments: tuple[Segment, ...]) -> None:
+        """Rename the files of segments that the log has no more; they are removed after file.delete.delay.ms."""
+        paths = []
+        for segment in segments:
+            segment.close()
+            paths += segment.rename(DELETED)
+            self.files.remove(segment.path.with_suffix(SNAPSHOT))
+        self._deleted.append((self._now_ms() + self.config.file_delete_delay_ms, paths))
+
+    def flush_due(self) -> None:
+        """Flush where flush.ms asks for it; OSError."""
+        is_due = self._now_ms() - self._flushed_ms >= self.config.flush_ms
+        if is_due and self.recovery_point < self.end_offset and self._failure is None:
+            self.flush()
+
+    def remove_deleted(self) -> None:
+        """Remove the files whose file.delete.delay.ms is over; OSError."""
+        now = self._now_ms()
+        while self._deleted and self._deleted[0][0] <= now:
+            for path in self._deleted.pop(0)[1]:
+                self.files.remove(path)
+
+    def replace_segments(self, old: tuple[Segment, ...], new: Segment | None) -> None:
+        """Put a compacted segment in the place of neighbours; the caller has renamed the files."""
+        place = self._segments.index(old[0])
+        assert self._segments[place : place + len(old)] == old
+        self._segments = (*self._segments[:place], *((new,) if new else ()), *self._segments[place + len(old) :])
 
     def close(self) -> None:
         """Flush and close; a log that is closed so needs no recovery."""
         self._segments[-1].seal()
-        self._segments[-1].flush()
+        if self._failure is None:
+            self.flush()
+            self._write_snapshot()
         for segment in self._segments:
             segment.close()
 
     def retire(self, suffix: str) -> Path:
         """Rename the folder to one that is no partition's, and serve it no more; returns its new path.
 
-        The .log files are closed by the last `FileRange` that holds them: a response may be under way, and a
-        descriptor that is closed now could be another file's by then.
+        The .log files are closed by the last `FileRange` that holds them: a response may be under way.
         """
         retired = self.directory.with_name(f"{self.directory.name}.{uuid4().hex}-{suffix}")
-        self.directory.rename(retired)
+        self.files.rename(self.directory, retired)
         for segment in self._segments:
-            segment.offset_index.close()
-            segment.time_index.close()
+            segment.close()
         return retired
 
     def delete(self) -> None:
         """Remove the log. The folder is renamed first, so that a crash in between leaves no half a log."""
         shutil.rmtree(self.retire("delete"), ignore_errors=True)
+
+
+def _run_of(data: memoryview, segment: Segment) -> BatchRun:
+    """The run of batches whose offsets are set, for the indexes of this segment."""
+    batches, position = [], 0
+    for header, _ in iter_batches(data):
+        batches.append((position, header))
+        position += header.size
+    state = segment.state if segment.size else IndexState()
+    return run_of(batches, 0, state, segment.target(), segment.base_offset)

@@ -1,47 +1,42 @@
-"""One segment: a .log file of record batches, named by its first offset, with its two indexes.
+"""One segment: a .log file of record batches, named by its first offset, with its indexes.
 
     00000000000000000042.log        batches one after the other
     00000000000000000042.index      see index.py
     00000000000000000042.timeindex
+    00000000000000000042.txnindex   see transaction_index.py; only where there are aborted transactions
 
-Crash story: a write that was cut short, or a block of nonsense, is found by walking the batches (`recover`): the file
-is cut before the first one that is not whole or whose CRC is wrong.
+Crash story: a write that was cut short, or a block of nonsense, is found by walking the batches (`recover`). Index
+files that are missing, or are not of this log, are noticed at the first look-up and built anew.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 
-from spark_klog.errors import DecodeError, LogCorrupted
+from spark_klog.errors import LogCorrupted
+from spark_klog.log.file_system import File, FileInfo, FileSystem, write_all
 from spark_klog.log.index import OffsetIndex, TimeIndex
-from spark_klog.records.batch import (
-    MAX_HEADER_SIZE,
-    MIN_BATCH_SIZE,
-    Header,
-    check_crc,
-    first_batch_size,
-    read_header,
-    whole_batch_size,
-)
+from spark_klog.log.scan import DamagedBatch, headers, scan
+from spark_klog.log.transaction_index import AbortedTransaction, TransactionIndex
+from spark_klog.records.batch import Header
 from spark_klog.records.batch_v2 import BatchHeader
+from spark_klog.records.contract import BatchRun, IndexState, IndexTarget
+from spark_klog.records.reader import records_of
 from spark_klog.wire.primitives import Buffer
 
 _log = logging.getLogger(__name__)
-_SCAN_BYTES = 1024 * 1024
-#: The indexes hold offsets relative to the segment's base as INT32.
-MAX_RELATIVE_OFFSET = 0x7FFFFFFF
+LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX = ".log", ".index", ".timeindex", ".txnindex"
 
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
     """Bytes of a log file. Holds the file open: a segment that is deleted meanwhile stays readable."""
 
-    file: FileIO
+    file: File
     position: int
     size: int
 
@@ -49,8 +44,8 @@ class FileRange:
         return self.size
 
     def read(self) -> bytes:
-        """The bytes themselves; OSError as of pread."""
-        return os.pread(self.file.fileno(), self.size, self.position)
+        """The bytes themselves; OSError."""
+        return self.file.read_at(self.position, self.size)
 
 
 def segment_name(base_offset: int) -> str:
@@ -59,171 +54,263 @@ def segment_name(base_offset: int) -> str:
 
 
 class Segment:
-    """An open segment. Only the newest one of a log is appended to."""
+    """A segment. Only the newest one of a log is appended to, and keeps its file open.
 
-    def __init__(self, directory: Path, base_offset: int, index_interval: int) -> None:
+    `made_ms` is when the file was made, or written to last before it was opened.
+    """
+
+    def __init__(
+        self,
+        files: FileSystem,
+        folder: Path,
+        base_offset: int,
+        interval: int,
+        info: FileInfo,
+        *,
+        has_transactions: bool = False,
+    ) -> None:
         self.base_offset = base_offset
-        self.path = directory / f"{segment_name(base_offset)}.log"
-        self.file = FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+")
-        self.size = os.fstat(self.file.fileno()).st_size
-        self.offset_index = OffsetIndex(self.path.with_suffix(".index"), base_offset)
-        self.time_index = TimeIndex(self.path.with_suffix(".timeindex"), base_offset)
-        self._index_interval = index_interval
-        self._since_index = 0
-        self._max_timestamp: tuple[int, int] | None = None
-        if not (self.offset_index.path.exists() and self.time_index.path.exists()):
-            if self.size:
-                _log.warning("%s lacks an index, building both", self.path)
-            self._rebuild(self.size)
-            self.seal()
+        name = segment_name(base_offset)
+        self.path = folder / (name + LOG)
+        self.size, self.made_ms = info
+        self.offset_index = OffsetIndex(files, folder / (name + INDEX), base_offset)
+        self.time_index = TimeIndex(files, folder / (name + TIME_INDEX), base_offset)
+        self.transaction_index = TransactionIndex(files, folder / (name + TRANSACTION_INDEX), has_transactions)
+        self.interval = interval
+        self._files = files
+        self._open_file: weakref.ref[File] | None = None
+        self._kept_file: File | None = None
+        self._first_timestamp: int | None = None
+        #: None until the indexes have been compared with the log.
+        self._state: IndexState | None = None
 
     @property
-    def max_timestamp(self) -> tuple[int, int]:
-        """The largest timestamp (ms) and an offset that has it; (-1, base offset) without records."""
-        return self._max_timestamp or self.time_index.last or (-1, self.base_offset)
+    def file(self) -> File:
+        """The open .log file."""
+        file = self._open_file() if self._open_file else None
+        if file is None:
+            file = self._files.open(self.path)
+            self._open_file = weakref.ref(file)
+        return file
 
-    def append(self, data: Buffer, headers: list[Header]) -> None:
-        """Write batches whose offsets are set. OSError leaves the segment as it was."""
-        self._write(data)
-        position = self.size
-        for header in headers:
-            self._note(header, position)
-            position += header.size
-        self.size = position
+    def open_for_appends(self) -> None:
+        """Keep the file open until `close`: this segment is the active one. Makes the files of a new one."""
+        self._kept_file = self.file
+        if not self.size:
+            self.offset_index.clear()
+            self.time_index.clear()
 
-    def _write(self, data: Buffer) -> None:
-        view = memoryview(data)
-        done = 0
+    @property
+    def state(self) -> IndexState:
+        """What the next index entry depends on; the indexes agree with the log then."""
+        if self._state is None and self.load_end() is None:
+            _log.warning("%s: the indexes are not those of the log, building them anew", self.path)
+            self.rebuild_indexes()
+        assert self._state is not None
+        return self._state
+
+    def target(self) -> IndexTarget:
+        """Where batches go that are appended now."""
+        return IndexTarget(self.base_offset, self.size, self.interval)
+
+    @property
+    def max_timestamp(self) -> int:
+        """The largest timestamp (ms), -1 without records."""
+        return self.state.max_timestamp
+
+    def append(self, data: Buffer, run: BatchRun) -> None:
+        """Write batches whose offsets are set; `run` is of these. OSError leaves the segment as it was."""
+        file = self.file
         try:
-            while done < len(view):
-                done += os.pwrite(self.file.fileno(), view[done:], self.size + done)
+            write_all(file, self.size, data)
         except OSError:
-            os.ftruncate(self.file.fileno(), self.size)
+            file.truncate(self.size)
             raise
+        self._state = run.state
+        self._write_entries(run)
+        self.size += run.end
 
-    def _note(self, header: Header, position: int) -> None:
-        """Index entries for the batch at `position` where they are due, as Kafka does it: before its size is counted.
+    def _write_entries(self, run: BatchRun) -> None:
+        """Entries that can't be written are left to the next batch: the records are there without them."""
+        try:
+            self.offset_index.append(run.offset_entries)
+            self.time_index.append(run.time_entries)
+        except OSError as error:
+            _log.warning("%s: no index entries up to offset %d: %s", self.path, run.next_offset, error)
+            last = self.time_index.last
+            indexed = last[0] if last else -1
+            self._state = run.state._replace(since_index=self.interval + 1, indexed_timestamp=indexed)
 
-        An entry that can't be written is left to the next batch: the records are there without it.
-        """
-        if header.max_timestamp > self.max_timestamp[0]:
-            self._max_timestamp = (header.max_timestamp, header.last_offset)
-        if self._since_index > self._index_interval:
-            try:
-                self.offset_index.append(header.last_offset, position)
-                self._index_time()
-                self._since_index = 0
-            except OSError as error:
-                _log.warning("%s: no index entry for offset %d: %s", self.path, header.last_offset, error)
-        self._since_index += header.size
+    def position_of(self, offset: int) -> tuple[int, Header] | None:
+        """Where the first batch begins whose last offset is `offset` or later, with its header; None beyond the end."""
+        assert self.state
+        entry = self.offset_index.floor(offset)
+        try:
+            return self._walk_to(offset, entry)
+        except LogCorrupted:
+            if entry is None:
+                raise
+            _log.warning("%s: the index entry for offset %d is wrong, building it anew", self.path, entry[0])
+            self.rebuild_indexes()
+            return self._walk_to(offset, self.offset_index.floor(offset))
 
-    def _index_time(self) -> None:
-        if self._max_timestamp is not None:
-            self.time_index.append(*self._max_timestamp)
-
-    def headers(self, position: int, end: int | None = None) -> Iterator[tuple[int, Header]]:
-        """(position, header) of the batches from a position that begins one; stops at a partial one."""
-        end = self.size if end is None else end
-        while position + MIN_BATCH_SIZE <= end:
-            data = os.pread(self.file.fileno(), MAX_HEADER_SIZE, position)
-            try:
-                size = first_batch_size(data)
-                if size is None or position + size > end:
-                    return
-                header = read_header(data)
-            except DecodeError as error:
-                raise LogCorrupted(f"{self.path} at position {position}: {error}") from None
-            yield position, header
-            position += size
-
-    def position_of(self, offset: int) -> int | None:
-        """Where the first batch begins whose last offset is `offset` or later; None beyond the segment."""
-        for position, header in self.headers(self.offset_index.position_for(offset)):
+    def _walk_to(self, offset: int, entry: tuple[int, int] | None) -> tuple[int, Header] | None:
+        for position, header in headers(self.file, self.path, entry[1] if entry else 0, self.size):
+            if entry and position == entry[1] and not _is_entry_of(entry[0], header):
+                raise LogCorrupted(f"{self.path}: no batch of offset {entry[0]} at position {position}")
             if header.last_offset >= offset:
-                return position
+                return position, header
         return None
 
-    def read(self, offset: int, max_bytes: int) -> FileRange | None:
-        """From the batch with `offset` on, `max_bytes` but at least one batch; None beyond the segment."""
-        position = self.position_of(offset)
-        if position is None:
-            return None
-        _, header = next(self.headers(position))
-        return FileRange(self.file, position, min(self.size - position, max(max_bytes, header.size)))
+    def read(self, offset: int, max_bytes: int, end: int | None = None) -> FileRange | None:
+        """From the batch with `offset` on, `max_bytes` but at least one batch; None beyond the segment.
 
-    def next_offset(self) -> int | None:
+        No batch with offsets from `end` on.
+        """
+        found = self.position_of(offset)
+        if found is None:
+            return None
+        position, header = found
+        stop = self.size
+        if end is not None and (beyond := self.position_of(end)) is not None:
+            stop = beyond[0]
+        if stop <= position:
+            return None
+        return FileRange(self.file, position, min(stop - position, max(max_bytes, header.size)))
+
+    def record_at(self, timestamp: int) -> tuple[int, int] | None:
+        """(timestamp, offset) of the first record with a timestamp (ms) of `timestamp` or more, or None."""
+        if self.max_timestamp < timestamp:
+            return None
+        start = self.position_of(self.time_index.offset_before(timestamp))
+        for position, header in headers(self.file, self.path, start[0] if start else 0, self.size):
+            if header.max_timestamp < timestamp:
+                continue
+            for record in records_of(header, memoryview(self.file.read_at(position, header.size))):
+                if record.timestamp >= timestamp:
+                    return record.timestamp, record.offset
+        return None
+
+    def first_timestamp(self) -> int:
+        """The largest timestamp (ms) of the first batch, -1 without one; segments are rolled by it."""
+        if self._first_timestamp is None:
+            first = next(headers(self.file, self.path, 0, self.size), None)
+            if first is None:
+                return -1
+            self._first_timestamp = first[1].max_timestamp
+        return self._first_timestamp
+
+    def load_end(self) -> int | None:
         """The offset after the last record, found from the last index entry on.
 
-        None where index and log do not agree, or bytes follow the last whole batch: then `recover` is due.
+        None where the indexes are not those of the log, or bytes follow the last whole batch: then `recover` is due.
         """
-        indexed = self.offset_index.last
-        result, end = self.base_offset, 0
+        entry = self.offset_index.last
+        start, next_offset, since = entry[1] if entry else 0, self.base_offset, 0
+        timestamp, timestamp_offset = known = self.time_index.last or (-1, -1)
+        end = 0
         try:
-            for position, header in self.headers(indexed[1] if indexed else 0):
-                if indexed and position == indexed[1] and header.last_offset != indexed[0]:
+            for position, header in headers(self.file, self.path, start, self.size):
+                is_of_entry = entry is not None and position == entry[1]
+                if entry and is_of_entry and not _is_entry_of(entry[0], header):
                     return None
-                result, end = header.next_offset, position + header.size
+                if since > self.interval and not is_of_entry:
+                    return None  # an entry was due
+                if header.max_timestamp > timestamp:
+                    timestamp, timestamp_offset = header.max_timestamp, header.last_offset
+                next_offset, end, since = header.next_offset, position + header.size, since + header.size
+            # a closed segment's time index ends with its largest timestamp
+            if end != self.size or (timestamp, timestamp_offset) != known or not self._has_timestamp(*known):
+                return None
         except LogCorrupted as error:
             _log.warning("%s", error)
             return None
-        return result if end == self.size else None
+        self._state = IndexState(since, timestamp, timestamp_offset, known[0])
+        return next_offset
 
-    def recover(self) -> int:
-        """Check every batch, cut the file at the first bad one, build the indexes anew; return the bytes cut."""
-        good = 0
-        previous = self.base_offset - 1
-        try:
-            for _, header, batch in self._walk():
-                check_crc(header, batch)
-                first = header.base_offset if isinstance(header, BatchHeader) else header.last_offset
-                if first <= previous or header.last_offset - self.base_offset > MAX_RELATIVE_OFFSET:
-                    raise DecodeError(f"offset {first} follows {previous}")
-                previous = header.last_offset
-                good += header.size
-        except DecodeError as error:
-            _log.warning("%s: bad batch at position %d, cutting %d bytes: %s", self.path, good, self.size - good, error)
-        cut = self.size - good
-        if cut:
-            _log.warning("%s: cut from %d to %d bytes", self.path, self.size, good)
-            os.ftruncate(self.file.fileno(), good)
-        self._rebuild(good)
-        return cut
+    def _has_timestamp(self, timestamp: int, offset: int) -> bool:
+        """Whether the largest timestamp of the batch with that offset is so."""
+        if timestamp < 0:
+            return True
+        found = self._walk_to(offset, self.offset_index.floor(offset))
+        return found is not None and found[1].max_timestamp == timestamp
 
-    def _walk(self) -> Iterator[tuple[int, Header, memoryview]]:
-        """(position, header, batch) from the start on; `DecodeError` at what is not a batch."""
-        position, wanted = 0, _SCAN_BYTES
-        while position < self.size:
-            data = memoryview(os.pread(self.file.fileno(), wanted, position))
-            at = 0
-            while (size := whole_batch_size(data, at)) is not None:
-                yield position + at, read_header(data, at), data[at : at + size]
-                at += size
-            if at == 0:
-                if wanted >= self.size - position:
-                    return
-                wanted *= 2
-            else:
-                wanted = _SCAN_BYTES
-            position += at
+    def recover(self) -> tuple[int, DamagedBatch | None]:
+        """Check every batch, and build the indexes anew.
 
-    def _rebuild(self, size: int) -> None:
-        self.size = 0
+        (The offset after the last sound batch, what ended the walk before the end of the file.) Nothing is cut.
+        """
+        return self._rebuild(checks=True)
+
+    def rebuild_indexes(self) -> None:
+        """Build the indexes anew from headers alone; there are no entries from where that can't go on."""
+        self._rebuild(checks=False)
+        self.seal()
+        self.offset_index.sync()
+        self.time_index.sync()
+
+    def _rebuild(self, *, checks: bool) -> tuple[int, DamagedBatch | None]:
         self.offset_index.clear()
         self.time_index.clear()
-        self._since_index, self._max_timestamp = 0, None
-        for position, header in self.headers(0, size):
-            self._note(header, position)
-            self.size = position + header.size
+        self._state, next_offset = IndexState(), self.base_offset
+        try:
+            for run in scan(self.file, self.base_offset, self.size, self.interval, checks=checks):
+                self._state, next_offset = run.state, run.next_offset
+                self._write_entries(run)
+        except DamagedBatch as error:
+            return next_offset, error
+        return next_offset, None
+
+    def cut(self, size: int) -> None:
+        """Make the file that short; OSError. The indexes end before it: `recover` has built them up to there."""
+        self.file.truncate(size)
+        self.size = size
+        self.flush()
 
     def seal(self) -> None:
         """Complete and close the indexes: nothing more is appended, or the log is closed."""
-        self._index_time()
-        self.offset_index.close()
-        self.time_index.close()
+        state = self.state
+        try:
+            self.time_index.append_last(state.max_timestamp, state.timestamp_offset)
+        except OSError as error:
+            _log.warning("%s: no last entry in the time index: %s", self.path, error)
+        self._state = state._replace(indexed_timestamp=state.max_timestamp)
 
     def flush(self) -> None:
-        """Wait until what was appended is on the disk."""
-        os.fsync(self.file.fileno())
+        """Return when what was appended is on the disk; OSError."""
+        self.file.sync()
+        self.offset_index.sync()
+        self.time_index.sync()
 
     def close(self) -> None:
-        self.file.close()
+        """Let go of the files; a range that is being read keeps its own."""
+        self.offset_index.close()
+        self.time_index.close()
+        self._kept_file = None
+
+    def rename(self, suffix: str) -> list[Path]:
+        """Rename all files by adding a suffix; their new paths."""
+        renamed = []
+        for path in self.paths():
+            new = path.with_name(path.name + suffix)
+            try:
+                self._files.rename(path, new)
+            except FileNotFoundError:
+                continue
+            renamed.append(new)
+        return renamed
+
+    def paths(self) -> Iterable[Path]:
+        """The .log file and its indexes, there or not."""
+        return [self.path.with_suffix(suffix) for suffix in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX)]
+
+    def aborted(self, first: int, end: int) -> list[AbortedTransaction]:
+        """Aborted transactions with records in [first, end) of which this segment has the marker."""
+        return [item for item in self.transaction_index.read() if item.last_offset >= first and item.first_offset < end]
+
+
+def _is_entry_of(offset: int, header: Header) -> bool:
+    """An entry has the last offset of its batch; those of Kafka 0.10 the first one of a message set."""
+    if isinstance(header, BatchHeader):
+        return header.base_offset <= offset <= header.last_offset
+    return offset <= header.last_offset

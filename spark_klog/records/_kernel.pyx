@@ -14,17 +14,18 @@ _kernel_columns.pxi   columns that rows are written to
 _kernel_messages.pxi  messages of magic 0 and 1, CRC-32
 _kernel_records.pxi   records of magic 2
 _kernel_encode.pxi    columns to bodies, partitions of keys
+_kernel_scan.pxi      runs of batches of magic 2: headers and checksums
 """
 
 from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memmove, memset
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 
 from spark_klog.errors import CorruptBatchError, DecodeError
-from spark_klog.records.contract import BinaryColumn, HeadersColumn, RecordColumns
+from spark_klog.records.contract import BatchRun, BinaryColumn, HeadersColumn, IndexState, RecordColumns
 from spark_klog.wire.checksums import crc32c
 
 name = "native"
@@ -49,6 +50,7 @@ include "_kernel_columns.pxi"
 include "_kernel_messages.pxi"
 include "_kernel_records.pxi"
 include "_kernel_encode.pxi"
+include "_kernel_scan.pxi"
 
 
 cdef inline int64_t difference(int64_t a, int64_t b) noexcept nogil:

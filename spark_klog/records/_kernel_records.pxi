@@ -22,8 +22,13 @@ cdef struct Batch:
 
 cdef bint read_plain_batch(const uint8_t *at, int64_t left, Batch *batch) noexcept:
     """True where a whole batch without codec, transaction and control flag begins at `at`, with a possible header."""
+    return read_batch(at, left, batch) and not at[BATCH_CRC_START + 1] & NOT_PLAIN_BITS
+
+
+cdef bint read_batch(const uint8_t *at, int64_t left, Batch *batch) noexcept:
+    """True where a whole batch of magic 2 with a possible header begins at `at`."""
     cdef int64_t delta
-    if left < BATCH_HEADER or at[MAGIC_POSITION] != 2 or at[BATCH_CRC_START + 1] & NOT_PLAIN_BITS:
+    if left < BATCH_HEADER or at[MAGIC_POSITION] != 2:
         return False
     batch.size = <int64_t><int32_t>big_32(at + 8) + PREFIX_SIZE
     batch.base_offset = big_64(at)

@@ -68,6 +68,42 @@ class RecordColumns:
     headers: HeadersColumn | None = None
 
 
+class IndexState(NamedTuple):
+    """What the indexes of a segment must know of the batches before, times in ms, -1 for none.
+
+    Bytes since the last entry; the largest timestamp with an offset that has it; the last one in the time index.
+    """
+
+    since_index: int = 0
+    max_timestamp: int = -1
+    timestamp_offset: int = -1
+    indexed_timestamp: int = -1
+
+
+class IndexTarget(NamedTuple):
+    """The segment that batches are for: its base offset, where in its file they go, bytes between index entries."""
+
+    base_offset: int
+    position: int
+    interval: int
+
+
+class BatchRun(NamedTuple):
+    """A run of sound batches: where it ends in the data, the offset after it, bytes of its largest batch.
+
+    `offset_entries` and `time_entries` are those of the two indexes that are due (formats: log/index.py); `producers`
+    are the positions in the data of the batches that have a producer id.
+    """
+
+    end: int
+    next_offset: int
+    largest: int
+    state: IndexState
+    offset_entries: bytes
+    time_entries: bytes
+    producers: list[int]
+
+
 class ColumnBuilder(Protocol):
     """Collects records of many batches, column by column."""
 
@@ -147,6 +183,23 @@ class Kernel(Protocol):
 
         It ends, too, before a message with an offset of `end` or more; then it may be empty. `DecodeError` where
         something begins that is no batch.
+        """
+
+    def scan_batches(
+        self,
+        data: Buffer,
+        position: int,
+        state: IndexState,
+        target: IndexTarget,
+        next_offset: int,
+        leader_epoch: int | None,
+    ) -> BatchRun:
+        """The run of whole batches of magic 2 with a right checksum that begins at `position`; it may be empty.
+
+        It ends before a batch that begins before `next_offset` or its predecessor's end, or whose offsets the indexes
+        can't hold (INT32 from the base offset on). With a `leader_epoch` the run gets dense offsets from `next_offset`
+        on, and that epoch, in place; it then ends before a batch whose count is not that of its offsets. The target's
+        position is that of `data[0]`.
         """
 
     def partitions(self, keys: BinaryColumn, count: int, partitions: int) -> Buffer:

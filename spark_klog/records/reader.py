@@ -11,17 +11,14 @@ from spark_klog.errors import DecodeError
 from spark_klog.records.batch import Header, check_crc, iter_batches, next_offset_after, read_header, whole_batch_size
 from spark_klog.records.batch_v2 import BatchHeader, body
 from spark_klog.records.contract import LOG_APPEND_TIME, ColumnBuilder, Kernel, Record
+from spark_klog.records.control import ABORT, read_marker
 from spark_klog.records.message_set import MessageHeader, inner_set, message_records
 from spark_klog.records.reference import iter_records
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.primitives import Buffer
 
 _OFFSET = Struct(">q")
-_CONTROL_KEY = Struct(">hh")
-_ABORT = 0
 _MANY = 1 << 62
-#: Bytes that a compressed control batch may grow to; Kafka's have some ten, and are not compressed.
-_MAX_CONTROL_SIZE = 64 * 1024
 
 
 class AbortedTransactions:
@@ -43,19 +40,12 @@ class AbortedTransactions:
         if isinstance(header, MessageHeader):
             return False
         if header.is_control:
-            if header.producer_id in self._aborted and _control_type(header, batch) == _ABORT:
-                self._aborted.discard(header.producer_id)
+            if header.producer_id in self._aborted:
+                marker = read_marker(header, batch)
+                if marker is not None and marker.type == ABORT:
+                    self._aborted.discard(header.producer_id)
             return True
         return header.is_transactional and header.producer_id in self._aborted
-
-
-def _control_type(header: BatchHeader, batch: memoryview) -> int:
-    """Key of a control record: INT16 version, INT16 type (0 abort, 1 commit)."""
-    for record in iter_records(header, batch, _MAX_CONTROL_SIZE):
-        if record.key is not None and len(record.key) >= _CONTROL_KEY.size:
-            kind: int = _CONTROL_KEY.unpack_from(record.key)[1]
-            return kind
-    raise DecodeError(f"control batch at offset {header.base_offset} holds no control record")
 
 
 def visible_batches(data: Buffer, aborted: AbortedTransactions | None = None) -> Iterator[tuple[Header, memoryview]]:

@@ -17,6 +17,7 @@ from struct import Struct
 
 from spark_klog.errors import DecodeError
 from spark_klog.records.batch import magic_of, whole_batch_size
+from spark_klog.records.batch_run import scan_batches as scan_batches
 from spark_klog.records.batch_v2 import BatchHeader, body
 from spark_klog.records.contract import (
     LOG_APPEND_TIME,

@@ -318,7 +318,7 @@ def test_delete_and_create_again(cluster: EmbeddedCluster, make_topic: Callable[
     [
         ("bad name", 1, 1, {}, KafkaError.TOPIC_EXCEPTION),
         ("two-replicas", 1, 2, {}, KafkaError.INVALID_REPLICATION_FACTOR),
-        ("unknown-config", 1, 1, {"cleanup.policy": "compact"}, KafkaError.INVALID_CONFIG),
+        ("unknown-config", 1, 1, {"cleanup.policy": "shrink"}, KafkaError.INVALID_CONFIG),
         ("bad-config", 1, 1, {"segment.bytes": "many"}, KafkaError.INVALID_CONFIG),
         ("no-partitions", 0, 1, {}, KafkaError.INVALID_PARTITIONS),
     ],

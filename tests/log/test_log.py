@@ -23,8 +23,9 @@ from spark_klog.errors import (
     LogDirLocked,
     OffsetOutOfRange,
 )
+from spark_klog.log.config import LogConfig
 from spark_klog.log.directory import LogDirectory
-from spark_klog.log.partition_log import BatchTooLarge, LogConfig, PartitionLog
+from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.records.contract import Record
 from spark_klog.records.reader import read_records
 from tests.support.batches import make_batch, walk
@@ -142,6 +143,8 @@ def test_log_is_what_was_appended(tmp_path: Path, seed: int) -> None:
     assert set(bases) <= {first for first, *_ in model.batches}
     suffixes = (".log", ".index", ".timeindex")
     expected = {f"{base:020d}{suffix}" for base in bases for suffix in suffixes}
+    # producers as of each roll, and as of the end
+    expected |= {f"{offset:020d}.snapshot" for offset in (*bases[1:], len(model.records))}
     assert set(names) == expected | {"partition.metadata", "leader-epoch-checkpoint"}
     assert (folder / "leader-epoch-checkpoint").read_text() == "0\n1\n0 0\n"
     encoded = base64.urlsafe_b64encode(log.topic_id.bytes).decode().rstrip("=")
@@ -306,7 +309,8 @@ _FILL = """
 import sys, resource
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from spark_klog.log.partition_log import LogConfig, PartitionLog
+from spark_klog.log.config import LogConfig
+from spark_klog.log.partition_log import PartitionLog
 from tests.support.batches import make_batch
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))
 log = PartitionLog(Path(sys.argv[1]), LogConfig(index_interval_bytes=100))
@@ -375,7 +379,7 @@ _OPEN = """
 import sys
 from pathlib import Path
 from spark_klog.log.directory import LogDirectory
-from spark_klog.log.partition_log import LogConfig
+from spark_klog.log.config import LogConfig
 LogDirectory(Path(sys.argv[1]), 0, LogConfig())
 """
 

@@ -16,6 +16,7 @@ from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.contract import Kernel, Record
 from spark_klog.records.message_set import build_message_set
 from spark_klog.records.reader import AbortedTransactions, BadBatch, append_visible
+from spark_klog.records.reference import append_record
 from spark_klog.wire.codecs import codec_by_name
 from tests.support.record_model import Row, encode_rows, to_lists
 
@@ -327,12 +328,25 @@ def test_transactions(kernel: Kernel) -> None:
     assert (offsets, [item.offset for item in bad]) == ([3, 7], [1, 4, 6])
 
 
-def test_a_control_batch_without_a_record(kernel: Kernel) -> None:
-    empty = build_batch(
-        b"", 0, base_timestamp=TIME, max_timestamp=TIME, base_offset=1, last_offset_delta=0, attributes=CONTROL,
-        producer_id=7,
+def control(records: int, key: bytes | None) -> bytes:
+    body = bytearray()
+    for delta in range(records):
+        append_record(body, 0, delta, key, b"")
+    return build_batch(
+        body, records, base_timestamp=TIME, max_timestamp=TIME, base_offset=1, last_offset_delta=0,
+        attributes=CONTROL, producer_id=7,
     )  # fmt: skip
-    batches = [batch(0, 1), Batch(1, 1, empty, 1, is_bad=True), batch(2, 1)]
+
+
+def test_a_control_batch_without_a_record(kernel: Kernel) -> None:
+    """Compaction has taken the marker out, with all that it ended."""
+    batches = [batch(0, 1), Batch(1, 1, control(0, None), 1), batch(2, 1)]
+    assert read(kernel, batches, aborted=AbortedTransactions([(7, 0)])) == ([0, 2], [])
+
+
+@pytest.mark.parametrize("key", [None, b"", b"\0\0\0"])
+def test_a_control_batch_with_another_record(kernel: Kernel, key: bytes | None) -> None:
+    batches = [batch(0, 1), Batch(1, 1, control(1, key), 1, is_bad=True), batch(2, 1)]
     offsets, bad = read(kernel, batches, aborted=AbortedTransactions([(7, 0)]))
     assert (offsets, [str(item.error) for item in bad]) == (
         [0, 2],

@@ -20,7 +20,8 @@ from kafka.record.memory_records import MemoryRecords
 from kafka.record.util import calc_crc32c
 
 from spark_klog.errors import DecodeError
-from spark_klog.log.partition_log import LogConfig, PartitionLog
+from spark_klog.log.config import LogConfig
+from spark_klog.log.partition_log import PartitionLog
 from spark_klog.records.assignment import assign_offsets
 from spark_klog.records.batch import iter_batches, read_header
 from spark_klog.records.batch_v2 import BatchHeader

@@ -188,7 +188,7 @@ def test_codec_3_is_none_of_07() -> None:
         _read(_message(gzip.compress(_set()), 3), 9)
 
 
-@pytest.mark.parametrize("payload", [b"", b"no gzip", gzip.compress(_set())[:-1]])
+@pytest.mark.parametrize("payload", [b"", b"no gzip", gzip.compress(_set())[:-1]], ids=["empty", "other", "cut"])
 def test_a_payload_that_does_not_decompress_is_refused(payload: bytes) -> None:
     for codec in (GZIP, SNAPPY):
         with pytest.raises(DecodeError):
@@ -198,7 +198,11 @@ def test_a_payload_that_does_not_decompress_is_refused(payload: bytes) -> None:
 # ----- damage
 
 
-@pytest.mark.parametrize("data", [_message(b"payload", None), _message(b"payload"), _compressed(_set([b"a", b"b"]))])
+@pytest.mark.parametrize(
+    "data",
+    [_message(b"payload", None), _message(b"payload"), _compressed(_set([b"a", b"b"]))],
+    ids=["magic 0", "magic 1", "compressed"],
+)
 def test_every_flipped_bit_of_magic_checksum_and_payload_is_noticed(data: bytes) -> None:
     """The checksum covers the payload only: neither the length nor the attributes."""
     assert _read(data)

@@ -1,6 +1,6 @@
 """CreateTopics v0-7. Replication factor 1 (or -1, the default); partitions -1 is num.partitions.
 
-Topic settings are those of `broker.config.topic_settings`; others are answered with INVALID_CONFIG rather than
+Topic settings are those of `broker.log_settings.topic_settings`; others are answered with INVALID_CONFIG rather than
 accepted without effect.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from spark_klog.broker.broker import Broker, Request, TopicExists
-from spark_klog.broker.config import topic_settings
+from spark_klog.broker.log_settings import topic_settings
 from spark_klog.errors import ConfigError, ErrorCode
 from spark_klog.log.partition_log import check_topic_name
 from spark_klog.protocol.codec import Message

@@ -2,8 +2,9 @@
 
 At least one whole batch is answered for the first partition that has data, however small max_bytes; after it a
 range may end within a batch, as Kafka's do. Fetch sessions (v7) are declined by session id 0: clients then send
-whole requests. There are no transactions, so that the last stable offset is the high watermark. Versions 0-3 get
-message sets of magic 0 or 1: what is newer in the log is converted, not sent from the file.
+whole requests. Fetchers of isolation level 1 (read_committed) get nothing from the last stable offset on, and the
+list of aborted transactions. Versions 0-3 get message sets of magic 0 or 1: what is newer in the log is converted, not
+sent from the file.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from spark_klog.wire.primitives import Buffer
 
 _log = logging.getLogger(__name__)
 _NO_SESSION = 0
+_READ_COMMITTED = 1
 #: The first versions that take magic 1, and magic 2.
 _FIRST_MAGIC_1, _FIRST_MAGIC_2 = 2, 4
 _ZSTD = 4
@@ -44,12 +46,15 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 async def _read(broker: Broker, request: Request, message: Message) -> tuple[Message, int, bool]:
     """(response, bytes of records in it, whether a partition failed)."""
     left = min(message["max_bytes"], broker.config.fetch_max_bytes)
+    is_committed = message["isolation_level"] == _READ_COMMITTED
     total, failed = 0, False
     topics = []
     for topic in message["topics"]:
         partitions = []
         for entry in topic["partitions"]:
-            partition = await _partition(broker, request, topic["topic"], entry, left - total, total == 0)
+            partition = await _partition(
+                broker, request, topic["topic"], entry, left - total, total == 0, is_committed=is_committed
+            )
             total += len(partition["records"])
             failed = failed or partition["error_code"] != ErrorCode.NONE
             partitions.append(partition)
@@ -58,7 +63,14 @@ async def _read(broker: Broker, request: Request, message: Message) -> tuple[Mes
 
 
 async def _partition(
-    broker: Broker, request: Request, topic: str, entry: dict[str, Any], left: int, is_first: bool
+    broker: Broker,
+    request: Request,
+    topic: str,
+    entry: dict[str, Any],
+    left: int,
+    is_first: bool,
+    *,
+    is_committed: bool,
 ) -> dict[str, Any]:
     index = entry["partition"]
     result: dict[str, Any] = {
@@ -70,15 +82,21 @@ async def _partition(
     log = await broker.leader_log(topic, index)
     if isinstance(log, ErrorCode):
         return result | {"error_code": log}
+    stable = log.last_stable_offset
     result |= {
         "high_watermark": log.high_watermark,
-        "last_stable_offset": log.high_watermark,
+        "last_stable_offset": stable,
         "log_start_offset": log.start_offset,
         "aborted_transactions": [],
     }
     offset, max_bytes = entry["fetch_offset"], min(left, entry["partition_max_bytes"])
     try:
-        found: FileRange | bytearray | None = log.read(offset, max_bytes)
+        found: FileRange | bytearray | None = log.read(offset, max_bytes, stable if is_committed else None)
+        if is_committed and found is not None:
+            aborted = log.aborted_transactions(offset, stable)
+            result["aborted_transactions"] = [
+                {"producer_id": item.producer_id, "first_offset": item.first_offset} for item in aborted
+            ]
         if request.version < _FIRST_MAGIC_2 and found is not None:
             found = _converted(broker, request, log, offset, max_bytes)
     except ProtocolError as error:

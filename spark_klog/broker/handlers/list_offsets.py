@@ -1,6 +1,7 @@
 """ListOffsets v0-7: -1 latest, -2 earliest, -3 (v7) of the largest timestamp, else by time in ms.
 
-Version 0 is answered with the one offset that fits, not with a list of segment starts.
+For isolation level 1 (read_committed) latest is the last stable offset. Version 0 is answered with the one offset that
+fits, not with a list of segment starts.
 """
 
 from __future__ import annotations
@@ -16,23 +17,31 @@ from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST, MAX_TIMEST
 
 _log = logging.getLogger(__name__)
 _UNKNOWN = (-1, -1)
+_READ_COMMITTED = 1
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     topics = []
     for topic in message["topics"]:
-        partitions = [await _partition(broker, request, topic["name"], entry) for entry in topic["partitions"]]
+        is_committed = message["isolation_level"] == _READ_COMMITTED
+        partitions = [
+            await _partition(broker, request, topic["name"], entry, is_committed=is_committed)
+            for entry in topic["partitions"]
+        ]
         topics.append({"name": topic["name"], "partitions": partitions})
     return {"topics": topics}
 
 
-async def _partition(broker: Broker, request: Request, topic: str, entry: dict[str, Any]) -> Message:
+async def _partition(
+    broker: Broker, request: Request, topic: str, entry: dict[str, Any], *, is_committed: bool
+) -> Message:
     index = entry["partition_index"]
     log = await broker.leader_log(topic, index)
     if isinstance(log, ErrorCode):
         return {"partition_index": index, "error_code": log}
     try:
-        timestamp, offset = _find(log, entry["timestamp"])
+        end = log.last_stable_offset if is_committed else log.high_watermark
+        timestamp, offset = _find(log, entry["timestamp"], end)
     except (LogCorrupted, DecodeError) as error:
         _log.error("%s-%d can't be searched: %s", topic, index, error)
         return {"partition_index": index, "error_code": ErrorCode.CORRUPT_MESSAGE}
@@ -42,10 +51,10 @@ async def _partition(broker: Broker, request: Request, topic: str, entry: dict[s
     return result | {"timestamp": timestamp, "offset": offset}
 
 
-def _find(log: PartitionLog, timestamp: int) -> tuple[int, int]:
+def _find(log: PartitionLog, timestamp: int, end: int) -> tuple[int, int]:
     """(timestamp, offset); timestamp -1 where the request names a place, both -1 where no record fits."""
     if timestamp == LATEST:
-        return -1, log.high_watermark
+        return -1, end
     if timestamp == EARLIEST:
         return -1, log.start_offset
     if timestamp == MAX_TIMESTAMP:

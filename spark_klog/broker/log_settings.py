@@ -1,0 +1,101 @@
+"""The settings of logs by Kafka's names, for all topics of a broker and for one topic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from spark_klog.errors import ConfigError
+from spark_klog.log.config import COMPACT, CREATE_TIME, DELETE, LOG_APPEND_TIME
+
+_HOUR_MS, _MINUTE_MS = 3_600_000, 60_000
+
+
+def _number(least: int, factor: int = 1) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise ValueError(f"must be {least} or more")
+        return value * factor if value >= 0 else value
+
+    return parse
+
+
+def _ratio(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError("must be from 0 to 1")
+    return value
+
+
+def _policy(text: str) -> str:
+    policies = [word.strip() for word in text.split(",")]
+    if not set(policies) <= {DELETE, COMPACT}:
+        raise ValueError(f"{DELETE}, {COMPACT} or both are known")
+    return ",".join(policies)
+
+
+def _timestamp_type(text: str) -> str:
+    if text not in (CREATE_TIME, LOG_APPEND_TIME):
+        raise ValueError(f"{CREATE_TIME} or {LOG_APPEND_TIME} is wanted")
+    return text
+
+
+class _Setting(NamedTuple):
+    """The `LogConfig` attribute, the topic's setting, the broker's, and what a text of it means."""
+
+    attribute: str
+    topic: str
+    broker: str
+    parse: Callable[[str], Any]
+
+
+_SETTINGS = (
+    _Setting("segment_bytes", "segment.bytes", "log.segment.bytes", _number(1)),
+    _Setting("segment_ms", "segment.ms", "log.roll.ms", _number(1)),
+    _Setting("segment_index_bytes", "segment.index.bytes", "log.index.size.max.bytes", _number(24)),
+    _Setting("index_interval_bytes", "index.interval.bytes", "log.index.interval.bytes", _number(0)),
+    _Setting("max_message_bytes", "max.message.bytes", "message.max.bytes", _number(1)),
+    _Setting("flush_messages", "flush.messages", "log.flush.interval.messages", _number(1)),
+    _Setting("flush_ms", "flush.ms", "log.flush.interval.ms", _number(0)),
+    _Setting("retention_ms", "retention.ms", "log.retention.ms", _number(-1)),
+    _Setting("retention_bytes", "retention.bytes", "log.retention.bytes", _number(-1)),
+    _Setting("file_delete_delay_ms", "file.delete.delay.ms", "log.segment.delete.delay.ms", _number(0)),
+    _Setting("cleanup_policy", "cleanup.policy", "log.cleanup.policy", _policy),
+    _Setting("min_cleanable_dirty_ratio", "min.cleanable.dirty.ratio", "log.cleaner.min.cleanable.ratio", _ratio),
+    _Setting("min_compaction_lag_ms", "min.compaction.lag.ms", "log.cleaner.min.compaction.lag.ms", _number(0)),
+    _Setting("max_compaction_lag_ms", "max.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms", _number(1)),
+    _Setting("delete_retention_ms", "delete.retention.ms", "log.cleaner.delete.retention.ms", _number(0)),
+    _Setting("message_timestamp_type", "message.timestamp.type", "log.message.timestamp.type", _timestamp_type),
+)
+_LONGER_UNITS = (
+    _Setting("retention_ms", "", "log.retention.minutes", _number(-1, _MINUTE_MS)),
+    _Setting("retention_ms", "", "log.retention.hours", _number(-1, _HOUR_MS)),
+    _Setting("segment_ms", "", "log.roll.hours", _number(1, _HOUR_MS)),
+)
+_TOPIC = {item.topic: item for item in _SETTINGS}
+#: Where there are several units for one value the last one counts, as with Kafka the smallest.
+BROKER_LOG_SETTINGS = {item.broker: item for item in (*reversed(_LONGER_UNITS), *_SETTINGS)}
+
+
+def _value(name: str, setting: _Setting, text: str) -> Any:
+    try:
+        return setting.parse(text.strip())
+    except ValueError as error:
+        raise ConfigError(f"setting {name}={text}: {error}") from None
+
+
+def broker_log_settings(settings: Mapping[str, str]) -> dict[str, Any]:
+    """`LogConfig` arguments of a broker's settings of `BROKER_LOG_SETTINGS`; `ConfigError` for a bad value."""
+    values = {name: _value(name, BROKER_LOG_SETTINGS[name], text) for name, text in settings.items()}
+    return {item.attribute: values[name] for name, item in BROKER_LOG_SETTINGS.items() if name in values}
+
+
+def topic_settings(settings: Mapping[str, str]) -> dict[str, Any]:
+    """`LogConfig` arguments of a topic's settings; `ConfigError` for an unknown name or a bad value."""
+    result = {}
+    for name, text in settings.items():
+        if name not in _TOPIC:
+            raise ConfigError(f"unknown topic setting {name!r}; known are {', '.join(sorted(_TOPIC))}")
+        result[_TOPIC[name].attribute] = _value(name, _TOPIC[name], text)
+    return result

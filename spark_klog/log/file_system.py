@@ -1,0 +1,136 @@
+"""The file system as a log uses it. Tests put one in its place that forgets, tears and refuses."""
+
+from __future__ import annotations
+
+import os
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from spark_klog.wire.primitives import Buffer
+
+
+class File(Protocol):
+    """An open file, read and written by position. All methods raise OSError."""
+
+    def fileno(self) -> int:
+        """For sendfile."""
+
+    def read_at(self, position: int, size: int) -> bytes:
+        """Up to `size` bytes; fewer at the end of the file."""
+
+    def write_at(self, position: int, data: Buffer) -> int:
+        """How many bytes were written: maybe not all."""
+
+    def truncate(self, size: int) -> int:
+        """Cut the file, or fill it with zeros, to `size` bytes."""
+
+    def sync(self) -> None:
+        """Return when what was written is on the disk."""
+
+    def close(self) -> None: ...
+
+
+class FileInfo(NamedTuple):
+    """Size in bytes, and when it was written to last (ms since the epoch)."""
+
+    size: int
+    modified_ms: int
+
+
+class FileSystem(Protocol):
+    """Folders and files by path. All methods raise OSError."""
+
+    def open(self, path: Path) -> File:
+        """For reading and writing; made where it is missing."""
+
+    def names(self, folder: Path) -> set[str]:
+        """What is in a folder."""
+
+    def info(self, path: Path) -> FileInfo:
+        """Of a file; `FileNotFoundError`."""
+
+    def read(self, path: Path) -> bytes:
+        """The whole content of a small file; `FileNotFoundError`."""
+
+    def replace(self, path: Path, content: bytes) -> None:
+        """Give a small file this content: after a crash it has either the old one or this, after the call this."""
+
+    def rename(self, old: Path, new: Path) -> None: ...
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; nothing happens where there is none."""
+
+    def make_folder(self, path: Path) -> None: ...
+
+    def sync_folder(self, path: Path) -> None:
+        """Return when files made, renamed and removed in the folder are so on the disk."""
+
+
+class LocalFile(FileIO):
+    """A file of the operating system. It is closed when nothing refers to it any more: a response may be under way."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+")
+
+    def read_at(self, position: int, size: int) -> bytes:
+        return os.pread(self.fileno(), size, position)
+
+    def write_at(self, position: int, data: Buffer) -> int:
+        return os.pwrite(self.fileno(), data, position)
+
+    def sync(self) -> None:
+        os.fsync(self.fileno())
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class LocalFileSystem:
+    """The file system of this machine."""
+
+    def open(self, path: Path) -> LocalFile:
+        return LocalFile(path)
+
+    def names(self, folder: Path) -> set[str]:
+        return set(os.listdir(folder))
+
+    def info(self, path: Path) -> FileInfo:
+        status = path.stat()
+        return FileInfo(status.st_size, status.st_mtime_ns // 1_000_000)
+
+    def read(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+    def replace(self, path: Path, content: bytes) -> None:
+        temporary = path.with_name(path.name + ".tmp")
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        self.sync_folder(path.parent)
+
+    def rename(self, old: Path, new: Path) -> None:
+        old.rename(new)
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def make_folder(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    def sync_folder(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_all(file: File, position: int, data: Buffer) -> None:
+    """Write all of `data`. OSError: some of it may have been written."""
+    view = memoryview(data)
+    done = 0
+    while done < len(view):
+        done += file.write_at(position + done, view[done:])

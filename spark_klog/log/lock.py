@@ -1,0 +1,34 @@
+"""The lock of a data directory (.lock, held by fcntl as Kafka's own): one broker or tool at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from spark_klog.errors import LogDirLocked
+
+
+def take_lock(data_dir: Path) -> int:
+    """The descriptor that holds the lock until it is closed; `LogDirLocked` where another process has it."""
+    lock = os.open(data_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise LogDirLocked(
+            f"data directory {data_dir} is held by another broker; stop that one, or choose another --data-dir"
+        ) from None
+    return lock
+
+
+@contextmanager
+def locked(data_dir: Path) -> Iterator[None]:
+    """Hold the lock for a while; `LogDirLocked`."""
+    lock = take_lock(data_dir)
+    try:
+        yield
+    finally:
+        os.close(lock)

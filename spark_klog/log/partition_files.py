@@ -1,0 +1,94 @@
+"""The small text files of a partition's folder; the first two as Kafka writes them.
+
+partition.metadata        "version: 0", "topic_id: " and 22 characters of URL-safe base64 (KIP-516)
+leader-epoch-checkpoint   "0" (version), how many lines follow, then "EPOCH START_OFFSET" lines, both growing (KIP-101)
+klog.json                 the topic's own values of `LogConfig` as a JSON object, where it has some
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+from spark_klog.errors import DecodeError, LogCorrupted
+from spark_klog.log.file_system import FileSystem
+
+PARTITION_METADATA = "partition.metadata"
+LEADER_EPOCHS = "leader-epoch-checkpoint"
+_OVERRIDES = "klog.json"
+
+_METADATA = re.compile(rb"version: *0\s*\ntopic_id: *([A-Za-z0-9_-]{22})\s*")
+_EPOCH = re.compile(rb"([0-9]+) ([0-9]+)")
+
+
+def read_topic_id(path: Path) -> UUID:
+    """The topic id in a partition.metadata file; `DecodeError` where it is not as above; OSError."""
+    return _topic_id(path, path.read_bytes())
+
+
+def _topic_id(path: Path, content: bytes) -> UUID:
+    match = _METADATA.fullmatch(content)
+    if not match:
+        raise DecodeError(f"{path} holds no topic id of version 0")
+    topic_id = UUID(bytes=base64.urlsafe_b64decode(match[1] + b"=="))
+    if not topic_id.int:
+        raise DecodeError(f"{path} holds the topic id zero, which is none")
+    return topic_id
+
+
+def read_leader_epochs(path: Path) -> list[tuple[int, int]]:
+    """(epoch, start offset) of a leader-epoch-checkpoint; `DecodeError` where it is not as above; OSError."""
+    lines = path.read_bytes().split(b"\n")
+    epochs = [(int(match[1]), int(match[2])) for line in lines[2:-1] if (match := _EPOCH.fullmatch(line))]
+    if lines != [b"0", str(len(epochs)).encode(), *(b"%d %d" % entry for entry in epochs), b""]:
+        raise DecodeError(f"{path} is no leader epoch checkpoint of version 0")
+    for before, after in pairwise(epochs):
+        if after[0] <= before[0] or after[1] < before[1]:
+            raise DecodeError(f"{path}: epoch {after[0]} of offset {after[1]} follows {before[0]} of {before[1]}")
+    return epochs
+
+
+def topic_id_of(files: FileSystem, folder: Path, given: UUID | None) -> UUID:
+    """The topic id that the folder has; where it has none yet it gets the one given, or a new one.
+
+    `LogCorrupted` where the file is damaged.
+    """
+    path = folder / PARTITION_METADATA
+    try:
+        return _topic_id(path, files.read(path))
+    except FileNotFoundError:
+        topic_id = given or uuid4()
+    except DecodeError as error:
+        raise LogCorrupted(f"{error}; restore it, or remove it to get a new one") from None
+    encoded = base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
+    files.replace(path, f"version: 0\ntopic_id: {encoded}\n".encode())
+    return topic_id
+
+
+def read_overrides(files: FileSystem, folder: Path) -> dict[str, Any]:
+    """The topic's own values of `LogConfig`; `LogCorrupted` where the file is damaged."""
+    path = folder / _OVERRIDES
+    try:
+        overrides = json.loads(files.read(path))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise LogCorrupted(f"{path} is no JSON: {error}; restore it, or remove it for the broker's settings") from None
+    assert isinstance(overrides, dict)
+    return overrides
+
+
+def write_overrides(files: FileSystem, folder: Path, overrides: Mapping[str, Any]) -> None:
+    """Keep the topic's own values of `LogConfig`; OSError."""
+    files.replace(folder / _OVERRIDES, json.dumps(dict(overrides)).encode())
+
+
+def write_leader_epochs(files: FileSystem, folder: Path, epoch: int, start_offset: int) -> None:
+    """The log has had one leader epoch, from `start_offset` on; OSError."""
+    files.replace(folder / LEADER_EPOCHS, f"0\n1\n{epoch} {start_offset}\n".encode())

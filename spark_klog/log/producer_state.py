@@ -1,0 +1,162 @@
+"""What a log knows of its producers: the last batches of each, and which transactions are open.
+
+A snapshot (OFFSET.snapshot, 20 digits) holds it as it was before that offset, in Kafka's format:
+
+    version   INT16   1
+    crc       UINT32  CRC-32C of all that follows
+    count     INT32
+    entries           producer id INT64, epoch INT16, last sequence INT32, last offset INT64, offset delta INT32,
+                      timestamp INT64 (ms), coordinator epoch INT32, first offset of the open transaction INT64 (-1)
+
+Source: KIP-98; KIP-360. Crash story: a snapshot is written as a whole or not at all; the log from there on is replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from struct import Struct
+from typing import NamedTuple
+
+from spark_klog.errors import DecodeError
+from spark_klog.log.file_system import FileSystem
+from spark_klog.log.transaction_index import AbortedTransaction
+from spark_klog.records.batch_v2 import BatchHeader
+from spark_klog.records.control import ABORT, Marker, read_marker
+from spark_klog.wire.checksums import crc32c
+
+SNAPSHOT = ".snapshot"
+_VERSION = 1
+_START = Struct(">hI")
+_COUNT = Struct(">i")
+_ENTRY = Struct(">qhiqiqiq")
+#: Kafka's: so many batches of a producer are known, to answer one that is sent again.
+_BATCHES = 5
+_NO_OFFSET = -1
+
+
+class ProducerBatch(NamedTuple):
+    """A batch as its producer numbers it: `last_sequence`, and the offset of its last record."""
+
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    timestamp: int
+
+
+@dataclass
+class Producer:
+    """One producer id: its epoch, its last batches (newest last), and where its open transaction begins (-1: none)."""
+
+    epoch: int = -1
+    batches: list[ProducerBatch] = field(default_factory=list)
+    last_timestamp: int = -1
+    coordinator_epoch: int = -1
+    transaction_first_offset: int = _NO_OFFSET
+
+
+class ProducerState:
+    """Of one log, up to `end_offset`."""
+
+    def __init__(self) -> None:
+        self.producers: dict[int, Producer] = {}
+        self.end_offset = 0
+
+    @property
+    def first_unstable_offset(self) -> int | None:
+        """Where the oldest open transaction begins."""
+        opened = [item.transaction_first_offset for item in self.producers.values()]
+        return min((offset for offset in opened if offset != _NO_OFFSET), default=None)
+
+    def add(self, header: BatchHeader, batch: memoryview) -> AbortedTransaction | None:
+        """Take note of a batch of a producer; the transaction that it aborts. `DecodeError` for a bad marker."""
+        marker = None
+        self.end_offset = header.next_offset
+        if header.is_control:
+            marker = read_marker(header, batch)
+            if marker is None:
+                return None  # compaction has taken it out, and all that it ended
+        producer = self.producers.setdefault(header.producer_id, Producer())
+        if header.producer_epoch != producer.epoch:
+            producer.epoch = header.producer_epoch
+            producer.batches.clear()
+        producer.last_timestamp = header.max_timestamp
+        if marker is not None:
+            return self._end_transaction(header, producer, marker)
+        producer.batches.append(
+            ProducerBatch(
+                _advanced(header.base_sequence, header.last_offset_delta),
+                header.last_offset,
+                header.last_offset_delta,
+                header.max_timestamp,
+            )
+        )
+        del producer.batches[:-_BATCHES]
+        if header.is_transactional and producer.transaction_first_offset == _NO_OFFSET:
+            producer.transaction_first_offset = header.base_offset
+        return None
+
+    def _end_transaction(self, header: BatchHeader, producer: Producer, marker: Marker) -> AbortedTransaction | None:
+        first, producer.transaction_first_offset = producer.transaction_first_offset, _NO_OFFSET
+        producer.coordinator_epoch = marker.coordinator_epoch
+        if marker.type != ABORT or first == _NO_OFFSET:
+            return None
+        unstable = self.first_unstable_offset
+        stable = header.next_offset if unstable is None else unstable
+        return AbortedTransaction(header.producer_id, first, header.last_offset, stable)
+
+    def forget_before(self, offset: int) -> None:
+        """Records before `offset` were deleted: transactions that began there begin with what is left of them."""
+        for producer in self.producers.values():
+            if _NO_OFFSET < producer.transaction_first_offset < offset:
+                producer.transaction_first_offset = offset
+
+    def expire(self, before_ms: int) -> None:
+        """Forget producers that have written nothing since, and have no open transaction."""
+        for producer_id, producer in list(self.producers.items()):
+            if producer.last_timestamp < before_ms and producer.transaction_first_offset == _NO_OFFSET:
+                del self.producers[producer_id]
+
+    def encode(self) -> bytes:
+        """A snapshot's content."""
+        entries = b"".join(_ENTRY.pack(*entry) for entry in self._entries())
+        body = _COUNT.pack(len(self.producers)) + entries
+        return _START.pack(_VERSION, crc32c(body)) + body
+
+    def _entries(self) -> Iterator[tuple[int, ...]]:
+        for producer_id, item in sorted(self.producers.items()):
+            last = item.batches[-1] if item.batches else ProducerBatch(-1, -1, 0, item.last_timestamp)
+            yield producer_id, item.epoch, *last, item.coordinator_epoch, item.transaction_first_offset
+
+    @classmethod
+    def decode(cls, data: bytes) -> ProducerState:
+        """`DecodeError` where it is no snapshot of version 1, or its checksum is wrong."""
+        try:
+            version, crc = _START.unpack_from(data)
+            (count,) = _COUNT.unpack_from(data, _START.size)
+            entries = list(_ENTRY.iter_unpack(data[_START.size + _COUNT.size :]))
+        except Exception as error:
+            raise DecodeError(f"{len(data)} bytes are no snapshot of producers: {error}") from None
+        if version != _VERSION or len(entries) != count or crc != crc32c(data[_START.size :]):
+            raise DecodeError(f"{len(data)} bytes are no snapshot of producers, version {version}, {count} entries")
+        state = cls()
+        for producer_id, epoch, sequence, offset, delta, timestamp, coordinator_epoch, first in entries:
+            batches = [ProducerBatch(sequence, offset, delta, timestamp)] if offset >= 0 else []
+            state.producers[producer_id] = Producer(epoch, batches, timestamp, coordinator_epoch, first)
+        return state
+
+
+def _advanced(sequence: int, by: int) -> int:
+    """Sequences wrap from 2^31 - 1 to 0; -1 is none."""
+    return sequence if sequence < 0 else (sequence + by) & 0x7FFFFFFF
+
+
+def load_snapshot(files: FileSystem, path: Path) -> ProducerState:
+    """The state in a snapshot file named by its offset; `DecodeError`, OSError."""
+    try:
+        state = ProducerState.decode(files.read(path))
+    except DecodeError as error:
+        raise DecodeError(f"{path}: {error}") from None
+    state.end_offset = int(path.stem)
+    return state

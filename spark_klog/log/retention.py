@@ -1,0 +1,33 @@
+"""Which segments may go: pure functions over what is known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from spark_klog.log.config import LogConfig
+
+
+class SegmentFacts(NamedTuple):
+    """A segment with offsets below `end`; its largest timestamp (ms), or when it was written where it has none."""
+
+    end: int
+    size: int
+    newest_ms: int
+
+
+def expired(segments: Iterable[SegmentFacts], config: LogConfig, size: int, start_offset: int, now_ms: int) -> int:
+    """How many of the oldest segments may be deleted; `size` is that of all, the active one is among them.
+
+    A segment goes where all of it lies before `start_offset`; with cleanup.policy=delete also where its newest record
+    is older than retention.ms, or the log would hold retention.bytes without it. It ends at the first that may not.
+    """
+    count = 0
+    for segment in segments:
+        too_old = config.deletes and 0 <= config.retention_ms < now_ms - segment.newest_ms
+        too_much = config.deletes and 0 <= config.retention_bytes <= size - segment.size
+        if not (segment.end <= start_offset or too_old or too_much):
+            break
+        count += 1
+        size -= segment.size
+    return count

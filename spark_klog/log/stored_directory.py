@@ -1,0 +1,115 @@
+"""Data directories that are only read (Kafka: log.dirs): which partitions they hold, and where.
+
+TOPIC-PARTITION/              see stored.py, of Kafka 0.7 stored_07.py
+log-start-offset-checkpoint   see checkpoints.py: first offsets that are no segment's. Where it is missing or damaged,
+                              the first segment says where a log begins
+meta.properties               there where a broker has been
+
+Other folders (TOPIC-PARTITION.*-delete, -stray, -future) are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+from spark_klog.errors import ConfigError, DecodeError, OffsetOutOfRange
+from spark_klog.log.checkpoints import LOG_START
+from spark_klog.log.partition_log import partition_of_folder
+from spark_klog.log.stored import GONE, StoredBatches, StoredPartition
+from spark_klog.log.stored_07 import StoredPartition07
+from spark_klog.log.stored_files import LogFiles, read_whole
+from spark_klog.records.reader import BadBatch
+from spark_klog.wire.codecs import MAX_DECOMPRESSED
+
+_META = "meta.properties"
+
+
+class Directory(NamedTuple):
+    """A data directory: its path on a file system; `name` is for messages."""
+
+    files: LogFiles
+    path: str
+    name: str
+
+
+class StoredLog(Protocol):
+    """What can be asked of a partition, whatever wrote it; see `StoredPartition`."""
+
+    @property
+    def start_offset(self) -> int: ...
+    @property
+    def end_offset(self) -> int: ...
+    @property
+    def damage(self) -> DecodeError | None: ...
+    def offset_for_time(self, timestamp: int) -> int | None: ...
+    def timestamp_type(self, offset: int) -> int | None: ...
+    def cuts(self, start: int, end: int, target: int) -> list[int]: ...
+    def read(self, start: int, end: int, on_bad: Callable[[BadBatch], None]) -> Iterator[StoredBatches]: ...
+
+
+class StoredDirectories:
+    """The partitions of some data directories. `limit`: bytes that a compressed set of Kafka 0.7 may grow to."""
+
+    def __init__(
+        self, directories: list[Directory], *, read_committed: bool = False, limit: int = MAX_DECOMPRESSED
+    ) -> None:
+        self._directories = directories
+        self._read_committed, self._limit = read_committed, limit
+        self._checkpoints: dict[str, dict[tuple[str, int], int]] = {}
+
+    def partitions(self) -> list[tuple[str, int]]:
+        """All (topic, partition), sorted.
+
+        `ConfigError` where a directory is not there or is no data directory, or two have the same partition; OSError.
+        """
+        found: dict[tuple[str, int], str] = {}
+        for directory in self._directories:
+            try:
+                entries = directory.files.entries(directory.path)
+            except FileNotFoundError:
+                raise ConfigError(f"there is no directory {directory.name}") from None
+            here = [key for entry in entries if entry.is_folder and (key := partition_of_folder(entry.name))]
+            if not here and _META not in {entry.name for entry in entries}:
+                raise ConfigError(
+                    f"{directory.name} is no data directory of a broker: it has no folder TOPIC-PARTITION; "
+                    "the directory that holds such folders is wanted"
+                )
+            for key in here:
+                if key in found:
+                    raise ConfigError(f"{key[0]}-{key[1]} is in {found[key]} and in {directory.name}")
+                found[key] = directory.name
+        return sorted(found)
+
+    def open(self, topic: str, partition: int) -> StoredLog:
+        """The log of a partition; `OffsetOutOfRange` with nothing available where it is not there (any more)."""
+        for directory in self._directories:
+            folder = f"{directory.path.rstrip('/')}/{topic}-{partition}"
+            try:
+                return self._open(directory, folder, topic, partition)
+            except FileNotFoundError:
+                continue
+        raise OffsetOutOfRange(topic, partition, (0, 0), GONE)
+
+    def _open(self, directory: Directory, folder: str, topic: str, partition: int) -> StoredLog:
+        files, start = directory.files, self._log_starts(directory).get((topic, partition), 0)
+        log = StoredPartition(files, folder, topic, partition, start, read_committed=self._read_committed)
+        if log.is_empty:
+            old = StoredPartition07(files, folder, topic, partition, self._limit)
+            if not old.is_empty:
+                return old
+        return log
+
+    def _log_starts(self, directory: Directory) -> dict[tuple[str, int], int]:
+        if directory.name not in self._checkpoints:
+            try:
+                text = read_whole(directory.files, f"{directory.path.rstrip('/')}/{LOG_START}").decode(errors="replace")
+            except FileNotFoundError:
+                text = ""
+            lines = [line.split(" ") for line in text.splitlines()[2:]]
+            self._checkpoints[directory.name] = {
+                (line[0], int(line[1])): int(line[2])
+                for line in lines
+                if len(line) == 3 and line[1].isdecimal() and line[2].isdecimal()
+            }
+        return self._checkpoints[directory.name]

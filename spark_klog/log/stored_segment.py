@@ -1,0 +1,246 @@
+"""A segment that is only read, on any file system: its .log file by way of its indexes (see index.py).
+
+An index is a hint: an entry counts where a sound batch begins at its position that has its offset. Kafka before 0.11
+wrote the first offset of what was appended, since then it is the last one of a batch. Without a good entry the log is
+walked, header by header, from the start of the segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from struct import Struct
+from typing import NamedTuple
+
+from spark_klog.errors import DecodeError
+from spark_klog.log.stored_files import (
+    LogFiles,
+    OpenFile,
+    headers,
+    index_floor,
+    is_unwritten,
+    opened,
+    read_whole,
+    whole_end,
+)
+from spark_klog.log.transaction_index import AbortedTransaction, parse_transaction_index
+from spark_klog.records.batch import Header, check_crc, first_batch_size, sound_end
+from spark_klog.records.batch_v2 import BatchHeader
+from spark_klog.records.reader import records_of
+
+LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX = ".log", ".index", ".timeindex", ".txnindex"
+_INDEX_ENTRY, _TIME_ENTRY = Struct(">ii"), Struct(">qi")
+#: Bytes that are read at once.
+BLOCK_BYTES = 4 * 1024 * 1024
+_LEAST_BYTES = 512 * 1024
+#: A larger batch is not read to check an index entry: the log is walked.
+_CHECKED_BYTES = 8 * 1024 * 1024
+
+
+class Block(NamedTuple):
+    """Whole batches, and the offset after the last sound one. `data` is valid until the next one is asked for."""
+
+    data: memoryview
+    next_offset: int
+
+
+class Tail(NamedTuple):
+    """The end of a log: the offset after its last whole batch, and what follows it if that is not right."""
+
+    end_offset: int
+    damage: DecodeError | None
+
+
+class StoredSegment:
+    """Files `folder`/`stem` with the suffixes that `sizes` has, which gives their bytes."""
+
+    def __init__(self, files: LogFiles, folder: str, stem: str, sizes: Mapping[str, int]) -> None:
+        self.base_offset = int(stem)
+        self.path = f"{folder}/{stem}{LOG}"
+        self.size = sizes[LOG]
+        self._files = files
+        self._prefix = f"{folder}/{stem}"
+        self._sizes = sizes
+
+    # ----- what the indexes say
+
+    def _floor(self, suffix: str, entry: Struct, field: int, value: int) -> tuple[int, ...] | None:
+        if self._sizes.get(suffix, 0) < entry.size:
+            return None
+        try:
+            with opened(self._files, self._prefix + suffix) as file:
+                return index_floor(file, entry, field, value)
+        except FileNotFoundError:
+            return None  # where the segment is gone, too, its log says so
+
+    def position_hint(self, offset: int) -> int:
+        """About where `offset` is, by the index alone; 0 where it says nothing, or nothing that can be."""
+        found = self._floor(INDEX, _INDEX_ENTRY, 0, offset - self.base_offset)
+        return found[1] if found and 0 <= found[1] < self.size else 0
+
+    def position_estimate(self, offset: int, until: int) -> int:
+        """As `position_hint`, by proportion where that says nothing; the segment's offsets end at `until`."""
+        if offset >= until:
+            return self.size
+        share = self.size * (offset - self.base_offset) // (until - self.base_offset)
+        return self.position_hint(offset) or max(0, share)
+
+    def offset_estimate(self, position: int, until: int, near: int) -> int:
+        """An offset that is about at `position`: the index's where it has one at most `near` bytes before."""
+        found = self._floor(INDEX, _INDEX_ENTRY, 1, position)
+        if found is not None and position - found[1] <= near:
+            return self.base_offset + found[0] + 1
+        return self.base_offset + (until - self.base_offset) * position // max(1, self.size)
+
+    def aborted_transactions(self) -> list[AbortedTransaction]:
+        """The entries of the transaction index; `DecodeError` where it is damaged."""
+        if not self._sizes.get(TRANSACTION_INDEX):
+            return []
+        path = self._prefix + TRANSACTION_INDEX
+        return parse_transaction_index(read_whole(self._files, path), path)
+
+    # ----- positions
+
+    def _start(self, file: OpenFile, offset: int) -> int:
+        """The position of a batch that begins at or before `offset`."""
+        found = self._floor(INDEX, _INDEX_ENTRY, 0, offset - self.base_offset)
+        if found and _begins_batch(file, found[1], self.base_offset + found[0]):
+            return found[1]
+        return 0
+
+    def _find(self, file: OpenFile, offset: int) -> tuple[int, Header] | None:
+        """(position, header) of the first batch whose last offset is `offset` or later; None beyond the segment."""
+        for position, header in headers(file, self._start(file, offset)):
+            if header.last_offset >= offset:
+                return position, header
+        return None
+
+    def headers(self, start: int, end: int) -> Iterator[tuple[Header, memoryview]]:
+        """(header, bytes) of the batches with offsets in [start, end); the bytes of control batches only."""
+        with opened(self._files, self.path) as file:
+            found = self._find(file, start)
+            for position, header in headers(file, found[0]) if found else ():
+                if header.base_offset >= end:
+                    return
+                size = header.size if header.is_control else 0
+                yield header, memoryview(file.read(position, size))
+
+    def header(self, offset: int) -> Header | None:
+        """That of the first batch whose last offset is `offset` or later; None beyond the segment."""
+        with opened(self._files, self.path) as file:
+            found = self._find(file, offset)
+            return found[1] if found else None
+
+    def tail(self) -> Tail:
+        """The end of the segment: what a broker is about to write is not there yet."""
+        with opened(self._files, self.path) as file:
+            end, position = self.base_offset, self._start(file, (1 << 31) + self.base_offset)
+            try:
+                for at, header in headers(file, position):
+                    end, position = max(end, header.next_offset), at + header.size
+            except DecodeError as error:
+                return Tail(end, type(error)(f"{self.path}: {error}"))
+            return Tail(end, None)
+
+    # ----- times
+
+    def offset_for_time(self, timestamp: int, first: int, until: int) -> int | None:
+        """The first offset in [first, until) of a record with a timestamp (ms) of `timestamp` or more, or None.
+
+        A corrupt batch that says it has one counts as having it first: who reads it sees what is wrong.
+        """
+        with opened(self._files, self.path) as file:
+            for position, header in headers(file, self._time_start(file, timestamp)):
+                if header.base_offset >= until:
+                    return None
+                if header.max_timestamp < timestamp or header.last_offset < first:
+                    continue
+                batch = memoryview(file.read(position, header.size))
+                try:
+                    check_crc(header, batch)
+                    records = [record for record in records_of(header, batch) if record.timestamp >= timestamp]
+                except DecodeError:
+                    return max(first, header.base_offset)
+                for record in records:
+                    if record.offset >= first:
+                        return record.offset
+        return None
+
+    def _time_start(self, file: OpenFile, timestamp: int) -> int:
+        """The position of a batch before which all timestamps are below `timestamp`."""
+        found = self._floor(TIME_INDEX, _TIME_ENTRY, 0, timestamp - 1)
+        place = self._find(file, self.base_offset + found[1]) if found else None
+        if found is None or place is None or place[1].max_timestamp != found[0]:
+            return 0
+        return place[0]
+
+    # ----- data
+
+    def blocks(self, start: int, end: int, is_last: bool) -> Iterator[Block]:
+        """The batches with offsets in [start, end), in blocks; they may reach beyond both ends.
+
+        The next block is read while the last one is used. `DecodeError` at what is no batch; where the segment is not
+        the last one of its log (nothing is appended then), at a partial batch, too.
+        """
+        with opened(self._files, self.path) as file:
+            found = self._find(file, start)
+            if found is None:
+                return
+            limit = self.position_hint(end) or self.size
+            with ThreadPoolExecutor(1) as ahead:
+                position, next_offset = found[0], start
+                coming = ahead.submit(file.read, position, _block_size(position, limit))
+                while True:
+                    data = memoryview(coming.result())
+                    size, last = whole_end(data)
+                    if not size:
+                        needed = self._needed(file, position, data, is_last)
+                        if not needed:
+                            return
+                        coming = ahead.submit(file.read, position, needed)
+                        continue
+                    position += size
+                    next_offset = sound_end(data[last:size]) or next_offset
+                    is_done = next_offset >= end or position >= file.size
+                    if not is_done:
+                        coming = ahead.submit(file.read, position, _block_size(position, limit))
+                    yield Block(data[:size], next_offset)
+                    if is_done:
+                        return
+
+    def _needed(self, file: OpenFile, position: int, data: memoryview, is_last: bool) -> int:
+        """The bytes of the batch at `position`, more than `data`; 0 where the log ends there."""
+        left = file.size - position
+        try:
+            size = first_batch_size(data)
+        except DecodeError as error:
+            if is_last and is_unwritten(file, position):
+                return 0
+            raise type(error)(f"no batch at position {position}: {error}") from None
+        if size is not None and len(data) < size <= left:
+            return size
+        if is_last:
+            return 0
+        raise DecodeError(f"the batch at position {position} is cut off: {left} bytes are left of {size or 'it'}")
+
+
+def _block_size(position: int, limit: int) -> int:
+    """Not much more than what is left up to `limit`, where the wanted records may end."""
+    return min(BLOCK_BYTES, max(limit - position, _LEAST_BYTES))
+
+
+def _begins_batch(file: OpenFile, position: int, offset: int) -> bool:
+    """Whether a sound batch begins at `position` that has `offset`; of a wrapper the first or the last one."""
+    try:
+        if not 0 <= position < file.size:
+            return False
+        place, header = next(headers(file, position), (position, None))
+        if header is None or header.size > _CHECKED_BYTES:
+            return False
+        batch = memoryview(file.read(place, header.size))
+        check_crc(header, batch)
+        if isinstance(header, BatchHeader):
+            return header.base_offset <= offset <= header.last_offset
+        return offset in (header.last_offset, next(iter(records_of(header, batch))).offset)
+    except (DecodeError, StopIteration):
+        return False

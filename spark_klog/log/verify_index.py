@@ -1,0 +1,240 @@
+"""Whether a segment's index files agree with its log: each check is told of every batch in order, then of the end.
+
+.index      An entry points to where a batch begins. Its offset is that batch's last one; before Kafka 0.11 its first;
+            where several batches were appended at once (by a follower, by compaction) the last one of them all.
+.timeindex  An entry has the largest timestamp up to its batch, and an offset in the batch that has it.
+.txnindex   An entry is an aborted transaction: it ends with an abort marker in this segment. Its last stable offset may
+            be larger than a leader would have it, since a follower appends many batches at once.
+
+All three say how far a reader may go, so a wrong entry hides or invents records, though the log is sound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_klog.errors import DecodeError
+from spark_klog.log.dump import Damage
+from spark_klog.log.dump_index import OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX, IndexEntry, Padding, dump_index
+from spark_klog.records.batch import Header
+from spark_klog.records.batch_v2 import BatchHeader
+from spark_klog.records.reader import records_of
+
+_ABORT = b"\x00\x00"
+_MAX_CONTROL_SIZE = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong: where in which file (None: with the file as a whole), and what."""
+
+    file: Path
+    position: int | None
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A sound batch of a segment: its position, and the offsets of its first and last record."""
+
+    position: int
+    first: int
+    last: int
+    max_timestamp: int
+
+
+class _Entries:
+    """The entries of an index, one ahead; what is wrong with the file itself is collected in `findings`."""
+
+    def __init__(self, path: Path, is_newest: bool) -> None:
+        self.path = path
+        self.findings: list[Finding] = []
+        self._is_newest = is_newest
+        self._found = dump_index(path) if path.exists() else iter(())
+        self.next: IndexEntry | None = None
+        self.step()
+
+    def step(self) -> None:
+        """On to the next entry."""
+        self.next = None
+        for found in self._found:
+            if isinstance(found, IndexEntry):
+                self.next = found
+                return
+            if isinstance(found, Damage):
+                self.findings.append(Finding(self.path, found.position, found.reason))
+            elif not self._is_newest:
+                self.findings.append(_padded(self.path, found))
+
+    def wrong(self, entry: IndexEntry, what: str) -> None:
+        fields = ", ".join(f"{name} {value}" for name, value in entry.fields.items())
+        self.findings.append(Finding(self.path, entry.position, f"entry with {fields}: {what}"))
+
+    def taken(self) -> Iterator[Finding]:
+        """The findings so far; they are forgotten."""
+        found, self.findings = self.findings, []
+        yield from found
+
+    def rest(self, what: str | None) -> Iterator[Finding]:
+        """The findings of the entries that are left; `what` is wrong with these."""
+        while self.next:
+            if what:
+                self.wrong(self.next, what)
+            self.step()
+        yield from self.taken()
+
+
+def _padded(path: Path, padding: Padding) -> Finding:
+    return Finding(
+        path, padding.position, f"{padding.size} zero bytes follow the entries, but a newer segment is there"
+    )
+
+
+class OffsetIndexCheck:
+    """The .index of a segment."""
+
+    def __init__(self, log: Path, is_newest: bool) -> None:
+        self._entries = _Entries(log.with_suffix(OFFSET_INDEX), is_newest)
+        #: An entry of several batches, whose last one is still to come.
+        self._open: IndexEntry | None = None
+        self._largest = -1
+
+    def batch(self, batch: Batch) -> Iterator[Finding]:
+        """Compare with the next batch."""
+        entries = self._entries
+        while (entry := entries.next) and entry.fields["position"] <= batch.position:
+            offset = entry.fields["offset"]
+            if self._open:
+                self._no_end()
+            if offset <= self._largest:
+                entries.wrong(entry, "entries do not grow")
+            elif entry.fields["position"] != batch.position:
+                entries.wrong(entry, "no batch begins there")
+            elif offset > batch.last:
+                self._open = entry
+            elif offset not in (batch.first, batch.last):
+                entries.wrong(entry, f"the batch there has offsets {batch.first} to {batch.last}")
+            self._largest = max(self._largest, offset)
+            entries.step()
+        if self._open and batch.last >= self._open.fields["offset"]:
+            if batch.last > self._open.fields["offset"]:
+                self._no_end()
+            self._open = None
+        yield from entries.taken()
+
+    def _no_end(self) -> None:
+        assert self._open is not None
+        self._entries.wrong(
+            self._open, "the batch there does not end with that offset, nor does one up to the next entry"
+        )
+        self._open = None
+
+    def end(self, compare: bool) -> Iterator[Finding]:
+        """What is left when the log has ended; without `compare` only what is wrong with the file itself."""
+        if self._open and compare:
+            self._no_end()
+        yield from self._entries.rest("no batch begins there" if compare else None)
+
+
+class TimeIndexCheck:
+    """The .timeindex of a segment."""
+
+    def __init__(self, log: Path, is_newest: bool) -> None:
+        self._entries = _Entries(log.with_suffix(TIME_INDEX), is_newest)
+        self._largest = -1
+
+    def batch(self, batch: Batch) -> Iterator[Finding]:
+        """Compare with the next batch."""
+        entries = self._entries
+        while (entry := entries.next) and entry.fields["offset"] <= batch.last:
+            timestamp = entry.fields["timestamp"]
+            if entry.fields["offset"] < batch.first:
+                entries.wrong(entry, "no batch has that offset, or entries do not grow")
+            elif timestamp != batch.max_timestamp:
+                entries.wrong(entry, f"the largest timestamp of the batch with that offset is {batch.max_timestamp}")
+            elif timestamp <= self._largest:
+                entries.wrong(entry, f"a batch before has timestamp {self._largest}, or entries do not grow")
+            entries.step()
+        self._largest = max(self._largest, batch.max_timestamp)
+        yield from entries.taken()
+
+    def end(self, compare: bool) -> Iterator[Finding]:
+        """What is left when the log has ended; without `compare` only what is wrong with the file itself."""
+        yield from self._entries.rest("the segment has no such offset" if compare else None)
+
+
+class TransactionCheck:
+    """The .txnindex files of a partition: told of all its batches, a segment after the other."""
+
+    def __init__(self) -> None:
+        #: By producer id: the first offset of the transaction that is open.
+        self._open: dict[int, int] = {}
+        #: By the offset of an abort marker in this segment: producer id, first offset (None: not known), stable offset.
+        self._aborted: dict[int, tuple[int, int | None, int]] = {}
+        self._start: int | None = None
+        self._next = 0
+        #: Whether each transaction is known from its start: no records were lost to damage or compaction.
+        self.exact = True
+
+    def batch(self, header: Header, data: memoryview, batch: Batch) -> None:
+        """Take note of the next batch; `DecodeError` for a control batch without a control record."""
+        if self._start is None:
+            self._start = batch.first
+        elif batch.first != self._next:
+            self.exact = False
+        self._next = batch.last + 1
+        if not isinstance(header, BatchHeader) or not header.is_transactional:
+            return
+        if not header.is_control:
+            self._open.setdefault(header.producer_id, batch.first)
+            return
+        first = self._open.pop(header.producer_id, None)
+        if _control_type(header, data) == _ABORT:
+            stable = min(self._open.values(), default=batch.last + 1)
+            self._aborted[batch.last] = header.producer_id, first, stable
+
+    def segment_end(self, log: Path) -> Iterator[Finding]:
+        """Compare a segment's index with its batches."""
+        entries = _Entries(log.with_suffix(TRANSACTION_INDEX), True)
+        expected, self._aborted = self._aborted, {}
+        previous = -1
+        while entry := entries.next:
+            last = entry.fields["lastOffset"]
+            wrong = self._wrong(entry.fields, expected.pop(last, None))
+            if wrong or last <= previous:
+                entries.wrong(entry, wrong or "entries do not grow")
+            previous = max(previous, last)
+            entries.step()
+        yield from entries.taken()
+        for last, (producer_id, first, _) in expected.items():
+            if first is not None:
+                what = f"the transaction [{first}, {last}] of producer {producer_id}, which was aborted, is missing"
+                yield Finding(entries.path, None, what)
+
+    def _wrong(self, fields: dict[str, int], expected: tuple[int, int | None, int] | None) -> str | None:
+        """What does not agree with the log."""
+        first, last, stable = (fields[name] for name in ("firstOffset", "lastOffset", "lastStableOffset"))
+        if expected is None:
+            return "the segment has no abort marker at its last offset" if self.exact else None
+        producer_id, known_first, known_stable = expected
+        if fields["producerId"] != producer_id:
+            return f"the abort marker is of producer {producer_id}"
+        if not 0 <= first <= last or not 0 <= stable <= self._next:
+            return "offsets that can't be"
+        start = self._start or 0  # what lies before it is not known
+        if not self.exact or known_first is None:
+            return None
+        if first != known_first and first >= start:
+            return f"the transaction began at offset {known_first}"
+        if stable != known_stable and stable >= start and not stable > known_stable > last:
+            return f"the last stable offset was {known_stable}"
+        return None
+
+
+def _control_type(header: BatchHeader, data: memoryview) -> bytes:
+    for record in records_of(header, data, _MAX_CONTROL_SIZE):
+        if record.key is not None and len(record.key) >= 4:
+            return record.key[2:4]  # after INT16 version
+    raise DecodeError("a control batch without a control record")

@@ -1,0 +1,83 @@
+# Runs of batches of magic 2 as a log sees them: headers and checksums, never records (see batch_run.py).
+
+cdef enum:
+    PRODUCER_START = 43
+
+
+cdef inline void set_big(uint8_t *at, uint64_t value, int size) noexcept nogil:
+    cdef int i
+    for i in range(size):
+        at[i] = <uint8_t>(value >> (8 * (size - 1 - i)))
+
+
+cdef bytes bytes_of(Bytes *buffer):
+    """The content as Python's bytes; the buffer is given back."""
+    content = PyBytes_FromStringAndSize(<char *>buffer.data, buffer.size)
+    release(buffer)
+    return content
+
+
+def scan_batches(data, int64_t position, state, target, int64_t next_offset, leader_epoch):
+    """See `contract.Kernel.scan_batches`."""
+    cdef Py_buffer view
+    cdef uint8_t *at
+    cdef uint8_t entry[12]
+    cdef Batch batch
+    cdef Bytes offsets, times
+    cdef bint assigns = leader_epoch is not None
+    cdef int32_t epoch = leader_epoch if assigns else 0
+    cdef int64_t since = state.since_index, timestamp = state.max_timestamp, timestamp_offset = state.timestamp_offset
+    cdef int64_t indexed = state.indexed_timestamp, base = target.base_offset, start = target.position
+    cdef int64_t interval = target.interval, largest = 0
+    if position < 0:
+        raise ValueError(f"position {position}")
+    memset(&offsets, 0, sizeof(Bytes))
+    memset(&times, 0, sizeof(Bytes))
+    producers = []
+    whole = memoryview(data)
+    PyObject_GetBuffer(whole, &view, PyBUF_WRITABLE if assigns else PyBUF_SIMPLE)
+    try:
+        while True:
+            at = <uint8_t *>view.buf + position
+            if not read_batch(at, view.len - position, &batch):
+                break
+            if assigns:
+                if batch.count != batch.last_offset - batch.base_offset + 1:
+                    break
+                batch.last_offset = next_offset + batch.count - 1
+            elif batch.base_offset < next_offset:
+                break
+            if difference(batch.last_offset, base) > INT32_MAX or start + position > INT32_MAX:
+                break
+            if crc32c(whole[position + BATCH_CRC_START:position + batch.size]) != batch.crc:
+                break
+            if assigns:
+                set_big(at, <uint64_t>next_offset, 8)
+                set_big(at + 12, <uint32_t>epoch, 4)
+            if big_64(at + PRODUCER_START) >= 0:
+                producers.append(position)
+            if batch.max_timestamp > timestamp:
+                timestamp = batch.max_timestamp
+                timestamp_offset = batch.last_offset
+            if since > interval:
+                set_big(entry, <uint64_t>(batch.last_offset - base), 4)
+                set_big(entry + 4, <uint64_t>(start + position), 4)
+                if put(&offsets, entry, 8) < 0:
+                    raise MemoryError
+                if timestamp > indexed:
+                    set_big(entry, <uint64_t>timestamp, 8)
+                    set_big(entry + 8, <uint64_t>(timestamp_offset - base), 4)
+                    if put(&times, entry, 12) < 0:
+                        raise MemoryError
+                    indexed = timestamp
+                since = 0
+            since += batch.size
+            largest = max(largest, batch.size)
+            position += batch.size
+            next_offset = batch.last_offset + 1
+    finally:
+        PyBuffer_Release(&view)
+        offset_entries = bytes_of(&offsets)
+        time_entries = bytes_of(&times)
+    after = IndexState(since, timestamp, timestamp_offset, indexed)
+    return BatchRun(position, next_offset, largest, after, offset_entries, time_entries, producers)

@@ -1,0 +1,41 @@
+"""Control batches (KIP-98): the end of a transaction, in the log of each partition that it wrote to.
+
+key    INT16 version, INT16 type (0 abort, 1 commit)
+value  INT16 version, INT32 coordinator epoch
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+from spark_klog.errors import DecodeError
+from spark_klog.records.batch_v2 import BatchHeader
+from spark_klog.records.reference import iter_records
+
+ABORT, COMMIT = 0, 1
+_KEY = Struct(">hh")
+_VALUE = Struct(">hi")
+#: Bytes that a compressed control batch may grow to; Kafka's have some ten, and are not compressed.
+_MAX_SIZE = 64 * 1024
+
+
+class Marker(NamedTuple):
+    """The record of a control batch: ABORT, COMMIT or another type; `coordinator_epoch` is -1 where it does not say."""
+
+    type: int
+    coordinator_epoch: int
+
+
+def read_marker(header: BatchHeader, batch: memoryview) -> Marker | None:
+    """The marker of a control batch, None where compaction has taken it out.
+
+    `DecodeError` where the batch holds something else.
+    """
+    if not header.count:
+        return None
+    record = next(iter_records(header, batch, _MAX_SIZE))
+    if record.key is None or len(record.key) < _KEY.size:
+        raise DecodeError(f"control batch at offset {header.base_offset} holds no control record")
+    epoch = _VALUE.unpack_from(record.value)[1] if record.value and len(record.value) >= _VALUE.size else -1
+    return Marker(_KEY.unpack_from(record.key)[1], epoch)

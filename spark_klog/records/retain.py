@@ -1,0 +1,104 @@
+"""A batch of magic 2 made anew with some of its records, as compaction does.
+
+Base offset, last offset, producer and base sequence stay: from them a broker knows which offsets and sequence numbers
+there have been. So do codec, leader epoch, type of timestamps, and the flags for transactions and control.
+
+The base timestamp becomes the first record's that is kept, or the delete horizon (KIP-534); the records' own timestamps
+are differences to it and are written anew. All else of a record is copied as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spark_klog.errors import DecodeError
+from spark_klog.records.batch_v2 import BatchHeader, build_batch
+from spark_klog.records.contract import LOG_APPEND_TIME, NO_TIMESTAMP
+from spark_klog.wire.codecs import NONE, Codec, codec_by_id
+from spark_klog.wire.primitives import Buffer, Reader, append_uvarint
+
+_TIMESTAMP_TYPE_BIT = 0x08
+_TRANSACTIONAL_BIT = 0x10
+_CONTROL_BIT = 0x20
+_DELETE_HORIZON_BIT = 0x40
+_KEPT_BITS = _TIMESTAMP_TYPE_BIT | _TRANSACTIONAL_BIT | _CONTROL_BIT
+
+
+def retain_records(header: BatchHeader, records: Buffer, kept: Sequence[bool], delete_horizon: int | None) -> bytes:
+    """The batch with those records for which `kept` is true, at least one.
+
+    `records` is the batch's decompressed body, `kept` has an entry a record, `delete_horizon` is in ms, None for none.
+    `DecodeError` where the body is not as many records.
+    """
+    append_time = header.max_timestamp if header.timestamp_type == LOG_APPEND_TIME else None
+    reader = Reader(records)
+    body = bytearray()
+    base, latest = delete_horizon, NO_TIMESTAMP
+    for is_kept in kept:
+        record = reader.take(reader.varint())
+        if not is_kept:
+            continue
+        fields = Reader(record)
+        attributes = fields.take(1)
+        delta = fields.varlong()
+        timestamp = _wrap64(header.base_timestamp + delta) if append_time is None else append_time
+        if base is None:
+            base = timestamp
+        latest = max(latest, timestamp)
+        delta = _wrap64(timestamp - base)
+        content = bytearray(attributes)
+        append_uvarint(content, (delta << 1) ^ (delta >> 63))
+        content += fields.take(fields.remaining)
+        append_uvarint(body, len(content) << 1)
+        body += content
+    if reader.remaining:
+        raise DecodeError(
+            f"batch at offset {header.base_offset}: {reader.remaining} bytes left over after {len(kept)} records"
+        )
+    return _rebuilt(
+        header,
+        body,
+        sum(kept),
+        codec=codec_by_id(header.codec_id),
+        base_timestamp=NO_TIMESTAMP if base is None else base,
+        max_timestamp=latest,
+        flags=0 if delete_horizon is None else _DELETE_HORIZON_BIT,
+    )
+
+
+def empty_batch(header: BatchHeader) -> bytes:
+    """The batch without records. It says no more than which offsets and sequence numbers there have been."""
+    return _rebuilt(
+        header, b"", 0, codec=NONE, base_timestamp=NO_TIMESTAMP, max_timestamp=header.max_timestamp, flags=0
+    )
+
+
+def _rebuilt(
+    header: BatchHeader,
+    body: Buffer,
+    count: int,
+    *,
+    codec: Codec,
+    base_timestamp: int,
+    max_timestamp: int,
+    flags: int,
+) -> bytes:
+    return build_batch(
+        body,
+        count,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        codec=codec,
+        base_offset=header.base_offset,
+        last_offset_delta=header.last_offset_delta,
+        attributes=header.attributes & _KEPT_BITS | flags,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        leader_epoch=header.leader_epoch,
+    )
+
+
+def _wrap64(value: int) -> int:
+    """Timestamps overflow as Java's do."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -1,0 +1,193 @@
+"""What a running broker does with its logs: retention, compaction, damage, a full disk; seen by clients and tools."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from tests.support.broker import KlogBroker
+from tests.support.compaction_logs import dumped_with_holes
+from tests.support.dump import dump_files
+from tests.support.kafka import Kafka
+from tests.support.tools import kcat
+
+Line = tuple[int, str, "str | None"]
+QUICK = {
+    "log.retention.check.interval.ms": 100,
+    "log.cleaner.backoff.ms": 100,
+    "log.segment.delete.delay.ms": 500,
+    "log.flush.offset.checkpoint.interval.ms": 100,
+}
+
+
+def start(server_dir: Path, **settings: object) -> KlogBroker:
+    named = QUICK | {name.replace("_", "."): value for name, value in settings.items()}
+    arguments = [part for name, value in named.items() for part in ("--set", f"{name}={value}")]
+    broker = KlogBroker(server_dir, *arguments)
+    broker.start()
+    return broker
+
+
+def create(broker: KlogBroker, topic: str, **settings: str) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
+    config = {name.replace("_", "."): value for name, value in settings.items()}
+    admin.create_topics([NewTopic(topic, 1, 1, config=config)])[topic].result(20)
+
+
+def produce(broker: KlogBroker, topic: str, lines: list[tuple[str, str | None]], **settings: object) -> None:
+    """A batch for each call's lines; an error of the broker fails."""
+    failures: list[object] = []
+    config = {"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 200, "log_level": 0, **settings}
+    producer = Producer(config)
+    for key, value in lines:
+        producer.produce(topic, value, key, on_delivery=lambda error, _: error and failures.append(error))
+    assert producer.flush(20) == 0
+    assert not failures, failures
+
+
+def consume(servers: str, topic: str) -> list[Line]:
+    """(offset, key, value) of all records, by kcat."""
+    output = kcat(
+        "-C", "-b", servers, "-t", topic, "-p", "0", "-o", "beginning", "-e", "-q", "-J", "-X", "check.crcs=true"
+    )
+    lines = [json.loads(line) for line in output.splitlines()]
+    return [(line["offset"], line["key"], line["payload"]) for line in lines]
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def test_retention_by_size_deletes_segments_and_their_files(server_dir: Path) -> None:
+    broker = start(server_dir)
+    create(broker, "t", segment_bytes="2000", retention_bytes="5000")
+    for number in range(30):
+        produce(broker, "t", [("k", f"{number} " + "x" * 400)], **{"linger.ms": 0})
+    folder = broker.data_dir / "t-0"
+    wait_until(lambda: sum(path.stat().st_size for path in folder.glob("*.log")) <= 7000, "retention")
+    wait_until(lambda: not list(folder.glob("*.deleted")), "removal of the files")
+    lines = consume(broker.bootstrap_servers, "t")
+    assert [offset for offset, _, _ in lines] == list(range(lines[0][0], 30))
+    assert 30 > lines[0][0] >= 30 - 7000 // 400
+    broker.stop()
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+def test_compaction_and_what_kafka_makes_of_it(server_dir: Path, codec: str) -> None:
+    broker = start(server_dir, log_cleaner_min_cleanable_ratio=0.01, log_cleaner_delete_retention_ms=600_000)
+    create(broker, "t", segment_bytes="3000", cleanup_policy="compact", index_interval_bytes="200")
+    last: dict[str, Line] = {}
+    offset = 0
+    for turn in range(40):
+        lines: list[tuple[str, str | None]] = [(f"key {(turn + step) % 7}", f"{turn}-{step} " * 9) for step in range(5)]
+        if turn % 10 == 9:
+            lines.append((f"key {turn % 7}", None))
+        produce(broker, "t", lines, **{"compression.type": codec, "linger.ms": 20})
+        for key, value in lines:
+            last[key] = offset, key, value
+            offset += 1
+    wait_until(lambda: len(consume(broker.bootstrap_servers, "t")) < offset / 2, "compaction")
+    time.sleep(1)
+    seen = consume(broker.bootstrap_servers, "t")
+    assert {key: (number, key, value) for number, key, value in seen} == last
+    produce(broker, "t", [("key 1", "after")])
+    seen = consume(broker.bootstrap_servers, "t")
+    assert seen[-1] == (offset, "key 1", "after")
+    assert broker.stop() == 0
+
+    folder = broker.data_dir / "t-0"
+    assert len(list(folder.glob("*.log"))) > 1
+    for version in ("3.9.1", "4.1.0"):
+        dumped = {item.offset for path in folder.glob("*.log") for item in dumped_with_holes(version, path)}
+        assert dumped == {number for number, _, _ in seen}
+        indexes = [*folder.glob("*.index"), *folder.glob("*.timeindex")]
+        sane = dump_files(version, indexes, "--index-sanity-check")
+        assert sane.count("passed sanity check") == len(indexes)
+    verified = subprocess.run(
+        [sys.executable, "-m", "spark_klog.cli", "log", "verify", str(broker.data_dir)], capture_output=True, text=True
+    )
+    assert (verified.returncode, verified.stderr) == (0, "")
+
+    kafka = Kafka("3.9.1", server_dir / "kafka")
+    kafka.log_dir.mkdir(parents=True)
+    (folder / "partition.metadata").unlink()  # it gives the topic an id of its own
+    folder.rename(kafka.log_dir / "t-0")
+    with kafka:
+        kafka.create_topic("t", configs={"cleanup.policy": "compact"})
+        assert consume(kafka.bootstrap_servers, "t") == seen
+
+
+def test_a_damaged_partition_is_named_the_others_are_served_and_repair_goes_on(server_dir: Path) -> None:
+    broker = start(server_dir)
+    for topic in ("good", "bad"):
+        create(broker, topic)
+        for number in range(5):
+            produce(broker, topic, [("k", f"{topic} {number}")], **{"linger.ms": 0})
+    broker.stop()
+    path = broker.data_dir / "bad-0" / f"{0:020d}.log"
+    data = path.read_bytes()
+    size = len(data) // 5
+    path.write_bytes(data[: 2 * size + 70] + b"\xff" + data[2 * size + 71 :])
+    (broker.data_dir / ".kafka_cleanshutdown").unlink()
+    broker.start()
+    line = broker.wait_for_log("bad-0 is not served")
+    assert f"{path} is damaged at position {2 * size}, offset 2" in line
+    assert "klog log repair" in line
+    assert len(consume(broker.bootstrap_servers, "good")) == 5
+    with pytest.raises(subprocess.TimeoutExpired):  # clients try again, as with any storage error
+        kcat("-C", "-b", broker.bootstrap_servers, "-t", "bad", "-p", "0", "-e", "-q", timeout=3)
+    produce(broker, "good", [("k", "more")])
+    command = [sys.executable, "-m", "spark_klog.cli", "log", "repair", str(path.parent)]
+    held = subprocess.run(command, capture_output=True, text=True)
+    assert held.returncode == 1
+    assert "is held by another broker" in held.stderr
+    broker.stop()
+    assert path.read_bytes() == data[: 2 * size + 70] + b"\xff" + data[2 * size + 71 :]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ends at offset 2 now" in done.stdout
+    kept = path.with_name(path.name + ".damaged")
+    assert str(kept) in done.stdout
+    assert len(kept.read_bytes()) == len(data)
+    broker.start()
+    assert [value for _, _, value in consume(broker.bootstrap_servers, "bad")] == ["bad 0", "bad 1"]
+    produce(broker, "bad", [("k", "after")])
+    assert consume(broker.bootstrap_servers, "bad")[-1] == (2, "k", "after")
+    broker.stop()
+    assert "is sound" in subprocess.run(command, capture_output=True, text=True).stdout
+
+
+def test_a_full_disk_refuses_appends_and_serves_reads_until_there_is_room(server_dir: Path) -> None:
+    """A limit of the size of files stands for the disk: writes beyond it fail in the same place."""
+    broker = start(server_dir)
+    create(broker, "t")
+    produce(broker, "t", [("k", "before " + "x" * 2000)])
+    size = (broker.data_dir / "t-0" / f"{0:020d}.log").stat().st_size
+    _, hard = resource.prlimit(broker.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (size + 100, hard))
+    with pytest.raises(AssertionError, match=r"KAFKA_STORAGE_ERROR|Disk error|_MSG_TIMED_OUT"):
+        produce(broker, "t", [("k", "y" * 2000)], **{"message.timeout.ms": 3000})
+    assert "nothing appended" in broker.wait_for_log("KAFKA_STORAGE_ERROR")
+    assert [value[:6] for _, _, value in consume(broker.bootstrap_servers, "t") if value] == ["before"]
+    assert (broker.data_dir / "t-0" / f"{0:020d}.log").stat().st_size == size
+    resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (hard, hard))
+    produce(broker, "t", [("k", "after")])
+    assert [offset for offset, _, _ in consume(broker.bootstrap_servers, "t")] == [0, 1]
+    broker.kill()
+    broker.start()
+    assert consume(broker.bootstrap_servers, "t")[1] == (1, "k", "after")
+    broker.stop()

@@ -1,0 +1,204 @@
+"""A file system in memory that stops, forgets, tears and refuses, as disks and kernels do.
+
+It keeps apart what has been written and what is on the disk. `after_crash` gives what another start would find: with
+`power` lost, any part of what was not synced may be there or not, in any order, but for names: of these a journal keeps
+the first so many changes. When only the process died, all of it is there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from spark_klog.log.file_system import FileInfo
+from spark_klog.wire.primitives import Buffer
+
+
+class Killed(BaseException):
+    """The process was killed here; not an Exception, so that nothing handles it."""
+
+
+@dataclass
+class Content:
+    """A file's bytes: as written, as on the disk, and the writes between (position, bytes) or a cut (size, None)."""
+
+    data: bytearray = field(default_factory=bytearray)
+    synced: bytes = b""
+    pending: list[tuple[int, bytes | None]] = field(default_factory=list)
+
+    def apply(self, position: int, data: bytes | None) -> None:
+        if data is None:
+            del self.data[position:]
+            self.data += bytes(position - len(self.data))
+            return
+        self.data += bytes(max(0, position - len(self.data)))
+        self.data[position : position + len(data)] = data
+
+    def change(self, position: int, data: bytes | None) -> None:
+        self.apply(position, data)
+        self.pending.append((position, data))
+
+    def sync(self) -> None:
+        self.synced = bytes(self.data)
+        self.pending.clear()
+
+
+@dataclass
+class Faults:
+    """What goes wrong: after so many bytes, at which call."""
+
+    bytes_left: int | None = None  # then the process is killed within the write
+    capacity: int | None = None  # bytes of all files
+    short_writes: random.Random | None = None
+    fails: Callable[[str, Path], bool] = lambda operation, path: False
+
+
+class FaultyFile:
+    def __init__(self, files: FaultyFiles, path: Path, content: Content) -> None:
+        self._files, self._path, self._content = files, path, content
+
+    def fileno(self) -> int:
+        raise NotImplementedError
+
+    def read_at(self, position: int, size: int) -> bytes:
+        self._files.check("read", self._path)
+        return bytes(self._content.data[position : position + size])
+
+    def write_at(self, position: int, data: Buffer) -> int:
+        self._files.check("write", self._path)
+        wanted = bytes(data)
+        faults = self._files.faults
+        if faults.short_writes and len(wanted) > 1 and faults.short_writes.random() < 0.5:
+            wanted = wanted[: faults.short_writes.randrange(1, len(wanted))]
+        if faults.capacity is not None:
+            room = faults.capacity - self._files.used() + max(0, len(self._content.data) - position)
+            if room <= 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+            wanted = wanted[:room]
+        done = self._files.spend(wanted)
+        self._content.change(position, done)
+        if len(done) < len(wanted):
+            raise Killed
+        return len(done)
+
+    def truncate(self, size: int) -> int:
+        self._files.check("truncate", self._path)
+        self._content.change(size, None)
+        return size
+
+    def sync(self) -> None:
+        self._files.check("sync", self._path)
+        self._content.sync()
+
+    def close(self) -> None:
+        pass
+
+
+class FaultyFiles:
+    """See the module. Folders are there when they are named."""
+
+    def __init__(self) -> None:
+        self.faults = Faults()
+        self._entries: dict[Path, Content] = {}
+        self._synced: dict[Path, Content] = {}
+        #: (path, content made there, or where it went)
+        self._pending: list[tuple[Path, Content | None, Path | None]] = []
+        self.operations = 0
+
+    def check(self, operation: str, path: Path) -> None:
+        self.operations += 1
+        if self.faults.fails(operation, path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    def used(self) -> int:
+        return sum(len(content.data) for content in self._entries.values())
+
+    def spend(self, data: bytes) -> bytes:
+        """What of a write is done before the process is killed."""
+        if self.faults.bytes_left is None:
+            return data
+        done = data[: self.faults.bytes_left]
+        self.faults.bytes_left -= len(done)
+        return done
+
+    def open(self, path: Path) -> FaultyFile:
+        self.check("open", path)
+        if path not in self._entries:
+            if self.faults.capacity is not None and self.used() >= self.faults.capacity:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            self._entries[path] = content = Content()
+            self._pending.append((path, content, None))
+        return FaultyFile(self, path, self._entries[path])
+
+    def names(self, folder: Path) -> set[str]:
+        return {path.name for path in self._entries if path.parent == folder}
+
+    def info(self, path: Path) -> FileInfo:
+        if path not in self._entries:
+            raise FileNotFoundError(path)
+        return FileInfo(len(self._entries[path].data), 0)
+
+    def read(self, path: Path) -> bytes:
+        self.check("read", path)
+        if path not in self._entries:
+            raise FileNotFoundError(path)
+        return bytes(self._entries[path].data)
+
+    def replace(self, path: Path, content: bytes) -> None:
+        self.check("write", path)
+        grown = len(content) - len(self._entries[path].data if path in self._entries else b"")
+        if self.faults.capacity is not None and self.used() + grown > self.faults.capacity:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        if len(self.spend(content)) < len(content):
+            raise Killed
+        self._entries[path] = self._synced[path] = Content(bytearray(content), content)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self.check("rename", old)
+        if old not in self._entries:
+            raise FileNotFoundError(old)
+        self._entries[new] = self._entries.pop(old)
+        self._pending.append((old, None, new))
+
+    def remove(self, path: Path) -> None:
+        self.check("remove", path)
+        if self._entries.pop(path, None) is not None:
+            self._pending.append((path, None, None))
+
+    def make_folder(self, path: Path) -> None:
+        pass
+
+    def sync_folder(self, path: Path) -> None:
+        self.check("sync", path)
+        self._apply([item for item in self._pending if item[0].parent == path])
+        self._pending = [item for item in self._pending if item[0].parent != path]
+
+    def _apply(self, changes: list[tuple[Path, Content | None, Path | None]]) -> None:
+        for path, made, gone_to in changes:
+            if made is not None:
+                self._synced[path] = made
+                continue
+            content = self._synced.pop(path, None)
+            if gone_to is not None and content is not None:
+                self._synced[gone_to] = content
+
+    def after_crash(self, rng: random.Random, *, power: bool) -> FaultyFiles:
+        """What there is afterwards, as a new file system without faults."""
+        if power:
+            self._apply(self._pending[: rng.randrange(len(self._pending) + 1)])
+        left = FaultyFiles()
+        for path, content in (self._synced if power else self._entries).items():
+            found = Content(bytearray(content.synced if power else content.data))
+            if power:
+                for position, data in content.pending:
+                    is_torn = data and rng.random() < 0.3
+                    if rng.random() < 0.6:
+                        found.apply(position, data[: rng.randrange(len(data) + 1)] if data and is_torn else data)
+            found.sync()
+            left._entries[path] = found
+        left._synced = dict(left._entries)
+        return left

@@ -1,0 +1,199 @@
+"""Compaction and retention of whole logs: files, crashes in between, and what Kafka's own tool says of the result."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from spark_klog.log.cleaner import compact, plan
+from spark_klog.log.config import COMPACT, LogConfig
+from spark_klog.log.offset_map import OffsetMap
+from spark_klog.log.partition_log import PartitionLog
+from spark_klog.records.batch import read_header
+from spark_klog.records.reader import read_records
+from tests.log.faulty_files import Faults, FaultyFiles, Killed
+from tests.log.test_faults import FOLDER, NOW, Clock, check_indexes, content
+from tests.support.batches import make_batch
+from tests.support.compaction_logs import dumped_with_holes
+
+CONFIG = LogConfig(
+    segment_bytes=1500,
+    index_interval_bytes=200,
+    cleanup_policy=COMPACT,
+    min_cleanable_dirty_ratio=0,
+    file_delete_delay_ms=0,
+)
+BATCH = 130
+Survivors = dict[bytes, tuple[int, bytes | None]]
+
+
+def fill(log: PartitionLog, rng: random.Random, batches: int) -> Survivors:
+    """Batches over ten keys; the last (offset, value) of each."""
+    last: Survivors = {}
+    for number in range(batches):
+        pairs = [
+            (b"key %d" % rng.randrange(10), rng.choice([None, rng.randbytes(15).hex().encode()]))
+            for _ in range(rng.randrange(1, 6))
+        ]
+        batch = make_batch(pairs, [NOW + number] * len(pairs), rng.choice(["none", "lz4", "gzip"]))
+        first = log.append(memoryview(batch)).base_offset
+        last |= {key: (first + delta, value) for delta, (key, value) in enumerate(pairs) if key is not None}
+    return last
+
+
+def records(log: PartitionLog) -> list[tuple[int, bytes, bytes | None]]:
+    """(offset, key, value) of all that a consumer sees."""
+    found, offset = [], log.start_offset
+    while (part := log.read(offset, 1 << 20)) is not None:
+        data = part.read()
+        found += [(item.offset, item.key or b"", item.value) for item in read_records(data)]
+        at = 0
+        while at < len(data):
+            header = read_header(data, at)
+            at, offset = at + header.size, header.next_offset
+    return [item for item in found if item[0] >= log.start_offset]
+
+
+def clean(log: PartitionLog, checkpoint: int | None, now: int = NOW) -> int:
+    found = plan(log, checkpoint, now)
+    assert found.is_due
+    return compact(log, found, OffsetMap(1 << 16), now)
+
+
+def check_compacted(
+    log: PartitionLog, last: Survivors, clean_up_to: int, before: list[tuple[int, bytes, bytes | None]]
+) -> None:
+    """Below the clean offset the last of each key only, above it all, and nothing that was not there."""
+    now = records(log)
+    assert set(now) <= set(before)
+    assert [item for item in now if item[0] >= clean_up_to] == [item for item in before if item[0] >= clean_up_to]
+    kept = {key: offset for offset, key, _ in before if offset < clean_up_to}
+    for offset, key, _ in now:
+        if offset < clean_up_to:
+            assert kept[key] == offset
+    assert {key: (offset, value) for offset, key, value in now} == last
+
+
+def test_a_log_is_compacted_and_kafka_finds_nothing_wrong(tmp_path: Path) -> None:
+    rng = random.Random(4)
+    log = PartitionLog(tmp_path / "t-0", CONFIG, clean=True)
+    last = fill(log, rng, 200)
+    before, size = records(log), log.size
+    end = clean(log, None)
+    assert end == log.segments[-1].base_offset
+    check_compacted(log, last, end, before)
+    assert log.size < size / 3
+    log.remove_deleted()
+    log.close()
+    assert not list((tmp_path / "t-0").glob("*.deleted"))
+    seen = {
+        item.offset for path in sorted((tmp_path / "t-0").glob("*.log")) for item in dumped_with_holes("3.9.1", path)
+    }
+    assert seen == {offset for offset, _, _ in records(log)}
+    # and once more, after a start, with more on top
+    log = PartitionLog(tmp_path / "t-0", CONFIG, clean=True)
+    segments = len(log.segments)
+    last |= fill(log, rng, 60)
+    before = records(log)
+    check_compacted(log, last, clean(log, end), before)
+    assert len(log.segments) < segments / 2  # small neighbours have become one
+
+
+def test_killed_while_it_compacts() -> None:
+    """At any operation and any byte: what is left is as before, or compacted, never less."""
+    limit, crashes, states = 0, 0, set()
+    while True:
+        files = FaultyFiles()
+        log = PartitionLog(FOLDER, CONFIG, files=files, now_ms=Clock())
+        last = fill(log, random.Random(7), 40)
+        log.flush()
+        before = records(log)
+        files.faults = Faults(bytes_left=limit // 2, fails=lambda operation, path: False)
+        if limit % 2:  # at an operation, not within a write
+            left = [limit // 2]
+
+            def stops(operation: str, path: Path, left: list[int] = left) -> bool:
+                left[0] -= operation != "read"
+                if left[0] < 0:
+                    raise Killed
+                return False
+
+            files.faults = Faults(fails=stops)
+        try:
+            clean(log, None)
+        except Killed:
+            crashes += 1
+        else:
+            if limit % 2:
+                break
+        left_over = files.after_crash(random.Random(limit), power=limit % 3 == 0)
+        again = PartitionLog(FOLDER, CONFIG, files=left_over, recovery_point=log.recovery_point, now_ms=Clock())
+        now = records(again)
+        assert set(now) <= set(before)
+        assert {key: (offset, value) for offset, key, value in now} == last
+        check_indexes(left_over, again)
+        assert not [name for name in left_over.names(FOLDER) if name.endswith((".cleaned", ".swap", ".deleted"))]
+        states.add(len(now))
+        limit += 1 if limit < 200 else 7
+    assert crashes > 60
+    assert len(states) > 1
+
+
+def test_a_swap_of_segments_that_are_gone_changes_nothing() -> None:
+    files, clock = FaultyFiles(), Clock()
+    log = PartitionLog(FOLDER, CONFIG, files=files, now_ms=clock)
+    fill(log, random.Random(2), 60)
+    found = plan(log, None, NOW)
+
+    def later(change: object) -> bool:
+        log.delete_records(log.segments[-1].base_offset)
+        return change()  # type: ignore[operator, no-any-return]
+
+    assert compact(log, found, OffsetMap(1 << 16), NOW, later) == found.first_dirty_offset
+    assert len(log.segments) == 1
+    assert content(log)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"retention_ms": 1000}, 5),
+        ({"retention_ms": -1}, 10),
+        ({"retention_bytes": 4 * BATCH}, 4),
+        ({"retention_bytes": 4 * BATCH - 1}, 4),
+        ({"retention_bytes": 4 * BATCH + 1}, 5),
+        ({"retention_bytes": 0}, 1),
+        ({"retention_ms": 0}, 1),
+        ({"retention_ms": 1000, "cleanup_policy": COMPACT}, 10),
+        ({"retention_ms": 1000, "cleanup_policy": "compact,delete"}, 5),
+    ],
+)
+def test_retention(settings: dict[str, object], kept: int) -> None:
+    """Ten segments of one batch, 200 ms apart; the clock is at the last one's time, and a little."""
+    files, clock = FaultyFiles(), Clock()
+    config = LogConfig(**{"segment_bytes": BATCH, "file_delete_delay_ms": 50, "retention_ms": -1, **settings})  # type: ignore[arg-type]
+    log = PartitionLog(FOLDER, config, files=files, now_ms=clock)
+    for number in range(10):
+        batch = make_batch([(b"k", bytes(60))], [NOW + 200 * number])
+        assert len(batch) == BATCH
+        log.append(memoryview(batch))
+    assert len(log.segments) == 10
+    clock.now = NOW + 1800 + 1
+    held = log.read(0, 1)
+    assert held is not None
+    log.delete_expired()
+    remaining = [segment for segment in log.segments if segment.size]
+    wanted = kept if settings.get("retention_bytes") != 0 and settings.get("retention_ms") != 0 else 0
+    assert len(remaining) == wanted
+    assert log.start_offset == 10 - wanted
+    assert held.read()  # a reader that has it is not disturbed
+    doomed = {name for name in files.names(FOLDER) if name.endswith(".log.deleted")}
+    assert len(doomed) == 10 - wanted
+    log.remove_deleted()
+    assert {name for name in files.names(FOLDER) if name.endswith(".log.deleted")} == doomed
+    clock.now += 50
+    log.remove_deleted()
+    assert not [name for name in files.names(FOLDER) if name.endswith(".deleted")]
+    assert log.append(memoryview(make_batch([(b"k", b"v")], [clock.now]))).base_offset == 10

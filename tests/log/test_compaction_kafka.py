@@ -1,0 +1,322 @@
+"""What we leave of a log against what Kafka 3.9.1's own cleaner leaves of it, field by field."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from spark_klog.log.compaction import Cleaner, CleaningRound, LastRecord, build_map
+from spark_klog.log.compaction_plan import SegmentInfo, cleanable, group_segments, retains_legacy_tombstones
+from spark_klog.log.config import LogConfig
+from spark_klog.log.offset_map import OffsetMap
+from spark_klog.log.transaction_index import AbortedTransaction, read_transaction_index
+from spark_klog.records.batch import Header, iter_batches
+from spark_klog.records.batch_v2 import BatchHeader, body
+from spark_klog.records.message_set import inner_set
+from spark_klog.records.reader import records_of
+from tests.support.compaction_logs import any_magic, survivors
+from tests.support.kafka import Kafka
+from tests.support.record_model import Row
+
+pytestmark = [pytest.mark.peer, pytest.mark.slow]
+
+SEGMENT_BYTES = 3000
+DAY = 86_400_000
+
+
+class Segment(NamedTuple):
+    info: SegmentInfo
+    data: bytes
+    aborted: list[AbortedTransaction]
+
+
+def _segments(folder: Path) -> list[Segment]:
+    """The segments of a partition, the last one active."""
+    found = []
+    for path in sorted(folder.glob("*.log")):
+        data, modified = path.read_bytes(), path.stat().st_mtime_ns // 1_000_000
+        timestamps = [header.max_timestamp for header, _ in iter_batches(data)] or [-1]
+        index, time_index, transactions = (path.with_suffix(kind) for kind in (".index", ".timeindex", ".txnindex"))
+        info = SegmentInfo(
+            int(path.stem),
+            len(data),
+            timestamps[0],
+            max(timestamps) if max(timestamps) >= 0 else modified,
+            modified,
+            index.stat().st_size if index.exists() else 0,
+            time_index.stat().st_size if time_index.exists() else 0,
+        )
+        found.append(Segment(info, data, read_transaction_index(transactions) if transactions.exists() else []))
+    return found
+
+
+def _described(data: bytes) -> list[dict[str, object]]:
+    """The batches: all fields but what depends on how a compressor works, and the decompressed records."""
+    described = []
+    for header, batch in iter_batches(data):
+        fields: dict[str, object] = {name: getattr(header, name) for name in header.__slots__}
+        if header.codec_id:
+            del fields["crc"], fields["length"]
+        described.append(fields | {"content": bytes(_content(header, batch))})
+    return described
+
+
+def _content(header: Header, batch: memoryview) -> bytes | bytearray | memoryview:
+    if isinstance(header, BatchHeader):
+        return body(header, batch) if header.count else b""
+    return inner_set(header, batch) if header.codec_id else batch[12:]
+
+
+def _last_records(segments: Sequence[Segment]) -> dict[int, LastRecord]:
+    last: dict[int, LastRecord] = {}
+    for segment in segments:
+        for header, _ in iter_batches(segment.data):
+            if isinstance(header, BatchHeader) and header.producer_id >= 0:
+                known = last.get(header.producer_id)
+                offset = (known.data_offset if known else None) if header.is_control else header.last_offset
+                last[header.producer_id] = LastRecord(offset, header.producer_epoch)
+    return last
+
+
+def _compacted(segments: Sequence[Segment], checkpoint: int | None, now: int, retention: int) -> list[Segment]:
+    """One round of ours; each group is a segment of which only base offset, bytes and transactions count."""
+    config = LogConfig(segment_bytes=SEGMENT_BYTES, min_cleanable_dirty_ratio=0.01, delete_retention_ms=retention)
+    infos = [segment.info for segment in segments]
+    last = max(header.next_offset for header, _ in iter_batches(segments[-1].data))
+    plan = cleanable(
+        infos,
+        config,
+        checkpoint=checkpoint,
+        log_start_offset=infos[0].base_offset,
+        log_end_offset=last,
+        last_stable_offset=last,
+        now=now,
+    )
+    assert plan.is_due
+    assert plan.first_uncleanable_offset == infos[-1].base_offset
+    aborted = [transaction for segment in segments for transaction in segment.aborted]
+    start, end = plan.first_dirty_offset, plan.first_uncleanable_offset
+    offsets = OffsetMap(1 << 20)
+    dirty = (
+        (header, batch)
+        for segment in segments
+        for header, batch in iter_batches(segment.data)
+        if header.last_offset >= start
+    )
+    assert build_map(dirty, offsets, start, end, aborted) == end
+    cleaner = Cleaner(offsets, CleaningRound(end, end, now, retention, _last_records(segments)), aborted)
+    by_offset = {segment.info.base_offset: segment for segment in segments}
+    left = []
+    for group in group_segments(infos[:-1], config, end):
+        data = bytearray()
+        for info in group:
+            retains = retains_legacy_tombstones(infos, info, start, retention)
+            for _, batch in cleaner.clean(iter_batches(by_offset[info.base_offset].data), retains):
+                data += batch
+        left.append(Segment(group[0], bytes(data), cleaner.take_aborted()))
+    return left
+
+
+def _checkpoints(kafka: Kafka) -> dict[str, int]:
+    path = kafka.log_dir / "cleaner-offset-checkpoint"
+    lines = path.read_text().splitlines()[2:] if path.exists() else []
+    return {line.split()[0]: int(line.split()[2]) for line in lines}
+
+
+def _wait_for_cleaning(kafka: Kafka, offsets: dict[str, int]) -> None:
+    deadline = time.monotonic() + 60
+    while not offsets.items() <= _checkpoints(kafka).items():
+        assert time.monotonic() < deadline, (_checkpoints(kafka), offsets)
+        time.sleep(0.05)
+
+
+def _same(ours: Sequence[Segment], theirs: Sequence[Segment]) -> None:
+    assert [segment.info.base_offset for segment in ours] == [segment.info.base_offset for segment in theirs]
+    for our, their in zip(ours, theirs, strict=True):
+        assert survivors(our.data) == survivors(their.data)
+        assert _described(our.data) == _described(their.data)
+        assert our.aborted == their.aborted
+
+
+class _Writer:
+    """Records of all kinds, with transactions that interleave."""
+
+    def __init__(self, servers: str, topic: str, codec: str) -> None:
+        self._topic, self._random = topic, random.Random(topic)
+        settings = {"bootstrap.servers": servers, "linger.ms": 50, "compression.type": codec, "log_level": 0}
+        self._plain = Producer(settings)
+        self._others = []
+        for number in range(3):
+            self._others.append(Producer({**settings, "transactional.id": f"{topic}-{number}"}))
+            self._others[-1].init_transactions(30)
+
+    def write(self, batches: int) -> None:
+        is_open = [False] * len(self._others)
+        for _ in range(batches):
+            number = self._random.randrange(len(self._others) + 1)
+            if number == len(self._others):
+                self._produce(self._plain, [None, b"a", b"b", b"c"])
+                continue
+            producer = self._others[number]
+            if not is_open[number]:
+                producer.begin_transaction()
+            is_open[number] = True
+            self._produce(producer, [b"a", b"b", b"c", b"d%d" % self._random.randrange(30)])
+            if self._random.random() < 0.4:
+                self._end(producer)
+                is_open[number] = False
+        for producer, has_transaction in zip(self._others, is_open, strict=True):
+            if has_transaction:
+                self._end(producer)
+        # so many that the active segment, and the end of the one before, hold nothing else
+        for number in range(60):
+            self._plain.produce(self._topic, b"x" * 100, b"end %d" % number, partition=0)
+            assert self._plain.flush(30) == 0
+
+    def _produce(self, producer: Producer, keys: Sequence[bytes | None]) -> None:
+        for _ in range(self._random.randrange(1, 6)):
+            key = self._random.choice(keys)
+            value = self._random.choice([None, b"", b"value %d" % self._random.randrange(1000)])
+            producer.produce(self._topic, value, key, partition=0, headers=[("h", b"1")])
+        assert producer.flush(30) == 0
+
+    def _end(self, producer: Producer) -> None:
+        if self._random.random() < 0.5:
+            producer.commit_transaction(30)
+        else:
+            producer.abort_transaction(30)
+
+
+def _set_policy(kafka: Kafka, topics: Sequence[str], policy: str) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+    resources = [ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry]) for topic in topics]
+    for future in admin.incremental_alter_configs(resources).values():
+        future.result(30)
+
+
+def _markers(segments: Sequence[Segment]) -> int:
+    """How many transaction markers there are."""
+    headers = [header for segment in segments for header, _ in iter_batches(segment.data)]
+    return sum(header.is_control and header.count > 0 for header in headers if isinstance(header, BatchHeader))
+
+
+def _expired(segments: Sequence[Segment], now: int) -> int:
+    """How many tombstones there are whose delete horizon has passed."""
+    return sum(
+        record.value is None
+        for segment in segments
+        for header, batch in iter_batches(segment.data)
+        if isinstance(header, BatchHeader) and not header.is_control and (header.delete_horizon or now + 1) <= now
+        for record in records_of(header, batch)
+    )
+
+
+def test_transactions_and_tombstones(server_dir: Path) -> None:
+    """Three rounds; between them delete.retention.ms passes. While the policy is delete the log can be looked at.
+
+    A transaction's data go in the first round, in the second its marker gets a horizon, in the third it goes.
+    """
+    retention, codecs = 2000, ("none", "lz4", "zstd")
+    topics = {f"by-{codec}": codec for codec in codecs}
+    overrides = {"log.cleaner.backoff.ms": 50, "log.cleaner.dedupe.buffer.size": 8_000_000}
+    seen_horizons: dict[str, set[int | None]] = {topic: {None} for topic in topics}
+    seen: Counter[str] = Counter()
+    with Kafka("3.9.1", server_dir / "kafka", overrides) as kafka:
+        writers = {}
+        for topic, codec in topics.items():
+            configs = {
+                "cleanup.policy": "delete",
+                "segment.bytes": str(SEGMENT_BYTES),
+                "index.interval.bytes": "500",
+                "min.cleanable.dirty.ratio": "0.01",
+                "delete.retention.ms": str(retention),
+            }
+            kafka.create_topic(topic, configs=configs)
+            writers[topic] = _Writer(kafka.bootstrap_servers, topic, codec)
+        checkpoints: dict[str, int] = {}
+        last_horizon = 0
+        for _ in range(3):
+            for writer in writers.values():
+                writer.write(60)
+            before = {topic: _segments(kafka.log_dir / f"{topic}-0") for topic in topics}
+            ends = {topic: segments[-1].info.base_offset for topic, segments in before.items()}
+            _set_policy(kafka, list(topics), "compact")
+            _wait_for_cleaning(kafka, ends)
+            for topic, segments in before.items():
+                theirs = _segments(kafka.log_dir / f"{topic}-0")[:-1]
+                left = [header for segment in theirs for header, _ in iter_batches(segment.data)]
+                horizons = {header.delete_horizon for header in left if isinstance(header, BatchHeader)}
+                (horizon,) = horizons - seen_horizons[topic]
+                assert horizon is not None
+                seen_horizons[topic].add(horizon)
+                last_horizon = max(last_horizon, horizon)
+                ours = _compacted(segments, checkpoints.get(topic), horizon - retention, retention)
+                _same(ours, theirs)
+                # what happened, for the last lines
+                seen["merged"] += len(segments) - 1 - len(theirs)
+                seen["transactions gone"] += sum(len(one.aborted) for one in segments) - sum(
+                    len(one.aborted) for one in theirs
+                )
+                seen["transactions left"] += sum(len(one.aborted) for one in theirs)
+                seen["empty"] += sum(isinstance(header, BatchHeader) and not header.count for header in left)
+                seen["markers gone"] += _markers(segments[:-1]) - _markers(theirs)
+                seen["tombstones gone"] += _expired(segments[:-1], horizon - retention)
+            _set_policy(kafka, list(topics), "delete")
+            checkpoints = ends
+            while time.time() * 1000 < last_horizon:
+                time.sleep(0.05)
+    names = ("merged", "transactions gone", "transactions left", "empty", "markers gone", "tombstones gone")
+    assert all(seen[name] > 0 for name in names), seen
+
+
+def test_logs_of_magic_0_and_1(server_dir: Path) -> None:
+    """Kafka finds our log of four segments: two that were cleaned before, days apart, a dirty one, the active one."""
+    now = int(time.time() * 1000)
+    formats = {
+        f"magic-{magic}-{codec}": (magic, codec) for magic in (0, 1) for codec in ("none", "gzip", "snappy", "lz4")
+    }
+    kafka = Kafka("3.9.1", server_dir / "kafka", {"log.cleaner.backoff.ms": 50})
+    with kafka:
+        for topic in formats:
+            configs = {"cleanup.policy": "compact", "segment.bytes": "3000", "delete.retention.ms": str(DAY)}
+            kafka.create_topic(topic, configs=configs | {"min.cleanable.dirty.ratio": "0.01"})
+        kafka.stop()
+        before = {}
+        for topic, (magic, codec) in formats.items():
+            folder, rng = kafka.log_dir / f"{topic}-0", random.Random(topic)
+            for pattern in ("*.log", "*index", "*.snapshot", "leader-epoch-checkpoint"):
+                for path in folder.glob(pattern):
+                    path.unlink()
+            for base, age in ((0, 10 * DAY), (40, DAY), (80, 0), (120, 0)):
+                rows = []
+                for offset in range(base, base + 40):
+                    key = rng.choice([None, b"a", b"b", b"dirty", b"k%d" % rng.randrange(30), b"own %d" % offset])
+                    rows.append(Row(offset, now - rng.randrange(9999), key, rng.choice([None, b"", b"some value"])))
+                path = folder / f"{base:020}.log"
+                path.write_bytes(b"".join(any_magic(rows[n : n + 5], magic, codec) for n in range(0, 40, 5)))
+                os.utime(path, ns=((now - age) * 1_000_000,) * 2)
+            before[topic] = _segments(folder)
+        (kafka.log_dir / "cleaner-offset-checkpoint").write_text(
+            "".join(["0\n", f"{len(formats)}\n", *(f"{topic} 0 80\n" for topic in formats)])
+        )
+        (kafka.log_dir / ".kafka_cleanshutdown").unlink()
+        kafka.start()
+        _wait_for_cleaning(kafka, dict.fromkeys(formats, 120))
+        for topic, segments in before.items():
+            theirs = _segments(kafka.log_dir / f"{topic}-0")[:-1]
+            # Kafka had no indexes when it began, and those that it made do not matter at this size
+            ours = _compacted(segments, 80, now, DAY)
+            _same(ours, theirs)
+            left = [record for segment in ours for record in survivors(segment.data)]
+            tombstones = [record.offset // 40 for record in left if record.value is None]
+            assert set(tombstones) == {1, 2}

@@ -1,0 +1,400 @@
+"""The log on a file system that stops, forgets, tears and refuses (faulty_files.py), against a list as the model."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from spark_klog.errors import LogCorrupted, OffsetOutOfRange
+from spark_klog.log.config import LogConfig
+from spark_klog.log.partition_log import PartitionLog
+from spark_klog.records.batch import read_header
+from tests.log.faulty_files import Faults, FaultyFiles, Killed
+from tests.support.batches import make_batch, walk
+
+FOLDER = Path("/data/t-0")
+#: A soak stops at every byte, CI at some.
+_STEP = 1 if "SPARK_KLOG_KILLS" in os.environ else 9
+NOW = 1_700_000_000_000
+SMALL = LogConfig(segment_bytes=700, index_interval_bytes=150, file_delete_delay_ms=0, retention_ms=-1)
+
+
+class Clock:
+    """Time that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def open_log(
+    files: FaultyFiles, config: LogConfig = SMALL, clock: Clock | None = None, *, clean: bool = False, point: int = 0
+) -> PartitionLog:
+    return PartitionLog(FOLDER, config, clean=clean, recovery_point=point, files=files, now_ms=clock or Clock())
+
+
+def batch_of(number: int, records: int, size: int = 20) -> bytes:
+    pairs = [(b"%d" % number, random.Random(number).randbytes(size)) for _ in range(records)]
+    return bytes(make_batch(pairs, [NOW + number] * records))
+
+
+def stored(batch: bytes, offset: int) -> bytes:
+    """As the log should hold it: base offset and leader epoch are the broker's."""
+    return struct.pack(">q", offset) + batch[8:12] + struct.pack(">i", 0) + batch[16:]
+
+
+def content(log: PartitionLog) -> list[tuple[int, bytes]]:
+    """(base offset, bytes) of every batch, read from the log's start to its end."""
+    found = []
+    offset = log.start_offset
+    while (part := log.read(offset, 1)) is not None:
+        data = part.read()
+        header = read_header(data)
+        assert header.base_offset <= offset <= header.last_offset
+        assert len(data) == header.size
+        found.append((header.base_offset, data))
+        offset = header.next_offset
+    assert offset == log.end_offset
+    return found
+
+
+def check_indexes(files: FaultyFiles, log: PartitionLog) -> None:
+    """Every entry in the files names the last offset of the batch at its position."""
+    for segment in log.segments:
+        there = {item.position: item for item in walk(files.read(segment.path))}
+        entries = struct.iter_unpack(">ii", files.read(segment.path.with_suffix(".index")))
+        positions = []
+        for relative, position in entries:
+            assert there[position].last_offset == segment.base_offset + relative
+            positions.append(position)
+        assert positions == sorted(set(positions))
+        largest = -1
+        for timestamp, relative in struct.iter_unpack(">qi", files.read(segment.path.with_suffix(".timeindex"))):
+            assert timestamp > largest
+            largest = timestamp
+            [batch] = [
+                item
+                for item in there.values()
+                if item.base_offset <= segment.base_offset + relative <= item.last_offset
+            ]
+            assert batch.max_timestamp == timestamp
+
+
+def check_recovered(
+    log: PartitionLog, files: FaultyFiles, appended: list[tuple[int, bytes]], acknowledged: int
+) -> None:
+    """A prefix of what was appended, at least what was acknowledged, which stays so; and the log goes on."""
+    found = content(log)
+    assert found == appended[: len(found)]
+    assert log.end_offset >= acknowledged
+    check_indexes(files, log)
+    for offset, data in found:
+        timestamp = read_header(data).max_timestamp
+        assert log.offset_for_timestamp(timestamp) == (timestamp, offset)
+    batch = batch_of(99, 2)
+    end = log.end_offset
+    assert log.append(memoryview(bytearray(batch))).base_offset == end
+    assert content(log) == [*found, (end, stored(batch, end))]
+    log.close()
+    assert content(open_log(files, clean=True)) == [*found, (end, stored(batch, end))]
+
+
+def work(log: PartitionLog, appended: list[tuple[int, bytes]]) -> None:
+    """Appends over some segments, deletions, a flush."""
+    for number in range(9):
+        batch = batch_of(number, number % 3 + 1, 40)
+        # what is being written may be there after a crash, too
+        appended.append((log.end_offset, stored(batch, log.end_offset)))
+        log.append(memoryview(bytearray(batch)))
+        if number == 4:
+            log.flush()
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["killed", "power lost"])
+@pytest.mark.parametrize("every", [False, True], ids=["flushed at rolls", "flush.messages=1"])
+def test_killed_at_every_byte(power: bool, every: bool) -> None:
+    config = LogConfig(**{**SMALL.__dict__, "flush_messages": 1 if every else 1 << 40})
+    limit, crashes = 0, 0
+    while True:
+        files, appended = FaultyFiles(), list[tuple[int, bytes]]()
+        log, acknowledged = None, 0
+        files.faults = Faults(bytes_left=limit)
+        try:
+            log = open_log(files, config)
+            work(log, appended)
+        except Killed:
+            crashes += 1
+        else:
+            break
+        if log is not None:
+            acknowledged = log.recovery_point
+        if every and appended:  # all but the one that was being written
+            assert acknowledged == appended[-1][0]
+        rng = random.Random(limit)
+        left = files.after_crash(rng, power=power)
+        again = open_log(left, config, point=acknowledged)
+        check_recovered(again, left, appended, acknowledged)
+        limit += _STEP
+    assert crashes > 1000 / _STEP
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "open", "rename", "truncate", "remove"])
+def test_a_disk_that_fails_at_any_call_harms_nothing_before(operation: str) -> None:
+    """EIO at the n-th call of a kind, for each n; then the log is opened again on a disk that works."""
+    failing, failures = 0, 0
+    while True:
+        files, appended = FaultyFiles(), list[tuple[int, bytes]]()
+        calls = [0]
+
+        def fails(name: str, _: Path, calls: list[int] = calls, failing: int = failing) -> bool:
+            if name != operation:
+                return False
+            calls[0] += 1
+            return calls[0] == failing + 1
+
+        log = None
+        files.faults = Faults(fails=fails)
+        try:
+            log = open_log(files)
+            work(log, appended)
+            log.delete_records(log.end_offset - 1)
+            log.remove_deleted()
+        except OSError as error:
+            failed = error
+        else:
+            failed = None
+        assert failed is None or failed.errno == errno.EIO
+        if calls[0] <= failing:
+            break
+        failures += 1
+        files.faults = Faults()
+        acknowledged = log.recovery_point if log else 0
+        start = log.start_offset if log else 0
+        if log is not None:
+            assert content(log) == [item for item in appended if start <= item[0] < log.end_offset] or start
+        left = files.after_crash(random.Random(failing), power=True)
+        again = open_log(left, point=acknowledged)
+        assert again.end_offset >= acknowledged
+        found = content(again)
+        assert [item for item in appended if found and found[0][0] <= item[0] <= found[-1][0]] == found
+        failing += 1
+    assert failures or operation == "truncate"
+
+
+def test_a_full_disk_refuses_the_append_and_goes_on_when_there_is_room() -> None:
+    for capacity in range(300, 2600, 7):
+        files, appended = FaultyFiles(), list[tuple[int, bytes]]()
+        files.faults = Faults(capacity=capacity)
+        log, refused = None, 0
+        for number in range(20):
+            batch = batch_of(number, 2, 40)
+            try:
+                log = log or open_log(files)
+                end = log.end_offset
+                log.append(memoryview(bytearray(batch)))
+            except OSError as error:
+                failed = error
+                refused += 1
+                if log is not None:
+                    assert log.end_offset == end
+            else:
+                failed = None
+                appended.append((end, stored(batch, end)))
+            assert failed is None or failed.errno == errno.ENOSPC
+            if log is not None:
+                assert content(log) == appended
+        assert refused
+        files.faults = Faults()
+        log = log or open_log(files)
+        assert log.append(memoryview(bytearray(batch_of(50, 1)))).base_offset == sum(
+            read_header(data).next_offset - base for base, data in appended
+        )
+        check_recovered(open_log(files), files, [*appended, content(log)[-1]], log.recovery_point)
+
+
+def test_short_writes_are_completed() -> None:
+    files, appended = FaultyFiles(), list[tuple[int, bytes]]()
+    files.faults = Faults(short_writes=random.Random(1))
+    log = open_log(files)
+    work(log, appended)
+    assert content(log) == appended
+    check_indexes(files, log)
+
+
+def test_a_read_that_fails_is_told_and_passes() -> None:
+    files, appended = FaultyFiles(), list[tuple[int, bytes]]()
+    log = open_log(files)
+    work(log, appended)
+    assert len(content(log)) == len(appended)
+    files.faults = Faults(fails=lambda operation, path: operation == "read" and path.suffix == ".log")
+    with pytest.raises(OSError, match="Input/output"):
+        content(log)
+    files.faults = Faults()
+    assert content(log) == appended
+
+
+def test_after_a_flush_that_failed_nothing_is_appended_until_the_log_is_opened_again() -> None:
+    files, appended = FaultyFiles(), list[tuple[int, bytes]]()
+    log = open_log(files, LogConfig(flush_messages=1))
+    batch = batch_of(1, 1)
+    log.append(memoryview(bytearray(batch)))
+    appended.append((0, stored(batch, 0)))
+    files.faults = Faults(fails=lambda operation, path: operation == "sync")
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output"):
+            log.append(memoryview(bytearray(batch_of(2, 1))))
+        files.faults = Faults()
+    assert log.recovery_point == 1
+    assert content(log)[:1] == appended
+    again = open_log(files.after_crash(random.Random(1), power=True), point=log.recovery_point)
+    assert content(again)[:1] == appended
+
+
+def test_damage_before_the_recovery_point_is_named_and_not_cut() -> None:
+    files, appended = FaultyFiles(), list[tuple[int, bytes]]()
+    log = open_log(files, LogConfig(index_interval_bytes=150))
+    work(log, appended)
+    log.flush()
+    path = log.segments[0].path
+    good = files.read(path)
+    file = files.open(path)
+    file.write_at(good.index(appended[2][1]) + 70, b"\xff\xfe\xfd")
+    bad = files.read(path)
+    words = rf"{path.name}.*position \d+, offset {appended[2][0]}.*klog log repair"
+    with pytest.raises(LogCorrupted, match=words) as told:
+        open_log(files, point=log.recovery_point)
+    assert str(path) in str(told.value)
+    assert files.read(path) == bad
+    # before it has been flushed it is cut
+    again = open_log(files, point=appended[2][0])
+    assert content(again) == appended[:2]
+
+
+def test_a_log_that_ends_before_its_recovery_point_is_named() -> None:
+    files, appended = FaultyFiles(), list[tuple[int, bytes]]()
+    log = open_log(files, LogConfig(index_interval_bytes=150))
+    work(log, appended)
+    log.flush()
+    path = log.segments[0].path
+    files.open(path).truncate(len(files.read(path)) - len(appended[-1][1]))
+    with pytest.raises(LogCorrupted, match=f"ends at offset {appended[-1][0]}, but had been flushed up to"):
+        open_log(files, point=log.recovery_point)
+
+
+class LogMachine(RuleBasedStateMachine):
+    """Append, roll, read, delete, crash and open again, against lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.files = FaultyFiles()
+        self.batches: list[tuple[int, bytes]] = []
+        self.start = 0
+        self.number = 0
+
+    @initialize(every=st.sampled_from([1, 3, 1 << 40]), retained=st.sampled_from([-1, 1500]))
+    def opened(self, every: int, retained: int) -> None:
+        values = {**SMALL.__dict__, "flush_messages": every, "segment_ms": 50, "retention_bytes": retained}
+        self.config = LogConfig(**values)
+        self.log = open_log(self.files, self.config, self.clock)
+
+    @rule(records=st.integers(1, 6), size=st.integers(0, 120), batches=st.integers(1, 3))
+    def append(self, records: int, size: int, batches: int) -> None:
+        data, offset = bytearray(), self.log.end_offset
+        for _ in range(batches):
+            self.number += 1
+            batch = batch_of(self.number, records, size)
+            self.batches.append((offset, stored(batch, offset)))
+            data += batch
+            offset += records
+        assert self.log.append(memoryview(data)).last_offset == offset - 1
+
+    @rule(step=st.integers(1, 80))
+    def time_passes(self, step: int) -> None:
+        self.clock.now += step
+        self.number += step
+        self.log.flush_due()
+        self.log.delete_expired()
+        self.log.remove_deleted()
+        self.start = self.log.start_offset
+        assert self.config.retention_bytes == -1 or self.log.size - self.log.segments[0].size < 1500
+
+    @rule(part=st.floats(0, 1))
+    def delete_records(self, part: float) -> None:
+        before = int(part * self.log.end_offset)
+        start = self.log.delete_records(before)
+        assert start == self.log.start_offset >= max(self.start, before)
+        assert start == max(self.start, before) or self.config.retention_bytes >= 0  # what is due goes, too
+        self.start = start
+
+    @rule()
+    def delete_beyond_the_end(self) -> None:
+        with pytest.raises(OffsetOutOfRange):
+            self.log.delete_records(self.log.end_offset + 1)
+
+    @rule()
+    def stop_and_start(self) -> None:
+        self.log.close()
+        point = self.log.recovery_point
+        assert point == self.log.end_offset
+        self.log = PartitionLog(
+            FOLDER,
+            self.config,
+            clean=True,
+            recovery_point=point,
+            start_offset=self.start,
+            files=self.files,
+            now_ms=self.clock,
+        )
+
+    @rule(power=st.booleans(), seed=st.integers(0, 1 << 30), point_is_old=st.booleans())
+    def crash(self, power: bool, seed: int, point_is_old: bool) -> None:
+        acknowledged, end = self.log.recovery_point, self.log.end_offset
+        self.files = self.files.after_crash(random.Random(seed), power=power)
+        point = 0 if point_is_old else acknowledged
+        self.log = PartitionLog(
+            FOLDER,
+            self.config,
+            recovery_point=point,
+            start_offset=min(self.start, acknowledged),
+            files=self.files,
+            now_ms=self.clock,
+        )
+        assert self.log.end_offset == end if not power else acknowledged <= self.log.end_offset <= end
+        self.batches = [item for item in self.batches if item[0] < self.log.end_offset]
+        self.start = self.log.start_offset
+        check_indexes(self.files, self.log)
+
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data(), max_bytes=st.integers(0, 2000))
+    def read(self, data: st.DataObject, max_bytes: int) -> None:
+        if self.start == self.log.end_offset:
+            return
+        offset = data.draw(st.integers(self.start, self.log.end_offset - 1))
+        found = self.log.read(offset, max_bytes)
+        assert found is not None
+        rest = b"".join(item for base, item in self.batches if read_header(item).last_offset >= offset)
+        assert rest.startswith(found.read())
+
+    @invariant()
+    def holds_what_was_appended(self) -> None:
+        log = getattr(self, "log", None)
+        if log is not None:
+            expected = [item for item in self.batches if read_header(item[1]).last_offset >= log.start_offset]
+            assert content(log) == expected
+
+
+TestLogMachine = LogMachine.TestCase
+TestLogMachine.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)

@@ -1,0 +1,58 @@
+"""The offset map against a dict."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_klog.errors import ConfigError
+from spark_klog.log.offset_map import OffsetMap
+
+SLOT = 24
+
+
+@given(
+    slots=st.integers(3, 40),
+    load_factor=st.sampled_from([0.3, 0.9, 1.0]),
+    puts=st.lists(st.tuples(st.binary(max_size=2), st.integers(0, 2**62)), max_size=80),
+)
+@settings(max_examples=200, deadline=None)
+def test_as_a_dict_of_bounded_size(slots: int, load_factor: float, puts: list[tuple[bytes, int]]) -> None:
+    offsets = OffsetMap(slots * SLOT + 5, load_factor)
+    assert 1 <= offsets.capacity <= max(1, slots * load_factor)
+    model: dict[bytes, int] = {}
+    for key, offset in puts:
+        fits = key in model or len(model) < offsets.capacity
+        assert offsets.put(key, offset) == fits
+        if fits:
+            model[key] = offset
+        assert len(offsets) == len(model)
+    for key, _ in puts:
+        assert offsets.get(memoryview(key)) == model.get(key, -1)
+    offsets.clear()
+    assert len(offsets) == 0
+    assert all(offsets.get(key) == -1 for key, _ in puts)
+
+
+def test_many_keys_fill_it_to_its_load_factor() -> None:
+    offsets = OffsetMap(20_000 * SLOT)
+    number = 0
+    while offsets.put(b"key %d" % number, number):
+        number += 1
+    assert 0.89 * 20_000 < number == offsets.capacity == len(offsets) <= 0.9 * 20_000
+    assert [offsets.get(b"key %d" % key) for key in range(number + 1)] == [*range(number), -1]
+
+
+@pytest.mark.parametrize(
+    ("memory", "load_factor", "message"),
+    [
+        (71, 0.9, "log.cleaner.dedupe.buffer.size to 72"),
+        (0, 0.9, "too small"),
+        (720, 0.0, "load factor"),
+        (720, 1.1, "at most 1"),
+    ],
+)
+def test_a_size_that_can_not_be(memory: int, load_factor: float, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        OffsetMap(memory, load_factor)
