@@ -22,8 +22,10 @@ from benchmarks.breakdown import BREAKDOWN
 from benchmarks.broker_side import BROKER
 from benchmarks.codecs import CODECS
 from benchmarks.decode import DECODE
+from benchmarks.directory_read import DIRECTORY_READ
 from benchmarks.encode import ENCODE
 from benchmarks.latency import LATENCY
+from benchmarks.log import LOG
 from benchmarks.machine import code_state
 from benchmarks.memory import MEMORY
 from benchmarks.reads import READS
@@ -36,6 +38,7 @@ log = logging.getLogger(__name__)
 #: All work, in the order of the report. Further work is a module with a `Work` in it, and a name here.
 WORK: tuple[Work, ...] = (
     BATCH_READ,
+    DIRECTORY_READ,
     READS,
     LATENCY,
     WORKER_MEMORY,
@@ -44,6 +47,7 @@ WORK: tuple[Work, ...] = (
     ENCODE,
     MEMORY,
     CODECS,
+    LOG,
     BROKER,
 )
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.offsets import NO_OFFSET, list_offsets
+from spark_klog.client.offsets import list_offsets
 from spark_klog.client.sampling import record_sizes, timestamp_types
-from spark_klog.errors import ConfigError, ErrorCode, NoOffsetForTimestamp, ProtocolError
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
-from spark_klog.records.contract import LOG_APPEND_TIME
+from spark_klog.errors import ConfigError, ErrorCode, ProtocolError
+from spark_klog.spark import places
 from spark_klog.spark.group_offsets import GroupProgress
-from spark_klog.spark.offsets import BeforeEndSpec, GroupSpec, Offsets, Spec, TimeSpec, TopicPartition
-from spark_klog.spark.options import SplitLimits, Subscription
-from spark_klog.spark.planning import OffsetRange, split, wanted_times
+from spark_klog.spark.offsets import GroupSpec, Offsets, Spec, TopicPartition
+from spark_klog.spark.options import SourceOptions, SplitLimits, Subscription
+from spark_klog.spark.planning import OffsetRange, pack, split
 
 _UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
 
@@ -58,14 +58,27 @@ def _address(cluster: Cluster) -> str:
     return ",".join(f"{host}:{port}" for host, port in cluster.config.bootstrap_servers)
 
 
+class BrokerOffsets:
+    """The offsets of a cluster's partitions, see `places.LogOffsets`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def list_offsets(self, times: Mapping[TopicPartition, int]) -> Offsets:
+        return list_offsets(self._cluster, times)
+
+    def timestamp_types(self, offsets: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
+        return timestamp_types(self._cluster, offsets)
+
+
 def earliest(cluster: Cluster, partitions: Collection[TopicPartition]) -> Offsets:
     """The first offset of each partition."""
-    return list_offsets(cluster, dict.fromkeys(partitions, EARLIEST))
+    return places.earliest(BrokerOffsets(cluster), partitions)
 
 
 def latest(cluster: Cluster, partitions: Collection[TopicPartition]) -> Offsets:
     """The offset after the last record that may be read of each partition."""
-    return list_offsets(cluster, dict.fromkeys(partitions, LATEST))
+    return places.latest(BrokerOffsets(cluster), partitions)
 
 
 def resolve(
@@ -80,19 +93,7 @@ def resolve(
         assert progress is not None  # options without a group are refused
         committed = progress.fetch(partitions)
         return earliest(cluster, [key for key in partitions if key not in committed]) | committed
-    if isinstance(spec, BeforeEndSpec):
-        first, end = earliest(cluster, partitions), latest(cluster, partitions)
-        return {key: max(first[key], end[key] - spec.records) for key in partitions}
-    given, asked = wanted_times(spec, partitions)
-    found = given | (list_offsets(cluster, asked) if asked else {})
-    late = [key for key, offset in found.items() if offset == NO_OFFSET]
-    if late and isinstance(spec, TimeSpec) and spec.strict:
-        names = ", ".join(f"{topic}-{partition} (at {asked[topic, partition]})" for topic, partition in late)
-        raise NoOffsetForTimestamp(
-            f"option {option}: no record at or after the timestamp in {names}; "
-            "set startingOffsetsByTimestampStrategy=latest to start at the end of such partitions"
-        )
-    return found | (latest(cluster, late) if late else {})
+    return places.resolve(BrokerOffsets(cluster), spec, partitions, option)
 
 
 def known_start(start: Mapping[TopicPartition, int], cluster: Cluster, end: Collection[TopicPartition]) -> Offsets:
@@ -101,34 +102,37 @@ def known_start(start: Mapping[TopicPartition, int], cluster: Cluster, end: Coll
     return dict(start) | (earliest(cluster, appeared) if appeared else {})
 
 
-def split_ranges(cluster: Cluster, wanted: list[OffsetRange], limits: SplitLimits) -> list[OffsetRange]:
-    """The ranges, split as the options ask for; sizes are only asked for where they count."""
+def tasks(cluster: Cluster, wanted: list[OffsetRange], limits: SplitLimits) -> list[tuple[OffsetRange, ...]]:
+    """The ranges of each task, as the options ask for; sizes are only asked for where they count."""
     sizes = record_sizes(cluster, {item[:2]: item.start for item in wanted}) if wanted and limits.max_bytes else {}
-    return split(wanted, limits, sizes)
+    return pack(split(wanted, limits, sizes), limits)
 
 
-def clip_times(
-    cluster: Cluster, wanted: list[OffsetRange], first_time: int | None, end_time: int | None
-) -> list[OffsetRange]:
-    """The parts of ranges that can have timestamps in [first_time, end_time) ms; without the empty ones.
+class BrokerLog(BrokerOffsets):
+    """What a batch query reads of brokers, see `places.BatchLog`."""
 
-    An upper bound only counts where the range begins and ends with log append time.
-    """
-    wanted = [item for item in wanted if item.start < item.end]
-    # ListOffsets takes times below 0 for something else; no record is that early
-    if first_time is not None and first_time > 0 and wanted:
-        found = list_offsets(cluster, {item[:2]: first_time for item in wanted})
-        starts = {key: offset for key, offset in found.items() if offset != NO_OFFSET}
-        wanted = [item._replace(start=max(item.start, starts[item[:2]])) for item in wanted if item[:2] in starts]
-    wanted = [item for item in wanted if item.start < item.end]
-    if end_time is not None and end_time > 0 and wanted:
-        first = timestamp_types(cluster, {item[:2]: item.start for item in wanted})
-        last = timestamp_types(cluster, {item[:2]: item.end - 1 for item in wanted})
-        safe = [item[:2] for item in wanted if first.get(item[:2]) == last.get(item[:2]) == LOG_APPEND_TIME]
-        found = list_offsets(cluster, dict.fromkeys(safe, end_time)) if safe else {}
-        wanted = [item._replace(end=_end(item.end, found.get(item[:2], NO_OFFSET))) for item in wanted]
-    return [item for item in wanted if item.start < item.end]
+    def __init__(self, cluster: Cluster, options: SourceOptions, progress: GroupProgress | None) -> None:
+        super().__init__(cluster)
+        self._options, self._progress = options, progress
+
+    def partitions(self) -> list[TopicPartition]:
+        return partitions_of(self._cluster, self._options.subscription)
+
+    def resolve(self, spec: Spec, partitions: Collection[TopicPartition], option: str) -> Offsets:
+        return resolve(self._cluster, spec, partitions, option, self._progress)
+
+    def tasks(self, wanted: list[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
+        return tasks(self._cluster, wanted, self._options.split)
 
 
-def _end(end: int, found: int) -> int:
-    return end if found == NO_OFFSET else min(end, found)
+@contextmanager
+def broker_log(options: SourceOptions) -> Iterator[BrokerLog]:
+    """Connected while it is used; errors as of `Cluster.connect`."""
+    with Cluster.connect(options.client) as cluster:
+        group = options.group_offsets
+        progress = GroupProgress(group, lambda: cluster) if group else None
+        try:
+            yield BrokerLog(cluster, options, progress)
+        finally:
+            if progress is not None:
+                progress.close()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spark_klog.client.config import client_config
+from spark_klog.client.config import ClientConfig, client_config
 from spark_klog.errors import ConfigError
 from spark_klog.spark.offsets import (
     OffsetSpec,
@@ -30,6 +30,7 @@ _ENDING = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 #: Options of micro-batches; in a batch query they have no effect, as with Spark's Kafka connector.
 _TRIGGER = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _SOURCE = (
+    "path",
     *_SUBSCRIPTIONS,
     "startingTimestamp",
     "startingOffsetsByTimestamp",
@@ -60,6 +61,8 @@ _PROTECTED = {
     "enable.auto.commit": "Spark's checkpoint is the truth of a query",
     "interceptor.classes": "there are none",
 }
+#: What of Kafka's settings means something where directories are read.
+_OF_DIRECTORIES = ("isolation.level", "decompressed.max.bytes")
 #: Options of Spark's own for a streaming write, which it hands to the sink, too.
 _SPARKS = frozenset({"checkpointlocation", "queryname"})
 _TRUTH = {"true": True, "false": False}
@@ -84,6 +87,10 @@ class Subscription:
     topics: tuple[str, ...] | None = None
     pattern: str | None = None
     assign: dict[str, list[int]] | None = None
+
+
+#: All topics that are not internal: each has the empty string in its name.
+ALL_TOPICS = Subscription(pattern="")
 
 
 @dataclass(frozen=True)
@@ -133,7 +140,8 @@ class BadRecordsOptions:
 class SourceOptions:
     """Options of a read, checked. `on_data_loss` is "fail", "warn" or "report".
 
-    `starting_option` and `ending_option` are the names of those that said so, for messages.
+    `starting_option` and `ending_option` are the names of those that said so, for messages. With `paths`, data
+    directories are read, without a broker; `client` holds the settings that mean something there.
     """
 
     client: dict[str, str]
@@ -149,6 +157,7 @@ class SourceOptions:
     offset_retries: int
     offset_retry_ms: int
     group_offsets: GroupOffsetsOptions | None
+    paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -171,14 +180,18 @@ def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
                 raise ConfigError(f"option {name} can't be set: {_PROTECTED[setting]}")
             settings[setting] = value
         elif key in _KNOWN_BY_KEY:
-            own[key] = value
-        elif key != "path" or value:
+            if key != "path" or value:  # Spark gives an empty one where there is none
+                own[key] = value
+        else:
             close = difflib.get_close_matches(key, [*_KNOWN_BY_KEY, "kafka.bootstrap.servers"], 1)
             hint = f"; did you mean {_KNOWN_BY_KEY.get(close[0], close[0])}?" if close else ""
             raise ConfigError(f"unknown option {name!r}{hint}")
-    if "bootstrap.servers" not in settings:
-        raise ConfigError("option kafka.bootstrap.servers is not set: HOST:PORT[,HOST:PORT...] of a broker is wanted")
-    client_config(settings)
+    if "path" not in own:
+        if "bootstrap.servers" not in settings:
+            raise ConfigError(
+                "option kafka.bootstrap.servers is not set: HOST:PORT[,HOST:PORT...] of a broker is wanted"
+            )
+        client_config(settings)
     return settings, own
 
 
@@ -217,8 +230,10 @@ def _choice(own: dict[str, str], name: str, choices: Mapping[str, str]) -> str:
     return choices[text]
 
 
-def _subscription(own: dict[str, str]) -> Subscription:
+def _subscription(own: dict[str, str], default: Subscription | None) -> Subscription:
     given = [name for name in _SUBSCRIPTIONS if _canonical(name) in own]
+    if not given and default is not None:
+        return default
     if len(given) != 1:
         what = f"{' and '.join(given)} exclude each other" if given else "none is set"
         raise ConfigError(f"exactly one of the options {', '.join(_SUBSCRIPTIONS)} is wanted: {what}")
@@ -277,9 +292,36 @@ def _place(settings: dict[str, str], own: dict[str, str], which: str, default: s
     return name, parse_offsets(name, own.get(_canonical(name), default), _now_ms, settings.get("group.id"))
 
 
+def _paths(settings: dict[str, str], own: dict[str, str], streaming: bool) -> tuple[str, ...]:
+    """The data directories, as Kafka's log.dirs has them; none where brokers are asked."""
+    if "path" not in own:
+        return ()
+    if streaming:
+        raise ConfigError("option path: log directories are read by batch queries only; a stream needs brokers")
+    if "bootstrap.servers" in settings:
+        raise ConfigError("options path and kafka.bootstrap.servers exclude each other: directories need no broker")
+    for name in settings:
+        if name not in _OF_DIRECTORIES:
+            raise ConfigError(f"option kafka.{name} means nothing where option path is read: there is no broker")
+    for name in ("startingOffsets", "endingOffsets"):
+        if own.get(_canonical(name), "").strip().lower() == "group":
+            raise ConfigError(f"option {name}=group: log directories are read without the offsets of groups")
+    directory_config(settings)
+    paths = tuple(part.strip() for part in own["path"].split(",") if part.strip())
+    if not paths:
+        raise ConfigError(f"option path={own['path']!r} names no directory")
+    return paths
+
+
+def directory_config(settings: Mapping[str, str]) -> ClientConfig:
+    """The settings of a read of directories; its brokers are never asked. `ConfigError` for a bad value."""
+    return client_config({"bootstrap.servers": "no-broker:1", **settings})
+
+
 def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions:
     """The options of a read; `ConfigError` names what is unknown, in conflict, or wrong in such a query."""
     settings, own = _split(options)
+    paths = _paths(settings, own, streaming)
     if "topic" in own:
         raise ConfigError("option topic is for writing; use subscribe, subscribePattern or assign")
     strict = _choice(own, "startingOffsetsByTimestampStrategy", {"error": "error", "latest": "latest"}) == "error"
@@ -295,7 +337,7 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
     retries, pause = _count(own, "fetchOffset.numRetries", 0), _count(own, "fetchOffset.retryIntervalMs", 0)
     return SourceOptions(
         settings,
-        _subscription(own),
+        _subscription(own, ALL_TOPICS if paths else None),
         starting,
         start_option,
         ending,
@@ -309,6 +351,7 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
         _OFFSET_RETRIES if retries is None else retries,
         _OFFSET_RETRY_MS if pause is None else pause,
         _group_offsets(settings, own),
+        paths,
     )
 
 

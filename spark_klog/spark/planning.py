@@ -12,6 +12,10 @@ from spark_klog.errors import PartitionsMismatch, StartAfterEnd
 from spark_klog.spark.offsets import Offsets, OffsetSpec, Spec, TimeSpec, TopicPartition
 from spark_klog.spark.options import SplitLimits
 
+#: Each task costs Spark tens of milliseconds, a small range less than one: beyond so many tasks small ranges share
+#: them, up to so many records in one.
+_FULL_TASKS, _SHARED_RECORDS = 32, 10_000
+
 RETENTION, TRUNCATED, RECREATED, DELETED = "retention", "truncated", "recreated", "deleted"
 NOT_YET = "not there yet"
 
@@ -240,3 +244,22 @@ def _pieces(item: OffsetRange, number: int) -> list[OffsetRange]:
     count = item.end - item.start
     bounds = [item.start + count * index // number for index in range(number + 1)]
     return [item._replace(start=low, end=high) for low, high in pairwise(bounds)]
+
+
+def pack(wanted: list[OffsetRange], limits: SplitLimits) -> list[tuple[OffsetRange, ...]]:
+    """The ranges of each task: one, or some where there would be many tasks with little to read."""
+    tasks = max(_FULL_TASKS, limits.min_partitions or 0)
+    if len(wanted) <= tasks or limits.max_bytes:
+        return [(item,) for item in wanted]
+    small = [item.end - item.start for item in wanted if item.end - item.start <= _SHARED_RECORDS]
+    shared = max(1, tasks - (len(wanted) - len(small)))
+    most = min(sum(small) // shared, _SHARED_RECORDS, limits.max_records or _SHARED_RECORDS)
+    packed: list[list[OffsetRange]] = []
+    room = 0
+    for item in wanted:
+        room -= item.end - item.start
+        if room < 0 or not packed:
+            packed.append([])
+            room = most - (item.end - item.start)
+        packed[-1].append(item)
+    return [tuple(items) for items in packed]

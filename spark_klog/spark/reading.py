@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 import pyarrow as pa
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.config import client_config
+from spark_klog.client.config import ClientConfig, client_config
 from spark_klog.client.fetcher import fetch_range
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.errors import OffsetOutOfRange
-from spark_klog.records.reader import AbortedTransactions
+from spark_klog.records.reader import AbortedTransactions, BadBatch
 from spark_klog.spark.bad_records import BadRecords
+from spark_klog.spark.directory_source import DirectoryReader
 from spark_klog.spark.loss import LossReporter
 from spark_klog.spark.options import SourceOptions
-from spark_klog.spark.planning import RETENTION, TRUNCATED, Lost, OffsetRange
+from spark_klog.spark.planning import DELETED, RETENTION, TRUNCATED, Lost, OffsetRange
 
 #: Connections of this worker process, kept for its next task: Spark reuses its Python workers.
 _clusters: dict[tuple[tuple[str, str], ...], Cluster] = {}
@@ -28,29 +30,65 @@ def _cluster(settings: dict[str, str]) -> Cluster:
     return _clusters[key]
 
 
-def read_range(options: SourceOptions, wanted: OffsetRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Arrow batches of the records in the range.
+def read_ranges(options: SourceOptions, ranges: Iterable[OffsetRange], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Arrow batches of the records in the ranges, one after the other.
 
     `DataLossError` where offsets are gone and failOnDataLoss is true; else they are skipped, with a warning that names
-    them. Corrupt batches as the option badRecords says. Other errors as of `fetch_range`.
+    them. Corrupt batches as the option badRecords says. Other errors as of `fetch_range`, of `StoredPartition.read`.
     """
-    cluster = _cluster(options.client)
+    source: _Source = DirectoryReader(options) if options.paths else _Brokers(_cluster(options.client))
+    for wanted in ranges:
+        yield from _read_range(source, options, wanted, schema)
+
+
+class _Batches(Protocol):
+    """Record batches, the offset to go on with, (producer id, first offset) of aborted transactions."""
+
+    @property
+    def data(self) -> memoryview: ...
+    @property
+    def next_offset(self) -> int: ...
+    @property
+    def aborted(self) -> list[tuple[int, int]]: ...
+
+
+class _Source(Protocol):
+    """Who gives record batches."""
+
+    config: ClientConfig
+
+    def read(self, wanted: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[_Batches]:
+        """Those of a range, see `fetch_range`."""
+
+
+class _Brokers:
+    def __init__(self, cluster: Cluster) -> None:
+        self.config = cluster.config
+        self._cluster = cluster
+
+    def read(self, wanted: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[_Batches]:
+        return fetch_range(self._cluster, *wanted)
+
+
+def _read_range(
+    source: _Source, options: SourceOptions, wanted: OffsetRange, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
     losses = LossReporter(options.on_data_loss)
     bad_records = BadRecords(options.bad_records, wanted.topic, wanted.partition)
     decoder = PartitionDecoder(
-        wanted.topic, wanted.partition, schema, cluster.config.decompressed_max_bytes, bad_records.take
+        wanted.topic, wanted.partition, schema, source.config.decompressed_max_bytes, bad_records.take
     )
     start = wanted.start
     while start < wanted.end:
         try:
-            for fetched in fetch_range(cluster, wanted.topic, wanted.partition, start, wanted.end):
-                aborted = AbortedTransactions(fetched.aborted) if cluster.config.isolation_level else None
-                yield from decoder.add(fetched.data, start, wanted.end, aborted)
-                start = fetched.next_offset
+            for batches in source.read(wanted._replace(start=start), bad_records.take):
+                aborted = AbortedTransactions(batches.aborted) if source.config.isolation_level else None
+                yield from decoder.add(batches.data, start, wanted.end, aborted)
+                start = batches.next_offset
             break
         except OffsetOutOfRange as error:
             low, high = error.available
-            cause = RETENTION if start < low else TRUNCATED
+            cause = DELETED if high < 0 else RETENTION if start < low else TRUNCATED
             lost_end = min(low, wanted.end) if start < low else wanted.end
             losses.report([Lost(wanted.topic, wanted.partition, start, lost_end, low, high, cause)])
             if not start < low < wanted.end:

@@ -9,16 +9,15 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from spark_klog.client.cluster import Cluster
 from spark_klog.columns.schema import FULL, WITHOUT_HEADERS, subset
 from spark_klog.errors import ConfigError
-from spark_klog.spark import discovery
-from spark_klog.spark.group_offsets import GroupProgress
-from spark_klog.spark.loss import LossReporter
+from spark_klog.spark.directory_source import directory_log
+from spark_klog.spark.discovery import broker_log
 from spark_klog.spark.options import SourceOptions, include_headers, sink_options, source_options
-from spark_klog.spark.planning import OffsetRange, beyond, check_covers, check_order, clip, ranges
+from spark_klog.spark.places import plan
+from spark_klog.spark.planning import OffsetRange
 from spark_klog.spark.pushdown import Pushed, spark_pushes_filters
-from spark_klog.spark.reading import read_range
+from spark_klog.spark.reading import read_ranges
 from spark_klog.spark.sink import BatchWriter, StreamWriter
 from spark_klog.spark.stream import RangePartition, StreamReader
 
@@ -72,37 +71,15 @@ class BatchReader(DataSourceReader):
         self._pushed = Pushed()
 
     def partitions(self) -> list[InputPartition]:
-        planned = [RangePartition(item) for item in self._plan()]
         # Spark reads one partition of value None where a list is empty.
-        return [*planned] if planned else [RangePartition(OffsetRange("", 0, 0, 0))]
+        return [RangePartition(ranges) for ranges in self._plan() or [()]]
 
-    def _plan(self) -> list[OffsetRange]:
-        options = self._options
-        with Cluster.connect(options.client) as cluster:
-            partitions = discovery.partitions_of(cluster, options.subscription)
-            check_covers(options.starting_option, options.starting, partitions)
-            check_covers(options.ending_option, options.ending, partitions)
-            check_order(options.starting, options.ending, partitions, options.starting_option, options.ending_option)
-            partitions = [key for key in partitions if self._pushed.keeps(key)]
-            # In this order what is written or deleted meanwhile does not look like a loss.
-            earliest = discovery.earliest(cluster, partitions)
-            group = options.group_offsets
-            progress = GroupProgress(group, lambda: cluster) if group else None
-            try:
-                start = discovery.resolve(cluster, options.starting, partitions, options.starting_option, progress)
-                end = discovery.resolve(cluster, options.ending, partitions, options.ending_option, progress)
-            finally:
-                if progress is not None:
-                    progress.close()
-            latest = discovery.latest(cluster, partitions)
-            kept, lost = clip(ranges(start, end), earliest, latest)
-            LossReporter(options.on_data_loss).report(lost + beyond(start, end, earliest, latest))
-            kept = [self._pushed.clip(item) for item in kept]
-            kept = discovery.clip_times(cluster, kept, self._pushed.first_time, self._pushed.end_time)
-            return discovery.split_ranges(cluster, kept, options.split)
+    def _plan(self) -> list[tuple[OffsetRange, ...]]:
+        with directory_log(self._options) if self._options.paths else broker_log(self._options) as log:
+            return plan(log, self._options, self._pushed)
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
-        return read_range(self._options, partition.range, self._schema)
+        return read_ranges(self._options, partition.ranges, self._schema)
 
 
 class FilteringBatchReader(BatchReader):

@@ -35,7 +35,7 @@ from spark_klog.spark.planning import (
     plan_batch,
     waiting,
 )
-from spark_klog.spark.reading import read_range
+from spark_klog.spark.reading import read_ranges
 from spark_klog.spark.record_bytes import RecordBytes
 
 JsonOffsets = dict[str, dict[str, int]]
@@ -48,11 +48,11 @@ LOST, RECORD_BYTES, INITIAL = "__lost__", "__record_bytes__", "__initial__"
 
 
 class RangePartition(InputPartition):
-    """One task's range of offsets."""
+    """One task's ranges of offsets."""
 
-    def __init__(self, range: OffsetRange) -> None:
-        super().__init__(range)
-        self.range = range
+    def __init__(self, ranges: tuple[OffsetRange, ...]) -> None:
+        super().__init__(ranges)
+        self.ranges = ranges
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -213,11 +213,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             lost = [item._replace(available_end=latest.get(item[:2], item.available_end)) for item in lost]
         self._recreated.clear()
         self._losses.report(lost)
-        planned = discovery.split_ranges(self._cluster, wanted, self._options.split)
-        return [RangePartition(item) for item in planned]
+        return [RangePartition(ranges) for ranges in discovery.tasks(self._cluster, wanted, self._options.split)]
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
-        return read_range(self._options, partition.range, self._schema)
+        return read_ranges(self._options, partition.ranges, self._schema)
 
     def commit(self, end: JsonOffsets) -> None:
         if self._progress:

@@ -13,7 +13,7 @@ from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.errors import CorruptBatchError
 from spark_klog.spark.options import source_options
 from spark_klog.spark.planning import OffsetRange
-from spark_klog.spark.reading import read_range
+from spark_klog.spark.reading import read_ranges
 from tests.support.batches import make_batch
 from tests.support.fake_broker import TOPIC, FakeBroker
 from tests.support.kafka import HOST
@@ -66,7 +66,7 @@ def read(broker: FakeBroker, count: int, mode: str, max_bytes: int = 1 << 20, **
         "badRecords": mode,
     } | more
     wanted = OffsetRange(TOPIC, 0, 0, count * EACH)
-    found = read_range(source_options(options, streaming=False), wanted, WITHOUT_HEADERS)
+    found = read_ranges(source_options(options, streaming=False), [wanted], WITHOUT_HEADERS)
     return [offset for batch in found for offset in batch.column("offset").to_pylist()]
 
 

@@ -182,9 +182,10 @@ def test_partitions_that_appeared_are_read_from_their_beginning(logs: Any) -> No
 def test_sizes_are_asked_for_only_where_they_count(logs: Any) -> None:
     wanted = [OffsetRange(*A, 10, 14), OffsetRange(*B, 0, 1)]
     with mock.patch.object(discovery, "record_sizes", return_value={A: 50.0}) as sizes:
-        assert discovery.split_ranges(logs, wanted, SplitLimits(min_partitions=1, max_records=9)) == wanted
-        assert discovery.split_ranges(logs, [], SplitLimits(max_bytes=1)) == []
+        found = discovery.tasks(logs, wanted, SplitLimits(min_partitions=1, max_records=9))
+        assert found == [(item,) for item in wanted]
+        assert discovery.tasks(logs, [], SplitLimits(max_bytes=1)) == []
         sizes.assert_not_called()
-        found = discovery.split_ranges(logs, wanted, SplitLimits(max_bytes=100))
-        assert found == [OffsetRange(*A, 10, 12), OffsetRange(*A, 12, 14), OffsetRange(*B, 0, 1)]
+        found = discovery.tasks(logs, wanted, SplitLimits(max_bytes=100))
+        assert found == [(OffsetRange(*A, 10, 12),), (OffsetRange(*A, 12, 14),), (OffsetRange(*B, 0, 1),)]
         sizes.assert_called_once_with(logs, {A: 10, B: 0})

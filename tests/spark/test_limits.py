@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spark_klog.spark.offsets import Offsets
 from spark_klog.spark.options import SplitLimits
-from spark_klog.spark.planning import OffsetRange, limit_bytes, limit_rows, split
+from spark_klog.spark.planning import OffsetRange, limit_bytes, limit_rows, pack, split
 
 A, B, C = ("a", 0), ("a", 1), ("b", 0)
 Partitions = dict[tuple[str, int], tuple[int, int]]
@@ -239,3 +239,43 @@ def test_least_number_of_pieces(wanted: list[OffsetRange], min_partitions: int) 
     largest = max(counts[key] / parts[key] for key in parts)
     # no partition is split further than the largest piece asks for
     assert all(counts[key] / (parts[key] - 1) >= largest for key in parts if parts[key] > 1)
+
+
+def many(count: int, records: int) -> list[OffsetRange]:
+    return [OffsetRange("many", partition, 5, 5 + records) for partition in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "limits", "tasks"),
+    [
+        (many(32, 1), SplitLimits(), 32),
+        (many(200, 25), SplitLimits(), 34),
+        (many(200, 25), SplitLimits(min_partitions=100), 100),
+        (many(200, 25), SplitLimits(min_partitions=200), 200),
+        (many(200, 25), SplitLimits(max_records=25), 200),
+        (many(200, 25), SplitLimits(max_records=50), 100),
+        (many(200, 25), SplitLimits(max_bytes=10_000_000), 200),  # they are as many as the user's bytes make them
+        (many(200, 9_000), SplitLimits(), 200),
+        (many(1_000, 1_000), SplitLimits(), 100),
+        ([*many(100, 10), OffsetRange(*A, 0, 1_000_000)], SplitLimits(), 1 + 34),
+    ],
+)
+def test_many_small_ranges_share_tasks(wanted: list[OffsetRange], limits: SplitLimits, tasks: int) -> None:
+    packed = pack(wanted, limits)
+    assert [item for ranges in packed for item in ranges] == wanted
+    assert len(packed) == tasks
+
+
+@given(
+    st.lists(st.integers(1, 100) | st.integers(1, 100_000), max_size=300),
+    st.builds(SplitLimits, st.none() | st.integers(1, 400), st.none() | st.integers(1, 20_000)),
+)
+def test_packing_keeps_every_range_and_the_limits(counts: list[int], limits: SplitLimits) -> None:
+    wanted = [OffsetRange("p", partition, 0, count) for partition, count in enumerate(counts)]
+    packed = pack(wanted, limits)
+    assert [item for ranges in packed for item in ranges] == wanted
+    assert len(packed) >= min(len(wanted), limits.min_partitions or 0)
+    for ranges in packed:
+        assert ranges
+        records = sum(item.end for item in ranges)
+        assert len(ranges) == 1 or records <= min(10_000, limits.max_records or 10_000)

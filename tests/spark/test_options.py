@@ -171,7 +171,6 @@ REFUSED_BY_BOTH = [
     ({"maxOffsetPerTrigger": "1"}, "unknown option 'maxOffsetPerTrigger'; did you mean maxOffsetsPerTrigger?"),
     ({"kafkabootstrap.servers": "x"}, "did you mean kafka.bootstrap.servers?"),
     ({"zzzzzzz": "1"}, "unknown option 'zzzzzzz'"),
-    ({"path": "/x"}, "unknown option 'path'"),
     ({"kafka.nonsense": "1"}, "unknown client setting 'nonsense'; is it misspelt?"),
     ({"kafka.bootstrap.servers": "host"}, "bootstrap.servers: 'host' is not HOST:PORT"),
     ({"kafka.bootstrap.servers": ","}, "bootstrap.servers is empty"),

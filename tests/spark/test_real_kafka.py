@@ -233,4 +233,4 @@ def test_an_upper_bound_of_time_counts_with_log_append_time(
     assert list(reader.pushFilters([late])) == [late]
     [planned] = reader.partitions()
     assert isinstance(planned, RangePartition)
-    assert planned.range == (topic, 0, 0, end)
+    assert planned.ranges == ((topic, 0, 0, end),)

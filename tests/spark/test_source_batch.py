@@ -276,7 +276,7 @@ def test_writing_while_a_query_is_planned_is_no_loss(servers: str, topic: str, e
 
         def saw_the_log_grow() -> bool:
             reader = BatchReader(source_options(options, streaming=False), WITHOUT_HEADERS)
-            ends.extend(partition.range.end for partition in reader.partitions())
+            ends.extend(item.end for partition in reader.partitions() for item in partition.ranges)
             return len(set(ends)) >= 10
 
         wait_for(saw_the_log_grow, "ten lengths of the log")

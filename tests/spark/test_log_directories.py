@@ -1,0 +1,594 @@
+"""Data directories read without a broker, beside the same topics read through one."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow.fs as pafs
+import pytest
+from chispa import assert_df_equality
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col, lit
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+
+from spark_klog.columns.schema import WITHOUT_HEADERS
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ConfigError, DataLossError
+from spark_klog.log.stored_directory import Directory, StoredDirectories
+from spark_klog.records.reader import read_records
+from spark_klog.spark.log_files import ArrowLogFiles
+from spark_klog.spark.options import sink_options, source_options
+from spark_klog.spark.source import BatchReader
+from tests.support.batches import make_batch, walk
+from tests.support.kafka import Kafka
+
+from .conftest import SparkLog
+from .support import (
+    KAFKA_SCHEMA,
+    Sent,
+    create_topic,
+    error_of,
+    offsets_of,
+    produce,
+    read,
+    values,
+    wait_for,
+)
+
+NOW = 1_700_000_000_000
+CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
+#: Small segments; the records are years old.
+SMALL = {"log.segment.bytes": "12000", "log.index.interval.bytes": "500", "log.retention.ms": "-1"}
+GOLDEN = Path(__file__).parent.parent / "data"
+
+
+def load(spark: SparkSession, path: Path | str, **options: Any) -> DataFrame:
+    """A DataFrame over a data directory."""
+    reader = spark.read.format("klog").options(**{name: str(value) for name, value in options.items()})
+    return reader.load(str(path))
+
+
+def records(count: int, partition: int, start: int = 0) -> list[Sent]:
+    return [
+        Sent(
+            None if number % 7 == 0 else b"value-%d " % number * (number % 20),
+            None if number % 3 == 0 else b"key-%d" % (number % 10),
+            partition,
+            NOW + 10 * number,
+            (("h", b"x"), ("ü", None), ("h", b""))[: number % 4],
+        )
+        for number in range(start, start + count)
+    ]
+
+
+def same(spark: SparkSession, path: Path | str, servers: str, **options: Any) -> int:
+    """Both ways give the same rows; how many."""
+    stored, fetched = load(spark, path, **options), read(spark, servers, **options)
+    assert stored.schema == fetched.schema
+    order = ["topic", "partition", "offset"]
+    rows = stored.orderBy(*order).collect()
+    assert rows == fetched.orderBy(*order).collect()
+    return len(rows)
+
+
+# ----- our own broker
+
+
+@pytest.fixture(scope="module")
+def ours(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
+    """A broker with many small segments; "codecs" has a partition for each codec, "more" two of plain records."""
+    with EmbeddedCluster(data_dir=module_server_dir / "ours", settings=SMALL) as cluster:
+        create_topic(cluster.bootstrap_servers, "codecs", len(CODECS))
+        for partition, codec in enumerate(CODECS):
+            for start in range(0, 600, 50):
+                sent = records(50, partition, start)
+                produce(cluster.bootstrap_servers, "codecs", sent, compression_type=codec)
+        create_topic(cluster.bootstrap_servers, "more", 2)
+        produce(cluster.bootstrap_servers, "more", values(20, partitions=2))
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def folder(ours: EmbeddedCluster) -> Path:
+    """Its data directory, which it goes on to use."""
+    return Path(ours.data_dir) / "broker-0"
+
+
+def at(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"subscribe": "codecs", "includeHeaders": True},
+        {"subscribePattern": "^(codecs|more)$"},
+        {"assign": '{"codecs":[3,0],"more":[1]}'},
+        {"subscribe": "more", "startingOffsets": '{"more":{"0":3,"1":-2}}', "endingOffsets": '{"more":{"0":-1,"1":7}}'},
+        {"subscribe": "codecs", "startingTimestamp": NOW + 2995, "endingTimestamp": NOW + 4001},
+        {
+            "subscribe": "more",
+            "startingOffsetsByTimestamp": f'{{"more":{{"0":0,"1":{NOW + 10**9}}}}}',
+            "startingOffsetsByTimestampStrategy": "latest",
+        },
+        {"subscribe": "codecs", "startingOffsets": "-75"},
+        {"subscribe": "codecs", "startingOffsets": "2023-11-14T22:13:23Z"},
+        {"assign": '{"codecs":[3]}', "minPartitions": 5},
+        {"assign": '{"codecs":[3]}', "maxRecordsPerPartition": 130},
+        {"assign": '{"codecs":[3]}', "maxBytesPerPartition": 3000},
+    ],
+    ids=str,
+)
+def test_as_through_our_broker(
+    spark: SparkSession, ours: EmbeddedCluster, folder: Path, options: dict[str, Any]
+) -> None:
+    assert len([*folder.glob("codecs-0/*.log")]) > 5
+    assert same(spark, folder, ours.bootstrap_servers, **options) > 5
+
+
+def test_without_a_subscription_all_topics_are_read(spark: SparkSession, ours: EmbeddedCluster, folder: Path) -> None:
+    (folder / "__consumer_offsets-7").mkdir()
+    shutil.copy(folder / "more-0" / f"{0:020d}.log", folder / "__consumer_offsets-7")
+    try:
+        assert {row[0] for row in load(spark, folder).select("topic").distinct().collect()} == {"codecs", "more"}
+        assert load(spark, folder, subscribePattern="offsets").count() == 0
+        assert load(spark, folder, subscribe="__consumer_offsets").count() == 10
+    finally:
+        shutil.rmtree(folder / "__consumer_offsets-7")
+    assert load(spark, folder).schema == KAFKA_SCHEMA
+
+
+def test_after_the_broker_has_stopped_or_was_killed(
+    spark: SparkSession, make_cluster: Callable[..., EmbeddedCluster], topic: str, tmp_path: Path
+) -> None:
+    cluster = make_cluster(settings=SMALL)
+    create_topic(cluster.bootstrap_servers, topic)
+    for start in range(0, 600, 50):
+        produce(cluster.bootstrap_servers, topic, records(50, 0, start))
+    read(spark, cluster.bootstrap_servers, subscribe=topic, includeHeaders=True).write.parquet(str(tmp_path / "all"))
+    expected = spark.read.parquet(str(tmp_path / "all")).orderBy("offset")
+    folder = Path(cluster.data_dir) / "broker-0"
+    shutil.copytree(folder, tmp_path / "live")
+    cluster.stop()
+    for place in (tmp_path / "live", folder):
+        assert_df_equality(load(spark, place, includeHeaders=True).orderBy("offset"), expected)
+    assert expected.count() == 600
+
+
+def test_while_a_broker_writes(spark: SparkSession, ours: EmbeddedCluster, folder: Path, topic: str) -> None:
+    """Every read gives a beginning of the log, in order, and never a part of a record."""
+    create_topic(ours.bootstrap_servers, topic)
+    stop = threading.Event()
+    written = [0]
+
+    def write() -> None:
+        while not stop.is_set():
+            produce(ours.bootstrap_servers, topic, values(100, written[0]))
+            written[0] += 100
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    counts: list[int] = []
+    try:
+
+        def saw_it_grow() -> bool:
+            before = written[0]
+            rows = load(spark, folder, subscribe=topic).select("offset", "value").orderBy("offset").collect()
+            assert [(row.offset, bytes(row.value)) for row in rows] == [(n, b"v%d" % n) for n in range(len(rows))]
+            assert len(rows) >= before
+            counts.append(len(rows))
+            return len(set(counts)) >= 4
+
+        wait_for(saw_it_grow, "four lengths of the log")
+    finally:
+        stop.set()
+        writer.join()
+    assert counts == sorted(counts)
+
+
+def test_filters_are_pushed(spark: SparkSession, ours: EmbeddedCluster, folder: Path) -> None:
+    name = "spark.sql.python.filterPushdown.enabled"
+    wanted = (col("partition") == 2) & (col("offset") >= 100) & (col("timestamp") >= lit(at(NOW + 4000)))
+    expected = [("codecs", 2, offset) for offset in range(400, 600)]
+    assert offsets_of(load(spark, folder, subscribe="codecs").where(wanted)) == expected
+    spark.conf.set(name, "true")
+    try:
+        frame = load(spark, folder, subscribe="codecs").where(wanted)
+        assert offsets_of(frame) == expected
+        assert frame.rdd.getNumPartitions() == 1
+        assert offsets_of(load(spark, folder).where(col("topic") == "more")) == offsets_of(
+            read(spark, ours.bootstrap_servers, subscribe="more")
+        )
+    finally:
+        spark.conf.unset(name)
+
+
+def test_a_schema_of_fewer_columns(spark: SparkSession, folder: Path) -> None:
+    schema = StructType([StructField("offset", LongType()), StructField("value", BinaryType())])
+    rows = spark.read.format("klog").schema(schema).option("subscribe", "more").load(str(folder)).collect()
+    assert sorted((row.offset, bytes(row.value)) for row in rows) == sorted((n // 2, b"v%d" % n) for n in range(20))
+
+
+# ----- paths
+
+
+def test_addresses_of_directories(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
+    expected = offsets_of(load(spark, folder, subscribe="more"))
+    assert len(expected) == 20
+    for address in (f"file://{folder}", f"file:{folder}", f"{folder}/"):
+        assert offsets_of(load(spark, address, subscribe="more")) == expected
+    for number in range(2):
+        shutil.copytree(folder / f"more-{number}", tmp_path / f"dir-{number}" / f"more-{number}")
+    assert offsets_of(load(spark, f"{tmp_path}/dir-0, file://{tmp_path}/dir-1")) == expected
+    assert offsets_of(spark.read.format("klog").option("path", f"{tmp_path}/dir-1").load()) == expected[10:]
+
+
+def test_any_file_system_of_pyarrow(folder: Path) -> None:
+    """Those that Spark's option has no address for: a folder within another, and one in memory."""
+    inside = pafs.SubTreeFileSystem(str(folder.parent), pafs.LocalFileSystem())
+    memory, _ = pafs.FileSystem.from_uri("mock:///")
+    memory.create_dir("backup/more-1")
+    for path in (folder / "more-1").glob("*.*"):
+        with memory.open_output_stream(f"backup/more-1/{path.name}") as stream:
+            stream.write(path.read_bytes())
+    for filesystem, place in ((inside, folder.name), (memory, "backup")):
+        directories = StoredDirectories([Directory(ArrowLogFiles(filesystem), place, "somewhere")])
+        assert ("more", 1) in directories.partitions()
+        log = directories.open("more", 1)
+        assert (log.start_offset, log.end_offset) == (0, 10)
+        found = [record.value for batches in log.read(0, 10, pytest.fail) for record in read_records(batches.data)]
+        assert found == [b"v%d" % number for number in range(1, 20, 2)]
+        with pytest.raises(FileNotFoundError):
+            ArrowLogFiles(filesystem).entries(f"{place}/nothing")
+        with pytest.raises(FileNotFoundError):
+            ArrowLogFiles(filesystem).open(f"{place}/nothing")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kafka.bootstrap.servers": "h:1"}, "options path and kafka.bootstrap.servers exclude each other"),
+        ({"kafka.group.id": "g"}, "option kafka.group.id means nothing where option path is read"),
+        ({"kafka.fetch.max.bytes": "1"}, "option kafka.fetch.max.bytes means nothing where option path is read"),
+        ({"startingOffsets": "group"}, "option startingOffsets=group: log directories are read without the offsets of"),
+        ({"endingOffsets": " Group "}, "option endingOffsets=group: log directories are read without"),
+        ({"kafka.isolation.level": "some"}, "isolation.level=some: read_uncommitted or read_committed is wanted"),
+        ({"subscribe": "a", "assign": '{"a":[0]}'}, "assign and subscribe exclude each other"),
+        ({"path": " , "}, "option path=' , ' names no directory"),
+        ({"subscribe": "there-is-none"}, "topic there-is-none does not exist in"),
+        ({"assign": '{"more":[0,5]}'}, "topic more has no partition 5"),
+        ({"path": "/nowhere/at/all"}, "there is no directory /nowhere/at/all"),
+        ({"path": str(GOLDEN)}, "is no data directory of a broker"),
+        ({"path": "nothing://x"}, "'nothing://x' names no directory"),
+        ({"startingOffsets": '{"more":{"0":1}}', "subscribe": "more"}, "it lacks more-1"),
+        ({"startingTimestamp": str(NOW + 10**10)}, r"KLOG_NO_OFFSET_FOR_TIMESTAMP"),
+    ],
+)
+def test_what_is_refused(folder: Path, options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        BatchReader(source_options({"path": str(folder)} | options, streaming=False), WITHOUT_HEADERS).partitions()
+    assert message in str(caught.value)
+
+
+def test_streams_and_writes_are_refused(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
+    def stream() -> None:
+        writer = spark.readStream.format("klog").load(str(folder)).writeStream.format("noop")
+        writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination()
+
+    assert "option path: log directories are read by batch queries only" in error_of(stream)
+    with pytest.raises(ConfigError, match="option path is for reading"):
+        sink_options({"path": "/x", "kafka.bootstrap.servers": "h:1"})
+
+
+# ----- many tasks, damage, loss
+
+
+def large_partition(place: Path, batches: int = 110, size: int = 1_000_000) -> Path:
+    """A partition of batches with one record each, in two segments, with the indexes that Kafka would write."""
+    place.mkdir(parents=True)
+    offset = 0
+    for count in (batches // 2, batches - batches // 2):
+        stem = place / f"{offset:020d}"
+        base, position = offset, 0
+        with stem.with_suffix(".log").open("wb") as log, stem.with_suffix(".index").open("wb") as index:
+            for _ in range(count):
+                batch = make_batch([(b"%d" % offset, bytes(size))], [NOW + offset])
+                struct.pack_into(">q", batch, 0, offset)
+                if position:
+                    index.write(struct.pack(">ii", offset - base, position))
+                position += log.write(batch)
+                offset += 1
+    return place
+
+
+def test_a_large_partition_is_several_tasks(spark: SparkSession, tmp_path: Path) -> None:
+    large_partition(tmp_path / "large-0")
+    frame = load(spark, tmp_path)
+    assert frame.rdd.getNumPartitions() == 3
+    found = frame.selectExpr("cast(cast(key as string) as long) as number", "offset", "length(value) as size").collect()
+    assert sorted((row.number, row.offset, row.size) for row in found) == [(n, n, 1_000_000) for n in range(110)]
+    plan = BatchReader(source_options({"path": str(tmp_path)}, streaming=False), WITHOUT_HEADERS).partitions()
+    bounds = [(item.start, item.end) for part in plan for item in part.ranges]
+    assert [high - low for low, high in bounds] == pytest.approx([110 / 3] * 3, abs=2)
+    assert load(spark, tmp_path, minPartitions=8).rdd.getNumPartitions() == 8
+    assert load(spark, tmp_path, maxBytesPerPartition=10_100_000).rdd.getNumPartitions() == 11
+    assert load(spark, tmp_path, maxRecordsPerPartition=30).rdd.getNumPartitions() >= 4
+
+
+def copy_of(folder: Path, tmp_path: Path, name: str = "codecs-0") -> Path:
+    shutil.copytree(folder / name, tmp_path / "copy" / name)
+    return tmp_path / "copy" / name
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "wrong"])
+def test_indexes_need_not_be_right(spark: SparkSession, folder: Path, tmp_path: Path, damage: str) -> None:
+    options = {"startingTimestamp": NOW + 2000, "minPartitions": 5}
+    expected = load(spark, folder, assign='{"codecs":[3]}', **options).orderBy("offset")
+    place = copy_of(folder, tmp_path, "codecs-3")
+    for path in [*place.glob("*index")]:
+        data = path.read_bytes()
+        if damage == "missing":
+            path.unlink()
+        else:
+            path.write_bytes(data[: len(data) // 2 + 1] if damage == "cut" else bytes(b ^ 0x15 for b in data))
+    found = load(spark, tmp_path / "copy", **options).orderBy("offset")
+    assert_df_equality(found, expected)
+    assert found.count() == 400
+
+
+def test_a_tail_that_is_cut_off(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
+    place = copy_of(folder, tmp_path)
+    last = max(place.glob("*.log"))
+    data = last.read_bytes()
+    first = [*walk(data)][-1].base_offset
+    for size in (1, 30, len(data) - [*walk(data)][-1].position - 1):
+        os.truncate(last, len(data) - size)
+        assert load(spark, tmp_path / "copy").count() == first
+        last.write_bytes(data)
+
+
+@pytest.mark.parametrize("mode", ["fail", "skip"])
+def test_a_corrupt_batch_and_a_corrupt_tail(
+    spark: SparkSession, folder: Path, tmp_path: Path, spark_log: SparkLog, mode: str
+) -> None:
+    place = copy_of(folder, tmp_path)
+    logs = sorted(place.glob("*.log"))
+    data = bytearray(logs[1].read_bytes())
+    batch = [*walk(bytes(data))][1]
+    data[batch.position + batch.size - 1] ^= 1
+    logs[1].write_bytes(data)
+    options = {"badRecords": mode}
+    if mode == "fail":
+        assert f"codecs-0: batch of offsets {batch.base_offset}-" in error_of(load(spark, tmp_path / "copy").collect)
+    else:
+        found = {row.offset for row in load(spark, tmp_path / "copy", **options).select("offset").collect()}
+        assert found == set(range(600)) - set(range(batch.base_offset, batch.last_offset + 1))
+    logs[1].write_bytes((folder / "codecs-0" / logs[1].name).read_bytes())
+    with logs[-1].open("ab") as file:
+        file.write(b"garbage" * 20)
+    if mode == "fail":
+        assert f"{logs[-1]}: no batch at position" in error_of(load(spark, tmp_path / "copy").collect)
+    else:
+        assert load(spark, tmp_path / "copy", **options).count() == 600
+        assert "the log ends before what is no batch" in spark_log.text()
+
+
+def test_segments_that_are_deleted_between_planning_and_reading(
+    spark: SparkSession, folder: Path, tmp_path: Path
+) -> None:
+    place = copy_of(folder, tmp_path)
+    options = {"path": str(tmp_path / "copy"), "maxRecordsPerPartition": "1000"}
+    plan = BatchReader(source_options(options, streaming=False), WITHOUT_HEADERS).partitions()
+    assert [part.ranges for part in plan] == [(("codecs", 0, 0, 600),)]
+    first, second, third, *_ = sorted(place.glob("*.log"))
+    for path in (first, second):
+        path.rename(f"{path}.deleted")
+    start = int(third.stem)
+    message = f"codecs-0: wanted [0, {start}), available [{start}, 600) (retention)"
+    reader = BatchReader(source_options(options, streaming=False), WITHOUT_HEADERS)
+    with pytest.raises(DataLossError, match=r"KLOG_DATA_LOSS\.RETENTION") as caught:
+        [*reader.read(plan[0])]
+    assert message in str(caught.value)
+    reader = BatchReader(source_options(options | {"failOnDataLoss": "false"}, streaming=False), WITHOUT_HEADERS)
+    found = [offset for batch in reader.read(plan[0]) for offset in batch.column("offset").to_pylist()]
+    assert found == [*range(start, 600)]
+    shutil.rmtree(place)
+    reader = BatchReader(source_options(options, streaming=False), WITHOUT_HEADERS)
+    with pytest.raises(DataLossError, match=r"KLOG_DATA_LOSS\.DELETED.*codecs-0 is gone \(deleted\)"):
+        [*reader.read(plan[0])]
+
+
+def test_offsets_that_are_not_there(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
+    place = copy_of(folder, tmp_path)
+    min(place.glob("*.log")).unlink()
+    start = int(min(place.glob("*.log")).stem)
+    given = {"assign": '{"codecs":[0]}', "startingOffsets": '{"codecs":{"0":0}}'}
+    lost = f"codecs-0: wanted [0, 600), available [{start}, 600) (retention)"
+    assert lost in error_of(load(spark, tmp_path / "copy", **given).collect)
+    assert load(spark, tmp_path / "copy", **given, failOnDataLoss="false").count() == 600 - start
+    beyond = {"assign": '{"codecs":[0]}', "endingOffsets": '{"codecs":{"0":601}}'}
+    assert f"wanted [{start}, 601), available [{start}, 600) (not there yet)" in error_of(
+        load(spark, tmp_path / "copy", **beyond).collect
+    )
+
+
+# ----- Kafka's own directories
+
+
+@pytest.mark.parametrize("version", ["kafka-0.10.2.2", "kafka-3.9.1"])
+def test_golden_directories(spark: SparkSession, version: str) -> None:
+    counts = {
+        row.topic: row["count"] for row in load(spark, GOLDEN / version / "logs").groupBy("topic").count().collect()
+    }
+    lines = {path.stem: len(path.read_text().splitlines()) for path in (GOLDEN / version).glob("*.jsonl")}
+    lines |= {"v2-transactions": 31} if version == "kafka-3.9.1" else {}
+    assert counts == {topic: lines[topic] for topic in counts}
+    assert len(counts) == len([*(GOLDEN / version / "logs").iterdir()])
+    committed = load(spark, GOLDEN / version / "logs", **{"kafka.isolation.level": "read_committed"}).count()
+    assert committed == sum(counts.values()) - (15 if version == "kafka-3.9.1" else 0)
+
+
+def test_a_directory_of_kafka_07(spark: SparkSession, tmp_path: Path) -> None:
+    """Offsets are byte positions; those of a compressed set share its own. There are no keys and no times."""
+
+    def message(payload: bytes, codec: int = 0) -> bytes:
+        content = bytes([1, codec]) + struct.pack(">I", zlib.crc32(payload)) + payload
+        return struct.pack(">i", len(content)) + content
+
+    folder, expected, offset = tmp_path / "old-0", [], 0
+    folder.mkdir()
+    for number in range(4):
+        stored = [message(b"%d" % number), message(gzip.compress(message(b"x%d" % number) + message(b"y")), 1)]
+        expected += [(offset, b"%d" % number)]
+        expected += [(offset + len(stored[0]), b"x%d" % number), (offset + len(stored[0]), b"y")]
+        (folder / f"{offset:020d}.kafka").write_bytes(b"".join(stored))
+        offset += sum(map(len, stored))
+    for options in ({}, {"minPartitions": 3}, {"maxBytesPerPartition": 1}):
+        rows = load(spark, tmp_path, includeHeaders=True, **options).orderBy("offset", "value").collect()
+        assert [(row.offset, bytes(row.value)) for row in rows] == expected
+        assert {(row.topic, row.partition, row.key, row.timestampType, row.headers) for row in rows} == {
+            ("old", 0, None, -1, None)
+        }
+    some = {
+        "startingOffsets": f'{{"old":{{"0":{expected[1][0]}}}}}',
+        "endingOffsets": f'{{"old":{{"0":{expected[4][0]}}}}}',
+    }
+    rows = load(spark, tmp_path, subscribe="old", **some).orderBy("offset", "value").collect()
+    assert [(row.offset, bytes(row.value)) for row in rows] == expected[1:4]
+    path = min(folder.iterdir())
+    path.write_bytes(path.read_bytes()[:10] + b"!" + path.read_bytes()[11:])
+    assert "old-0: message of offset 0: CRC" in error_of(load(spark, tmp_path).collect)
+    assert load(spark, tmp_path, badRecords="skip").count() == len(expected) - 1
+
+
+@pytest.fixture(scope="module")
+def kafka(module_server_dir: Path) -> Iterator[Kafka]:
+    """Apache Kafka with small segments."""
+    overrides = {
+        "log.segment.bytes": 16384,
+        "log.index.interval.bytes": 500,
+        "log.cleaner.backoff.ms": 200,
+        "log.cleaner.min.cleanable.ratio": 0.01,
+    }
+    with Kafka("3.9.1", module_server_dir / "kafka", overrides) as running:
+        yield running
+
+
+@pytest.mark.peer
+@pytest.mark.slow
+def test_codecs_of_kafka(spark: SparkSession, kafka: Kafka, topic: str) -> None:
+    kafka.create_topic(topic, len(CODECS))
+    for partition, codec in enumerate(CODECS):
+        for start in range(0, 600, 50):
+            produce(kafka.bootstrap_servers, topic, records(50, partition, start), compression_type=codec)
+    for options in (
+        {"includeHeaders": True},
+        {"minPartitions": 9},
+        {"startingTimestamp": NOW + 1234, "endingTimestamp": NOW + 5000},
+        {"startingOffsets": "-111"},
+    ):
+        assert same(spark, kafka.log_dir, kafka.bootstrap_servers, subscribe=topic, **options) > 500
+
+
+@pytest.mark.peer
+@pytest.mark.slow
+def test_transactions_of_kafka(spark: SparkSession, kafka: Kafka, topic: str) -> None:
+    """Committed, aborted, and one that stays open; over many segments, so that snapshots count."""
+    kafka.create_topic(topic, 2)
+    producers: list[Producer] = []
+
+    def transactions(end: str, records: int) -> None:
+        settings = {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"{topic}-{len(producers)}"}
+        producer = Producer(settings | {"linger.ms": 0})
+        producers.append(producer)
+        producer.init_transactions(60)
+        for _ in range(3 if end != "open" else 1):
+            producer.begin_transaction()
+            for number in range(records):
+                producer.produce(topic, b"%s-%d " % (end.encode(), number) * 40, partition=number % 2)
+                producer.flush(60)
+            if end != "open":
+                (producer.commit_transaction if end == "commit" else producer.abort_transaction)(60)
+
+    def compare(level: str) -> int:
+        options = {"subscribe": topic, "kafka.isolation.level": level, "minPartitions": 6}
+        return same(spark, kafka.log_dir, kafka.bootstrap_servers, **options)
+
+    for end in ("commit", "abort", "commit", "abort"):
+        transactions(end, 60)
+        produce(kafka.bootstrap_servers, topic, [Sent(b"plain", partition=partition) for partition in range(2)])
+    assert len([*(kafka.log_dir / f"{topic}-0").glob("*.log")]) > 3
+    assert compare("read_uncommitted") == 728
+    assert compare("read_committed") == 368
+    transactions("open", 40)
+    produce(kafka.bootstrap_servers, topic, values(20, partitions=2))
+    assert compare("read_committed") == 368
+    assert compare("read_uncommitted") == 788
+    producers[-1].abort_transaction(60)
+    wait_for(lambda: read(spark, kafka.bootstrap_servers, subscribe=topic, **COMMITTED).count() == 388, "the abort")
+    assert compare("read_committed") == 388
+
+
+COMMITTED = {"kafka.isolation.level": "read_committed"}
+
+
+@pytest.mark.peer
+@pytest.mark.slow
+def test_a_compacted_topic_of_kafka(spark: SparkSession, kafka: Kafka, topic: str) -> None:
+    kafka.create_topic(
+        topic, 1, {"cleanup.policy": "compact", "segment.ms": "1000", "min.cleanable.dirty.ratio": "0.01"}
+    )
+    for start in range(0, 900, 100):
+        sent = [
+            Sent(b"v%d " % number * 20, b"k%d" % (number % 50), timestamp=NOW + number)
+            for number in range(start, start + 100)
+        ]
+        produce(kafka.bootstrap_servers, topic, sent, compression_type="lz4" if start % 200 else "none")
+        time.sleep(0.3)
+
+    def is_compacted() -> bool:
+        produce(kafka.bootstrap_servers, topic, [Sent(b"again", b"k0")])
+        return read(spark, kafka.bootstrap_servers, subscribe=topic).count() < 500
+
+    wait_for(is_compacted, "the log cleaner")
+    for options in ({}, {"minPartitions": 4}, {"startingTimestamp": NOW + 700}):
+        wait_for(lambda: _settled(spark, kafka, topic, options), "the same rows both ways")  # noqa: B023
+
+
+def _settled(spark: SparkSession, kafka: Kafka, topic: str, options: dict[str, Any]) -> bool:
+    """The cleaner may work between the two reads: then they are done again."""
+    before = offsets_of(read(spark, kafka.bootstrap_servers, subscribe=topic, **options))
+    stored = load(spark, kafka.log_dir, subscribe=topic, **options).orderBy("offset").collect()
+    fetched = read(spark, kafka.bootstrap_servers, subscribe=topic, **options).orderBy("offset").collect()
+    if [(row.topic, row.partition, row.offset) for row in fetched] != before:
+        return False
+    return stored == fetched and len(stored) > 20
+
+
+@pytest.mark.peer
+@pytest.mark.slow
+def test_records_that_kafka_has_deleted(spark: SparkSession, kafka: Kafka, topic: str) -> None:
+    """DeleteRecords: the segment is still there; the checkpoint of a stopped broker says where the log begins."""
+    kafka.create_topic(topic)
+    produce(kafka.bootstrap_servers, topic, values(30))
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    [deleted] = admin.delete_records([TopicPartition(topic, 0, 12)]).values()
+    assert deleted.result(timeout=30).low_watermark == 12
+    kafka.stop()
+    try:
+        found = offsets_of(load(spark, kafka.log_dir, subscribe=topic))
+    finally:
+        kafka.start()
+    assert found == [(topic, 0, offset) for offset in range(12, 30)]
