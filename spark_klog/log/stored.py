@@ -209,6 +209,9 @@ class StoredPartition:
 
     # ----- reading
 
+    def check_offset(self, offset: int) -> None:
+        """Nothing: any offset may be read from. It is otherwise in logs of Kafka 0.7."""
+
     def cuts(self, start: int, end: int, target: int) -> list[int]:
         """Offsets in (start, end), in order, that cut the range into parts of about even size, at most `target` bytes.
 

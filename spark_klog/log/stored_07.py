@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 from spark_klog.errors import DecodeError, OffsetOutOfRange
 from spark_klog.log.dump import SUFFIX_07
+from spark_klog.log.log_07 import NoMessageAtOffset
 from spark_klog.log.stored import GONE, StoredBatches
 from spark_klog.log.stored_files import LogFiles, opened
 from spark_klog.records.message_07 import Message07, iter_messages_07, records_07
@@ -82,6 +83,18 @@ class StoredPartition07:
     def timestamp_type(self, offset: int) -> int | None:
         """None, for the same reason."""
         return None
+
+    def check_offset(self, offset: int) -> None:
+        """`NoMessageAtOffset` where it lies within a message."""
+        place = bisect_right(self._bases, offset) - 1
+        if place < 0:
+            return
+        for message in self._messages(place):
+            if message.offset >= offset:
+                return
+            if offset < message.next_offset:
+                around = message.offset, message.next_offset
+                raise NoMessageAtOffset(self._topic, self._partition, self._paths[place], offset, *around)
 
     def cuts(self, start: int, end: int, target: int) -> list[int]:
         """The offsets in (start, end) where a file begins, about `target` bytes apart: no index has others."""

@@ -18,7 +18,7 @@ from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.records.reader import BadBatch
 from spark_klog.spark import places
 from spark_klog.spark.log_files import directory
-from spark_klog.spark.offsets import Offsets, Spec, TopicPartition
+from spark_klog.spark.offsets import Offsets, OffsetSpec, Spec, TopicPartition
 from spark_klog.spark.options import SourceOptions, SplitLimits, directory_config
 from spark_klog.spark.planning import OffsetRange, pack, split
 
@@ -91,6 +91,10 @@ class DirectoryLog:
         return {key: kind for key, kind in found.items() if kind is not None}
 
     def resolve(self, spec: Spec, partitions: Collection[TopicPartition], option: str) -> Offsets:
+        if isinstance(spec, OffsetSpec):
+            for key, offset in spec.each:
+                if offset >= 0 and key in partitions:
+                    self._log(key).check_offset(offset)
         return places.resolve(self, spec, partitions, option)
 
     def tasks(self, wanted: list[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
@@ -105,10 +109,14 @@ class DirectoryLog:
         keys = list(keys)
         return dict(zip(keys, self._pool.map(ask, keys), strict=True))
 
-    def _offset(self, key: TopicPartition, time: int) -> int:
+    def _log(self, key: TopicPartition) -> StoredLog:
         log = self._logs.get(key)
         if log is None:
             log = self._logs[key] = self._directories.open(*key)
+        return log
+
+    def _offset(self, key: TopicPartition, time: int) -> int:
+        log = self._log(key)
         if time == EARLIEST:
             return log.start_offset
         if time == LATEST:

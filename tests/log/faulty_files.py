@@ -66,7 +66,9 @@ class FaultyFile:
 
     def read_at(self, position: int, size: int) -> bytes:
         self._files.check("read", self._path)
-        return bytes(self._content.data[position : position + size])
+        data = bytes(self._content.data[position : position + size])
+        self._files.bytes_read += len(data)
+        return data
 
     def write_at(self, position: int, data: Buffer) -> int:
         self._files.check("write", self._path)
@@ -107,10 +109,9 @@ class FaultyFiles:
         self._synced: dict[Path, Content] = {}
         #: (path, content made there, or where it went)
         self._pending: list[tuple[Path, Content | None, Path | None]] = []
-        self.operations = 0
+        self.bytes_read = 0
 
     def check(self, operation: str, path: Path) -> None:
-        self.operations += 1
         if self.faults.fails(operation, path):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from spark_klog.log.cleaner import compact, plan
 from spark_klog.log.config import COMPACT, LogConfig
@@ -197,3 +201,80 @@ def test_retention(settings: dict[str, object], kept: int) -> None:
     log.remove_deleted()
     assert not [name for name in files.names(FOLDER) if name.endswith(".deleted")]
     assert log.append(memoryview(make_batch([(b"k", b"v")], [clock.now]))).base_offset == 10
+
+
+class CompactedLog(RuleBasedStateMachine):
+    """Append, roll, compact, delete, crash and start again; a list of all records ever is the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock, self.files = Clock(), FaultyFiles()
+        self.appended: list[tuple[int, bytes, bytes | None]] = []
+        self.clean_offset: int | None = None
+        self.log = self.opened()
+
+    def opened(self, point: int = 0, start: int = 0, *, clean: bool = False) -> PartitionLog:
+        return PartitionLog(
+            FOLDER,
+            replace(CONFIG, segment_bytes=400, flush_messages=1, delete_retention_ms=100),
+            files=self.files,
+            now_ms=self.clock,
+            recovery_point=point,
+            start_offset=start,
+            clean=clean,
+        )
+
+    @rule(
+        keys=st.lists(st.integers(0, 4), min_size=1, max_size=5),
+        values=st.lists(st.none() | st.binary(max_size=40), min_size=5, max_size=5),
+        codec=st.sampled_from(["none", "gzip", "zstd"]),
+    )
+    def append(self, keys: list[int], values: list[bytes | None], codec: str) -> None:
+        pairs = [(b"%d" % key, value) for key, value in zip(keys, values, strict=False)]
+        first = self.log.append(memoryview(make_batch(pairs, [self.clock.now] * len(pairs), codec))).base_offset
+        self.appended += [(first + delta, key or b"", value) for delta, (key, value) in enumerate(pairs)]
+
+    @rule(step=st.integers(1, 200))
+    def compacted(self, step: int) -> None:
+        self.clock.now += step
+        found = plan(self.log, self.clean_offset, self.clock.now)
+        if found.is_due:
+            self.clean_offset = compact(self.log, found, OffsetMap(1 << 12), self.clock.now)
+        self.log.remove_deleted()
+
+    @rule(part=st.floats(0, 1))
+    def deleted(self, part: float) -> None:
+        self.log.delete_records(int(part * self.log.end_offset))
+
+    @rule(power=st.booleans(), seed=st.integers(0, 1 << 20))
+    def crashed(self, power: bool, seed: int) -> None:
+        self.files = self.files.after_crash(random.Random(seed), power=power)
+        self.log = self.opened(self.log.recovery_point, self.log.start_offset)
+
+    @rule()
+    def restarted(self) -> None:
+        self.log.close()
+        self.log = self.opened(self.log.recovery_point, self.log.start_offset, clean=True)
+
+    @invariant()
+    def holds_the_last_of_each_key(self) -> None:
+        there = [item for item in self.appended if item[0] >= self.log.start_offset]
+        now = records(self.log)
+        assert self.log.end_offset == (self.appended[-1][0] + 1 if self.appended else 0)
+        assert [item[0] for item in now] == sorted({item[0] for item in now})
+        assert set(now) <= set(there)
+        last = {key: (offset, key, value) for offset, key, value in there}
+        # a tombstone may be gone when its time is over
+        assert {item for item in last.values() if item[2] is not None} <= set(now)
+        kept = {key: value for _, key, value in now}
+        assert all(last[key][2] == value for key, value in kept.items())
+        if self.clean_offset is not None:
+            keys = [key for offset, key, _ in now if offset < self.clean_offset]
+            dirty = {key for offset, key, _ in now if offset >= self.clean_offset}
+            assert len([key for key in keys if key not in dirty]) == len({key for key in keys if key not in dirty})
+
+
+TestCompactedLog = CompactedLog.TestCase
+TestCompactedLog.settings = settings(
+    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)

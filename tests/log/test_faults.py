@@ -291,6 +291,49 @@ def test_a_log_that_ends_before_its_recovery_point_is_named() -> None:
         open_log(files, point=log.recovery_point)
 
 
+def test_a_clean_start_scans_nothing() -> None:
+    files, appended = FaultyFiles(), list[tuple[int, bytes]]()
+    config = LogConfig(segment_bytes=100_000, index_interval_bytes=4096)
+    log = open_log(files, config)
+    for number in range(400):
+        batch = batch_of(number, 5, 200)
+        appended.append((log.end_offset, stored(batch, log.end_offset)))
+        log.append(memoryview(bytearray(batch)))
+    log.close()
+    assert log.size > 400_000
+    files.bytes_read = 0
+    again = open_log(files, config, clean=True)
+    assert files.bytes_read < 20_000
+    assert content(again) == appended
+    files.bytes_read = 0
+    open_log(files, config)
+    assert files.bytes_read >= log.size
+
+
+def test_a_clock_that_goes_back() -> None:
+    """Neither records nor the machine need to know what time it is: offsets are what counts."""
+    files, clock, appended = FaultyFiles(), Clock(), list[tuple[int, bytes]]()
+    config = LogConfig(segment_bytes=700, index_interval_bytes=150, segment_ms=1000, retention_ms=5000)
+    log = open_log(files, config, clock)
+    for number in range(30):
+        clock.now -= 100
+        batch = batch_of(-10 * number, 2, 40)  # older and older
+        appended.append((log.end_offset, stored(batch, log.end_offset)))
+        log.append(memoryview(bytearray(batch)))
+        log.flush_due()
+        log.delete_expired()
+    assert content(log) == appended
+    times = [read_header(data).max_timestamp for _, data in appended]
+    for timestamp in times:
+        first = next(base for (base, _), time in zip(appended, times, strict=True) if time >= timestamp)
+        found = log.offset_for_timestamp(timestamp)
+        assert found is not None
+        assert found[1] == first
+    left = files.after_crash(random.Random(1), power=False)
+    assert content(open_log(left, config, clock)) == appended
+    check_indexes(left, log)
+
+
 class LogMachine(RuleBasedStateMachine):
     """Append, roll, read, delete, crash and open again, against lists."""
 

@@ -467,6 +467,14 @@ def test_a_directory_of_kafka_07(spark: SparkSession, tmp_path: Path) -> None:
     }
     rows = load(spark, tmp_path, subscribe="old", **some).orderBy("offset", "value").collect()
     assert [(row.offset, bytes(row.value)) for row in rows] == expected[1:4]
+    for option, offset in (("startingOffsets", expected[1][0] - 1), ("endingOffsets", expected[3][0] + 1)):
+        before = max(each for each, _ in expected if each <= offset)
+        after = min(each for each, _ in expected if each > offset)
+        wrong = {option: f'{{"old":{{"0":{offset}}}}}'}
+        assert f"no message of old-0 begins at offset {offset}" in (
+            told := error_of(load(spark, tmp_path, subscribe="old", **wrong).collect)
+        )
+        assert f"the nearest offsets are {before} and {after}" in told
     path = min(folder.iterdir())
     path.write_bytes(path.read_bytes()[:10] + b"!" + path.read_bytes()[11:])
     assert "old-0: message of offset 0: CRC" in error_of(load(spark, tmp_path).collect)
