@@ -16,10 +16,20 @@ from spark_klog.log.offset_map import OffsetMap
 _log = logging.getLogger(__name__)
 
 
+class _Stopping(Exception):
+    """The broker stops: the round is given up."""
+
+
 async def clean_logs(logs: LogDirectory, config: BrokerConfig) -> None:
     """Runs until it is cancelled. A log that can't be cleaned is told of, and left alone until the next start."""
     loop = asyncio.get_running_loop()
     offsets: OffsetMap | None = None
+
+    stopping = False
+
+    def check() -> None:
+        if stopping:
+            raise _Stopping
 
     async def changed(change: Callable[[], bool]) -> bool:
         return change()
@@ -38,8 +48,11 @@ async def clean_logs(logs: LogDirectory, config: BrokerConfig) -> None:
         if offsets is None:
             offsets = OffsetMap(config.cleaner_memory_bytes)
         try:
-            end = await asyncio.to_thread(compact, log, cleanable, offsets, now_ms, in_loop)
+            end = await asyncio.to_thread(compact, log, cleanable, offsets, now_ms, in_loop, check)
             logs.note_clean(log, end)
+        except asyncio.CancelledError:
+            stopping = True  # the thread ends with its next batch
+            raise
         except (LogCorrupted, DecodeError, OSError) as error:
             _log.error("%s can't be compacted, it is left so until the next start: %s", log.directory, error)
             logs.leave_uncleaned(log)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 
 from spark_klog.errors import LogCorrupted
@@ -54,10 +55,12 @@ def compact(
     offsets: OffsetMap,
     now_ms: int,
     in_owner: Callable[[Callable[[], bool]], bool] = lambda change: change(),
+    check: Callable[[], None] = lambda: None,
 ) -> int:
     """One round over what `plan` found; the offset up to which the log is clean then.
 
-    `in_owner` runs a change of the log where appends run, too. `LogCorrupted`, OSError: the groups before stay cleaned.
+    `in_owner` runs a change of the log where appends run, too; `check` is called for each batch, and may raise to end
+    the round. `LogCorrupted`, OSError: the groups before stay cleaned.
     """
     segments = [segment for segment in log.segments if segment.base_offset < found.first_uncleanable_offset]
     aborted = [item for segment in segments for item in segment.transaction_index.read()]
@@ -68,7 +71,7 @@ def compact(
         if following is None or following.base_offset > found.first_dirty_offset
     ]
     end = build_map(
-        chain.from_iterable(_batches(segment) for segment in dirty),
+        chain.from_iterable(_batches(segment, check) for segment in dirty),
         offsets,
         found.first_dirty_offset,
         found.first_uncleanable_offset,
@@ -88,8 +91,8 @@ def compact(
             retains_legacy_tombstones(infos, info, found.first_dirty_offset, log.config.delete_retention_ms)
             for info in group
         ]
-        size = _write_cleaned(log, cleaner, old, kept)
-        if not in_owner(lambda old=old, size=size: swap(log, old, size)):  # type: ignore[misc]
+        size = _write_cleaned(log, cleaner, old, kept, check)
+        if not in_owner(partial(swap, log, old, size)):
             return found.first_dirty_offset
     _log.info("%s compacted up to offset %d: %s", log.directory.name, end, cleaner.stats)
     return end
@@ -108,24 +111,31 @@ def _info(segment: Segment) -> SegmentInfo:
     )
 
 
-def _batches(segment: Segment) -> Iterator[tuple[Header, memoryview]]:
+def _batches(segment: Segment, check: Callable[[], None]) -> Iterator[tuple[Header, memoryview]]:
     """All batches of a sealed segment; `LogCorrupted` where it does not end with a whole one."""
     end = 0
     for position, header in headers(segment.file, segment.path, 0, segment.size):
+        check()
         yield header, memoryview(segment.file.read_at(position, header.size))
         end = position + header.size
     if end != segment.size:
         raise LogCorrupted(f"{segment.path}: no whole batch at position {end}, {segment.size - end} bytes are left")
 
 
-def _write_cleaned(log: PartitionLog, cleaner: Cleaner, old: Sequence[Segment], legacy_kept: Sequence[bool]) -> int:
+def _write_cleaned(
+    log: PartitionLog,
+    cleaner: Cleaner,
+    old: Sequence[Segment],
+    legacy_kept: Sequence[bool],
+    check: Callable[[], None],
+) -> int:
     """Write the segment that takes the place of `old`, to a name that is not the log's; its size."""
     path = old[0].path.with_name(old[0].path.name + CLEANED)
     log.files.remove(path)
     file = log.files.open(path)
     size, waiting = 0, bytearray()
     for segment, kept in zip(old, legacy_kept, strict=True):
-        for _, batch in cleaner.clean(_batches(segment), kept):
+        for _, batch in cleaner.clean(_batches(segment, check), kept):
             waiting += batch
             if len(waiting) >= _WRITE_BYTES:
                 write_all(file, size, waiting)

@@ -30,13 +30,15 @@ class SparseIndex:
         self._files = files
         self._data: bytearray | None = None
         self._file: File | None = None
+        #: Whether there was no file when it was looked for.
+        self.is_missing = False
 
     def _load(self) -> bytearray:
         if self._data is None:
             try:
                 data = self._files.read(self.path)
             except FileNotFoundError:
-                data = b""
+                data, self.is_missing = b"", True
             used = -(-len(data.rstrip(b"\0")) // self._entry.size) * self._entry.size
             self._data = bytearray(data[: min(used, len(data) - len(data) % self._entry.size)])
         return self._data

@@ -104,7 +104,8 @@ class Segment:
     def state(self) -> IndexState:
         """What the next index entry depends on; the indexes agree with the log then."""
         if self._state is None and self.load_end() is None:
-            _log.warning("%s: the indexes are not those of the log, building them anew", self.path)
+            level = logging.INFO if self.offset_index.is_missing else logging.WARNING  # after compaction there are none
+            _log.log(level, "%s: the indexes are not those of the log, building them anew", self.path)
             self.rebuild_indexes()
         assert self._state is not None
         return self._state

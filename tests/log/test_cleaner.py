@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -158,6 +159,31 @@ def test_a_swap_of_segments_that_are_gone_changes_nothing() -> None:
     assert compact(log, found, OffsetMap(1 << 16), NOW, later) == found.first_dirty_offset
     assert len(log.segments) == 1
     assert content(log)
+
+
+def test_a_round_that_is_given_up_changes_nothing() -> None:
+    """At any batch: groups that were done stay so."""
+
+    class Stopped(Exception):
+        pass
+
+    for limit in (0, 5, 45, 55):
+        files = FaultyFiles()
+        log = PartitionLog(FOLDER, CONFIG, files=files, now_ms=Clock())
+        last = fill(log, random.Random(7), 40)
+        before, calls = records(log), iter(range(1000))
+
+        def check(limit: int = limit, calls: Iterator[int] = calls) -> None:
+            if next(calls) == limit:
+                raise Stopped
+
+        with pytest.raises(Stopped):
+            compact(log, plan(log, None, NOW), OffsetMap(1 << 16), NOW, check=check)
+        now = records(log)
+        assert set(now) <= set(before)
+        assert now == before or limit > 40
+        assert {key: (offset, value) for offset, key, value in now} == last
+        check_compacted(log, last, clean(log, None), now)
 
 
 @pytest.mark.parametrize(
