@@ -84,7 +84,9 @@ class _Process:
 class EmbeddedCluster:
     """A context manager: `brokers` brokers on free loopback ports, in `data_dir` (None: a temporary one).
 
-    `settings` are broker settings by Kafka's names. `ClusterStartError` names what did not start.
+    `settings` are broker settings by Kafka's names; unlike a broker of its own it keeps records for ever
+    (log.retention.ms=-1): those of tests and examples often have times of long ago. `ClusterStartError` names what
+    did not start.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class EmbeddedCluster:
         self._count = brokers
         self._with_zookeeper = zookeeper
         self._given_dir = Path(data_dir) if data_dir is not None else None
-        self._settings = settings or {}
+        self._settings = {"log.retention.ms": "-1"} | (settings or {})
         self._brokers: dict[int, _Process] = {}
         self._ports: dict[int, int] = {}
         self._zookeeper: _Process | None = None

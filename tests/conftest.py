@@ -17,6 +17,8 @@ from tests.support.maven import RegistryUnreachable
 
 # Spark in a sandbox without a resolvable host name.
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+# Many short sessions: to start soon and to leave the cores to others counts for more than peak speed.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 _LOGS = Path(__file__).parent.parent / "test-logs"
 _UNREACHABLE = "registry unreachable"

@@ -1,6 +1,6 @@
 """jobs/batch_load.py by spark-submit: each record once in the Parquet, whatever was killed on the way.
 
-SPARK_KLOG_KILLS says how many kills the kill test makes (6), SPARK_KLOG_SEED which ones.
+SPARK_KLOG_KILLS says how many kills the kill test makes (3), SPARK_KLOG_SEED which ones.
 """
 
 from __future__ import annotations
@@ -379,7 +379,7 @@ def _wait_for_the_moment(running: Running, load: Load, chance: random.Random) ->
 def test_killed_at_any_moment(
     cluster: EmbeddedCluster, truth: Truth, make_load: Callable[..., Load], topic: str
 ) -> None:
-    kills = int(os.environ.get("SPARK_KLOG_KILLS", "6"))
+    kills = int(os.environ.get("SPARK_KLOG_KILLS", "3"))
     chance = random.Random(int(os.environ.get("SPARK_KLOG_SEED", "1")))
     truth.create(topic, 3)
     load = make_load(topic)
