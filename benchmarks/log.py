@@ -16,6 +16,8 @@ from spark_klog.log.partition_log import PartitionLog
 _MB = 1024 * 1024
 #: Records of a batch: about 16 KB, the batch.size that Java's producer begins with.
 _RECORDS = 150
+#: And of one of nearly 1 MB.
+_LARGE = 9_000
 _SEGMENT = 1024 * _MB
 _READS = 2000
 _SEGMENTS = 10_000
@@ -122,7 +124,7 @@ def _many_segments(bench: Bench) -> Iterator[Result]:
 
 
 def _run(bench: Bench) -> Iterator[Result]:
-    for records in (_RECORDS, 10):
+    for records in (_LARGE, _RECORDS, 10):
         yield from _appends(bench, records)
     yield from _random_reads(bench)
     for records in (_RECORDS, 10):

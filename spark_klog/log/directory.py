@@ -139,9 +139,10 @@ class LogDirectory:
         self._each(PartitionLog.flush_due)
 
     def delete_expired(self) -> None:
-        """Delete the segments that retention no longer keeps, and remove the files of those deleted before."""
+        """Delete what retention no longer keeps: segments, files of those deleted before, producers long silent."""
         self._each(PartitionLog.delete_expired)
         self._each(PartitionLog.remove_deleted)
+        self._each(PartitionLog.forget_producers)
 
     def _each(self, action: Callable[[PartitionLog], object]) -> None:
         for log in list(self.logs.values()):

@@ -41,6 +41,7 @@ from spark_klog.records.contract import BatchRun, IndexState
 _log = logging.getLogger(__name__)
 _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _LEADER_EPOCH = 0
+_PRODUCER_EXPIRATION_MS = 24 * 3600 * 1000
 _LOCAL = LocalFileSystem()
 
 
@@ -352,6 +353,10 @@ class PartitionLog:
         while self._deleted and self._deleted[0][0] <= now:
             for path in self._deleted.pop(0)[1]:
                 self.files.remove(path)
+
+    def forget_producers(self) -> None:
+        """Forget producers that have been silent for a day, as Kafka's producer.id.expiration.ms."""
+        self.producers.expire(self._now_ms() - _PRODUCER_EXPIRATION_MS)
 
     def replace_segments(self, old: tuple[Segment, ...], new: Segment | None) -> None:
         """Put a compacted segment in the place of neighbours; the caller has renamed the files."""

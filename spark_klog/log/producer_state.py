@@ -62,12 +62,13 @@ class ProducerState:
     def __init__(self) -> None:
         self.producers: dict[int, Producer] = {}
         self.end_offset = 0
+        #: The ids with an open transaction: there may be many more producers than these.
+        self._open: set[int] = set()
 
     @property
     def first_unstable_offset(self) -> int | None:
         """Where the oldest open transaction begins."""
-        opened = [item.transaction_first_offset for item in self.producers.values()]
-        return min((offset for offset in opened if offset != _NO_OFFSET), default=None)
+        return min((self.producers[each].transaction_first_offset for each in self._open), default=None)
 
     def add(self, header: BatchHeader, batch: memoryview) -> AbortedTransaction | None:
         """Take note of a batch of a producer; the transaction that it aborts. `DecodeError` for a bad marker."""
@@ -95,10 +96,12 @@ class ProducerState:
         del producer.batches[:-_BATCHES]
         if header.is_transactional and producer.transaction_first_offset == _NO_OFFSET:
             producer.transaction_first_offset = header.base_offset
+            self._open.add(header.producer_id)
         return None
 
     def _end_transaction(self, header: BatchHeader, producer: Producer, marker: Marker) -> AbortedTransaction | None:
         first, producer.transaction_first_offset = producer.transaction_first_offset, _NO_OFFSET
+        self._open.discard(header.producer_id)
         producer.coordinator_epoch = marker.coordinator_epoch
         if marker.type != ABORT or first == _NO_OFFSET:
             return None
@@ -108,9 +111,9 @@ class ProducerState:
 
     def forget_before(self, offset: int) -> None:
         """Records before `offset` were deleted: transactions that began there begin with what is left of them."""
-        for producer in self.producers.values():
-            if _NO_OFFSET < producer.transaction_first_offset < offset:
-                producer.transaction_first_offset = offset
+        for each in self._open:
+            producer = self.producers[each]
+            producer.transaction_first_offset = max(producer.transaction_first_offset, offset)
 
     def expire(self, before_ms: int) -> None:
         """Forget producers that have written nothing since, and have no open transaction."""
@@ -144,6 +147,8 @@ class ProducerState:
         for producer_id, epoch, sequence, offset, delta, timestamp, coordinator_epoch, first in entries:
             batches = [ProducerBatch(sequence, offset, delta, timestamp)] if offset >= 0 else []
             state.producers[producer_id] = Producer(epoch, batches, timestamp, coordinator_epoch, first)
+            if first != _NO_OFFSET:
+                state._open.add(producer_id)
         return state
 
 

@@ -72,6 +72,7 @@ def test_the_transaction_index_is_kafkas_byte_for_byte(tmp_path: Path) -> None:
 def test_a_snapshot_is_of_kafkas_format() -> None:
     state = ProducerState()
     state.producers[7] = Producer(3, [ProducerBatch(11, 40, 4, TIME)], TIME, 9, 36)
+    assert state.encode() != ProducerState().encode()
     entry = struct.pack(">qhiqiqiq", 7, 3, 11, 40, 4, TIME, 9, 36)
     body = struct.pack(">i", 1) + entry
     assert state.encode() == struct.pack(">hI", 1, crc32c(body)) + body
