@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 
 from spark_klog.broker.config import BrokerConfig
@@ -12,6 +11,7 @@ from spark_klog.errors import DecodeError, LogCorrupted
 from spark_klog.log.cleaner import compact
 from spark_klog.log.directory import LogDirectory
 from spark_klog.log.offset_map import OffsetMap
+from spark_klog.log.partition_log import system_ms
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ async def clean_logs(logs: LogDirectory, config: BrokerConfig) -> None:
         return asyncio.run_coroutine_threadsafe(changed(change), loop).result()
 
     while True:
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = system_ms()
         found = logs.dirtiest(now_ms)
         if found is None:
             offsets = None  # its table is large

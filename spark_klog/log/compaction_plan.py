@@ -15,9 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spark_klog.log.config import LogConfig
-
-#: The indexes hold offsets relative to the segment's base as INT32.
-_MAX_RELATIVE_OFFSET = 0x7FFFFFFF
+from spark_klog.records.batch_run import MAX_RELATIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +141,7 @@ def _fits(group: Sequence[SegmentInfo], segment: SegmentInfo, last_offset: int, 
         and sum(member.index_size for member in members) <= config.segment_index_bytes
         and sum(member.time_index_size for member in members) <= config.segment_index_bytes
         # an empty segment adds no offset, whatever its name
-        and (segment.size == 0 or last_offset - group[0].base_offset <= _MAX_RELATIVE_OFFSET)
+        and (segment.size == 0 or last_offset - group[0].base_offset <= MAX_RELATIVE)
     )
 
 

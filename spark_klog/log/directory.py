@@ -31,6 +31,7 @@ from spark_klog.log.partition_files import topic_id_of
 from spark_klog.log.partition_log import PartitionLog, check_topic_name, partition_of_folder
 
 _log = logging.getLogger(__name__)
+CLEAN_STOP = ".kafka_cleanshutdown"
 
 
 def new_cluster_id() -> str:
@@ -86,7 +87,7 @@ class LogDirectory:
 
     @property
     def _clean_marker(self) -> Path:
-        return self.path / ".kafka_cleanshutdown"
+        return self.path / CLEAN_STOP
 
     def _load(self) -> None:
         clean = self._clean_marker.exists()

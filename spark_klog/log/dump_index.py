@@ -17,11 +17,11 @@ from pathlib import Path
 from struct import Struct
 
 from spark_klog.log.dump import Damage
+from spark_klog.log.segment import INDEX, TIME_INDEX, TRANSACTION_INDEX
 
-OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX = ".index", ".timeindex", ".txnindex"
 #: By suffix: an entry's bytes, and its fields as Kafka's DumpLogSegments calls them.
 _FORMATS = {
-    OFFSET_INDEX: (Struct(">ii"), ("offset", "position")),
+    INDEX: (Struct(">ii"), ("offset", "position")),
     TIME_INDEX: (Struct(">qi"), ("timestamp", "offset")),
     TRANSACTION_INDEX: (
         Struct(">hqqqq"),

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from spark_klog.errors import LogCorrupted
 from spark_klog.log.checkpoints import RECOVERY_POINT, read_checkpoint, write_checkpoint
 from spark_klog.log.config import LogConfig
+from spark_klog.log.directory import CLEAN_STOP
 from spark_klog.log.file_system import LocalFileSystem
 from spark_klog.log.lock import locked
 from spark_klog.log.partition_log import partition_of_folder
@@ -54,7 +55,7 @@ def repair(folder: Path) -> Repaired | None:
         if points.get(key, 0) > end_offset:
             write_checkpoint(files, folder.parent / RECOVERY_POINT, points | {key: end_offset})
             found = found or Repaired(end_offset, f"the log ends before its recovery point {points[key]}", [])
-        files.remove(folder.parent / ".kafka_cleanshutdown")  # so that the next start looks at all of it
+        files.remove(folder.parent / CLEAN_STOP)  # so that the next start looks at all of it
     return found
 
 

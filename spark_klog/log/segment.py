@@ -21,7 +21,7 @@ from spark_klog.errors import LogCorrupted
 from spark_klog.log.file_system import File, FileInfo, FileSystem, write_all
 from spark_klog.log.index import OffsetIndex, TimeIndex
 from spark_klog.log.scan import DamagedBatch, headers, scan
-from spark_klog.log.transaction_index import AbortedTransaction, TransactionIndex
+from spark_klog.log.transaction_index import TransactionIndex
 from spark_klog.records.batch import Header
 from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.contract import BatchRun, IndexState, IndexTarget
@@ -304,10 +304,6 @@ class Segment:
     def paths(self) -> Iterable[Path]:
         """The .log file and its indexes, there or not."""
         return [self.path.with_suffix(suffix) for suffix in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX)]
-
-    def aborted(self, first: int, end: int) -> list[AbortedTransaction]:
-        """Aborted transactions with records in [first, end) of which this segment has the marker."""
-        return [item for item in self.transaction_index.read() if item.last_offset >= first and item.first_offset < end]
 
 
 def _is_entry_of(offset: int, header: Header) -> bool:

@@ -21,8 +21,9 @@ from typing import NamedTuple, TypeVar
 
 from spark_klog.errors import DecodeError, OffsetOutOfRange
 from spark_klog.log.producer_state import SNAPSHOT, ProducerState
+from spark_klog.log.segment import LOG
 from spark_klog.log.stored_files import LogFiles, read_whole
-from spark_klog.log.stored_segment import LOG, Block, StoredSegment, Tail
+from spark_klog.log.stored_segment import Block, StoredSegment, Tail
 from spark_klog.log.transaction_index import AbortedTransaction
 from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.reader import BadBatch, refuse

@@ -13,6 +13,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
+from spark_klog.log.segment import INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX
 from spark_klog.log.stored_files import (
     LogFiles,
     OpenFile,
@@ -28,7 +29,6 @@ from spark_klog.records.batch import Header, check_crc, first_batch_size, sound_
 from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.reader import records_of
 
-LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX = ".log", ".index", ".timeindex", ".txnindex"
 _INDEX_ENTRY, _TIME_ENTRY = Struct(">ii"), Struct(">qi")
 #: Bytes that are read at once.
 BLOCK_BYTES = 4 * 1024 * 1024

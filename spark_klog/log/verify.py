@@ -23,11 +23,12 @@ from pathlib import Path
 
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.log.dump import SUFFIX_07, Damage, Dumped, dump
-from spark_klog.log.dump_index import INDEX_SUFFIXES, TRANSACTION_INDEX
+from spark_klog.log.dump_index import INDEX_SUFFIXES
 from spark_klog.log.log_07 import files_07, hole_07
 from spark_klog.log.partition_files import LEADER_EPOCHS, PARTITION_METADATA, read_leader_epochs, read_topic_id
 from spark_klog.log.partition_log import partition_of_folder
 from spark_klog.log.producer_state import SNAPSHOT, ProducerState
+from spark_klog.log.segment import TRANSACTION_INDEX
 from spark_klog.log.verify_index import Batch, Finding, OffsetIndexCheck, TimeIndexCheck, TransactionCheck
 from spark_klog.records import kernels
 from spark_klog.records.batch_v2 import BatchHeader

@@ -17,13 +17,11 @@ from pathlib import Path
 
 from spark_klog.errors import DecodeError
 from spark_klog.log.dump import Damage
-from spark_klog.log.dump_index import OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX, IndexEntry, Padding, dump_index
+from spark_klog.log.dump_index import IndexEntry, Padding, dump_index
+from spark_klog.log.segment import INDEX, TIME_INDEX, TRANSACTION_INDEX
 from spark_klog.records.batch import Header
 from spark_klog.records.batch_v2 import BatchHeader
-from spark_klog.records.reader import records_of
-
-_ABORT = b"\x00\x00"
-_MAX_CONTROL_SIZE = 64 * 1024
+from spark_klog.records.control import ABORT, read_marker
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ class OffsetIndexCheck:
     """The .index of a segment."""
 
     def __init__(self, log: Path, is_newest: bool) -> None:
-        self._entries = _Entries(log.with_suffix(OFFSET_INDEX), is_newest)
+        self._entries = _Entries(log.with_suffix(INDEX), is_newest)
         #: An entry of several batches, whose last one is still to come.
         self._open: IndexEntry | None = None
         self._largest = -1
@@ -191,7 +189,7 @@ class TransactionCheck:
             self._open.setdefault(header.producer_id, batch.first)
             return
         first = self._open.pop(header.producer_id, None)
-        if _control_type(header, data) == _ABORT:
+        if _control_type(header, data) == ABORT:
             stable = min(self._open.values(), default=batch.last + 1)
             self._aborted[batch.last] = header.producer_id, first, stable
 
@@ -233,8 +231,8 @@ class TransactionCheck:
         return None
 
 
-def _control_type(header: BatchHeader, data: memoryview) -> bytes:
-    for record in records_of(header, data, _MAX_CONTROL_SIZE):
-        if record.key is not None and len(record.key) >= 4:
-            return record.key[2:4]  # after INT16 version
-    raise DecodeError("a control batch without a control record")
+def _control_type(header: BatchHeader, data: memoryview) -> int:
+    marker = read_marker(header, data)
+    if marker is None:
+        raise DecodeError("a control batch without a control record")
+    return marker.type
