@@ -8,15 +8,21 @@ Both grow by one entry for each `index.interval.bytes` of log, at the same batch
 timestamp has grown. Kafka preallocates the files, so that after a crash zeros may follow the entries.
 
 Crash story: an index is only a hint of where to start walking the log, and is not trusted: `Segment` compares it with
-the log at the first look-up, and builds both anew where they differ.
+the log at the first look-up, and builds both anew where they differ. So entries are written some hundred at a time, and
+those that a full disk does not take are kept in memory and tried again.
 """
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from struct import Struct
 
 from spark_klog.log.file_system import File, FileSystem, write_all
+
+_log = logging.getLogger(__name__)
+#: Bytes of entries that may wait in memory.
+_UNWRITTEN = 4096
 
 
 class SparseIndex:
@@ -29,6 +35,7 @@ class SparseIndex:
         self.base_offset = base_offset
         self._files = files
         self._data: bytearray | None = None
+        self._written = 0
         self._file: File | None = None
         #: Whether there was no file when it was looked for.
         self.is_missing = False
@@ -41,6 +48,7 @@ class SparseIndex:
                 data, self.is_missing = b"", True
             used = -(-len(data.rstrip(b"\0")) // self._entry.size) * self._entry.size
             self._data = bytearray(data[: min(used, len(data) - len(data) % self._entry.size)])
+            self._written = len(self._data)
         return self._data
 
     def __len__(self) -> int:
@@ -57,15 +65,26 @@ class SparseIndex:
         return key, value
 
     def append(self, entries: bytes) -> None:
-        """Add encoded entries whose keys grow; OSError: nothing was added."""
-        if not entries:
-            return
+        """Add encoded entries whose keys grow. They are in the file after `write`, or when enough have come."""
         data = self._load()
-        if self._file is None:
-            self._file = self._files.open(self.path)
-        # By position: over zeros that Kafka left after the entries, or half an entry of a disk that was full.
-        write_all(self._file, len(data), entries)
         data += entries
+        if len(data) - self._written >= _UNWRITTEN:
+            self.write()
+
+    def write(self) -> None:
+        """Write what is not in the file yet; where the disk fails it stays for the next time."""
+        data = self._load()
+        if self._written == len(data):
+            return
+        try:
+            if self._file is None:
+                self._file = self._files.open(self.path)
+            # By position: over zeros that Kafka left after the entries, or half an entry of a disk that was full.
+            write_all(self._file, self._written, data[self._written :])
+        except OSError as error:
+            _log.warning("%s: %d bytes of entries are not written yet: %s", self.path, len(data) - self._written, error)
+        else:
+            self._written = len(data)
 
     def _floor(self, key: int) -> tuple[int, int] | None:
         """The last pair whose key is not above `key`."""
@@ -87,12 +106,14 @@ class SparseIndex:
         return len(self._load()) + 2 * self._entry.size > limit
 
     def sync(self) -> None:
-        """Return when the entries are on the disk."""
+        """Return when the entries are on the disk, as far as it takes them."""
+        self.write()
         if self._file is not None:
             self._file.sync()
 
     def close(self) -> None:
-        """Close the file; a later entry opens it again."""
+        """Write what there is and close the file; a later entry opens it again."""
+        self.write()
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -102,7 +123,7 @@ class SparseIndex:
         if self._file is None:
             self._file = self._files.open(self.path)
         self._file.truncate(0)
-        self._data = bytearray()
+        self._data, self._written = bytearray(), 0
 
 
 class OffsetIndex(SparseIndex):
@@ -129,7 +150,7 @@ class TimeIndex(SparseIndex):
     _entry = Struct(">qi")
 
     def append_last(self, timestamp: int, offset: int) -> None:
-        """The entry at the end of a segment, unless the last one has that timestamp; OSError."""
+        """The entry at the end of a segment, unless the last one has that timestamp."""
         last = self.last
         if timestamp >= 0 and (last is None or timestamp > last[0]):
             self.append(self._entry.pack(timestamp, offset - self.base_offset))

@@ -127,20 +127,13 @@ class Segment:
         except OSError:
             file.truncate(self.size)
             raise
-        self._state = run.state
-        self._write_entries(run)
+        self._add_entries(run)
         self.size += run.end
 
-    def _write_entries(self, run: BatchRun) -> None:
-        """Entries that can't be written are left to the next batch: the records are there without them."""
-        try:
-            self.offset_index.append(run.offset_entries)
-            self.time_index.append(run.time_entries)
-        except OSError as error:
-            _log.warning("%s: no index entries up to offset %d: %s", self.path, run.next_offset, error)
-            last = self.time_index.last
-            indexed = last[0] if last else -1
-            self._state = run.state._replace(since_index=self.interval + 1, indexed_timestamp=indexed)
+    def _add_entries(self, run: BatchRun) -> None:
+        self._state = run.state
+        self.offset_index.append(run.offset_entries)
+        self.time_index.append(run.time_entries)
 
     def position_of(self, offset: int) -> tuple[int, Header] | None:
         """Where the first batch begins whose last offset is `offset` or later, with its header; None beyond the end."""
@@ -256,8 +249,8 @@ class Segment:
         self._state, next_offset = IndexState(), self.base_offset
         try:
             for run in scan(self.file, self.base_offset, self.size, self.interval, checks=checks):
-                self._state, next_offset = run.state, run.next_offset
-                self._write_entries(run)
+                next_offset = run.next_offset
+                self._add_entries(run)
         except DamagedBatch as error:
             return next_offset, error
         return next_offset, None
@@ -271,10 +264,7 @@ class Segment:
     def seal(self) -> None:
         """Complete and close the indexes: nothing more is appended, or the log is closed."""
         state = self.state
-        try:
-            self.time_index.append_last(state.max_timestamp, state.timestamp_offset)
-        except OSError as error:
-            _log.warning("%s: no last entry in the time index: %s", self.path, error)
+        self.time_index.append_last(state.max_timestamp, state.timestamp_offset)
         self._state = state._replace(indexed_timestamp=state.max_timestamp)
 
     def flush(self) -> None:

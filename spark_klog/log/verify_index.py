@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from spark_klog.errors import DecodeError
 from spark_klog.log.dump import Damage
 from spark_klog.log.dump_index import IndexEntry, Padding, dump_index
 from spark_klog.log.segment import INDEX, TIME_INDEX, TRANSACTION_INDEX
@@ -177,7 +176,7 @@ class TransactionCheck:
         self.exact = True
 
     def batch(self, header: Header, data: memoryview, batch: Batch) -> None:
-        """Take note of the next batch; `DecodeError` for a control batch without a control record."""
+        """Take note of the next batch; `DecodeError` for a control batch with another record."""
         if self._start is None:
             self._start = batch.first
         elif batch.first != self._next:
@@ -189,7 +188,10 @@ class TransactionCheck:
             self._open.setdefault(header.producer_id, batch.first)
             return
         first = self._open.pop(header.producer_id, None)
-        if _control_type(header, data) == ABORT:
+        marker = read_marker(header, data)
+        if marker is None:
+            self.exact = False  # compaction has emptied it: what it ended is not known
+        elif marker.type == ABORT:
             stable = min(self._open.values(), default=batch.last + 1)
             self._aborted[batch.last] = header.producer_id, first, stable
 
@@ -229,10 +231,3 @@ class TransactionCheck:
         if stable != known_stable and stable >= start and not stable > known_stable > last:
             return f"the last stable offset was {known_stable}"
         return None
-
-
-def _control_type(header: BatchHeader, data: memoryview) -> int:
-    marker = read_marker(header, data)
-    if marker is None:
-        raise DecodeError("a control batch without a control record")
-    return marker.type

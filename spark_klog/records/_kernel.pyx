@@ -9,6 +9,7 @@ How memory stays safe, everywhere below:
 - room for all rows that a body can hold is made before the walk, bounded by the body's size;
 - the builder's sizes are set only after a walk that went well, so an error leaves them as they were.
 
+_kernel_crc.pxi       CRC-32C
 _kernel_memory.pxi    growing buffers, their way to Arrow and back
 _kernel_columns.pxi   columns that rows are written to
 _kernel_messages.pxi  messages of magic 0 and 1, CRC-32
@@ -45,6 +46,7 @@ cdef enum:
     TOO_MANY = -9
 
 
+include "_kernel_crc.pxi"
 include "_kernel_memory.pxi"
 include "_kernel_columns.pxi"
 include "_kernel_messages.pxi"
@@ -156,7 +158,7 @@ cdef class NativeBuilder:
         cdef Batch batch
         cdef Body task
         cdef End where
-        cdef int64_t next_offset = first
+        cdef int64_t next_offset = first, start_of_crc
         if position < 0:
             raise ValueError(f"position {position}")
         whole = memoryview(data)
@@ -166,7 +168,8 @@ cdef class NativeBuilder:
                 at = <const uint8_t *>view.buf + position
                 if not read_plain_batch(at, view.len - position, &batch) or batch.base_offset >= end:
                     break
-                if crc32c(whole[position + BATCH_CRC_START:position + batch.size]) != batch.crc:
+                start_of_crc = position + BATCH_CRC_START
+                if batch_crc(at + BATCH_CRC_START, batch.size - BATCH_CRC_START, whole, start_of_crc) != batch.crc:
                     break
                 if batch.last_offset >= first:
                     memset(&task, 0, sizeof(Body))

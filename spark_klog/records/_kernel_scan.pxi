@@ -28,7 +28,7 @@ def scan_batches(data, int64_t position, state, target, int64_t next_offset, lea
     cdef int32_t epoch = leader_epoch if assigns else 0
     cdef int64_t since = state.since_index, timestamp = state.max_timestamp, timestamp_offset = state.timestamp_offset
     cdef int64_t indexed = state.indexed_timestamp, base = target.base_offset, start = target.position
-    cdef int64_t interval = target.interval, largest = 0
+    cdef int64_t interval = target.interval, largest = 0, start_of_crc
     if position < 0:
         raise ValueError(f"position {position}")
     memset(&offsets, 0, sizeof(Bytes))
@@ -49,7 +49,8 @@ def scan_batches(data, int64_t position, state, target, int64_t next_offset, lea
                 break
             if difference(batch.last_offset, base) > INT32_MAX or start + position > INT32_MAX:
                 break
-            if crc32c(whole[position + BATCH_CRC_START:position + batch.size]) != batch.crc:
+            start_of_crc = position + BATCH_CRC_START
+            if batch_crc(at + BATCH_CRC_START, batch.size - BATCH_CRC_START, whole, start_of_crc) != batch.crc:
                 break
             if assigns:
                 set_big(at, <uint64_t>next_offset, 8)

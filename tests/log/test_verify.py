@@ -22,6 +22,9 @@ from spark_klog.log.partition_log import LogConfig, PartitionLog
 from spark_klog.log.upgrade import upgrade
 from spark_klog.log.verify import log_files, verify
 from spark_klog.log.verify_index import Finding
+from spark_klog.records.batch import iter_batches
+from spark_klog.records.batch_v2 import BatchHeader
+from spark_klog.records.retain import empty_batch
 from tests.support.batches import make_batch, walk
 from tests.support.kafka import Kafka, Version
 from tests.support.log_07 import GZIP, SNAPPY, compressed, message, write_log
@@ -53,6 +56,19 @@ def _told(folder: Path) -> set[str]:
 
 
 # ----- what is sound
+
+
+def test_control_batches_that_compaction_has_emptied(tmp_path: Path) -> None:
+    folder, emptied = tmp_path / "t-0", 0
+    folder.mkdir()
+    for log in TRANSACTIONS.glob("*.log"):
+        with (folder / log.name).open("wb") as file:
+            for header, batch in iter_batches(log.read_bytes()):
+                assert isinstance(header, BatchHeader)
+                emptied += header.is_control
+                file.write(empty_batch(header) if header.is_control else batch)
+    assert emptied
+    assert _found(folder) == []
 
 
 @pytest.mark.parametrize("version", ["kafka-0.10.2.2", "kafka-3.9.1"])
