@@ -15,7 +15,7 @@ from spark_klog.errors import (
     UnsupportedVersionError,
     raise_for_code,
 )
-from spark_klog.protocol.apis import API_VERSIONS
+from spark_klog.protocol.apis import API_VERSIONS, FETCH, PRODUCE
 from spark_klog.protocol.codec import Message, decode_response, encode_request
 from spark_klog.protocol.schema import Api
 from spark_klog.wire.frames import SIZE, frame_size
@@ -23,6 +23,8 @@ from spark_klog.wire.frames import SIZE, frame_size
 _log = logging.getLogger(__name__)
 _FIRST_BUFFER = 64 * 1024
 _RECEIVE_BUFFER = 4 * 1024 * 1024
+#: This client names topics by name; later versions want their ids.
+_LAST = {PRODUCE.key: 12, FETCH.key: 12}
 
 
 class Connection:
@@ -59,7 +61,7 @@ class Connection:
         if api.key not in self._versions:
             raise UnsupportedVersionError(f"broker {self.address} does not know {api.name}")
         first, last = self._versions[api.key]
-        version = min(last, api.versions.last)
+        version = min(last, _LAST.get(api.key, api.versions.last))
         if version < max(first, api.versions.first):
             raise UnsupportedVersionError(
                 f"broker {self.address} speaks {api.name} {first}-{last}, "

@@ -3,39 +3,60 @@
 from __future__ import annotations
 
 from spark_klog.protocol.schema import Api
+from spark_klog.protocol.tables.cluster import DESCRIBE_CLUSTER, DESCRIBE_LOG_DIRS, DESCRIBE_TOPIC_PARTITIONS
+from spark_klog.protocol.tables.configs import ALTER_CONFIGS, DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
 from spark_klog.protocol.tables.coordinator import FIND_COORDINATOR, OFFSET_COMMIT, OFFSET_FETCH
 from spark_klog.protocol.tables.fetch import FETCH
+from spark_klog.protocol.tables.leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from spark_klog.protocol.tables.list_offsets import LIST_OFFSETS
 from spark_klog.protocol.tables.metadata import API_VERSIONS, METADATA
+from spark_klog.protocol.tables.partitions import CREATE_PARTITIONS, DELETE_RECORDS
 from spark_klog.protocol.tables.produce import PRODUCE
 from spark_klog.protocol.tables.topics import CREATE_TOPICS, DELETE_TOPICS
 
+_ALL = (
+    PRODUCE,
+    FETCH,
+    LIST_OFFSETS,
+    METADATA,
+    OFFSET_COMMIT,
+    OFFSET_FETCH,
+    FIND_COORDINATOR,
+    API_VERSIONS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    DELETE_RECORDS,
+    OFFSET_FOR_LEADER_EPOCH,
+    DESCRIBE_CONFIGS,
+    ALTER_CONFIGS,
+    DESCRIBE_LOG_DIRS,
+    CREATE_PARTITIONS,
+    INCREMENTAL_ALTER_CONFIGS,
+    DESCRIBE_CLUSTER,
+    DESCRIBE_TOPIC_PARTITIONS,
+)
+
 __all__ = [
+    "ALTER_CONFIGS",
     "API_VERSIONS",
     "BY_KEY",
+    "CREATE_PARTITIONS",
     "CREATE_TOPICS",
+    "DELETE_RECORDS",
     "DELETE_TOPICS",
+    "DESCRIBE_CLUSTER",
+    "DESCRIBE_CONFIGS",
+    "DESCRIBE_LOG_DIRS",
+    "DESCRIBE_TOPIC_PARTITIONS",
     "FETCH",
     "FIND_COORDINATOR",
+    "INCREMENTAL_ALTER_CONFIGS",
     "LIST_OFFSETS",
     "METADATA",
     "OFFSET_COMMIT",
     "OFFSET_FETCH",
+    "OFFSET_FOR_LEADER_EPOCH",
     "PRODUCE",
 ]
 
-BY_KEY: dict[int, Api] = {
-    api.key: api
-    for api in (
-        PRODUCE,
-        FETCH,
-        LIST_OFFSETS,
-        METADATA,
-        OFFSET_COMMIT,
-        OFFSET_FETCH,
-        FIND_COORDINATOR,
-        API_VERSIONS,
-        CREATE_TOPICS,
-        DELETE_TOPICS,
-    )
-}
+BY_KEY: dict[int, Api] = {api.key: api for api in _ALL}

@@ -24,6 +24,8 @@ Decode = Callable[[Reader], Any]
 Encode = Callable[[Writer, Any], None]
 
 _API_VERSIONS_KEY = 18
+#: What comes before a struct that may be null.
+_STRUCT_MARKERS = _NULL, _PRESENT = -1, 1
 _COMPACTABLE = {
     Primitive.STRING: "nullable_string",
     Primitive.BYTES: "nullable_bytes",
@@ -39,7 +41,17 @@ def _method(kind: Primitive, flexible: bool) -> str:
 @cache
 def _decoder(kind: Type, version: int, flexible: bool, name: str, nullable: bool) -> Decode:
     if isinstance(kind, Struct):
-        return _struct_decoder(kind, version, flexible)
+        decode_present = _struct_decoder(kind, version, flexible)
+        if not nullable:
+            return decode_present
+
+        def decode_struct_or_null(reader: Reader) -> Message | None:
+            marker = reader.int8()
+            if marker not in _STRUCT_MARKERS:
+                raise DecodeError(f"{name} begins with {marker}, which is neither null nor present")
+            return decode_present(reader) if marker == _PRESENT else None
+
+        return decode_struct_or_null
     if isinstance(kind, Array):
         element = _decoder(kind.element, version, flexible, name, False)
 
@@ -107,7 +119,16 @@ def _struct_decoder(struct: Struct, version: int, flexible: bool) -> Decode:
 @cache
 def _encoder(kind: Type, version: int, flexible: bool, name: str, nullable: bool) -> Encode:
     if isinstance(kind, Struct):
-        return _struct_encoder(kind, version, flexible)
+        encode_present = _struct_encoder(kind, version, flexible)
+        if not nullable:
+            return encode_present
+
+        def encode_struct_or_null(writer: Writer, value: Any) -> None:
+            writer.int8(_NULL if value is None else _PRESENT)
+            if value is not None:
+                encode_present(writer, value)
+
+        return encode_struct_or_null
     if isinstance(kind, Array):
         element = _encoder(kind.element, version, flexible, name, False)
 

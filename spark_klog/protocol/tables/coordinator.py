@@ -9,7 +9,7 @@ GROUP, TRANSACTION = 0, 1
 FIND_COORDINATOR = api(
     10,
     "FindCoordinator",
-    "0-4",
+    "0-6",
     3,
     struct(
         F("key", STRING, "0-3"),
@@ -41,7 +41,7 @@ FIND_COORDINATOR = api(
 OFFSET_COMMIT = api(
     8,
     "OffsetCommit",
-    "2-8",
+    "0-9",
     8,
     struct(
         F("group_id", STRING),
@@ -59,6 +59,7 @@ OFFSET_COMMIT = api(
                         F("partition_index", INT32),
                         F("committed_offset", INT64),
                         F("committed_leader_epoch", INT32, "6+", default=-1),
+                        F("commit_timestamp", INT64, "1", default=-1),
                         F("committed_metadata", STRING, nullable="0+"),
                     ),
                 ),
@@ -88,7 +89,7 @@ _FETCHED_PARTITION = (
 OFFSET_FETCH = api(
     9,
     "OffsetFetch",
-    "1-8",
+    "0-9",
     6,
     struct(
         F("group_id", STRING, "0-7"),
@@ -103,6 +104,8 @@ OFFSET_FETCH = api(
             "groups",
             array(
                 F("group_id", STRING),
+                F("member_id", STRING, "9+", nullable="9+", default=None),
+                F("member_epoch", INT32, "9+", default=-1),
                 F("topics", array(F("name", STRING), F("partition_indexes", array(INT32))), nullable="8+"),
             ),
             "8+",

@@ -1,18 +1,26 @@
 """Fetch (key 1): read record batches from an offset on. Versions 0 and 1 get message
-sets of magic 0, 2 and 3 up to magic 1, 4 and later (isolation levels) all; 7 brought fetch sessions."""
+sets of magic 0, 2 and 3 up to magic 1, 4 and later (isolation levels) all; 7 brought fetch sessions,
+13 topic ids."""
 
 from __future__ import annotations
 
-from spark_klog.protocol.schema import INT8, INT16, INT32, INT64, RECORDS, STRING, F, api, array, struct
+from spark_klog.protocol.schema import INT8, INT16, INT32, INT64, RECORDS, STRING, UUID, F, api, array, struct
+from spark_klog.protocol.tables.metadata import CURRENT_LEADER, node_endpoints
 
 FETCH = api(
     1,
     "Fetch",
-    "0-12",
+    "0-17",
     12,
     struct(
         F("cluster_id", STRING, "12+", nullable="12+", default=None, tag=0),
-        F("replica_id", INT32, default=-1),
+        F("replica_id", INT32, "0-14", default=-1),
+        F(
+            "replica_state",
+            struct(F("replica_id", INT32, default=-1), F("replica_epoch", INT64, default=-1)),
+            "15+",
+            tag=1,
+        ),
         F("max_wait_ms", INT32),
         F("min_bytes", INT32),
         F("max_bytes", INT32, "3+", default=0x7FFFFFFF),
@@ -22,7 +30,8 @@ FETCH = api(
         F(
             "topics",
             array(
-                F("topic", STRING),
+                F("topic", STRING, "0-12"),
+                F("topic_id", UUID, "13+"),
                 F(
                     "partitions",
                     array(
@@ -32,13 +41,14 @@ FETCH = api(
                         F("last_fetched_epoch", INT32, "12+", default=-1),
                         F("log_start_offset", INT64, "5+", default=-1),
                         F("partition_max_bytes", INT32),
+                        F("replica_directory_id", UUID, "17+", tag=0),
                     ),
                 ),
             ),
         ),
         F(
             "forgotten_topics_data",
-            array(F("topic", STRING), F("partitions", array(INT32))),
+            array(F("topic", STRING, "7-12"), F("topic_id", UUID, "13+"), F("partitions", array(INT32))),
             "7+",
         ),
         F("rack_id", STRING, "11+"),
@@ -50,7 +60,8 @@ FETCH = api(
         F(
             "responses",
             array(
-                F("topic", STRING),
+                F("topic", STRING, "0-12"),
+                F("topic_id", UUID, "13+"),
                 F(
                     "partitions",
                     array(
@@ -65,12 +76,7 @@ FETCH = api(
                             "12+",
                             tag=0,
                         ),
-                        F(
-                            "current_leader",
-                            struct(F("leader_id", INT32, default=-1), F("leader_epoch", INT32, default=-1)),
-                            "12+",
-                            tag=1,
-                        ),
+                        F("current_leader", CURRENT_LEADER, "12+", tag=1),
                         F(
                             "snapshot_id",
                             struct(F("end_offset", INT64, default=-1), F("epoch", INT32, default=-1)),
@@ -90,5 +96,6 @@ FETCH = api(
                 ),
             ),
         ),
+        node_endpoints("16+"),
     ),
 )

@@ -11,7 +11,7 @@ MAX_TIMESTAMP = -3
 LIST_OFFSETS = api(
     2,
     "ListOffsets",
-    "0-7",
+    "0-10",
     6,
     struct(
         F("replica_id", INT32, default=-1),
@@ -31,6 +31,7 @@ LIST_OFFSETS = api(
                 ),
             ),
         ),
+        F("timeout_ms", INT32, "10+"),
     ),
     struct(
         F("throttle_time_ms", INT32, "2+"),

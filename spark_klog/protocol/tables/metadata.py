@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from spark_klog.protocol.schema import BOOLEAN, INT16, INT32, INT64, STRING, UUID, F, api, array, struct
+from spark_klog.protocol.schema import BOOLEAN, INT16, INT32, INT64, STRING, UUID, F, Field, api, array, struct
+
+#: Where to go instead (KIP-951).
+CURRENT_LEADER = struct(F("leader_id", INT32, default=-1), F("leader_epoch", INT32, default=-1))
+
+
+def node_endpoints(versions: str) -> Field:
+    """The brokers that a response's `current_leader`s name."""
+    broker = array(
+        F("node_id", INT32), F("host", STRING), F("port", INT32), F("rack", STRING, nullable="0+", default=None)
+    )
+    return F("node_endpoints", broker, versions, tag=0)
+
 
 API_VERSIONS = api(
     18,
@@ -37,7 +49,7 @@ API_VERSIONS = api(
 METADATA = api(
     3,
     "Metadata",
-    "0-12",
+    "0-13",
     9,
     struct(
         # null, and in version 0 an empty array, asks for all topics
@@ -86,5 +98,6 @@ METADATA = api(
             ),
         ),
         F("cluster_authorized_operations", INT32, "8-10", default=-2147483648),
+        F("error_code", INT16, "13+"),
     ),
 )

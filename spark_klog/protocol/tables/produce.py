@@ -1,13 +1,15 @@
-"""Produce (key 0): append record batches. Versions 0-2 carry message sets, 3 and up record batches of magic 2."""
+"""Produce (key 0): append record batches. Versions 0-2 carry message sets, 3 and up record batches of
+magic 2; 10 tells who leads instead (KIP-951), 13 names topics by id (KIP-516)."""
 
 from __future__ import annotations
 
-from spark_klog.protocol.schema import INT16, INT32, INT64, RECORDS, STRING, F, api, array, struct
+from spark_klog.protocol.schema import INT16, INT32, INT64, RECORDS, STRING, UUID, F, api, array, struct
+from spark_klog.protocol.tables.metadata import CURRENT_LEADER, node_endpoints
 
 PRODUCE = api(
     0,
     "Produce",
-    "0-9",
+    "0-13",
     9,
     struct(
         F("transactional_id", STRING, "3+", nullable="3+", default=None),
@@ -16,7 +18,8 @@ PRODUCE = api(
         F(
             "topic_data",
             array(
-                F("name", STRING),
+                F("name", STRING, "0-12"),
+                F("topic_id", UUID, "13+"),
                 F("partition_data", array(F("index", INT32), F("records", RECORDS, nullable="0+"))),
             ),
         ),
@@ -25,7 +28,8 @@ PRODUCE = api(
         F(
             "responses",
             array(
-                F("name", STRING),
+                F("name", STRING, "0-12"),
+                F("topic_id", UUID, "13+"),
                 F(
                     "partition_responses",
                     array(
@@ -43,10 +47,12 @@ PRODUCE = api(
                             "8+",
                         ),
                         F("error_message", STRING, "8+", nullable="8+", default=None),
+                        F("current_leader", CURRENT_LEADER, "10+", tag=0),
                     ),
                 ),
             ),
         ),
         F("throttle_time_ms", INT32, "1+"),
+        node_endpoints("10+"),
     ),
 )

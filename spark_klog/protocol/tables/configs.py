@@ -1,0 +1,125 @@
+"""Settings of topics and brokers: DescribeConfigs (key 32), AlterConfigs (33) and IncrementalAlterConfigs (44)."""
+
+from __future__ import annotations
+
+from spark_klog.protocol.schema import BOOLEAN, INT8, INT16, INT32, STRING, F, api, array, struct
+
+#: Types of resources.
+TOPIC, BROKER = 2, 4
+#: Where a value comes from.
+TOPIC_SOURCE, BROKER_SOURCE, DEFAULT_SOURCE = 1, 4, 5
+#: Operations.
+SET, DELETE, APPEND, SUBTRACT = range(4)
+
+DESCRIBE_CONFIGS = api(
+    32,
+    "DescribeConfigs",
+    "0-4",
+    4,
+    struct(
+        F(
+            "resources",
+            array(
+                F("resource_type", INT8),
+                F("resource_name", STRING),
+                F("configuration_keys", array(STRING), nullable="0+"),
+            ),
+        ),
+        F("include_synonyms", BOOLEAN, "1+"),
+        F("include_documentation", BOOLEAN, "3+"),
+    ),
+    struct(
+        F("throttle_time_ms", INT32),
+        F(
+            "results",
+            array(
+                F("error_code", INT16),
+                F("error_message", STRING, nullable="0+", default=None),
+                F("resource_type", INT8),
+                F("resource_name", STRING),
+                F(
+                    "configs",
+                    array(
+                        F("name", STRING),
+                        F("value", STRING, nullable="0+"),
+                        F("read_only", BOOLEAN),
+                        F("config_source", INT8, "1+", default=-1),
+                        F("is_default", BOOLEAN, "0"),
+                        F("is_sensitive", BOOLEAN),
+                        F(
+                            "synonyms",
+                            array(
+                                F("name", STRING, "1+"),
+                                F("value", STRING, "1+", nullable="0+"),
+                                F("source", INT8, "1+"),
+                            ),
+                            "1+",
+                        ),
+                        F("config_type", INT8, "3+"),
+                        F("documentation", STRING, "3+", nullable="0+"),
+                    ),
+                ),
+            ),
+        ),
+    ),
+)
+
+ALTER_CONFIGS = api(
+    33,
+    "AlterConfigs",
+    "0-2",
+    2,
+    struct(
+        F(
+            "resources",
+            array(
+                F("resource_type", INT8),
+                F("resource_name", STRING),
+                F("configs", array(F("name", STRING), F("value", STRING, nullable="0+"))),
+            ),
+        ),
+        F("validate_only", BOOLEAN),
+    ),
+    struct(
+        F("throttle_time_ms", INT32),
+        F(
+            "responses",
+            array(
+                F("error_code", INT16),
+                F("error_message", STRING, nullable="0+", default=None),
+                F("resource_type", INT8),
+                F("resource_name", STRING),
+            ),
+        ),
+    ),
+)
+
+INCREMENTAL_ALTER_CONFIGS = api(
+    44,
+    "IncrementalAlterConfigs",
+    "0-1",
+    1,
+    struct(
+        F(
+            "resources",
+            array(
+                F("resource_type", INT8),
+                F("resource_name", STRING),
+                F("configs", array(F("name", STRING), F("config_operation", INT8), F("value", STRING, nullable="0+"))),
+            ),
+        ),
+        F("validate_only", BOOLEAN),
+    ),
+    struct(
+        F("throttle_time_ms", INT32),
+        F(
+            "responses",
+            array(
+                F("error_code", INT16),
+                F("error_message", STRING, nullable="0+", default=None),
+                F("resource_type", INT8),
+                F("resource_name", STRING),
+            ),
+        ),
+    ),
+)
