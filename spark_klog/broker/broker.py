@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from spark_klog.broker.config import BrokerConfig
-from spark_klog.broker.log_settings import topic_settings
+from spark_klog.broker.log_settings import known_topic_settings, topic_settings, topic_settings_of
 from spark_klog.broker.offset_manager import OFFSETS_TOPIC, OffsetManager, partition_for
 from spark_klog.broker.purgatory import Purgatory
-from spark_klog.broker.registry import Registry
+from spark_klog.broker.registry import MAX_PARTITIONS, Registry, Topic, UnknownTopic
 from spark_klog.directories.memory import MemoryTree
 from spark_klog.directories.tree import Tree, open_tree
 from spark_klog.errors import ConfigError, ErrorCode
@@ -19,7 +21,6 @@ from spark_klog.log.directory import LogDirectory
 from spark_klog.log.partition_log import PartitionLog, check_topic_name
 
 _log = logging.getLogger(__name__)
-_MAX_PARTITIONS = 10_000
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,10 @@ class Broker:
         # One change of the tree, or reading of it, at a time: an older view must never replace a newer one.
         self._tree_lock = asyncio.Lock()
         try:
-            self.registry = Registry(self._open_tree(), config.broker_id)
+            session_seconds = config.zookeeper_session_timeout_ms / 1000
+            self.registry = Registry(self._open_tree(session_seconds), config.broker_id, session_seconds)
+            #: By topic: its settings, and what of them logs take.
+            self._overrides: dict[str, tuple[Mapping[str, str], dict[str, Any]]] = {}
             self.purgatory = Purgatory()
             self.offsets = OffsetManager()
             self.logs.set_cluster_id(self.registry.cluster_id(self.logs.cluster_id))
@@ -52,9 +56,9 @@ class Broker:
             self.logs.close()
             raise
 
-    def _open_tree(self) -> Tree:
+    def _open_tree(self, session_seconds: float) -> Tree:
         if self.config.directories is not None:
-            return open_tree(self.config.directories)
+            return open_tree(self.config.directories, session_seconds)
         return MemoryTree()
 
     @property
@@ -82,7 +86,9 @@ class Broker:
             served = [partition for partition in partitions if (topic, partition) not in self.logs.offline]
             topic_id = self.logs.topic_id(topic, (served or partitions)[0])
             assignment = {partition: [self.config.broker_id] for partition in partitions}
-            self.registry.create_topic(topic, assignment, {}, topic_id)
+            log = self.logs.get(topic, served[0]) if served else None
+            settings = topic_settings_of(log.overrides) if log is not None else {}
+            self.registry.create_topic(topic, assignment, settings, topic_id)
 
     def watch(self) -> None:
         """Follow the changes that other brokers make to the tree."""
@@ -116,9 +122,8 @@ class Broker:
             self._adopt()
 
     def _adopt(self) -> None:
-        """Make the logs of all partitions that this broker leads."""
+        """Make the logs of all partitions that this broker leads, and give them the topics' settings."""
         for topic in self.registry.topics.values():
-            missing = []
             for partition in topic.assignment:
                 if not self.registry.leads(topic.name, partition):
                     continue
@@ -126,18 +131,30 @@ class Broker:
                 if log is not None and log.topic_id != topic.topic_id:
                     self.logs.set_aside(topic.name, partition)
                     log = None
-                if log is None and (topic.name, partition) not in self.logs.offline:
-                    missing.append(partition)
-            if missing:
-                overrides = topic_settings(self.registry.settings(topic.name))
-                for partition in missing:
+                if (topic.name, partition) in self.logs.offline:
+                    continue
+                overrides = self._overrides_of(topic)
+                if log is None:
                     self.logs.create(topic.name, partition, topic.topic_id, overrides)
+                    continue
+                try:
+                    log.set_overrides(overrides)
+                except OSError as error:
+                    _log.error("%s keeps its settings, the new ones can't be written: %s", log.directory, error)
+
+    def _overrides_of(self, topic: Topic) -> dict[str, Any]:
+        settings, overrides = self._overrides.get(topic.name, (None, {}))
+        if settings != topic.settings:
+            overrides = known_topic_settings(topic.name, topic.settings)
+            self._overrides[topic.name] = topic.settings, overrides
+        return overrides
 
     def _drop(self, name: str, partitions: int) -> None:
         for partition in range(partitions):
             self.logs.delete(name, partition)
             self.purgatory.wake((name, partition))
         self.offsets.forget_topic(name)
+        self._overrides.pop(name, None)
 
     async def leader_log(self, topic: str, partition: int) -> PartitionLog | ErrorCode:
         """The log of a partition that this broker leads, or why it can't serve it."""
@@ -164,8 +181,8 @@ class Broker:
     ) -> UUID:
         """Create a topic and return its id; `TopicExists`, or `ConfigError` for a bad name, count or setting."""
         check_topic_name(name)
-        if not 1 <= partitions <= _MAX_PARTITIONS:
-            raise ConfigError(f"topic {name}: {partitions} partitions, 1 to {_MAX_PARTITIONS} are allowed")
+        if not 1 <= partitions <= MAX_PARTITIONS:
+            raise ConfigError(f"topic {name}: {partitions} partitions, 1 to {MAX_PARTITIONS} are allowed")
         topic_settings(settings or {})
         chosen = assignment or self.registry.assign(partitions)
         async with self._tree_lock:
@@ -174,6 +191,46 @@ class Broker:
             self._adopt()
         _log.info("created topic %s with %d partitions", name, partitions)
         return self.registry.topics[name].topic_id
+
+    async def create_partitions(
+        self,
+        name: str,
+        count: int,
+        assignment: Sequence[Sequence[int]] | None = None,
+        *,
+        validate_only: bool = False,
+    ) -> None:
+        """Give a topic `count` partitions in all; `assignment` has the replicas of each new one.
+
+        `UnknownTopic`, `InvalidPartitions` or `InvalidAssignment` (all `ConfigError`); with `validate_only` nothing
+        else happens.
+        """
+        async with self._tree_lock:
+            await asyncio.to_thread(self.registry.add_partitions, name, count, assignment, validate_only=validate_only)
+            self._adopt()
+        if not validate_only:
+            _log.info("topic %s has %d partitions now", name, count)
+
+    async def alter_topic_settings(
+        self, name: str, settings: Mapping[str, str], *, validate_only: bool = False
+    ) -> None:
+        """Replace a topic's own settings (all of them): for its logs here, and by the tree on other brokers.
+
+        `UnknownTopic`; `ConfigError` for an unknown name or a bad value, but not for what a tool of others has
+        registered before and is left as it is. With `validate_only` nothing else happens.
+        """
+        async with self._tree_lock:
+            if name not in self.registry.topics:
+                await asyncio.to_thread(self.registry.refresh)
+            if name not in self.registry.topics:
+                raise UnknownTopic(f"there is no topic {name}")
+            before = self.registry.settings(name)
+            topic_settings({key: value for key, value in settings.items() if before.get(key) != value})
+            if validate_only:
+                return
+            await asyncio.to_thread(self.registry.put_settings, name, settings)
+            self._adopt()
+        _log.info("topic %s has the settings %s now", name, dict(settings))
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic and its logs here; the other brokers follow the tree."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_klog.broker.log_settings import BROKER_LOG_SETTINGS, broker_log_settings
+from spark_klog.directories.tree import SESSION_SECONDS
 from spark_klog.errors import ConfigError
 from spark_klog.log.config import LogConfig
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
@@ -45,7 +46,7 @@ class BrokerConfig:
     decompressed_max_bytes: int = _setting("decompressed.max.bytes", MAX_DECOMPRESSED)
     offsets_partitions: int = _setting("offsets.topic.num.partitions", 1)
     offset_metadata_max_bytes: int = _setting("offset.metadata.max.bytes", 4096)
-    zookeeper_session_timeout_ms: int = _setting("zookeeper.session.timeout.ms", 18000)
+    zookeeper_session_timeout_ms: int = _setting("zookeeper.session.timeout.ms", int(1000 * SESSION_SECONDS))
 
 
 def _parse(kind: str, name: str, text: str) -> int | bool:

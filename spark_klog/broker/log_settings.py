@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from spark_klog.errors import ConfigError
 from spark_klog.log.config import COMPACT, CREATE_TIME, DELETE, LOG_APPEND_TIME
 
+_log = logging.getLogger(__name__)
 _HOUR_MS, _MINUTE_MS = 3_600_000, 60_000
 
 
@@ -99,3 +101,22 @@ def topic_settings(settings: Mapping[str, str]) -> dict[str, Any]:
             raise ConfigError(f"unknown topic setting {name!r}; known are {', '.join(sorted(_TOPIC))}")
         result[_TOPIC[name].attribute] = _value(name, _TOPIC[name], text)
     return result
+
+
+def known_topic_settings(topic: str, settings: Mapping[str, str]) -> dict[str, Any]:
+    """`LogConfig` arguments of settings that a tool of others may have registered.
+
+    Those that are not known here, or bad, are told of in the log and left out.
+    """
+    result: dict[str, Any] = {}
+    for name, text in settings.items():
+        try:
+            result |= topic_settings({name: text})
+        except ConfigError as error:
+            _log.warning("topic %s: %s; it is ignored", topic, error)
+    return result
+
+
+def topic_settings_of(overrides: Mapping[str, Any]) -> dict[str, str]:
+    """The settings that `topic_settings` makes these `LogConfig` arguments of."""
+    return {item.topic: str(overrides[item.attribute]) for item in _SETTINGS if item.attribute in overrides}

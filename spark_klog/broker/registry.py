@@ -1,49 +1,84 @@
 """Which brokers live and which topics there are, as the shared tree has it.
 
 Everything is answered from memory; `refresh` reads the tree again, after a watch fired or before an unknown topic is
-refused. The methods that touch the tree block: the server calls them in a thread.
+refused. The methods that touch the tree block: the server calls them in a thread. A node that does not decode, as a
+tool of others may leave it, is told of once and passed over.
 """
 
 from __future__ import annotations
 
 import logging
+import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+from uuid import UUID, uuid4
 
 from spark_klog.directories import paths
-from spark_klog.directories.tree import NodeExists, Tree
-from spark_klog.errors import ConfigError
+from spark_klog.directories.tree import SESSION_SECONDS, NodeExists, Tree
+from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.log.directory import new_cluster_id
+from spark_klog.log.partition_log import check_topic_name
 
 _log = logging.getLogger(__name__)
-_IDS, _TOPICS = "/brokers/ids", "/brokers/topics"
+_T = TypeVar("_T")
 
 NO_LEADER = -1
+MAX_PARTITIONS = 10_000
+_PROBE_SECONDS = 1.0
+_PAUSE_SECONDS = 0.25
+
+
+class UnknownTopic(ConfigError):
+    """There is no such topic."""
+
+
+class InvalidPartitions(ConfigError):
+    """A topic can't have that many partitions."""
+
+
+class InvalidAssignment(ConfigError):
+    """Partitions can't be assigned so."""
 
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic as registered: replicas by partition, the first one leads.
-
-    One that an old tool registered without an id gets the same made-up one from every broker.
-    """
+    """A topic as registered: replicas by partition, the first one leads; its own settings."""
 
     name: str
     topic_id: UUID
     assignment: dict[int, list[int]]
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+class Nameless(NamedTuple):
+    """A topic whose node has no topic id: tools of before Kafka 2.8 write none.
+
+    `is_new`: it has no states, so they have just made it; else they have altered it. `topic_id` is what it had before,
+    if that is known.
+    """
+
+    value: bytes
+    assignment: dict[int, list[int]]
+    is_new: bool
+    topic_id: UUID | None
 
 
 class Registry:
     """This broker's view of the tree, and its entry in it."""
 
-    def __init__(self, tree: Tree, broker_id: int) -> None:
+    def __init__(self, tree: Tree, broker_id: int, session_seconds: float = SESSION_SECONDS) -> None:
         self._tree = tree
         self.broker_id = broker_id
+        self._session_seconds = session_seconds
         self.brokers: dict[int, tuple[str, int]] = {}
         self.topics: dict[str, Topic] = {}
-        self._registered = False
+        self.nameless: dict[str, Nameless] = {}
+        #: Who has entered itself as the controller.
+        self.controller: int | None = None
+        self._entry: bytes | None = None
+        self._told: dict[str, str] = {}
 
     def cluster_id(self, preferred: str | None) -> str:
         """The cluster's id; made once, `preferred` where there is none yet."""
@@ -62,50 +97,139 @@ class Registry:
         """Enter this broker, for as long as it lives.
 
         `ConfigError` where another one has its id. An entry with this very address is what an earlier life left
-        behind, since the port is bound by us now: it is replaced.
+        behind, since the port is bound by us now: it is replaced. One whose address does not answer may be that of a
+        broker that was killed: its session is given the time to end.
         """
+        for path in paths.COMMON_PATHS:
+            if self._tree.get(path) is None:
+                self._make(path, b"")
         path = paths.broker_id_path(self.broker_id)
-        payload = paths.broker_payload(host, port, time.time_ns() // 1_000_000)
-        there = self._tree.get(path)
-        if there is not None and paths.parse_broker(there) == (host, port):
-            self._tree.delete(path)
-        try:
-            self._tree.create(path, payload, ephemeral=True)
-        except NodeExists:
+        entry = paths.broker_payload(host, port, time.time_ns() // 1_000_000)
+        deadline: float | None = None
+        while not self._make(path, entry, ephemeral=True):
             other = self._tree.get(path)
-            where = ":".join(map(str, paths.parse_broker(other))) if other else "another address"
-            raise ConfigError(
-                f"broker id {self.broker_id} is registered by a broker at {where}; choose another --broker-id"
-            ) from None
-        self._registered = True
+            if other is None:
+                continue
+            address = self._decoded(paths.parse_broker, other, path)
+            if address == (host, port):
+                self._tree.delete(path)
+                continue
+            where = ":".join(map(str, address)) if address else "another address"
+            refusal = f"broker id {self.broker_id} is registered by a broker at {where}"
+            if address is not None and _answers(address):
+                raise ConfigError(f"{refusal}; choose another --broker-id")
+            if deadline is None:
+                # the server may round a timeout up, or raise it
+                deadline = time.monotonic() + 2 * self._session_seconds
+                _log.warning("%s, which does not answer: waiting for the end of its session", refusal)
+            elif time.monotonic() > deadline:
+                raise ConfigError(
+                    f"{refusal}, which does not answer, but its session has not ended in "
+                    f"{2 * self._session_seconds:g} s; choose another --broker-id, or stop that broker"
+                )
+            time.sleep(_PAUSE_SECONDS)
+        self._entry = entry
+        controller = self._tree.get(paths.CONTROLLER_PATH)
+        if controller and self._decoded(paths.parse_controller, controller, paths.CONTROLLER_PATH) == self.broker_id:
+            self._tree.delete(paths.CONTROLLER_PATH)  # of an earlier life, too
+
+    def _make(self, path: str, value: bytes, ephemeral: bool = False) -> bool:
+        """Create a node; False where it is."""
+        try:
+            self._tree.create(path, value, ephemeral=ephemeral)
+        except NodeExists:
+            return False
+        return True
 
     def unregister(self) -> None:
         """Remove this broker's entry; not that of another broker which has its id."""
-        if self._registered:
-            self._tree.delete(paths.broker_id_path(self.broker_id))
-            self._registered = False
+        entry, self._entry = self._entry, None
+        path = paths.broker_id_path(self.broker_id)
+        if entry is not None and self._tree.get(path) == entry:
+            self._tree.delete(path)
+
+    def _keep_entry(self) -> None:
+        """Enter this broker again if its entry was lost; the tree itself does so after a lost session."""
+        path = paths.broker_id_path(self.broker_id)
+        if self._entry is None:
+            return
+        there = self._tree.get(path)
+        if there is None and self._make(path, self._entry, ephemeral=True):
+            _log.warning("the entry of broker %d was gone: it is registered again", self.broker_id)
+        elif there not in (None, self._entry):
+            self._tell(path, f"broker id {self.broker_id} has been taken by another broker; clients are sent there")
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Call `changed` (from any thread) when brokers or topics may have changed."""
-        self._tree.watch(_IDS, changed)
-        self._tree.watch(_TOPICS, changed)
+        """Call `changed` (from any thread) when brokers, topics, their settings or the controller may have changed."""
+        self._tree.watch("/", changed)  # /controller
+        self._tree.watch(paths.BROKER_IDS_PATH, changed)
+        self._tree.watch(paths.BROKER_TOPICS_PATH, changed, values=True)
+        self._tree.watch(paths.TOPIC_CONFIGS_PATH, changed, values=True)
+        self._tree.watch(paths.CONFIG_CHANGES_PATH, changed)
+        self._tree.watch(paths.DELETE_TOPICS_PATH, changed)
 
     def refresh(self) -> None:
-        """Read brokers and topics again. One call at a time: a slow reading must not replace a later one."""
+        """Read all of it again. One call at a time: a slow reading must not replace a later one."""
+        self._keep_entry()
         brokers = {}
-        for name in self._tree.children(_IDS):
-            value = self._tree.get(f"{_IDS}/{name}")
-            if value is not None and name.isdecimal():
-                brokers[int(name)] = paths.parse_broker(value)
-        topics = {}
-        for name in self._tree.children(_TOPICS):
-            value = self._tree.get(paths.topic_path(name))
-            if value:
-                assignment, topic_id = paths.parse_topic(value)
-                topics[name] = Topic(name, topic_id or uuid5(NAMESPACE_URL, f"klog:{name}"), assignment)
-            elif value is not None and name in self.topics:
-                topics[name] = self.topics[name]
-        self.brokers, self.topics = brokers, topics
+        for name, value in self._values(paths.BROKER_IDS_PATH):
+            address = self._decoded(paths.parse_broker, value, f"{paths.BROKER_IDS_PATH}/{name}")
+            if address is not None and name.isdecimal():
+                brokers[int(name)] = address
+        controller = self._tree.get(paths.CONTROLLER_PATH)
+        self.controller = (
+            self._decoded(paths.parse_controller, controller, paths.CONTROLLER_PATH) if controller else None
+        )
+        topics: dict[str, Topic] = {}
+        nameless: dict[str, Nameless] = {}
+        found = self._values(paths.BROKER_TOPICS_PATH)
+        configs = self._tree.get_many([paths.topic_config_path(name) for name, _ in found])
+        for (name, value), config in zip(found, configs, strict=True):
+            topic = self._topic(name, value, config, nameless)
+            if topic is not None:
+                topics[name] = topic
+        self.brokers, self.topics, self.nameless = brokers, topics, nameless
+
+    def _values(self, path: str) -> list[tuple[str, bytes]]:
+        names = self._tree.children(path)
+        values = self._tree.get_many([f"{path}/{name}" for name in names])
+        return [(name, value) for name, value in zip(names, values, strict=True) if value is not None]
+
+    def _topic(self, name: str, value: bytes, config: bytes | None, nameless: dict[str, Nameless]) -> Topic | None:
+        path, known = paths.topic_path(name), self.topics.get(name)
+        try:
+            check_topic_name(name)
+        except ConfigError as error:
+            self._tell(path, str(error))
+            return None
+        parsed = self._decoded(paths.parse_topic, value, path) if value else None
+        if parsed is None:
+            return known  # it is being deleted, or what is wrong will be mended: no reason to delete its logs
+        assignment, topic_id = parsed
+        settings: Mapping[str, str] = {}
+        if config:
+            before = known.settings if known is not None else settings
+            decoded = self._decoded(paths.parse_topic_config, config, paths.topic_config_path(name))
+            settings = before if decoded is None else decoded
+        if topic_id is None:
+            is_new = not self._tree.children(paths.partitions_path(name))
+            topic_id = known.topic_id if known is not None and not is_new else None
+            nameless[name] = Nameless(value, assignment, is_new, topic_id)
+            if topic_id is None:
+                return None
+        return Topic(name, topic_id, assignment, settings)
+
+    def _decoded(self, parse: Callable[[bytes, str], _T], value: bytes, path: str) -> _T | None:
+        try:
+            return parse(value, path)
+        except DecodeError as error:
+            self._tell(path, str(error))
+            return None
+
+    def _tell(self, path: str, what: str) -> None:
+        if self._told.get(path) != what:
+            self._told[path] = what
+            _log.error("%s", what)
 
     def leader(self, topic: Topic, partition: int) -> int:
         """The leader's broker id, NO_LEADER where that broker is not there."""
@@ -121,8 +245,13 @@ class Registry:
 
     @property
     def controller_id(self) -> int:
-        """The broker that clients send topic changes to; any would do, so the smallest id."""
-        return min(self.brokers, default=NO_LEADER)
+        """The broker that clients send topic changes to. Any does them, so there always is one."""
+        return self.controller if self.controller in self.brokers else min(self.brokers, default=NO_LEADER)
+
+    def settings(self, name: str) -> dict[str, str]:
+        """The topic's own settings."""
+        topic = self.topics.get(name)
+        return dict(topic.settings) if topic is not None else {}
 
     def assign(self, partitions: int) -> dict[int, list[int]]:
         """Partitions one after the other over the brokers that live."""
@@ -134,33 +263,93 @@ class Registry:
         self,
         name: str,
         assignment: dict[int, list[int]],
-        settings: dict[str, str],
+        settings: Mapping[str, str],
         topic_id: UUID | None = None,
     ) -> bool:
         """Register a topic; False where it exists."""
-        if settings:
-            self._tree.put(paths.topic_config_path(name), paths.topic_config_payload(settings))
-        try:
-            self._tree.create(paths.topic_path(name), paths.topic_payload(assignment, topic_id or uuid4()))
-        except NodeExists:
+        if self._tree.get(paths.topic_path(name)) is not None:
             return False
-        for partition, replicas in assignment.items():
-            self._tree.put(
-                paths.partition_state_path(name, partition),
-                paths.partition_state_payload(replicas[0], replicas),
-            )
+        self._tree.put(paths.topic_config_path(name), paths.topic_config_payload(settings))
+        if not self._make(paths.topic_path(name), paths.topic_payload(assignment, topic_id or uuid4())):
+            return False
+        self._put_states(name, assignment)
         self.refresh()
         return True
 
-    def settings(self, name: str) -> dict[str, str]:
-        """The topic's own settings."""
-        found = self._tree.get(paths.topic_config_path(name))
-        return paths.parse_topic_config(found) if found else {}
+    def _put_states(self, name: str, assignment: Mapping[int, Sequence[int]]) -> None:
+        for partition, replicas in assignment.items():
+            payload = paths.partition_state_payload(replicas[0], replicas[:1])
+            self._tree.put(paths.partition_state_path(name, partition), payload)
+
+    def add_partitions(
+        self, name: str, count: int, assignment: Sequence[Sequence[int]] | None = None, *, validate_only: bool = False
+    ) -> None:
+        """Give a topic `count` partitions in all; `assignment` has the replicas of each new one.
+
+        `UnknownTopic`, `InvalidPartitions` or `InvalidAssignment`; with `validate_only` nothing else is done.
+        """
+        path = paths.topic_path(name)
+        while True:
+            value = self._tree.get(path)
+            if not value:
+                raise UnknownTopic(f"there is no topic {name}")
+            before, topic_id = paths.parse_topic(value, path)
+            if not len(before) < count <= MAX_PARTITIONS:
+                raise InvalidPartitions(
+                    f"topic {name} has {len(before)} partitions: it can get more, {MAX_PARTITIONS} at the most, "
+                    f"not {count}"
+                )
+            new = self._new_partitions(before, count, assignment)
+            if validate_only:
+                return
+            known = self.topics.get(name)
+            topic_id = topic_id or (known.topic_id if known is not None else None)
+            if self._tree.swap(path, value, paths.topic_payload({**before, **new}, topic_id)):
+                break
+        self._put_states(name, new)
+        self.refresh()
+
+    def _new_partitions(
+        self, before: Mapping[int, Sequence[int]], count: int, assignment: Sequence[Sequence[int]] | None
+    ) -> dict[int, list[int]]:
+        numbers = range(len(before), count)
+        brokers = sorted(self.brokers) or [self.broker_id]
+        if assignment is None:
+            first = list(before.get(0, ()))[:1]
+            shift = brokers.index(first[0]) if first and first[0] in brokers else 0
+            return {number: [brokers[(number + shift) % len(brokers)]] for number in numbers}
+        if len(assignment) != len(numbers):
+            raise InvalidAssignment(f"{len(assignment)} assignments for {len(numbers)} new partitions")
+        for replicas in assignment:
+            if len(replicas) != 1 or replicas[0] not in brokers:
+                raise InvalidAssignment(
+                    f"assignment {list(replicas)}: there is no replication, one broker that lives is wanted, "
+                    f"of {brokers}"
+                )
+        return {number: list(replicas) for number, replicas in zip(numbers, assignment, strict=True)}
+
+    def put_settings(self, name: str, settings: Mapping[str, str]) -> None:
+        """Replace the topic's own settings; `UnknownTopic`."""
+        if not self._tree.get(paths.topic_path(name)):
+            raise UnknownTopic(f"there is no topic {name}")
+        self._tree.put(paths.topic_config_path(name), paths.topic_config_payload(settings))
+        self.refresh()
 
     def delete_topic(self, name: str) -> None:
+        """Remove the topic's nodes, what asked for it last; no error where there are none."""
         self._tree.delete(paths.topic_path(name))
         self._tree.delete(paths.topic_config_path(name))
+        self._tree.delete(paths.delete_topic_path(name))
         self.refresh()
 
     def close(self) -> None:
         self._tree.close()
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    """Whether somebody listens there."""
+    try:
+        with socket.create_connection(address, _PROBE_SECONDS):
+            return True
+    except OSError:
+        return False

@@ -22,7 +22,7 @@ import contextlib
 import logging
 import re
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 from urllib.parse import unquote
@@ -105,6 +105,9 @@ class FileTree:
                     return value
             return b"" if self._files.kind(real) == "folder" else None
 
+    def get_many(self, paths: Sequence[str]) -> list[bytes | None]:
+        return [self.get(path) for path in paths]
+
     def put(self, path: str, value: bytes) -> None:
         names = inner_components(path)
         real = _real(names)
@@ -116,6 +119,14 @@ class FileTree:
             if owner == "other":
                 raise DirectoryError(f"{path} under {self._files.root} is the ephemeral node of another process")
             self._write(names, value)
+
+    def swap(self, path: str, old: bytes, value: bytes) -> bool:
+        names = inner_components(path)
+        with self._errors("write", path), self._files.writing():
+            if self.get(path) != old:
+                return False
+            self._write(names, value)
+            return True
 
     def create(self, path: str, value: bytes, ephemeral: bool = False) -> None:
         names = inner_components(path)
@@ -181,7 +192,8 @@ class FileTree:
             nodes[node] = (nodes.get(node), stamp)
         return nodes
 
-    def watch(self, path: str, callback: Callable[[], None]) -> None:
+    def watch(self, path: str, callback: Callable[[], None], values: bool = False) -> None:
+        # A file's stamp changes with its value: these watches are called for values in any case.
         real = _real(components(path))
         with self._errors("watch", path):
             watch = _Watch(path, real, callback, self._nodes(real))

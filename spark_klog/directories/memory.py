@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from spark_klog.directories.tree import NodeExists, components, inner_components
@@ -20,12 +20,19 @@ class _Node(NamedTuple):
     owner: MemoryTree | None  # None: not ephemeral
 
 
+class _Watch(NamedTuple):
+    tree: MemoryTree
+    names: _Names
+    callback: Callable[[], None]
+    values: bool
+
+
 class _Store:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.nodes: dict[_Names, _Node] = {(): _Node(b"", None)}
         self.children: dict[_Names, set[str]] = {(): set()}
-        self.watches: list[tuple[MemoryTree, _Names, Callable[[], None]]] = []
+        self.watches: list[_Watch] = []
 
 
 class MemoryTree:
@@ -48,8 +55,22 @@ class MemoryTree:
             node = self._store.nodes.get(names)
             return None if node is None else node.value
 
+    def get_many(self, paths: Sequence[str]) -> list[bytes | None]:
+        return [self.get(path) for path in paths]
+
     def put(self, path: str, value: bytes) -> None:
         self._set(path, value, None, overwrite=True)
+
+    def swap(self, path: str, old: bytes, value: bytes) -> bool:
+        names = inner_components(path)
+        with self._store.lock:
+            self._check_open(path)
+            node = self._store.nodes.get(names)
+            if node is None or node.value != old:
+                return False
+            self._store.nodes[names] = _Node(bytes(value), node.owner)
+        self._notify(set(), {names[:-1]})
+        return True
 
     def create(self, path: str, value: bytes, ephemeral: bool = False) -> None:
         self._set(path, value, self if ephemeral else None, overwrite=False)
@@ -57,6 +78,8 @@ class MemoryTree:
     def _set(self, path: str, value: bytes, owner: MemoryTree | None, overwrite: bool) -> None:
         names = inner_components(path)
         store = self._store
+        changed: set[_Names] = set()
+        valued: set[_Names] = set()
         with store.lock:
             self._check_open(path)
             old = store.nodes.get(names)
@@ -64,21 +87,26 @@ class MemoryTree:
                 if not overwrite:
                     raise NodeExists(f"{path} exists: delete it first, or put")
                 store.nodes[names] = _Node(bytes(value), old.owner)
-                return
-            for depth in range(1, len(names)):
-                parent = store.nodes.get(names[:depth])
-                if parent is not None and parent.owner is not None:
-                    raise DirectoryError(f"{path}: /{'/'.join(names[:depth])} is ephemeral and has no children")
-            changed = set()
-            for depth in range(1, len(names) + 1):
-                node = names[:depth]
-                if node not in store.nodes:
-                    last = depth == len(names)
-                    store.nodes[node] = _Node(bytes(value), owner) if last else _Node(b"", None)
-                    store.children[node] = set()
-                    store.children[node[:-1]].add(node[-1])
-                    changed.add(node[:-1])
-        self._notify(changed)
+                valued.add(names[:-1])
+            else:
+                changed = self._make(names, _Node(bytes(value), owner), path)
+        self._notify(changed, valued)
+
+    def _make(self, names: _Names, leaf: _Node, path: str) -> set[_Names]:
+        store = self._store
+        for depth in range(1, len(names)):
+            parent = store.nodes.get(names[:depth])
+            if parent is not None and parent.owner is not None:
+                raise DirectoryError(f"{path}: /{'/'.join(names[:depth])} is ephemeral and has no children")
+        changed = set()
+        for depth in range(1, len(names) + 1):
+            node = names[:depth]
+            if node not in store.nodes:
+                store.nodes[node] = leaf if depth == len(names) else _Node(b"", None)
+                store.children[node] = set()
+                store.children[node[:-1]].add(node[-1])
+                changed.add(node[:-1])
+        return changed
 
     def delete(self, path: str) -> None:
         names = inner_components(path)
@@ -109,11 +137,11 @@ class MemoryTree:
             self._check_open(path)
             return sorted(self._store.children.get(names, ()))
 
-    def watch(self, path: str, callback: Callable[[], None]) -> None:
+    def watch(self, path: str, callback: Callable[[], None], values: bool = False) -> None:
         names = components(path)
         with self._store.lock:
             self._check_open(path)
-            self._store.watches.append((self, names, callback))
+            self._store.watches.append(_Watch(self, names, callback, values))
 
     def close(self) -> None:
         store = self._store
@@ -122,19 +150,23 @@ class MemoryTree:
             if self._closed:
                 return
             self._closed = True
-            store.watches = [watch for watch in store.watches if watch[0] is not self]
+            store.watches = [watch for watch in store.watches if watch.tree is not self]
             for names in [names for names, node in store.nodes.items() if node.owner is self]:
                 changed |= self._remove(names)
         self._notify(changed)
 
-    def _notify(self, changed: set[_Names]) -> None:
+    def _notify(self, changed: set[_Names], valued: Collection[_Names] = ()) -> None:
         with self._store.lock:
-            watches = [watch for watch in self._store.watches if watch[1] in changed]
-        for _, names, callback in watches:
+            watches = [
+                watch
+                for watch in self._store.watches
+                if watch.names in changed or (watch.values and watch.names in valued)
+            ]
+        for watch in watches:
             try:
-                callback()
+                watch.callback()
             except Exception:
-                _log.exception("the watch on /%s failed", "/".join(names))
+                _log.exception("the watch on /%s failed", "/".join(watch.names))
 
     def _check_open(self, path: str) -> None:
         if self._closed:

@@ -4,12 +4,18 @@
     /brokers/ids/N                               the broker's endpoints (ephemeral)
     /brokers/topics/T                            partition -> replicas
     /brokers/topics/T/partitions/P/state         leader and isr
+    /brokers/topics/T/N                          partitions of T on broker N, in ASCII decimal (0.7; ephemeral)
+    /controller                                  the broker that does the work of all (ephemeral)
+    /controller_epoch                            how many there have been, in ASCII decimal
+    /admin/delete_topics/T                       asks the controller to delete the topic
     /config/topics/T                             {"version":1,"config":{...}}
+    /config/changes/config_change_NNNNNNNNNN     told by tools after a change of a node of /config
     /consumers/G/offsets/T/P                     the offset in ASCII decimal
 
 Payloads are compact JSON in UTF-8. The order of their keys is that of Kafka's builds for Scala 2.12 (a hash
 order, so those for 2.13 differ); readers take any order. Sources: 0.10 documentation, "ZooKeeper
-Directories"; KIP-103 (broker version 4), KIP-455 and KIP-516 (topic versions 2 and 3).
+Directories"; 0.7 design, "Broker Topic Registry"; KIP-103 (broker version 4), KIP-455 and KIP-516 (topic versions 2
+and 3).
 """
 
 from __future__ import annotations
@@ -26,6 +32,20 @@ from spark_klog.errors import ConfigError, DecodeError
 BROKER_IDS_PATH = "/brokers/ids"
 BROKER_TOPICS_PATH = "/brokers/topics"
 CLUSTER_ID_PATH = "/cluster/id"
+CONTROLLER_PATH = "/controller"
+CONTROLLER_EPOCH_PATH = "/controller_epoch"
+DELETE_TOPICS_PATH = "/admin/delete_topics"
+TOPIC_CONFIGS_PATH = "/config/topics"
+CONFIG_CHANGES_PATH = "/config/changes"
+#: Tools expect them to be there (Kafka makes them when its first broker starts).
+COMMON_PATHS = (
+    BROKER_IDS_PATH,
+    BROKER_TOPICS_PATH,
+    CONFIG_CHANGES_PATH,
+    TOPIC_CONFIGS_PATH,
+    DELETE_TOPICS_PATH,
+    "/consumers",
+)
 
 _INT64_MAX = 2**63 - 1
 _TOPIC_ID = re.compile("[A-Za-z0-9_-]{22}")
@@ -133,9 +153,19 @@ def parse_topic(payload: bytes, path: str = "/brokers/topics/[topic]") -> tuple[
     return assignment, UUID(bytes=urlsafe_b64decode(f"{topic_id}=="))
 
 
+def topic_broker_path(topic: str, broker_id: int) -> str:
+    """The ephemeral node by which a broker of 0.7 said that it has the topic; ConfigError."""
+    return f"{topic_path(topic)}/{broker_id}"
+
+
+def partitions_path(topic: str) -> str:
+    """The node above a topic's partitions; ConfigError."""
+    return f"{topic_path(topic)}/partitions"
+
+
 def partition_state_path(topic: str, partition: int) -> str:
     """The node with a partition's leader; ConfigError."""
-    return f"{topic_path(topic)}/partitions/{partition}/state"
+    return f"{partitions_path(topic)}/{partition}/state"
 
 
 def partition_state_payload(leader: int, isr: Sequence[int], controller_epoch: int = 0, leader_epoch: int = 0) -> bytes:
@@ -165,7 +195,7 @@ def parse_partition_state(
 
 def topic_config_path(topic: str) -> str:
     """The node with a topic's own settings; ConfigError."""
-    return f"/config/topics/{_name('topic', topic)}"
+    return f"{TOPIC_CONFIGS_PATH}/{_name('topic', topic)}"
 
 
 def topic_config_payload(config: Mapping[str, str]) -> bytes:
@@ -179,6 +209,24 @@ def parse_topic_config(payload: bytes, path: str = "/config/topics/[topic]") -> 
     if not isinstance(config, dict) or not all(isinstance(value, str) for value in config.values()):
         raise _malformed(path, "no object `config` of strings", payload)
     return config
+
+
+def delete_topic_path(topic: str) -> str:
+    """The node that asks for a topic's deletion; ConfigError."""
+    return f"{DELETE_TOPICS_PATH}/{_name('topic', topic)}"
+
+
+def controller_payload(broker_id: int, timestamp_ms: int) -> bytes:
+    """Who is the controller, version 1."""
+    return _json({"version": 1, "brokerid": broker_id, "timestamp": str(timestamp_ms)})
+
+
+def parse_controller(payload: bytes, path: str = CONTROLLER_PATH) -> int:
+    """The controller's broker id; DecodeError."""
+    broker_id = _fields(payload, path).get("brokerid")
+    if not isinstance(broker_id, int):
+        raise _malformed(path, "no number `brokerid`", payload)
+    return broker_id
 
 
 def cluster_id_payload(cluster_id: str) -> bytes:

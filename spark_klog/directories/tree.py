@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from spark_klog.errors import ConfigError, DirectoryError
+
+#: ZooKeeper's session timeout (0.10 documentation, "zookeeper.session.timeout.ms").
+SESSION_SECONDS = 6.0
 
 
 class NodeExists(DirectoryError):
@@ -26,16 +29,26 @@ class Tree(Protocol):
     def get(self, path: str) -> bytes | None:
         """The value of a node; None where there is no node."""
 
+    def get_many(self, paths: Sequence[str]) -> list[bytes | None]:
+        """The values of several nodes, in the order of `paths`; in ZooKeeper the requests are under way together."""
+
     def put(self, path: str, value: bytes) -> None:
         """Make or overwrite a node and its parents; readers see the old value or the new one.
 
         An ephemeral node stays one; on files only its creator may overwrite it.
         """
 
+    def swap(self, path: str, old: bytes, value: bytes) -> bool:
+        """Overwrite a node whose value is `old`; False where it is another, or there is no node.
+
+        Not for ephemeral nodes. On file systems of pyarrow it excludes writers of this process only.
+        """
+
     def create(self, path: str, value: bytes, ephemeral: bool = False) -> None:
         """Make a node and its parents; `NodeExists` where it is.
 
-        An ephemeral node ends with this tree or its process, and has no children.
+        An ephemeral node ends with this tree or its process, and has no children. Where a session is lost it is
+        made again, unless its parent has been deleted since.
         """
 
     def delete(self, path: str) -> None:
@@ -44,11 +57,11 @@ class Tree(Protocol):
     def children(self, path: str) -> list[str]:
         """The names of the children, sorted; [] where there is no node."""
 
-    def watch(self, path: str, callback: Callable[[], None]) -> None:
+    def watch(self, path: str, callback: Callable[[], None], values: bool = False) -> None:
         """Have `callback` called from some thread when the names of the children of `path` may have changed.
 
-        Several changes may make one call. After a lost connection it is called once more. There need be no
-        such node.
+        With `values` also when the value of one of these children may have changed. Several changes may make one
+        call. After a lost connection it is called once more. There need be no such node.
         """
 
     def close(self) -> None:
@@ -77,8 +90,10 @@ def inner_components(path: str) -> tuple[str, ...]:
     return names
 
 
-def open_tree(uri: str) -> Tree:
+def open_tree(uri: str, session_timeout: float = SESSION_SECONDS) -> Tree:
     """The tree of a URI; ConfigError where it names none, DirectoryError where it cannot be reached.
+
+    `session_timeout` is ZooKeeper's, in seconds.
 
     zookeeper://HOST:PORT,HOST:PORT/CHROOT    ZooKeeper
     a path, or file:PATH                      a local folder
@@ -99,7 +114,7 @@ def open_tree(uri: str) -> Tree:
         rest = uri[scheme.end() :]
         if not rest.startswith("//") or not rest[2:].strip("/"):
             raise ConfigError(f"{uri!r} names no ZooKeeper: write zookeeper://HOST:PORT,HOST:PORT/CHROOT")
-        return ZooKeeperTree(rest[2:])
+        return ZooKeeperTree(rest[2:], session_timeout)
     from spark_klog.directories.files import FileTree
 
     if kind == "file":

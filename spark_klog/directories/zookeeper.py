@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from spark_klog.directories.tree import NodeExists, components, inner_components
+from spark_klog.directories.tree import SESSION_SECONDS, NodeExists, components, inner_components
 from spark_klog.errors import ConfigError, DirectoryError
 
 _log = logging.getLogger(__name__)
@@ -24,12 +24,31 @@ _kazoo_log = logging.getLogger("spark_klog.directories.kazoo")
 _RETRY_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 1.0
 _REPAIR_SECONDS = 1.0
+_MAX_PENDING = 256
 
 Start = Callable[[], Any]
 
 
 class _Reconnected:
     """Asks the worker to make good what a lost connection may have lost."""
+
+
+class _Gathered:
+    """Requests that are under way together, waited for as one; the answer is None where there is no node."""
+
+    def __init__(self, pending: list[Any], no_node: type[Exception]) -> None:
+        self._pending = pending
+        self._no_node = no_node
+
+    def get(self, timeout: float) -> list[Any]:
+        deadline = time.monotonic() + timeout
+        answers: list[Any] = []
+        for one in self._pending:
+            try:
+                answers.append(one.get(timeout=max(0.0, deadline - time.monotonic())))
+            except self._no_node:
+                answers.append(None)
+        return answers
 
 
 class ZooKeeperTree:
@@ -39,7 +58,7 @@ class ZooKeeperTree:
     malformed, DirectoryError where no ZooKeeper answers. Source: 0.10 documentation, "zookeeper.connect".
     """
 
-    def __init__(self, connect: str, session_timeout: float = 6.0) -> None:
+    def __init__(self, connect: str, session_timeout: float = SESSION_SECONDS) -> None:
         from kazoo import exceptions
         from kazoo.client import KazooClient
         from kazoo.handlers.threading import KazooTimeoutError
@@ -57,6 +76,12 @@ class ZooKeeperTree:
             exceptions.OperationTimeoutError,
             KazooTimeoutError,
         )
+        self._told = (
+            exceptions.NoNodeError,
+            exceptions.NodeExistsError,
+            exceptions.NotEmptyError,
+            exceptions.BadVersionError,
+        )
         self._event_none = EventType.NONE
         self._attempt_seconds = session_timeout
         self._operation_seconds = 2 * session_timeout
@@ -66,6 +91,8 @@ class ZooKeeperTree:
         self._ephemeral_lock = threading.Lock()
         self._ephemerals: dict[str, bytes] = {}
         self._watches: dict[str, list[Callable[[], None]]] = {}
+        #: By path that is watched with values: the children whose values are being watched.
+        self._value_watches: dict[str, set[str]] = {}
         self._watchers: dict[str, partial[None]] = {}
         self._watch_lock = threading.Lock()
         self._events: SimpleQueue[str | type[_Reconnected] | None] = SimpleQueue()
@@ -101,6 +128,25 @@ class ZooKeeperTree:
             return None
         return value or b""  # Kafka makes parents with null
 
+    def get_many(self, paths: Sequence[str]) -> list[bytes | None]:
+        values: list[bytes | None] = []
+        for first in range(0, len(paths), _MAX_PENDING):
+            chunk = paths[first : first + _MAX_PENDING]
+            for answer in self._gather(chunk[0], [self._real(path) for path in chunk]):
+                values.append(None if answer is None else answer[0] or b"")
+        return values
+
+    def _gather(self, path: str, reals: list[str], watches: Sequence[Callable[[Any], None]] = ()) -> list[Any]:
+        """What ZooKeeper answers to a get of each; None where there is no node, which leaves no watch."""
+        callbacks: Sequence[Callable[[Any], None] | None] = watches if watches else [None] * len(reals)
+
+        def start() -> _Gathered:
+            pending = [self._client.get_async(real, watch) for real, watch in zip(reals, callbacks, strict=True)]
+            return _Gathered(pending, self._errors.NoNodeError)
+
+        answers: list[Any] = self._call(path, start)
+        return answers
+
     def put(self, path: str, value: bytes) -> None:
         inner_components(path)
         with self._ephemeral_lock:
@@ -124,6 +170,25 @@ class ZooKeeperTree:
                 return
             except self._errors.NodeExistsError:
                 pass  # made by another meanwhile
+
+    def swap(self, path: str, old: bytes, value: bytes) -> bool:
+        inner_components(path)
+        real = self._real(path)
+        attempts = 0
+        while True:
+            try:
+                current, stat = self._call(path, lambda: self._client.get_async(real))
+                if attempts and current == value:
+                    return True  # the answer to an earlier attempt was what was lost
+                if (current or b"") != old:
+                    return False
+                attempts += 1
+                self._call(path, partial(self._client.set_async, real, value, stat.version))
+                return True
+            except self._errors.NoNodeError:
+                return False
+            except self._errors.BadVersionError:
+                pass
 
     def create(self, path: str, value: bytes, ephemeral: bool = False) -> None:
         inner_components(path)
@@ -191,9 +256,11 @@ class ZooKeeperTree:
         except self._errors.NoNodeError:
             return []
 
-    def watch(self, path: str, callback: Callable[[], None]) -> None:
+    def watch(self, path: str, callback: Callable[[], None], values: bool = False) -> None:
         self._real(path)
         with self._watch_lock:
+            if values:
+                self._value_watches.setdefault(path, set())
             callbacks = self._watches.setdefault(path, [])
             callbacks.append(callback)
         try:
@@ -227,7 +294,7 @@ class ZooKeeperTree:
     def _call(self, path: str, start: Start) -> Any:
         """The result of what `start` starts; tried again while the connection is lost.
 
-        Of kazoo's exceptions only those pass that tell of nodes which are there, or not, or not empty.
+        Of kazoo's exceptions only those pass that tell of nodes which are there, or not, or not empty, or changed.
         (kazoo's own retries would wait forever: a request that is queued without a connection has no
         timeout.)
         """
@@ -238,7 +305,7 @@ class ZooKeeperTree:
                 if self._closed:
                     raise DirectoryError(f"{path}: the tree in ZooKeeper {self._connect} is closed")
                 return start().get(timeout=max(0.0, min(left, self._attempt_seconds)))
-            except (self._errors.NoNodeError, self._errors.NodeExistsError, self._errors.NotEmptyError):
+            except self._told:
                 raise
             except self._lost as error:
                 if left <= _RETRY_SECONDS:
@@ -262,11 +329,32 @@ class ZooKeeperTree:
         changed = self._watchers.setdefault(path, partial(self._on_event, path))
         while True:
             try:
-                self._call(path, lambda: self._client.get_children_async(real, watch=changed))
-                return
+                names = self._call(path, lambda: self._client.get_children_async(real, watch=changed))
+                break
             except self._errors.NoNodeError:
                 if self._call(path, lambda: self._client.exists_async(real, watch=changed)) is None:
                     return
+        if path in self._value_watches:
+            self._watch_values(path, names)
+
+    def _watch_values(self, path: str, names: list[str]) -> None:
+        watched = self._value_watches[path]
+        real = self._real(path).rstrip("/")
+        new = [name for name in names if name not in watched]
+        for first in range(0, len(new), _MAX_PENDING):
+            chunk = new[first : first + _MAX_PENDING]
+            watched.update(chunk)  # first: the event may come before the answer
+            callbacks = [partial(self._on_value, path, name) for name in chunk]
+            try:
+                answers = self._gather(path, [f"{real}/{name}" for name in chunk], callbacks)
+            except DirectoryError:
+                watched.difference_update(chunk)
+                raise
+            watched.difference_update(name for name, answer in zip(chunk, answers, strict=True) if answer is None)
+
+    def _on_value(self, path: str, name: str, event: Any) -> None:
+        self._value_watches[path].discard(name)
+        self._on_event(path, event)
 
     def _on_event(self, path: str, event: Any) -> None:
         if event.type != self._event_none:  # NONE: the connection is lost; `_on_state` is told when it is back
@@ -290,6 +378,8 @@ class ZooKeeperTree:
                     self._restore()
                     with self._watch_lock:
                         paths = list(self._watches)
+                        for watched in self._value_watches.values():
+                            watched.clear()  # they ended with the connection
                 # First the watch, then the callback: a change after the callback has looked makes an event.
                 for path in paths:
                     self._set_watch(path)
@@ -309,7 +399,10 @@ class ZooKeeperTree:
             for path, value in list(self._ephemerals.items()):
                 real = self._real(path)
                 try:
-                    self._call(path, partial(self._create_async, real, value, True))
+                    self._call(path, partial(self._client.create_async, real, value, ephemeral=True))
+                except self._errors.NoNodeError:
+                    del self._ephemerals[path]
+                    _log.warning("%s is not made again: its parent has been deleted since", path)
                 except self._errors.NodeExistsError:
                     if not self._is_ours(path):
                         del self._ephemerals[path]

@@ -104,7 +104,9 @@ class PartitionLog:
         files.make_folder(directory)
         if overrides:
             write_overrides(files, directory, overrides)
-        self.config = replace(config, **read_overrides(files, directory))
+        self._defaults = config
+        self._overrides = read_overrides(files, directory)
+        self.config = replace(config, **self._overrides)
         self.topic_id = topic_id_of(files, directory, topic_id)
         opened = open_segments(
             files,
@@ -144,6 +146,22 @@ class PartitionLog:
     def size(self) -> int:
         """Bytes of all .log files."""
         return sum(segment.size for segment in self._segments)
+
+    @property
+    def overrides(self) -> Mapping[str, Any]:
+        """The topic's own values of `LogConfig`."""
+        return self._overrides
+
+    def set_overrides(self, overrides: Mapping[str, Any]) -> None:
+        """Take these for the topic's own values of `LogConfig`, from now on and at later starts; OSError.
+
+        What is about segments holds from the next one on; what retention deletes is looked at in its time.
+        """
+        if overrides == self._overrides:
+            return
+        config = replace(self._defaults, **overrides)
+        write_overrides(self.files, self.directory, overrides)
+        self._overrides, self.config = dict(overrides), config
 
     def append(self, records: memoryview) -> Appended:
         """Append whole batches, assigning their offsets (in place where it can be; `records` must be writable).

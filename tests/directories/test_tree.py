@@ -235,6 +235,46 @@ class TestContract:
             change()
             assert calls.acquire(timeout=SECONDS)
 
+    def test_a_watch_of_values(self, kind: str, tree: Tree, open_another: Open) -> None:
+        if kind == "arrow-mock":
+            pytest.skip("its clock stands still")
+        calls = threading.Semaphore(0)
+        other = open_another()
+        other.put("/w/a", b"1")
+        tree.watch("/w", calls.release, values=True)
+        time.sleep(0.05)  # file systems with coarse clocks
+        for change in (
+            lambda: other.put("/w/a", b"2"),
+            lambda: other.put("/w/a", b"3"),
+            lambda: other.swap("/w/a", b"3", b"44"),
+            lambda: other.put("/w/b", b"1"),
+            lambda: other.put("/w/b", b"22"),
+            lambda: other.delete("/w/a"),
+            lambda: other.put("/w/a", b"5"),
+            lambda: other.put("/w/a", b"66"),
+        ):
+            while calls.acquire(timeout=0.3):
+                pass
+            change()
+            assert calls.acquire(timeout=SECONDS)
+
+    def test_swap(self, tree: Tree, open_another: Open) -> None:
+        assert not tree.swap("/s/a", b"", b"1")
+        assert tree.get("/s/a") is None
+        open_another().put("/s/a/below", b"")
+        assert not tree.swap("/s/a", b"0", b"1")
+        assert tree.swap("/s/a", b"", b"1")
+        assert not tree.swap("/s/a", b"", b"2")
+        assert tree.swap("/s/a", b"1", b"2")
+        assert (tree.get("/s/a"), tree.children("/s/a")) == (b"2", ["below"])
+
+    def test_get_many(self, tree: Tree) -> None:
+        for number in range(300):
+            tree.put(f"/many/{number}", b"%d" % number)
+        wanted = [f"/many/{number}" for number in (*range(300), 1000, 7)]
+        assert tree.get_many(wanted) == [*(b"%d" % number for number in range(300)), None, b"7"]
+        assert tree.get_many([]) == []
+
     def test_a_watch_that_fails_goes_on(self, tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
         calls = threading.Semaphore(0)
 

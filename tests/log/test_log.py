@@ -408,6 +408,30 @@ def test_a_directory_belongs_to_one_broker_of_one_cluster(tmp_path: Path) -> Non
     directory.close()
 
 
+def test_settings_change_while_a_log_runs(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path, 0, LogConfig(segment_bytes=10_000, retention_ms=-1))
+    log = directory.create("t", 0, overrides={"segment_bytes": 5000})
+    batch = bytes(make_batch([(None, b"v" * 1000)], [1]))
+    for _ in range(4):
+        log.append(memoryview(bytearray(batch)))
+    assert len(log.segments) == 1
+    log.set_overrides({"max_message_bytes": 100, "segment_bytes": 1500})
+    assert (log.config.segment_bytes, log.config.max_message_bytes, log.config.retention_ms) == (1500, 100, -1)
+    with pytest.raises(BatchTooLarge):
+        log.append(memoryview(bytearray(batch)))
+    log.set_overrides({"segment_bytes": 1500})  # what is not named is the broker's again
+    for _ in range(3):
+        log.append(memoryview(bytearray(batch)))
+    assert len(log.segments) == 4
+    directory.close()
+    directory = LogDirectory(tmp_path, 0, LogConfig(segment_bytes=10_000))
+    log = directory.logs["t", 0]
+    assert (log.config.segment_bytes, log.overrides) == (1500, {"segment_bytes": 1500})
+    log.set_overrides({})
+    assert (log.config, log.end_offset) == (LogConfig(segment_bytes=10_000), 7)
+    directory.close()
+
+
 def test_logs_come_and_go(tmp_path: Path) -> None:
     directory = LogDirectory(tmp_path, 0, LogConfig())
     kept = directory.create("kept", 1, overrides={"segment_bytes": 5000})
