@@ -21,6 +21,8 @@ from spark_klog.log.directory import LogDirectory
 from spark_klog.log.partition_log import PartitionLog, check_topic_name
 
 _log = logging.getLogger(__name__)
+#: The client does not say which leader epoch it knows.
+ANY_EPOCH = -1
 
 
 @dataclass(frozen=True)
@@ -156,11 +158,30 @@ class Broker:
         self.offsets.forget_topic(name)
         self._overrides.pop(name, None)
 
-    async def leader_log(self, topic: str, partition: int) -> PartitionLog | ErrorCode:
-        """The log of a partition that this broker leads, or why it can't serve it."""
+    async def topic(self, name: str) -> Topic | None:
+        """The topic of that name; the tree is asked where none is known."""
+        if name not in self.registry.topics:
+            await self.refresh()
+        return self.registry.topics.get(name)
+
+    async def topic_by_id(self, topic_id: UUID) -> Topic | None:
+        """The same by topic id."""
+        if topic_id not in self.registry.names:
+            await self.refresh()
+        name = self.registry.names.get(topic_id)
+        return None if name is None else self.registry.topics.get(name)
+
+    async def leader_log(self, topic: str, partition: int, epoch: int = ANY_EPOCH) -> PartitionLog | ErrorCode:
+        """The log of a partition that this broker leads, or why it can't serve it.
+
+        `epoch` is the leader epoch that the client knows (KIP-320).
+        """
         log = self.logs.get(topic, partition)
         if log is not None and self.registry.leads(topic, partition):
-            return log
+            if epoch == ANY_EPOCH or epoch == log.leader_epoch:
+                return log
+            is_older = epoch < log.leader_epoch
+            return ErrorCode.FENCED_LEADER_EPOCH if is_older else ErrorCode.UNKNOWN_LEADER_EPOCH
         if self.registry.leads(topic, partition) is None:
             await self.refresh()
         leads = self.registry.leads(topic, partition)

@@ -91,3 +91,11 @@ def parse_listen(text: str) -> tuple[str, int]:
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{text!r} is not HOST:PORT")
     return host.strip("[]"), int(port)
+
+
+def broker_setting_values(config: BrokerConfig) -> dict[str, Any]:
+    """The settings of a broker by Kafka's names."""
+    values = {name: getattr(config, attribute) for name, (attribute, _) in _BROKER_SETTINGS.items()}
+    return values | {
+        name: getattr(config.log, item.attribute) for name, item in BROKER_LOG_SETTINGS.items() if item.topic
+    }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from spark_klog.errors import ConfigError
-from spark_klog.log.config import COMPACT, CREATE_TIME, DELETE, LOG_APPEND_TIME
+from spark_klog.log.config import COMPACT, CREATE_TIME, DELETE, LOG_APPEND_TIME, LogConfig
 
 _log = logging.getLogger(__name__)
 _HOUR_MS, _MINUTE_MS = 3_600_000, 60_000
@@ -76,6 +76,20 @@ _LONGER_UNITS = (
     _Setting("segment_ms", "", "log.roll.hours", _number(1, _HOUR_MS)),
 )
 _TOPIC = {item.topic: item for item in _SETTINGS}
+#: Topic settings of Kafka that make no difference where there is no replication, and their values then.
+_WITHOUT_EFFECT = {
+    "compression.type": "producer",
+    "follower.replication.throttled.replicas": "",
+    "leader.replication.throttled.replicas": "",
+    "message.downconversion.enable": "true",
+    "message.format.version": "3.0-IV1",
+    "min.insync.replicas": "1",
+    "preallocate": "false",
+    "segment.jitter.ms": "0",
+    "unclean.leader.election.enable": "false",
+}
+#: Of these no other value is taken: it would be expected to have its effect.
+_FIXED = ("compression.type", "message.downconversion.enable", "preallocate")
 #: Where there are several units for one value the last one counts, as with Kafka the smallest.
 BROKER_LOG_SETTINGS = {item.broker: item for item in (*reversed(_LONGER_UNITS), *_SETTINGS)}
 
@@ -97,6 +111,10 @@ def topic_settings(settings: Mapping[str, str]) -> dict[str, Any]:
     """`LogConfig` arguments of a topic's settings; `ConfigError` for an unknown name or a bad value."""
     result = {}
     for name, text in settings.items():
+        if name in _WITHOUT_EFFECT:
+            if name in _FIXED and text != _WITHOUT_EFFECT[name]:
+                raise ConfigError(f"setting {name}={text}: only {_WITHOUT_EFFECT[name]} is served")
+            continue
         if name not in _TOPIC:
             raise ConfigError(f"unknown topic setting {name!r}; known are {', '.join(sorted(_TOPIC))}")
         result[_TOPIC[name].attribute] = _value(name, _TOPIC[name], text)
@@ -120,3 +138,14 @@ def known_topic_settings(topic: str, settings: Mapping[str, str]) -> dict[str, A
 def topic_settings_of(overrides: Mapping[str, Any]) -> dict[str, str]:
     """The settings that `topic_settings` makes these `LogConfig` arguments of."""
     return {item.topic: str(overrides[item.attribute]) for item in _SETTINGS if item.attribute in overrides}
+
+
+def is_list(name: str) -> bool:
+    """Whether a topic setting's value is a list, so that entries can be added and taken away."""
+    return name == "cleanup.policy" or name.endswith(".replicas")
+
+
+def setting_texts(config: LogConfig) -> dict[str, tuple[str, Any]]:
+    """All topic settings: name to (text, value), as a log with that `LogConfig` has them."""
+    values = {item.topic: getattr(config, item.attribute) for item in _SETTINGS}
+    return {name: (str(value), value) for name, value in sorted((_WITHOUT_EFFECT | values).items())}

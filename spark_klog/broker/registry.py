@@ -74,6 +74,8 @@ class Registry:
         self._session_seconds = session_seconds
         self.brokers: dict[int, tuple[str, int]] = {}
         self.topics: dict[str, Topic] = {}
+        #: By topic id.
+        self.names: dict[UUID, str] = {}
         self.nameless: dict[str, Nameless] = {}
         #: Who has entered itself as the controller.
         self.controller: int | None = None
@@ -189,6 +191,7 @@ class Registry:
             if topic is not None:
                 topics[name] = topic
         self.brokers, self.topics, self.nameless = brokers, topics, nameless
+        self.names = {topic.topic_id: name for name, topic in topics.items()}
 
     def _values(self, path: str) -> list[tuple[str, bytes]]:
         names = self._tree.children(path)

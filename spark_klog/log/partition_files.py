@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import re
 from collections.abc import Mapping
 from itertools import pairwise
@@ -18,6 +19,8 @@ from uuid import UUID, uuid4
 
 from spark_klog.errors import DecodeError, LogCorrupted
 from spark_klog.log.file_system import FileSystem
+
+_log = logging.getLogger(__name__)
 
 PARTITION_METADATA = "partition.metadata"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
@@ -44,7 +47,11 @@ def _topic_id(path: Path, content: bytes) -> UUID:
 
 def read_leader_epochs(path: Path) -> list[tuple[int, int]]:
     """(epoch, start offset) of a leader-epoch-checkpoint; `DecodeError` where it is not as above; OSError."""
-    lines = path.read_bytes().split(b"\n")
+    return _leader_epochs(path, path.read_bytes())
+
+
+def _leader_epochs(path: Path, content: bytes) -> list[tuple[int, int]]:
+    lines = content.split(b"\n")
     epochs = [(int(match[1]), int(match[2])) for line in lines[2:-1] if (match := _EPOCH.fullmatch(line))]
     if lines != [b"0", str(len(epochs)).encode(), *(b"%d %d" % entry for entry in epochs), b""]:
         raise DecodeError(f"{path} is no leader epoch checkpoint of version 0")
@@ -87,6 +94,18 @@ def read_overrides(files: FileSystem, folder: Path) -> dict[str, Any]:
 def write_overrides(files: FileSystem, folder: Path, overrides: Mapping[str, Any]) -> None:
     """Keep the topic's own values of `LogConfig`; OSError."""
     files.replace(folder / _OVERRIDES, json.dumps(dict(overrides)).encode())
+
+
+def leader_epochs_of(files: FileSystem, folder: Path) -> list[tuple[int, int]]:
+    """(epoch, start offset) that the folder has; none where it has none yet, or where the file is damaged."""
+    path = folder / LEADER_EPOCHS
+    try:
+        return _leader_epochs(path, files.read(path))
+    except FileNotFoundError:
+        return []
+    except DecodeError as error:
+        _log.warning("%s: the epochs of before are not known", error)
+        return []
 
 
 def write_leader_epochs(files: FileSystem, folder: Path, epoch: int, start_offset: int) -> None:

@@ -25,7 +25,13 @@ from uuid import UUID, uuid4
 from spark_klog.errors import ConfigError, DecodeError, OffsetOutOfRange
 from spark_klog.log.config import LOG_APPEND_TIME, LogConfig
 from spark_klog.log.file_system import FileInfo, FileSystem, LocalFileSystem
-from spark_klog.log.partition_files import read_overrides, topic_id_of, write_leader_epochs, write_overrides
+from spark_klog.log.partition_files import (
+    leader_epochs_of,
+    read_overrides,
+    topic_id_of,
+    write_leader_epochs,
+    write_overrides,
+)
 from spark_klog.log.producer_state import SNAPSHOT
 from spark_klog.log.recovery import DELETED, open_segments
 from spark_klog.log.retention import SegmentFacts, expired
@@ -40,7 +46,9 @@ from spark_klog.records.contract import BatchRun, IndexState
 
 _log = logging.getLogger(__name__)
 _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-_LEADER_EPOCH = 0
+#: Without replication a leader stays one for ever: a log goes on with the last epoch that it has.
+_FIRST_EPOCH = 0
+_NONE = -1
 _PRODUCER_EXPIRATION_MS = 24 * 3600 * 1000
 _LOCAL = LocalFileSystem()
 
@@ -118,6 +126,7 @@ class PartitionLog:
             now_ms=now_ms(),
         )
         self._segments, self.end_offset, self.producers = opened
+        self._epochs = leader_epochs_of(files, directory)
         self.start_offset = min(max(start_offset, self._segments[0].base_offset), self.end_offset)
         #: What lies before it is on the disk.
         self.recovery_point = min(recovery_point, self.end_offset)
@@ -141,6 +150,23 @@ class PartitionLog:
         """The end of what read_committed consumers may read: where the oldest open transaction begins."""
         unstable = self.producers.first_unstable_offset
         return self.high_watermark if unstable is None else min(unstable, self.high_watermark)
+
+    @property
+    def leader_epoch(self) -> int:
+        """The epoch that batches are appended with."""
+        return self._epochs[-1][0] if self._epochs else _FIRST_EPOCH
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        """(the largest epoch not above `epoch`, the offset after its last record), -1 where that is not known.
+
+        As Kafka answers OffsetForLeaderEpoch (KIP-101, KIP-279).
+        """
+        if epoch == self.leader_epoch:
+            return epoch, self.end_offset
+        after = bisect_right(self._epochs, epoch, key=lambda entry: entry[0])
+        if epoch < 0 or after == len(self._epochs):
+            return _NONE, _NONE
+        return (self._epochs[after - 1][0] if after else epoch), self._epochs[after][1]
 
     @property
     def size(self) -> int:
@@ -183,7 +209,8 @@ class PartitionLog:
             self._roll()
             run = _run_of(data, self._segments[-1])
         if not self._segments[0].size:
-            write_leader_epochs(self.files, self.directory, _LEADER_EPOCH, first)
+            write_leader_epochs(self.files, self.directory, self.leader_epoch, first)
+            self._epochs = [(self.leader_epoch, first)]
         active = self._segments[-1]
         active.append(data, run)
         self.end_offset = run.next_offset
@@ -196,12 +223,14 @@ class PartitionLog:
         active, config = self._segments[-1], self.config
         is_append_time = config.message_timestamp_type == LOG_APPEND_TIME
         if not is_append_time and len(records):
-            run = self._kernel.scan_batches(records, 0, active.state, active.target(), self.end_offset, _LEADER_EPOCH)
+            run = self._kernel.scan_batches(
+                records, 0, active.state, active.target(), self.end_offset, self.leader_epoch
+            )
             if run.end == len(records):
                 return records, run
         append_time = self._now_ms() if is_append_time else None
         try:
-            assigned = assign_offsets(records, self.end_offset, leader_epoch=_LEADER_EPOCH, append_time=append_time)
+            assigned = assign_offsets(records, self.end_offset, leader_epoch=self.leader_epoch, append_time=append_time)
         except DecodeError as error:
             raise type(error)(f"produced to {self.directory.name}: {error}") from None
         return assigned.data, _run_of(assigned.data, active)

@@ -6,15 +6,23 @@ from collections.abc import Awaitable, Callable
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.handlers import (
+    alter_configs,
     api_versions,
+    create_partitions,
     create_topics,
+    delete_records,
     delete_topics,
+    describe_cluster,
+    describe_configs,
+    describe_log_dirs,
+    describe_topic_partitions,
     fetch,
     find_coordinator,
     list_offsets,
     metadata,
     offset_commit,
     offset_fetch,
+    offset_for_leader_epoch,
     produce,
 )
 from spark_klog.protocol import apis
@@ -33,4 +41,13 @@ HANDLERS: dict[int, Handler] = {
     apis.API_VERSIONS.key: api_versions.handle,
     apis.CREATE_TOPICS.key: create_topics.handle,
     apis.DELETE_TOPICS.key: delete_topics.handle,
+    apis.DELETE_RECORDS.key: delete_records.handle,
+    apis.OFFSET_FOR_LEADER_EPOCH.key: offset_for_leader_epoch.handle,
+    apis.DESCRIBE_CONFIGS.key: describe_configs.handle,
+    apis.ALTER_CONFIGS.key: alter_configs.handle,
+    apis.DESCRIBE_LOG_DIRS.key: describe_log_dirs.handle,
+    apis.CREATE_PARTITIONS.key: create_partitions.handle,
+    apis.INCREMENTAL_ALTER_CONFIGS.key: alter_configs.handle_incremental,
+    apis.DESCRIBE_CLUSTER.key: describe_cluster.handle,
+    apis.DESCRIBE_TOPIC_PARTITIONS.key: describe_topic_partitions.handle,
 }

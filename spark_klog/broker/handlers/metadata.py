@@ -1,27 +1,22 @@
-"""Metadata v0-12: brokers, and the leaders of the topics asked for.
+"""Metadata v0-13: brokers, and the leaders of the topics asked for.
 
-Topics that do not exist are made where both the broker (auto.create.topics.enable) and the request allow it. Since
-there is no replication, replicas and in-sync replicas are the leader.
+Topics that do not exist are made where both the broker (auto.create.topics.enable) and the request allow it.
 """
 
 from __future__ import annotations
 
 from typing import Any
-from uuid import UUID
 
 from spark_klog.broker.broker import Broker, Request, TopicExists
-from spark_klog.broker.offset_manager import INTERNAL_TOPICS
-from spark_klog.broker.registry import NO_LEADER, Topic
+from spark_klog.broker.described_topics import missing_topic, topic_message
 from spark_klog.errors import ConfigError, ErrorCode
 from spark_klog.protocol.codec import Message
-
-_NO_ID = UUID(int=0)
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     wanted = message["topics"]
     if wanted is None or (request.version == 0 and not wanted):
-        topics = [_topic(broker, topic) for _, topic in sorted(broker.registry.topics.items())]
+        topics = [topic_message(broker, topic) for _, topic in sorted(broker.registry.topics.items())]
     else:
         topics = [await _asked(broker, entry, message["allow_auto_topic_creation"]) for entry in wanted]
     return {
@@ -38,48 +33,17 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 async def _asked(broker: Broker, entry: dict[str, Any], may_create: bool) -> Message:
     name, topic_id = entry["name"], entry["topic_id"]
     if name is None:
-        for topic in broker.registry.topics.values():
-            if topic.topic_id == topic_id:
-                return _topic(broker, topic)
-        return _missing(None, topic_id, ErrorCode.UNKNOWN_TOPIC_ID)
-    if name not in broker.registry.topics:
-        await broker.refresh()
-    if name not in broker.registry.topics:
+        topic = await broker.topic_by_id(topic_id)
+        if topic is None:
+            return missing_topic(None, topic_id, ErrorCode.UNKNOWN_TOPIC_ID)
+        return topic_message(broker, topic)
+    if await broker.topic(name) is None:
         if not (may_create and broker.config.auto_create_topics):
-            return _missing(name, _NO_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            return missing_topic(name, None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         try:
             await broker.create_topic(name, broker.config.num_partitions)
         except TopicExists:
             await broker.refresh()
         except ConfigError:
-            return _missing(name, _NO_ID, ErrorCode.INVALID_TOPIC_EXCEPTION)
-    return _topic(broker, broker.registry.topics[name])
-
-
-def _missing(name: str | None, topic_id: UUID, code: ErrorCode) -> Message:
-    return {"error_code": code, "name": name, "topic_id": topic_id}
-
-
-def _topic(broker: Broker, topic: Topic) -> Message:
-    partitions = []
-    for partition, replicas in sorted(topic.assignment.items()):
-        leader = broker.registry.leader(topic, partition)
-        alive = leader != NO_LEADER
-        partitions.append(
-            {
-                "error_code": ErrorCode.NONE if alive else ErrorCode.LEADER_NOT_AVAILABLE,
-                "partition_index": partition,
-                "leader_id": leader,
-                "leader_epoch": 0,
-                "replica_nodes": replicas,
-                "isr_nodes": replicas if alive else [],
-                "offline_replicas": [] if alive else replicas,
-            }
-        )
-    return {
-        "error_code": ErrorCode.NONE,
-        "name": topic.name,
-        "topic_id": topic.topic_id,
-        "is_internal": topic.name in INTERNAL_TOPICS,
-        "partitions": partitions,
-    }
+            return missing_topic(name, None, ErrorCode.INVALID_TOPIC_EXCEPTION)
+    return topic_message(broker, broker.registry.topics[name])

@@ -1,0 +1,31 @@
+"""CreatePartitions v0-3 (KIP-195): more partitions for topics that are there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.registry import InvalidAssignment, InvalidPartitions, UnknownTopic
+from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
+from spark_klog.protocol.codec import Message
+
+_CODES: dict[type[Exception], ErrorCode] = {
+    UnknownTopic: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    InvalidPartitions: ErrorCode.INVALID_PARTITIONS,
+    InvalidAssignment: ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+}
+
+
+async def handle(broker: Broker, request: Request, message: Message) -> Message:
+    return {"results": [await _grow(broker, entry, message["validate_only"]) for entry in message["topics"]]}
+
+
+async def _grow(broker: Broker, entry: dict[str, Any], validate_only: bool) -> Message:
+    name, assignments = entry["name"], entry["assignments"]
+    chosen = None if assignments is None else [item["broker_ids"] for item in assignments]
+    try:
+        await broker.create_partitions(name, entry["count"], chosen, validate_only=validate_only)
+    except (ConfigError, DirectoryError) as error:
+        code = _CODES.get(type(error), ErrorCode.UNKNOWN_SERVER_ERROR)
+        return {"name": name, "error_code": code, "error_message": str(error)}
+    return {"name": name, "error_code": ErrorCode.NONE}

@@ -1,0 +1,28 @@
+"""DescribeLogDirs v1-4 (KIP-113): the data directory, the bytes of each log in it, and of the disk."""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.errors import ErrorCode
+from spark_klog.protocol.codec import Message
+
+
+def handle(broker: Broker, request: Request, message: Message) -> Message:
+    wanted = message["topics"]
+    chosen = None if wanted is None else {topic["topic"]: set(topic["partitions"]) for topic in wanted}
+    topics: dict[str, list[Message]] = defaultdict(list)
+    for (topic, partition), log in sorted(broker.logs.logs.items()):
+        if chosen is None or partition in chosen.get(topic, ()):
+            topics[topic].append({"partition_index": partition, "partition_size": log.size, "offset_lag": 0})
+    disk = shutil.disk_usage(broker.logs.path)
+    result = {
+        "error_code": ErrorCode.NONE,
+        "log_dir": str(broker.logs.path.absolute()),
+        "topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()],
+        "total_bytes": disk.total,
+        "usable_bytes": disk.free,
+    }
+    return {"results": [result]}

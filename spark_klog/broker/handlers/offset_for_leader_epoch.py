@@ -1,0 +1,26 @@
+"""OffsetForLeaderEpoch v0-4 (KIP-101, KIP-320): where a leader's epoch ended, for consumers to find truncation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.errors import ErrorCode
+from spark_klog.protocol.codec import Message
+
+
+async def handle(broker: Broker, request: Request, message: Message) -> Message:
+    topics = []
+    for topic in message["topics"]:
+        partitions = [await _find(broker, topic["topic"], entry) for entry in topic["partitions"]]
+        topics.append({"topic": topic["topic"], "partitions": partitions})
+    return {"topics": topics}
+
+
+async def _find(broker: Broker, topic: str, entry: dict[str, Any]) -> Message:
+    index = entry["partition"]
+    log = await broker.leader_log(topic, index, entry["current_leader_epoch"])
+    if isinstance(log, ErrorCode):
+        return {"partition": index, "error_code": log}
+    epoch, end = log.end_of_epoch(entry["leader_epoch"])
+    return {"partition": index, "error_code": ErrorCode.NONE, "leader_epoch": epoch, "end_offset": end}
