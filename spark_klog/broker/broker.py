@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -12,7 +13,11 @@ from spark_klog.broker.log_settings import topic_settings
 from spark_klog.broker.offset_manager import OFFSETS_TOPIC, OffsetManager, partition_for
 from spark_klog.broker.purgatory import Purgatory
 from spark_klog.broker.registry import Registry
+from spark_klog.broker.security.authorizer import Authorizer
+from spark_klog.broker.security.session import Session
+from spark_klog.broker.security.users import Users
 from spark_klog.directories.memory import MemoryTree
+from spark_klog.directories.paths import Endpoint
 from spark_klog.directories.tree import Tree, open_tree
 from spark_klog.errors import ConfigError, ErrorCode
 from spark_klog.log.directory import LogDirectory
@@ -28,7 +33,12 @@ class Request:
 
     version: int
     client_id: str | None
-    peer: str
+    session: Session
+
+    @property
+    def peer(self) -> str:
+        """The client's address, and its user where there is one: for the log."""
+        return self.session.peer
 
 
 class TopicExists(ConfigError):
@@ -40,6 +50,8 @@ class Broker:
 
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
+        self.users = Users(config.security.users_file)
+        self.authorizer = Authorizer(self.users)
         self.logs = LogDirectory(config.data_dir, config.broker_id, config.log)
         # One change of the tree, or reading of it, at a time: an older view must never replace a newer one.
         self._tree_lock = asyncio.Lock()
@@ -62,11 +74,11 @@ class Broker:
         assert self.logs.cluster_id is not None
         return self.logs.cluster_id
 
-    def start(self, host: str, port: int) -> None:
-        """Take part in the cluster at this address; blocks while the tree answers."""
+    def start(self, endpoints: Sequence[Endpoint]) -> None:
+        """Take part in the cluster at these addresses; blocks while the tree answers."""
         if self.config.directories is None:
             self._register_own_logs()
-        self.registry.register(host, port)
+        self.registry.register(endpoints)
         self.registry.refresh()
         self._adopt()
         for (topic, _), log in self.logs.logs.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 
@@ -41,7 +41,7 @@ class Registry:
     def __init__(self, tree: Tree, broker_id: int) -> None:
         self._tree = tree
         self.broker_id = broker_id
-        self.brokers: dict[int, tuple[str, int]] = {}
+        self.brokers: dict[int, list[paths.Endpoint]] = {}
         self.topics: dict[str, Topic] = {}
         self._registered = False
 
@@ -58,22 +58,26 @@ class Registry:
         assert found is not None
         return paths.parse_cluster_id(found)
 
-    def register(self, host: str, port: int) -> None:
+    def register(self, endpoints: Sequence[paths.Endpoint]) -> None:
         """Enter this broker, for as long as it lives.
 
         `ConfigError` where another one has its id. An entry with this very address is what an earlier life left
         behind, since the port is bound by us now: it is replaced.
         """
         path = paths.broker_id_path(self.broker_id)
-        payload = paths.broker_payload(host, port, time.time_ns() // 1_000_000)
+        payload = paths.broker_payload(endpoints, time.time_ns() // 1_000_000)
         there = self._tree.get(path)
-        if there is not None and paths.parse_broker(there) == (host, port):
+        ours = {(one.host, one.port) for one in endpoints}
+        if there is not None and any((one.host, one.port) in ours for one in paths.parse_broker(there)):
             self._tree.delete(path)
         try:
             self._tree.create(path, payload, ephemeral=True)
         except NodeExists:
             other = self._tree.get(path)
-            where = ":".join(map(str, paths.parse_broker(other))) if other else "another address"
+            where = "another address"
+            if other:
+                first = paths.parse_broker(other)[0]
+                where = paths.host_and_port(first.host, first.port)
             raise ConfigError(
                 f"broker id {self.broker_id} is registered by a broker at {where}; choose another --broker-id"
             ) from None
@@ -106,6 +110,15 @@ class Registry:
             elif value is not None and name in self.topics:
                 topics[name] = self.topics[name]
         self.brokers, self.topics = brokers, topics
+
+    def addresses(self, listener: str) -> dict[int, tuple[str, int]]:
+        """Host and port by broker id, as clients of that listener reach them; brokers without it are left out."""
+        return {
+            broker_id: (endpoint.host, endpoint.port)
+            for broker_id, endpoints in sorted(self.brokers.items())
+            for endpoint in endpoints
+            if endpoint.listener == listener
+        }
 
     def leader(self, topic: Topic, partition: int) -> int:
         """The leader's broker id, NO_LEADER where that broker is not there."""

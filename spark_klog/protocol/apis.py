@@ -8,6 +8,7 @@ from spark_klog.protocol.tables.fetch import FETCH
 from spark_klog.protocol.tables.list_offsets import LIST_OFFSETS
 from spark_klog.protocol.tables.metadata import API_VERSIONS, METADATA
 from spark_klog.protocol.tables.produce import PRODUCE
+from spark_klog.protocol.tables.sasl import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from spark_klog.protocol.tables.topics import CREATE_TOPICS, DELETE_TOPICS
 
 __all__ = [
@@ -22,6 +23,8 @@ __all__ = [
     "OFFSET_COMMIT",
     "OFFSET_FETCH",
     "PRODUCE",
+    "SASL_AUTHENTICATE",
+    "SASL_HANDSHAKE",
 ]
 
 BY_KEY: dict[int, Api] = {
@@ -37,5 +40,7 @@ BY_KEY: dict[int, Api] = {
         API_VERSIONS,
         CREATE_TOPICS,
         DELETE_TOPICS,
+        SASL_HANDSHAKE,
+        SASL_AUTHENTICATE,
     )
 }

@@ -16,6 +16,8 @@ from spark_klog.broker.handlers import (
     offset_commit,
     offset_fetch,
     produce,
+    sasl_authenticate,
+    sasl_handshake,
 )
 from spark_klog.protocol import apis
 from spark_klog.protocol.codec import Message
@@ -33,4 +35,6 @@ HANDLERS: dict[int, Handler] = {
     apis.API_VERSIONS.key: api_versions.handle,
     apis.CREATE_TOPICS.key: create_topics.handle,
     apis.DELETE_TOPICS.key: delete_topics.handle,
+    apis.SASL_HANDSHAKE.key: sasl_handshake.handle,
+    apis.SASL_AUTHENTICATE.key: sasl_authenticate.handle,
 }

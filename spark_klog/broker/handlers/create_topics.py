@@ -19,6 +19,9 @@ _DEFAULT = -1
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
+    if not broker.authorizer.is_admin(request.session):
+        code, reason = ErrorCode.TOPIC_AUTHORIZATION_FAILED, "only admins create topics"
+        return {"topics": [_refused(entry["name"], code, reason) for entry in message["topics"]]}
     return {"topics": [await _create(broker, entry, message["validate_only"]) for entry in message["topics"]]}
 
 

@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.security.authorizer import READ
 from spark_klog.errors import DecodeError, ErrorCode, LogCorrupted, OffsetOutOfRange, ProtocolError
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segment import FileRange
@@ -79,7 +80,7 @@ async def _partition(
         "high_watermark": -1,
         "records": b"",
     }
-    log = await broker.leader_log(topic, index)
+    log = broker.authorizer.refusal(request.session, READ, topic) or await broker.leader_log(topic, index)
     if isinstance(log, ErrorCode):
         return result | {"error_code": log}
     stable = log.last_stable_offset

@@ -10,6 +10,7 @@ import logging
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.security.authorizer import SEE
 from spark_klog.errors import DecodeError, ErrorCode, LogCorrupted
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.codec import Message
@@ -36,7 +37,7 @@ async def _partition(
     broker: Broker, request: Request, topic: str, entry: dict[str, Any], *, is_committed: bool
 ) -> Message:
     index = entry["partition_index"]
-    log = await broker.leader_log(topic, index)
+    log = broker.authorizer.refusal(request.session, SEE, topic) or await broker.leader_log(topic, index)
     if isinstance(log, ErrorCode):
         return {"partition_index": index, "error_code": log}
     try:

@@ -12,6 +12,7 @@ from uuid import UUID
 from spark_klog.broker.broker import Broker, Request, TopicExists
 from spark_klog.broker.offset_manager import INTERNAL_TOPICS
 from spark_klog.broker.registry import NO_LEADER, Topic
+from spark_klog.broker.security.authorizer import SEE, WRITE
 from spark_klog.errors import ConfigError, ErrorCode
 from spark_klog.protocol.codec import Message
 
@@ -21,13 +22,17 @@ _NO_ID = UUID(int=0)
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     wanted = message["topics"]
     if wanted is None or (request.version == 0 and not wanted):
-        topics = [_topic(broker, topic) for _, topic in sorted(broker.registry.topics.items())]
+        topics = [
+            _topic(broker, request, topic)
+            for name, topic in sorted(broker.registry.topics.items())
+            if broker.authorizer.allows(request.session, SEE, name)
+        ]
     else:
-        topics = [await _asked(broker, entry, message["allow_auto_topic_creation"]) for entry in wanted]
+        topics = [await _asked(broker, request, entry, message["allow_auto_topic_creation"]) for entry in wanted]
     return {
         "brokers": [
             {"node_id": node, "host": host, "port": port}
-            for node, (host, port) in sorted(broker.registry.brokers.items())
+            for node, (host, port) in broker.registry.addresses(request.session.listener).items()
         ],
         "cluster_id": broker.cluster_id,
         "controller_id": broker.registry.controller_id,
@@ -35,41 +40,46 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     }
 
 
-async def _asked(broker: Broker, entry: dict[str, Any], may_create: bool) -> Message:
+async def _asked(broker: Broker, request: Request, entry: dict[str, Any], may_create: bool) -> Message:
     name, topic_id = entry["name"], entry["topic_id"]
     if name is None:
         for topic in broker.registry.topics.values():
-            if topic.topic_id == topic_id:
-                return _topic(broker, topic)
+            if topic.topic_id == topic_id and broker.authorizer.allows(request.session, SEE, topic.name):
+                return _topic(broker, request, topic)
         return _missing(None, topic_id, ErrorCode.UNKNOWN_TOPIC_ID)
+    if refusal := broker.authorizer.refusal(request.session, SEE, name):
+        return _missing(name, _NO_ID, refusal)
     if name not in broker.registry.topics:
         await broker.refresh()
     if name not in broker.registry.topics:
         if not (may_create and broker.config.auto_create_topics):
             return _missing(name, _NO_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if refusal := broker.authorizer.refusal(request.session, WRITE, name):
+            return _missing(name, _NO_ID, refusal)
         try:
             await broker.create_topic(name, broker.config.num_partitions)
         except TopicExists:
             await broker.refresh()
         except ConfigError:
             return _missing(name, _NO_ID, ErrorCode.INVALID_TOPIC_EXCEPTION)
-    return _topic(broker, broker.registry.topics[name])
+    return _topic(broker, request, broker.registry.topics[name])
 
 
 def _missing(name: str | None, topic_id: UUID, code: ErrorCode) -> Message:
     return {"error_code": code, "name": name, "topic_id": topic_id}
 
 
-def _topic(broker: Broker, topic: Topic) -> Message:
+def _topic(broker: Broker, request: Request, topic: Topic) -> Message:
     partitions = []
+    reachable = broker.registry.addresses(request.session.listener)
     for partition, replicas in sorted(topic.assignment.items()):
         leader = broker.registry.leader(topic, partition)
-        alive = leader != NO_LEADER
+        alive = leader in reachable
         partitions.append(
             {
                 "error_code": ErrorCode.NONE if alive else ErrorCode.LEADER_NOT_AVAILABLE,
                 "partition_index": partition,
-                "leader_id": leader,
+                "leader_id": leader if alive else NO_LEADER,
                 "leader_epoch": 0,
                 "replica_nodes": replicas,
                 "isr_nodes": replicas if alive else [],

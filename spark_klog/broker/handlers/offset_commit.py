@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.security.authorizer import READ
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 
@@ -31,7 +32,9 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
             codes[key] = failure
             if failure:
                 continue
-            if broker.registry.leads(*key) is None:
+            if refusal := broker.authorizer.refusal(request.session, READ, topic["name"]):
+                codes[key] = refusal
+            elif broker.registry.leads(*key) is None:
                 codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             elif len(metadata.encode()) > broker.config.offset_metadata_max_bytes:
                 codes[key] = ErrorCode.OFFSET_METADATA_TOO_LARGE

@@ -6,32 +6,37 @@ from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.offset_manager import Committed
+from spark_klog.broker.security.authorizer import SEE
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     if request.version >= 8:
-        groups = [await _group(broker, entry["group_id"], entry["topics"]) for entry in message["groups"]]
+        groups = [await _group(broker, request, entry["group_id"], entry["topics"]) for entry in message["groups"]]
         return {"groups": groups}
-    answer = await _group(broker, message["group_id"], message["topics"])
+    answer = await _group(broker, request, message["group_id"], message["topics"])
     if request.version == 1 and answer["error_code"]:
         answer["topics"] = [_topic(broker, None, entry, answer["error_code"]) for entry in message["topics"]]
     del answer["group_id"]
     return answer
 
 
-async def _group(broker: Broker, group: str, topics: list[dict[str, Any]] | None) -> Message:
+async def _group(broker: Broker, request: Request, group: str, topics: list[dict[str, Any]] | None) -> Message:
     log = await broker.offsets_log(group)
     if isinstance(log, ErrorCode):
         return {"group_id": group, "topics": [], "error_code": log}
     if topics is None:
         found: dict[str, list[Message]] = {}
         for topic, partition, committed in broker.offsets.all(group):
-            found.setdefault(topic, []).append(_entry(partition, committed, ErrorCode.NONE))
+            if broker.authorizer.allows(request.session, SEE, topic):
+                found.setdefault(topic, []).append(_entry(partition, committed, ErrorCode.NONE))
         answer = [{"name": topic, "partitions": partitions} for topic, partitions in found.items()]
     else:
-        answer = [_topic(broker, group, entry, ErrorCode.NONE) for entry in topics]
+        answer = []
+        for entry in topics:
+            code = broker.authorizer.refusal(request.session, SEE, entry["name"])
+            answer.append(_topic(broker, None if code else group, entry, code))
     return {"group_id": group, "topics": answer, "error_code": ErrorCode.NONE}
 
 

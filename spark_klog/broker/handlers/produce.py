@@ -9,6 +9,7 @@ import logging
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.security.authorizer import WRITE
 from spark_klog.errors import CorruptBatchError, DecodeError, ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge
 from spark_klog.protocol.codec import Message
@@ -55,6 +56,8 @@ def _check_magic_2(records: Buffer, version: int) -> None:
 
 async def _append(broker: Broker, request: Request, topic: str, data: dict[str, Any]) -> Message:
     index, records = data["index"], data["records"]
+    if not broker.authorizer.allows(request.session, WRITE, topic):
+        return _failed(index, ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"{topic} may not be written to")
     log = await broker.leader_log(topic, index)
     if isinstance(log, ErrorCode):
         return _failed(index, log, f"{topic}-{index} is not led by broker {broker.config.broker_id}")
