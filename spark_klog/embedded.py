@@ -168,13 +168,9 @@ class EmbeddedCluster:
             else ["--directories", str(self.data_dir / "directories")]
         )
         command = [sys.executable, "-m", "spark_klog.cli", "broker", "--stop-with-stdin"]
-        command += [
-            "--listen",
-            f"{_HOST}:{self._ports.get(broker_id, 0)}",
-            "--broker-id",
-            str(broker_id),
-            *tree,
-        ]
+        command += ["--broker-id", str(broker_id), *tree]
+        if "listeners" not in self._settings:
+            command += ["--listen", f"{_HOST}:{self._ports.get(broker_id, 0)}"]
         command += ["--data-dir", str(self.data_dir / f"broker-{broker_id}")]
         for name, value in self._settings.items():
             command += ["--set", f"{name}={value}"]

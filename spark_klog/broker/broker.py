@@ -10,11 +10,16 @@ from typing import Any
 from uuid import UUID
 
 from spark_klog.broker.config import BrokerConfig
+from spark_klog.broker.fetch_sessions import FetchSessions
 from spark_klog.broker.log_settings import known_topic_settings, topic_settings, topic_settings_of
 from spark_klog.broker.offset_manager import OFFSETS_TOPIC, OffsetManager, partition_for
 from spark_klog.broker.purgatory import Purgatory
 from spark_klog.broker.registry import MAX_PARTITIONS, Registry, Topic, UnknownTopic
+from spark_klog.broker.security.authorizer import Authorizer
+from spark_klog.broker.security.session import Session
+from spark_klog.broker.security.users import Users
 from spark_klog.directories.memory import MemoryTree
+from spark_klog.directories.paths import Endpoint
 from spark_klog.directories.tree import Tree, open_tree
 from spark_klog.errors import ConfigError, ErrorCode
 from spark_klog.log.directory import LogDirectory
@@ -31,7 +36,12 @@ class Request:
 
     version: int
     client_id: str | None
-    peer: str
+    session: Session
+
+    @property
+    def peer(self) -> str:
+        """The client's address, and its user where there is one: for the log."""
+        return self.session.peer
 
 
 class TopicExists(ConfigError):
@@ -43,6 +53,8 @@ class Broker:
 
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
+        self.users = Users(config.security.users_file)
+        self.authorizer = Authorizer(self.users)
         self.logs = LogDirectory(config.data_dir, config.broker_id, config.log)
         # One change of the tree, or reading of it, at a time: an older view must never replace a newer one.
         self._tree_lock = asyncio.Lock()
@@ -52,6 +64,7 @@ class Broker:
             #: By topic: its settings, and what of them logs take.
             self._overrides: dict[str, tuple[Mapping[str, str], dict[str, Any]]] = {}
             self.purgatory = Purgatory()
+            self.fetch_sessions = FetchSessions(config.fetch_session_slots, config.fetch_session_eviction_ms / 1000)
             self.offsets = OffsetManager()
             self.logs.set_cluster_id(self.registry.cluster_id(self.logs.cluster_id))
         except BaseException:
@@ -68,11 +81,11 @@ class Broker:
         assert self.logs.cluster_id is not None
         return self.logs.cluster_id
 
-    def start(self, host: str, port: int) -> None:
-        """Take part in the cluster at this address; blocks while the tree answers."""
+    def start(self, endpoints: Sequence[Endpoint]) -> None:
+        """Take part in the cluster at these addresses; blocks while the tree answers."""
         if self.config.directories is None:
             self._register_own_logs()
-        self.registry.register(host, port)
+        self.registry.register(endpoints)
         self.registry.refresh()
         self._adopt()
         for (topic, _), log in self.logs.logs.items():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_klog.broker.log_settings import BROKER_LOG_SETTINGS, broker_log_settings
+from spark_klog.broker.security.config import SECURITY_SETTINGS, SecurityConfig, security_settings
 from spark_klog.directories.tree import SESSION_SECONDS
 from spark_klog.errors import ConfigError
 from spark_klog.log.config import LogConfig
@@ -43,9 +44,21 @@ class BrokerConfig:
     cleaner_memory_bytes: int = _setting("log.cleaner.dedupe.buffer.size", 128 * 1024 * 1024)
     request_max_bytes: int = _setting("socket.request.max.bytes", MAX_FRAME)
     fetch_max_bytes: int = _setting("fetch.max.bytes", 55 * 1024 * 1024)
+    fetch_session_slots: int = _setting("max.incremental.fetch.session.cache.slots", 1000)
+    fetch_session_eviction_ms: int = _setting("min.incremental.fetch.session.eviction.ms", 120_000)
     decompressed_max_bytes: int = _setting("decompressed.max.bytes", MAX_DECOMPRESSED)
     offsets_partitions: int = _setting("offsets.topic.num.partitions", 1)
     offset_metadata_max_bytes: int = _setting("offset.metadata.max.bytes", 4096)
+    # The first three are not Kafka's: it has no such bounds.
+    authentication_timeout_ms: int = _setting("authentication.timeout.ms", 30_000)
+    receive_timeout_ms: int = _setting("request.receive.timeout.ms", 120_000)
+    send_timeout_ms: int = _setting("response.send.timeout.ms", 60_000)
+    failed_authentication_delay_ms: int = _setting("connection.failed.authentication.delay.ms", 100)
+    max_idle_ms: int = _setting("connections.max.idle.ms", 600_000)
+    max_connections: int = _setting("max.connections", 10_000)
+    max_connections_per_ip: int = _setting("max.connections.per.ip", 10_000)
+    queued_max_bytes: int = _setting("queued.max.request.bytes", 256 * 1024 * 1024)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
     zookeeper_session_timeout_ms: int = _setting("zookeeper.session.timeout.ms", int(1000 * SESSION_SECONDS))
 
 
@@ -69,20 +82,25 @@ _BROKER_SETTINGS = {
 def broker_settings(settings: Iterable[str]) -> dict[str, Any]:
     """`BrokerConfig` arguments of "NAME=VALUE" texts; `ConfigError` for an unknown name or a bad value."""
     result: dict[str, Any] = {}
-    of_logs = {}
+    of_logs, of_security = {}, {}
     for setting in settings:
         name, equals, value = (part.strip() for part in setting.partition("="))
         if not equals:
-            raise ConfigError(f"setting {setting!r} is not NAME=VALUE")
+            raise ConfigError(f"setting {name!r} is not NAME=VALUE")
         if name in BROKER_LOG_SETTINGS:
             of_logs[name] = value
+        elif name in SECURITY_SETTINGS:
+            of_security[name] = value
         elif name in _BROKER_SETTINGS:
             attribute, kind = _BROKER_SETTINGS[name]
             result[attribute] = _parse(kind, name, value)
         else:
-            known = ", ".join(sorted({*_BROKER_SETTINGS, *BROKER_LOG_SETTINGS}))
+            known = ", ".join(sorted({*_BROKER_SETTINGS, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS}))
             raise ConfigError(f"unknown setting {name!r}; known are {known}")
-    return result | {"log": LogConfig(**broker_log_settings(of_logs))}
+    return result | {
+        "log": LogConfig(**broker_log_settings(of_logs)),
+        "security": security_settings(of_security),
+    }
 
 
 def parse_listen(text: str) -> tuple[str, int]:

@@ -1,17 +1,21 @@
 """One client's connection: frames in, responses out in the order of the requests.
 
 Received bytes go straight into the frame they belong to; a frame's buffer grows with the bytes that have arrived, so
-that a wild length allocates nothing. File ranges in a response leave by sendfile.
+that a wild length allocates nothing. What comes before is received into one buffer that all connections share. File
+ranges in a response leave by sendfile, and over TLS piece by piece.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from typing import IO, TYPE_CHECKING, cast
 
+from spark_klog.broker.security.session import Refused, Session
+from spark_klog.broker.watchdog import Activity
 from spark_klog.errors import DecodeError
 from spark_klog.log.segment import FileRange
 from spark_klog.wire.frames import SIZE, frame_size
@@ -21,19 +25,23 @@ if TYPE_CHECKING:
     from spark_klog.broker.server import Server
 
 _log = logging.getLogger(__name__)
-_SCRATCH_BYTES = 64 * 1024
+#: Of the buffer that connections share, and of what a frame's own begins with.
+SCRATCH_BYTES = 64 * 1024
 _MAX_QUEUED = 16
 #: Below this a copy costs less than setting up sendfile.
 _SENDFILE_FROM = 32 * 1024
+#: After so much of a file it is noticed that the client reads.
+_SENDFILE_STEP = 1024 * 1024
+_TLS_STEP = 256 * 1024
 
 
 class Connection(asyncio.BufferedProtocol):
-    """State of one connection; see the module."""
+    """State of one connection; see the module. `gone` is called once, when it is lost."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._scratch = bytearray(_SCRATCH_BYTES)
-        self._filled = 0
+    def __init__(self, server: Server, session: Session, gone: Callable[[], None]) -> None:
+        self._server, self.session, self._gone = server, session, gone
+        self._memory = server.frame_memory
+        self._rest = b""  # the beginning of a frame's size
         self._frame: bytearray | None = None
         self._frame_size = 0
         self._frame_filled = 0
@@ -41,19 +49,38 @@ class Connection(asyncio.BufferedProtocol):
         self._worker: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
-        self.peer = "?"
+        self._waits_for_memory = False
+        self.was_made = False
+        now = time.monotonic()
+        self.activity = Activity(now, now)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self._worker is not None and not self._worker.done()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        host, port, *_ = transport.get_extra_info("peername") or ("?", 0)
-        self.peer = f"{host}:{port}"
+        self.was_made = True
+        if self.session.is_tls:
+            self.session.take_certificate(transport.get_extra_info("peercert"))
         self._server.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
+        self._gone()
         self._writable.set()
         if self._worker is not None:
             self._worker.cancel()
+        self._drop_requests()
+        frame, self._frame = self._frame, None
+        self._memory.leave(self)
+        if frame is not None:
+            self._memory.give_back(len(frame))
+
+    def _drop_requests(self) -> None:
+        self._memory.give_back(sum(map(len, self._requests)))
+        self._requests.clear()
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -64,57 +91,85 @@ class Connection(asyncio.BufferedProtocol):
     def close(self) -> None:
         self._transport.close()
 
+    def abort(self) -> None:
+        """Close, and drop what is not sent."""
+        self._transport.abort()
+
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._frame is not None:
             return memoryview(self._frame)[self._frame_filled :]
-        return memoryview(self._scratch)[self._filled :]
+        return memoryview(self._server.scratch)[len(self._rest) :]
 
     def buffer_updated(self, nbytes: int) -> None:
+        self.activity.active_at = time.monotonic()
         if self._frame is not None:
             self._frame_filled += nbytes
             self._continue_frame()
             return
-        self._filled += nbytes
         try:
-            self._split()
+            self._split(nbytes)
         except DecodeError as error:
-            _log.warning("%s: %s; closing the connection", self.peer, error)
+            _log.warning("%s: %s; closing the connection", self.session.peer, error)
             self._transport.abort()
 
     def _continue_frame(self) -> None:
         assert self._frame is not None
         if self._frame_filled == self._frame_size:
             frame, self._frame = self._frame, None
+            self.activity.frame_since = None
+            self._memory.leave(self)
             self._deliver(frame)
         elif self._frame_filled == len(self._frame):
-            grown = bytearray(min(self._frame_size, 2 * len(self._frame)))
+            more = min(self._frame_size - self._frame_filled, self._frame_filled)
+            if not self._memory.ask(self, more):
+                self._waits_for_memory = True
+                self._transport.pause_reading()
+                self.activity.frame_since = None  # it is we who are slow
+                more = min(more, SCRATCH_BYTES)  # for what TLS has read already
+                self._memory.take(more)
+            grown = bytearray(self._frame_filled + more)
             grown[: self._frame_filled] = self._frame
             self._frame = grown
 
-    def _split(self) -> None:
-        """Take all whole frames out of the scratch buffer; a frame that is not whole gets a buffer of its own."""
-        view = memoryview(self._scratch)
+    def memory_is_there(self) -> None:
+        self._waits_for_memory = False
+        self.activity.frame_since = time.monotonic()
+        self._resume_reading()
+
+    def _resume_reading(self) -> None:
+        """Unless we wait for memory, or have enough to do."""
+        is_enough = len(self._requests) >= (_MAX_QUEUED if self._memory.used <= self._memory.limit else 1)
+        if not self._waits_for_memory and not is_enough and not self._transport.is_reading():
+            self._transport.resume_reading()
+
+    def _split(self, received: int) -> None:
+        """Take all whole frames out of the shared buffer; a frame that is not whole gets a buffer of its own."""
+        filled = len(self._rest) + received
+        view = memoryview(self._server.scratch)
+        view[: len(self._rest)] = self._rest
         position = 0
-        while self._filled - position >= SIZE.size:
-            size = frame_size(view[position : position + SIZE.size], self._server.broker.config.request_max_bytes)
+        limit = self._server.frame_limit(self.session)
+        while filled - position >= SIZE.size:
+            size = frame_size(view[position : position + SIZE.size], limit)
             position += SIZE.size
-            there = min(size, self._filled - position)
+            there = min(size, filled - position)
             frame = bytearray(view[position : position + there])
             position += there
             if there == size:
+                self._memory.take(size)
                 self._deliver(frame)
                 continue
-            self._frame = bytearray(min(size, max(_SCRATCH_BYTES, 2 * there)))
+            self._frame = bytearray(min(size, max(SCRATCH_BYTES, 2 * there)))
+            self._memory.take(len(self._frame))
             self._frame[:there] = frame
             self._frame_size, self._frame_filled = size, there
             break
-        rest = bytes(view[position : self._filled])
-        self._scratch[: len(rest)] = rest
-        self._filled = len(rest)
+        self._rest = bytes(view[position:filled])
+        self.activity.frame_since = self.activity.active_at if self._rest or self._frame is not None else None
 
     def _deliver(self, frame: bytearray) -> None:
         self._requests.append(frame)
-        if len(self._requests) >= _MAX_QUEUED:
+        if len(self._requests) >= _MAX_QUEUED or self._memory.used > self._memory.limit:
             self._transport.pause_reading()
         if self._worker is None or self._worker.done():
             self._worker = asyncio.get_running_loop().create_task(self._serve())
@@ -123,24 +178,30 @@ class Connection(asyncio.BufferedProtocol):
         try:
             while self._requests:
                 frame = self._requests.popleft()
-                if not self._transport.is_reading() and len(self._requests) < _MAX_QUEUED:
-                    self._transport.resume_reading()
-                response = await self._server.answer(frame, self.peer)
+                self._resume_reading()
+                try:
+                    response = await self._server.answer(frame, self.session)
+                finally:
+                    self._memory.give_back(len(frame))
                 if response is not None:
                     await self._send(response)
-        except DecodeError as error:
-            _log.warning("%s: %s; closing the connection", self.peer, error)
+                if self.session.has_failed:
+                    self._transport.close()
+                    return
+        except (DecodeError, Refused) as error:
+            _log.warning("%s: %s; closing the connection", self.session.peer, error)
             self._transport.close()
         except ConnectionError as error:
-            _log.debug("%s: %s", self.peer, error)
+            _log.debug("%s: %s", self.session.peer, error)
             self._transport.abort()
         except asyncio.CancelledError:
             raise
         except Exception:
-            _log.exception("%s: a request failed; closing the connection", self.peer)
+            _log.exception("%s: a request failed; closing the connection", self.session.peer)
             self._transport.close()
 
     async def _send(self, response: Writer) -> None:
+        self.activity.sending_since = time.monotonic()
         pending: list[Sized] = [SIZE.pack(len(response))]
         for part in response.parts:
             if isinstance(part, FileRange) and part.size >= _SENDFILE_FROM:
@@ -152,13 +213,31 @@ class Connection(asyncio.BufferedProtocol):
         self._write(pending)
         if not self._writable.is_set():
             await self._writable.wait()
+        self.activity.active_at = time.monotonic()
+        self.activity.sending_since = None
 
     def _write(self, parts: list[Sized]) -> None:
         if parts:
             self._transport.write(b"".join(cast("list[bytes]", parts)))
 
     async def _send_file(self, part: FileRange) -> None:
+        send = self._copy_file if self.session.is_tls else self._sendfile
+        left = part
+        while left.size:
+            sent = await send(left)
+            if not sent:
+                raise ConnectionError(f"{left.size} of {part.size} bytes are missing: a log file became shorter")
+            self.activity.sending_since = time.monotonic()
+            left = FileRange(left.file, left.position + sent, left.size - sent)
+
+    async def _sendfile(self, part: FileRange) -> int:
+        size = min(part.size, _SENDFILE_STEP)
         loop = asyncio.get_running_loop()
-        sent = await loop.sendfile(self._transport, cast("IO[bytes]", part.file), part.position, part.size)
-        if sent != part.size:
-            raise ConnectionError(f"{sent} of {part.size} bytes sent from a log file that became shorter")
+        return await loop.sendfile(self._transport, cast("IO[bytes]", part.file), part.position, size)
+
+    async def _copy_file(self, part: FileRange) -> int:
+        """TLS has no sendfile."""
+        data = part.file.read_at(part.position, min(part.size, _TLS_STEP))
+        self._transport.write(data)
+        await self._writable.wait()
+        return len(data)

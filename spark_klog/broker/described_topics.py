@@ -6,10 +6,11 @@ are led here; of others it is not known (-1), and clients then do not check it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 from uuid import UUID
 
-from spark_klog.broker.broker import Broker
+from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.offset_manager import INTERNAL_TOPICS
 from spark_klog.broker.registry import NO_LEADER, Topic
 from spark_klog.errors import ErrorCode
@@ -23,27 +24,31 @@ def missing_topic(name: str | None, topic_id: UUID | None, code: ErrorCode) -> M
     return {"error_code": code, "name": name, "topic_id": topic_id or UUID(int=0), "partitions": []}
 
 
-def topic_message(broker: Broker, topic: Topic) -> dict[str, Any]:
-    """A topic with its partitions, by partition."""
+def topic_message(broker: Broker, request: Request, topic: Topic) -> dict[str, Any]:
+    """A topic with its partitions, as clients of the request's listener reach their leaders."""
+    reachable = broker.registry.addresses(request.session.listener)
     return {
         "error_code": ErrorCode.NONE,
         "name": topic.name,
         "topic_id": topic.topic_id,
         "is_internal": topic.name in INTERNAL_TOPICS,
         "partitions": [
-            _partition(broker, topic, partition, replicas) for partition, replicas in sorted(topic.assignment.items())
+            _partition(broker, topic, partition, replicas, reachable)
+            for partition, replicas in sorted(topic.assignment.items())
         ],
     }
 
 
-def _partition(broker: Broker, topic: Topic, partition: int, replicas: list[int]) -> dict[str, Any]:
+def _partition(
+    broker: Broker, topic: Topic, partition: int, replicas: list[int], reachable: Collection[int]
+) -> dict[str, Any]:
     leader = broker.registry.leader(topic, partition)
-    alive = leader != NO_LEADER
+    alive = leader in reachable
     log = broker.logs.get(topic.name, partition)
     return {
         "error_code": ErrorCode.NONE if alive else ErrorCode.LEADER_NOT_AVAILABLE,
         "partition_index": partition,
-        "leader_id": leader,
+        "leader_id": leader if alive else NO_LEADER,
         "leader_epoch": _UNKNOWN_EPOCH if log is None else log.leader_epoch,
         "replica_nodes": replicas,
         "isr_nodes": replicas if alive else [],

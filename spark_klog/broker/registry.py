@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 from uuid import UUID, uuid4
 
 from spark_klog.directories import paths
+from spark_klog.directories.offsets import OffsetDirectory
 from spark_klog.directories.tree import SESSION_SECONDS, NodeExists, Tree
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.log.directory import new_cluster_id
@@ -72,7 +73,7 @@ class Registry:
         self._tree = tree
         self.broker_id = broker_id
         self._session_seconds = session_seconds
-        self.brokers: dict[int, tuple[str, int]] = {}
+        self.brokers: dict[int, list[paths.Endpoint]] = {}
         self.topics: dict[str, Topic] = {}
         #: By topic id.
         self.names: dict[UUID, str] = {}
@@ -95,7 +96,7 @@ class Registry:
         assert found is not None
         return paths.parse_cluster_id(found)
 
-    def register(self, host: str, port: int) -> None:
+    def register(self, endpoints: Sequence[paths.Endpoint]) -> None:
         """Enter this broker, for as long as it lives.
 
         `ConfigError` where another one has its id. An entry with this very address is what an earlier life left
@@ -106,19 +107,20 @@ class Registry:
             if self._tree.get(path) is None:
                 self._make(path, b"")
         path = paths.broker_id_path(self.broker_id)
-        entry = paths.broker_payload(host, port, time.time_ns() // 1_000_000)
+        entry = paths.broker_payload(endpoints, time.time_ns() // 1_000_000)
+        ours = {(one.host, one.port) for one in endpoints}
         deadline: float | None = None
         while not self._make(path, entry, ephemeral=True):
             other = self._tree.get(path)
             if other is None:
                 continue
-            address = self._decoded(paths.parse_broker, other, path)
-            if address == (host, port):
+            others = self._decoded(paths.parse_broker, other, path) or []
+            if any((one.host, one.port) in ours for one in others):
                 self._tree.delete(path)
                 continue
-            where = ":".join(map(str, address)) if address else "another address"
+            where = paths.host_and_port(others[0].host, others[0].port) if others else "another address"
             refusal = f"broker id {self.broker_id} is registered by a broker at {where}"
-            if address is not None and _answers(address):
+            if others and _answers((others[0].host, others[0].port)):
                 raise ConfigError(f"{refusal}; choose another --broker-id")
             if deadline is None:
                 # the server may round a timeout up, or raise it
@@ -175,9 +177,9 @@ class Registry:
         self._keep_entry()
         brokers = {}
         for name, value in self._values(paths.BROKER_IDS_PATH):
-            address = self._decoded(paths.parse_broker, value, f"{paths.BROKER_IDS_PATH}/{name}")
-            if address is not None and name.isdecimal():
-                brokers[int(name)] = address
+            endpoints = self._decoded(paths.parse_broker, value, f"{paths.BROKER_IDS_PATH}/{name}")
+            if endpoints is not None and name.isdecimal():
+                brokers[int(name)] = endpoints
         controller = self._tree.get(paths.CONTROLLER_PATH)
         self.controller = (
             self._decoded(paths.parse_controller, controller, paths.CONTROLLER_PATH) if controller else None
@@ -234,10 +236,23 @@ class Registry:
             self._told[path] = what
             _log.error("%s", what)
 
+    def addresses(self, listener: str) -> dict[int, tuple[str, int]]:
+        """Host and port by broker id, as clients of that listener reach them; brokers without it are left out."""
+        return {
+            broker_id: (endpoint.host, endpoint.port)
+            for broker_id, endpoints in sorted(self.brokers.items())
+            for endpoint in endpoints
+            if endpoint.listener == listener
+        }
+
     def leader(self, topic: Topic, partition: int) -> int:
         """The leader's broker id, NO_LEADER where that broker is not there."""
         replicas = topic.assignment.get(partition) or [NO_LEADER]
         return replicas[0] if replicas[0] in self.brokers else NO_LEADER
+
+    def key(self, topic: str, topic_id: UUID, partition: int) -> tuple[str, int]:
+        """(topic name, partition) of a partition whose topic is named, or else known by its id."""
+        return topic or self.names.get(topic_id, ""), partition
 
     def leads(self, topic: str, partition: int) -> bool | None:
         """Whether this broker leads the partition; None where it does not exist."""
@@ -344,6 +359,10 @@ class Registry:
         self._tree.delete(paths.topic_config_path(name))
         self._tree.delete(paths.delete_topic_path(name))
         self.refresh()
+
+    def group_offsets(self, group: str) -> OffsetDirectory:
+        """A group's offsets where consumers of before Kafka 0.9 keep them."""
+        return OffsetDirectory(self._tree, group)
 
     def close(self) -> None:
         self._tree.close()

@@ -7,50 +7,80 @@ import inspect
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
+from spark_klog.broker.acceptor import Acceptor, ConnectionLimits
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.config import BrokerConfig
-from spark_klog.broker.connection import Connection
-from spark_klog.broker.handlers import HANDLERS
+from spark_klog.broker.connection import SCRATCH_BYTES, Connection
+from spark_klog.broker.frame_memory import FrameMemory
+from spark_klog.broker.handlers import HANDLERS, sasl_authenticate
 from spark_klog.broker.housekeeping import keep_house
 from spark_klog.broker.log_cleaner import clean_logs
+from spark_klog.broker.security.config import PLAINTEXT, Listener, SecurityConfig
+from spark_klog.broker.security.session import Refused, Session
+from spark_klog.broker.watchdog import watch
+from spark_klog.directories.paths import host_and_port
 from spark_klog.errors import ConfigError, DecodeError, ErrorCode
 from spark_klog.protocol.apis import API_VERSIONS, BY_KEY
 from spark_klog.protocol.codec import decode_request, decode_request_header, encode_response
 from spark_klog.wire.primitives import Reader, Writer
 
+if TYPE_CHECKING:
+    import ssl
+
 _log = logging.getLogger(__name__)
 _BACKLOG = 512
+#: The largest frame before authentication (Kafka: sasl.server.max.receive.size).
+_UNAUTHENTICATED_MAX = 512 * 1024
 
 
 class Server:
-    """Serves one broker on one address."""
+    """Serves one broker on its listeners."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.connections: set[Connection] = set()
+        config = broker.config
+        self.limits = ConnectionLimits(config.max_connections, config.max_connections_per_ip)
+        self.frame_memory = FrameMemory(config.queued_max_bytes)
+        self.scratch = bytearray(SCRATCH_BYTES)  # see Connection
 
-    async def answer(self, frame: bytearray, peer: str) -> Writer | None:
+    def frame_limit(self, session: Session) -> int:
+        """The largest frame that the client may send now."""
+        config = self.broker.config
+        return config.request_max_bytes if session.is_open else min(_UNAUTHENTICATED_MAX, config.request_max_bytes)
+
+    async def answer(self, frame: bytearray, session: Session) -> Writer | None:
         """The response to a request; None where it wants none (Produce with acks=0).
 
         `DecodeError` where the connection must be closed: an unknown API or version, or a message that does not
-        decode. ApiVersions of an unknown version is answered by version 0 with error 35, so that the client can
-        choose another one (KIP-35).
+        decode; `Refused` where the client may not send it. ApiVersions of an unknown version is answered by version 0
+        with error 35, so that the client can choose another one (KIP-35).
         """
+        if session.takes_raw_tokens:
+            token = Writer()
+            token.raw(await sasl_authenticate.step(self.broker, session, frame))
+            return token
         reader = Reader(frame)
         key, version, correlation_id = decode_request_header(reader)
+        if not session.admits(key):
+            raise Refused(f"API {key} before authentication")
         api = BY_KEY.get(key)
         if api is None or version not in api.versions:
             if api is API_VERSIONS:
-                message = HANDLERS[key](self.broker, Request(0, None, peer), {})
+                message = HANDLERS[key](self.broker, Request(0, None, session), {})
                 assert isinstance(message, dict)
                 message["error_code"] = ErrorCode.UNSUPPORTED_VERSION
                 return encode_response(api, 0, correlation_id, message)
             client_id = reader.nullable_string()
             raise DecodeError(f"client {client_id!r} asks for API {key} version {version}, which is not served")
         client_id, message = decode_request(api, version, reader)
-        answer = HANDLERS[key](self.broker, Request(version, client_id, peer), message)
+        if not self.broker.authorizer.admits(session, key):
+            raise Refused(f"client {client_id!r} sends {api.name}, which is for admins")
+        answer = HANDLERS[key](self.broker, Request(version, client_id, session), message)
         response = await answer if inspect.isawaitable(answer) else answer
         return None if response is None else encode_response(api, version, correlation_id, response)
 
@@ -65,25 +95,34 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"can't listen on {host}:{port}: {reason}; choose another --listen") from None
 
 
-async def _serve(broker: Broker, listener: socket.socket, host: str, ready: Callable[[str], None]) -> None:
+async def _serve(broker: Broker, listening: dict[Listener, socket.socket], ready: Callable[[str], None]) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    port = listener.getsockname()[1]
-    broker.start(host, port)
+    security = broker.config.security
+    tls = _tls_context(security, listening)
+    broker.start(security.endpoints(list(listening)))
     broker.watch()
     server = Server(broker)
-    background = [loop.create_task(keep_house(broker.logs, broker.config))]
+    background = [
+        loop.create_task(keep_house(broker.logs, broker.config)),
+        loop.create_task(watch(server.connections, broker.config)),
+    ]
     if broker.config.cleaner_enabled:
         background.append(loop.create_task(clean_logs(broker.logs, broker.config)))
-    listening = await loop.create_server(lambda: Connection(server), sock=listener)
-    ready(f"klog broker {broker.config.broker_id} ready on {host}:{port}")
+    acceptors = [
+        Acceptor(server, listener, opened, tls if listener.is_tls else None) for listener, opened in listening.items()
+    ]
+    _log.info("listening on %s", ", ".join(map(str, listening)))
+    first = next(iter(listening))
+    ready(f"klog broker {broker.config.broker_id} ready on {host_and_port(first.host, first.port)}")
     await stop.wait()
     for task in background:
         task.cancel()
     _log.info("stopping")
-    listening.close()
+    for acceptor in acceptors:
+        acceptor.close()
     for connection in list(server.connections):
         connection.close()
     await asyncio.sleep(0)
@@ -94,9 +133,23 @@ def run(config: BrokerConfig, ready: Callable[[str], None]) -> None:
 
     `ConfigError`, `LogDirLocked`, `LogCorrupted` or `DirectoryError` where the broker can't start.
     """
-    with bind(config.host, config.port) as listener:
+    listeners = config.security.listeners or (Listener(PLAINTEXT, PLAINTEXT, config.host, config.port),)
+    with ExitStack() as sockets:
+        listening = {}
+        for listener in listeners:
+            opened = sockets.enter_context(bind(listener.host, listener.port))
+            listening[listener._replace(port=opened.getsockname()[1])] = opened
         broker = Broker(config)
         try:
-            asyncio.run(_serve(broker, listener, config.host, ready))
+            asyncio.run(_serve(broker, listening, ready))
         finally:
             broker.close()
+
+
+def _tls_context(security: SecurityConfig, listeners: Iterable[Listener]) -> ssl.SSLContext | None:
+    """What all TLS listeners share; None where there is none. `ConfigError`."""
+    if not any(listener.is_tls for listener in listeners):
+        return None
+    from spark_klog.broker.security.tls import server_context
+
+    return server_context(security)

@@ -19,7 +19,7 @@ _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 #: Commands in modules of their own, which are imported when they run.
-_MODULES = {"log": "spark_klog.cli.log"}
+_MODULES = {"log": "spark_klog.cli.log", "users": "spark_klog.cli.users"}
 
 
 class _Group(click.Group):
@@ -51,7 +51,11 @@ def main(log_level: str) -> None:
 
 
 @main.command()
-@click.option("--listen", default="127.0.0.1:9092", show_default=True, help="HOST:PORT; port 0 takes a free one.")
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="A listener without security; port 0 takes a free one. 127.0.0.1:9092 unless the setting listeners is given.",
+)
 @click.option("--data-dir", required=True, type=click.Path(path_type=Path, file_okay=False))
 @click.option("--broker-id", default=0, show_default=True, type=click.IntRange(0))
 @click.option("--zookeeper", metavar="CONNECT", help="HOST:PORT[,HOST:PORT...][/CHROOT] of a ZooKeeper to register in.")
@@ -59,7 +63,7 @@ def main(log_level: str) -> None:
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting by Kafka's name; repeatable.")
 @click.option("--stop-with-stdin", is_flag=True, hidden=True, help="Stop when stdin ends: the parent is gone.")
 def broker(
-    listen: str,
+    listen: str | None,
     data_dir: Path,
     broker_id: int,
     zookeeper: str | None,
@@ -73,14 +77,17 @@ def broker(
 
     if zookeeper and directories:
         raise click.UsageError("--zookeeper and --directories exclude each other")
-    host, port = parse_listen(listen)
+    values = broker_settings(settings)
+    if listen and values["security"].listeners:
+        raise click.UsageError("--listen and the setting listeners exclude each other")
+    host, port = parse_listen(listen or "127.0.0.1:9092")
     config = BrokerConfig(
         host=host,
         port=port,
         data_dir=data_dir,
         broker_id=broker_id,
         directories=f"zookeeper://{zookeeper}" if zookeeper else directories,
-        **broker_settings(settings),
+        **values,
     )
     if stop_with_stdin:
         threading.Thread(target=_stop_with_stdin, daemon=True).start()

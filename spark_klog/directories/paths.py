@@ -51,6 +51,18 @@ _INT64_MAX = 2**63 - 1
 _TOPIC_ID = re.compile("[A-Za-z0-9_-]{22}")
 
 
+PLAINTEXT = "PLAINTEXT"
+
+
+class Endpoint(NamedTuple):
+    """Where one of a broker's listeners is reached (KIP-103)."""
+
+    listener: str
+    security_protocol: str
+    host: str
+    port: int
+
+
 class PartitionState(NamedTuple):
     """Who leads a partition."""
 
@@ -65,50 +77,51 @@ def broker_id_path(broker_id: int) -> str:
     return f"{BROKER_IDS_PATH}/{broker_id}"
 
 
-def broker_payload(host: str, port: int, timestamp_ms: int, security_protocol: str = "PLAINTEXT") -> bytes:
-    """A broker's registration, version 4; one listener, named as its security protocol."""
-    address = f"[{host}]" if ":" in host else host
+def broker_payload(endpoints: Sequence[Endpoint], timestamp_ms: int) -> bytes:
+    """A broker's registration, version 4."""
     # Readers of before version 2 know `host` and `port` only, as those of a plaintext listener.
-    plaintext = security_protocol == "PLAINTEXT"
+    plaintext = next((one for one in endpoints if one.security_protocol == PLAINTEXT), None)
     return _json(
         {
-            "listener_security_protocol_map": {security_protocol: security_protocol},
-            "endpoints": [f"{security_protocol}://{address}:{port}"],
+            "listener_security_protocol_map": {one.listener: one.security_protocol for one in endpoints},
+            "endpoints": [f"{one.listener}://{host_and_port(one.host, one.port)}" for one in endpoints],
             "jmx_port": -1,
-            "host": host if plaintext else None,
+            "host": plaintext.host if plaintext else None,
             "timestamp": str(timestamp_ms),
-            "port": port if plaintext else -1,
+            "port": plaintext.port if plaintext else -1,
             "version": 4,
         }
     )
 
 
-def parse_broker(payload: bytes, path: str = "/brokers/ids/[id]") -> tuple[str, int]:
-    """Host and port of a registration of any version; DecodeError.
-
-    The plaintext listener if there is one, else the first.
-    """
+def parse_broker(payload: bytes, path: str = "/brokers/ids/[id]") -> list[Endpoint]:
+    """The endpoints of a registration of any version, at least one; DecodeError."""
     fields = _fields(payload, path)
-    host, port = fields.get("host"), fields.get("port")
-    if isinstance(host, str) and host and isinstance(port, int) and 0 < port < 65536:
-        return host, port
     endpoints = fields.get("endpoints")
+    if endpoints is None:  # version 1
+        host, port = fields.get("host"), fields.get("port")
+        if isinstance(host, str) and host and _is_int(port) and 0 < fields["port"] < 65536:
+            return [Endpoint(PLAINTEXT, PLAINTEXT, host, fields["port"])]
     if not isinstance(endpoints, list) or not endpoints or not all(isinstance(one, str) for one in endpoints):
         raise _malformed(path, "neither host and port nor endpoints", payload)
     protocols = fields.get("listener_security_protocol_map")
     protocols = protocols if isinstance(protocols, dict) else {}
+    result = []
     for endpoint in endpoints:
-        listener = endpoint.partition("://")[0]
-        if protocols.get(listener, listener) == "PLAINTEXT":
-            break
-    else:
-        endpoint = endpoints[0]
-    host, _, digits = endpoint.partition("://")[2].rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    if not host or not (digits.isascii() and digits.isdigit()) or not 0 < int(digits[:6]) < 65536:
-        raise _malformed(path, f"endpoint {endpoint!r} is not LISTENER://HOST:PORT", payload)
-    return host, int(digits)
+        listener, _, address = endpoint.partition("://")
+        host, _, digits = address.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        if not listener or not host or not (digits.isascii() and digits.isdigit()) or not 0 < int(digits[:6]) < 65536:
+            raise _malformed(path, f"endpoint {endpoint!r} is not LISTENER://HOST:PORT", payload)
+        protocol = protocols.get(listener, listener)
+        result.append(Endpoint(listener, str(protocol), host, int(digits)))
+    return result
+
+
+def host_and_port(host: str, port: int) -> str:
+    """HOST:PORT, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def topic_path(topic: str) -> str:

@@ -49,6 +49,7 @@ _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 #: Without replication a leader stays one for ever: a log goes on with the last epoch that it has.
 _FIRST_EPOCH = 0
 _NONE = -1
+_LATEST, _EARLIEST = -1, -2
 _PRODUCER_EXPIRATION_MS = 24 * 3600 * 1000
 _LOCAL = LocalFileSystem()
 
@@ -58,10 +59,13 @@ class BatchTooLarge(ConfigError):
 
 
 class Appended(NamedTuple):
-    """What an append did: the offsets of the first and the last record."""
+    """What an append did: the offsets of the first and the last record; the time (ms) that a log of LogAppendTime gave
+    them, else -1.
+    """
 
     base_offset: int
     last_offset: int
+    append_time: int = -1
 
 
 def check_topic_name(topic: str) -> None:
@@ -198,7 +202,8 @@ class PartitionLog:
         """
         if self._failure is not None:
             raise self._failure
-        data, run = self._assigned(records)
+        append_time = self._now_ms() if self.config.message_timestamp_type == LOG_APPEND_TIME else None
+        data, run = self._assigned(records, append_time)
         if run.largest > self.config.max_message_bytes:
             raise BatchTooLarge(
                 f"batch of {run.largest} bytes for {self.directory.name}, max.message.bytes is "
@@ -217,18 +222,16 @@ class PartitionLog:
         self._note_producers(data, run)
         if self.end_offset - self.recovery_point >= self.config.flush_messages:
             self.flush()
-        return Appended(first, self.end_offset - 1)
+        return Appended(first, self.end_offset - 1, _NONE if append_time is None else append_time)
 
-    def _assigned(self, records: memoryview) -> tuple[memoryview, BatchRun]:
-        active, config = self._segments[-1], self.config
-        is_append_time = config.message_timestamp_type == LOG_APPEND_TIME
-        if not is_append_time and len(records):
+    def _assigned(self, records: memoryview, append_time: int | None) -> tuple[memoryview, BatchRun]:
+        active = self._segments[-1]
+        if append_time is None and len(records):
             run = self._kernel.scan_batches(
                 records, 0, active.state, active.target(), self.end_offset, self.leader_epoch
             )
             if run.end == len(records):
                 return records, run
-        append_time = self._now_ms() if is_append_time else None
         try:
             assigned = assign_offsets(records, self.end_offset, leader_epoch=self.leader_epoch, append_time=append_time)
         except DecodeError as error:
@@ -335,6 +338,24 @@ class PartitionLog:
             if found is not None and found[1] >= self.start_offset:
                 return found
         return None
+
+    def offsets_before(self, timestamp: int, count: int) -> list[int]:
+        """At most `count` offsets as ListOffsets 0 answers with them, the largest first.
+
+        They are the first offsets of the segments begun before `timestamp` (ms), and the end of the log where that is
+        -1 (the latest); for -2 (the earliest) the log's first offset alone.
+        """
+        if timestamp == _EARLIEST:
+            found = [self.start_offset]
+        else:
+            starts = [
+                max(segment.base_offset, self.start_offset)
+                for segment in self._segments
+                if timestamp == _LATEST or segment.made_ms <= timestamp
+            ]
+            ends = [self.end_offset] if timestamp == _LATEST and self.end_offset > starts[-1] else []
+            found = [*ends, *reversed(starts)]
+        return found[: max(0, count)]
 
     def max_timestamp(self) -> tuple[int, int] | None:
         """(timestamp, offset) of the record with the largest timestamp; None for an empty log."""

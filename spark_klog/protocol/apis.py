@@ -12,6 +12,7 @@ from spark_klog.protocol.tables.list_offsets import LIST_OFFSETS
 from spark_klog.protocol.tables.metadata import API_VERSIONS, METADATA
 from spark_klog.protocol.tables.partitions import CREATE_PARTITIONS, DELETE_RECORDS
 from spark_klog.protocol.tables.produce import PRODUCE
+from spark_klog.protocol.tables.sasl import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from spark_klog.protocol.tables.topics import CREATE_TOPICS, DELETE_TOPICS
 
 _ALL = (
@@ -34,6 +35,8 @@ _ALL = (
     INCREMENTAL_ALTER_CONFIGS,
     DESCRIBE_CLUSTER,
     DESCRIBE_TOPIC_PARTITIONS,
+    SASL_HANDSHAKE,
+    SASL_AUTHENTICATE,
 )
 
 __all__ = [
@@ -57,6 +60,8 @@ __all__ = [
     "OFFSET_FETCH",
     "OFFSET_FOR_LEADER_EPOCH",
     "PRODUCE",
+    "SASL_AUTHENTICATE",
+    "SASL_HANDSHAKE",
 ]
 
 BY_KEY: dict[int, Api] = {api.key: api for api in _ALL}

@@ -38,21 +38,31 @@ def test_names_that_would_leave_their_folder(name: str) -> None:
             make()
 
 
+def plain(host: str, port: int) -> paths.Endpoint:
+    return paths.Endpoint("PLAINTEXT", "PLAINTEXT", host, port)
+
+
 # What Kafka writes, in the order of its builds for Scala 2.12.
 GOLDEN = {
     "broker": (
-        paths.broker_payload("10.0.0.7", 9092, 1700000000123),
+        paths.broker_payload([plain("10.0.0.7", 9092)], 1700000000123),
         b'{"listener_security_protocol_map":{"PLAINTEXT":"PLAINTEXT"},"endpoints":["PLAINTEXT://10.0.0.7:9092"],'
         b'"jmx_port":-1,"host":"10.0.0.7","timestamp":"1700000000123","port":9092,"version":4}',
     ),
     "broker, SSL": (
-        paths.broker_payload("kafka", 9093, 1, "SSL"),
+        paths.broker_payload([paths.Endpoint("SSL", "SSL", "kafka", 9093)], 1),
         b'{"listener_security_protocol_map":{"SSL":"SSL"},"endpoints":["SSL://kafka:9093"],'
         b'"jmx_port":-1,"host":null,"timestamp":"1","port":-1,"version":4}',
     ),
     "broker, IPv6": (
-        paths.broker_payload("::1", 9092, 1),
+        paths.broker_payload([plain("::1", 9092)], 1),
         b'{"listener_security_protocol_map":{"PLAINTEXT":"PLAINTEXT"},"endpoints":["PLAINTEXT://[::1]:9092"],'
+        b'"jmx_port":-1,"host":"::1","timestamp":"1","port":9092,"version":4}',
+    ),
+    "broker, several listeners": (
+        paths.broker_payload([paths.Endpoint("OUT", "SASL_SSL", "kafka", 9093), plain("::1", 9092)], 1),
+        b'{"listener_security_protocol_map":{"OUT":"SASL_SSL","PLAINTEXT":"PLAINTEXT"},'
+        b'"endpoints":["OUT://kafka:9093","PLAINTEXT://[::1]:9092"],'
         b'"jmx_port":-1,"host":"::1","timestamp":"1","port":9092,"version":4}',
     ),
     "topic": (
@@ -98,7 +108,7 @@ def test_what_kafka_3_9_1_wrote() -> None:
         b'"removing_replicas":{},"version":3}'
     )
     state = b'{"controller_epoch":1,"leader":1,"version":1,"leader_epoch":0,"isr":[1]}'
-    assert paths.parse_broker(broker) == ("127.0.0.1", 23485)
+    assert paths.parse_broker(broker) == [plain("127.0.0.1", 23485)]
     assert paths.parse_topic(topic) == ({0: [1], 1: [1]}, UUID("0a47dec2-62e0-426d-a1de-b2b135e9e681"))
     assert paths.partition_state_payload(1, [1], controller_epoch=1) == state
     assert paths.parse_partition_state(state) == paths.PartitionState(1, [1], 1, 0)
@@ -107,23 +117,26 @@ def test_what_kafka_3_9_1_wrote() -> None:
 def test_older_versions_are_read() -> None:
     first = b'{"jmx_port":-1,"timestamp":"1","host":"h","version":1,"port":9092}'
     ssl = b'{"endpoints":["SSL://h:9093"],"host":null,"port":-1,"version":2}'
-    assert paths.parse_broker(first) == ("h", 9092)
-    assert paths.parse_broker(ssl) == ("h", 9093)
+    assert paths.parse_broker(first) == [plain("h", 9092)]
+    assert paths.parse_broker(ssl) == [paths.Endpoint("SSL", "SSL", "h", 9093)]
     assert paths.parse_topic(b'{"version":1,"partitions":{"0":[1,2]}}') == ({0: [1, 2]}, None)
     assert paths.parse_topic(GOLDEN["topic, no id"][0]) == ({0: [0]}, None)
 
 
-def test_the_plaintext_listener_is_preferred() -> None:
+def test_listeners_have_their_protocols() -> None:
     payload = (
         b'{"listener_security_protocol_map":{"OUT":"SSL","IN":"PLAINTEXT"},'
         b'"endpoints":["OUT://a:1","IN://[::1]:2"],"host":null,"port":-1,"version":4}'
     )
-    assert paths.parse_broker(payload) == ("::1", 2)
+    assert paths.parse_broker(payload) == [
+        paths.Endpoint("OUT", "SSL", "a", 1),
+        paths.Endpoint("IN", "PLAINTEXT", "::1", 2),
+    ]
 
 
 def test_round_trips() -> None:
-    assert paths.parse_broker(paths.broker_payload("::1", 9092, 1)) == ("::1", 9092)
-    assert paths.parse_broker(paths.broker_payload("::1", 9093, 1, "SASL_SSL")) == ("::1", 9093)
+    endpoints = [plain("::1", 9092), paths.Endpoint("OUT", "SASL_SSL", "::1", 9093)]
+    assert paths.parse_broker(paths.broker_payload(endpoints, 1)) == endpoints
     assert paths.parse_topic(GOLDEN["topic"][0]) == ({0: [0, 1], 1: [1, 0]}, TOPIC_ID)
     assert paths.parse_topic_config(paths.topic_config_payload({"a": "ü"})) == {"a": "ü"}
     assert paths.parse_cluster_id(paths.cluster_id_payload("x")) == "x"

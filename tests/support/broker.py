@@ -17,8 +17,10 @@ _STOP_SECONDS = 30.0
 
 
 def broker_command(data_dir: Path, port: int, *arguments: str) -> list[str]:
-    """The command line of a broker on 127.0.0.1."""
-    command = [sys.executable, "-m", "spark_klog.cli", "broker", "--listen", f"{HOST}:{port}"]
+    """The command line of a broker on 127.0.0.1; a setting `listeners` takes the place of --listen."""
+    command = [sys.executable, "-m", "spark_klog.cli", "broker"]
+    if not any(argument.startswith("listeners=") for argument in arguments):
+        command += ["--listen", f"{HOST}:{port}"]
     # the tests' records have times of long ago
     return [*command, "--data-dir", str(data_dir), "--set", "log.retention.ms=-1", *arguments]
 

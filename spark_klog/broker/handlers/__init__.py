@@ -24,6 +24,8 @@ from spark_klog.broker.handlers import (
     offset_fetch,
     offset_for_leader_epoch,
     produce,
+    sasl_authenticate,
+    sasl_handshake,
 )
 from spark_klog.protocol import apis
 from spark_klog.protocol.codec import Message
@@ -50,4 +52,6 @@ HANDLERS: dict[int, Handler] = {
     apis.INCREMENTAL_ALTER_CONFIGS.key: alter_configs.handle_incremental,
     apis.DESCRIBE_CLUSTER.key: describe_cluster.handle,
     apis.DESCRIBE_TOPIC_PARTITIONS.key: describe_topic_partitions.handle,
+    apis.SASL_HANDSHAKE.key: sasl_handshake.handle,
+    apis.SASL_AUTHENTICATE.key: sasl_authenticate.handle,
 }

@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from spark_klog.broker.broker import Broker, Request, TopicExists
+from spark_klog.broker.described_settings import topic_entries
 from spark_klog.broker.log_settings import topic_settings
 from spark_klog.errors import ConfigError, ErrorCode
 from spark_klog.log.partition_log import check_topic_name
@@ -19,6 +20,9 @@ _DEFAULT = -1
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
+    if not broker.authorizer.is_admin(request.session):
+        code, reason = ErrorCode.TOPIC_AUTHORIZATION_FAILED, "only admins create topics"
+        return {"topics": [_refused(entry["name"], code, reason) for entry in message["topics"]]}
     return {"topics": [await _create(broker, entry, message["validate_only"]) for entry in message["topics"]]}
 
 
@@ -64,7 +68,7 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
         "error_code": ErrorCode.NONE,
         "num_partitions": partitions,
         "replication_factor": 1,
-        "configs": [],
+        "configs": [] if validate_only else topic_entries(broker, broker.registry.topics[name]),
     }
 
 

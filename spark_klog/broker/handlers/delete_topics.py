@@ -14,6 +14,9 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         wanted = [(entry["name"], entry["topic_id"]) for entry in message["topics"]]
     else:
         wanted = [(name, UUID(int=0)) for name in message["topic_names"]]
+    if not broker.authorizer.is_admin(request.session):
+        code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return {"responses": [{"name": name, "topic_id": topic_id, "error_code": code} for name, topic_id in wanted]}
     return {"responses": [await _delete(broker, name, topic_id) for name, topic_id in wanted]}
 
 

@@ -19,6 +19,6 @@ def handle(broker: Broker, request: Request, message: Message) -> Message:
         "controller_id": broker.registry.controller_id,
         "brokers": [
             {"broker_id": node, "host": host, "port": port}
-            for node, (host, port) in sorted(broker.registry.brokers.items())
+            for node, (host, port) in broker.registry.addresses(request.session.listener).items()
         ],
     }

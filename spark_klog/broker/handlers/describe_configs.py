@@ -6,6 +6,7 @@ from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.described_settings import broker_entries, topic_entries
+from spark_klog.broker.security.authorizer import SEE
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.configs import BROKER, DEFAULT_SOURCE, TOPIC
@@ -19,6 +20,8 @@ async def _describe(broker: Broker, request: Request, resource: dict[str, Any]) 
     kind, name, wanted = resource["resource_type"], resource["resource_name"], resource["configuration_keys"]
     result: dict[str, Any] = {"resource_type": kind, "resource_name": name, "configs": []}
     if kind == TOPIC:
+        if refusal := broker.authorizer.refusal(request.session, SEE, name):
+            return result | {"error_code": refusal, "error_message": f"topic {name} may not be seen"}
         topic = await broker.topic(name)
         if topic is None:
             return result | {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "error_message": f"no topic {name}"}

@@ -6,6 +6,7 @@ from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.described_topics import missing_topic, topic_message
+from spark_klog.broker.security.authorizer import SEE
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 
@@ -23,11 +24,15 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
             continue
         if not limit:
             return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": 0}}
+        if refusal := broker.authorizer.refusal(request.session, SEE, name):
+            if message["topics"]:
+                topics.append(missing_topic(name, None, refusal))
+            continue
         topic = await broker.topic(name)
         if topic is None:
             topics.append(missing_topic(name, None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
             continue
-        described = topic_message(broker, topic)
+        described = topic_message(broker, request, topic)
         first = start[1] if name == start[0] else 0
         partitions = [entry for entry in described["partitions"] if entry["partition_index"] >= first]
         topics.append(described | {"partitions": partitions[:limit]})

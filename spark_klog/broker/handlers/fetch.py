@@ -1,10 +1,9 @@
-"""Fetch v0-12. Waits in the purgatory until min_bytes are there or max_wait_ms have passed.
+"""Fetch v0-17. Waits in the purgatory until min_bytes are there or max_wait_ms have passed.
 
-At least one whole batch is answered for the first partition that has data, however small max_bytes; after it a
-range may end within a batch, as Kafka's do. Fetch sessions (v7) are declined by session id 0: clients then send
-whole requests. Fetchers of isolation level 1 (read_committed) get nothing from the last stable offset on, and the
-list of aborted transactions. Versions 0-3 get message sets of magic 0 or 1: what is newer in the log is converted, not
-sent from the file.
+From version 3 on at least one whole batch is answered for the first partition that has data, however small
+max_bytes; else a range may end within a batch, as Kafka's do. Fetchers of isolation level 1 (read_committed) get
+nothing from the last stable offset on, and the list of aborted transactions. Versions 0-3 get message sets of magic 0
+or 1: what is newer in the log is converted, not sent from the file.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ import time
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.fetch_sessions import PartitionKey
+from spark_klog.broker.security.authorizer import READ
 from spark_klog.errors import DecodeError, ErrorCode, LogCorrupted, OffsetOutOfRange, ProtocolError
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segment import FileRange
@@ -23,49 +24,82 @@ from spark_klog.records.conversion import down_convert
 from spark_klog.wire.primitives import Buffer
 
 _log = logging.getLogger(__name__)
-_NO_SESSION = 0
 _READ_COMMITTED = 1
 #: The first versions that take magic 1, and magic 2.
 _FIRST_MAGIC_1, _FIRST_MAGIC_2 = 2, 4
+#: Before it a client that asks for too little gets a part of a message, and asks for more.
+_FIRST_WHOLE_BATCH = 3
 _ZSTD = 4
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
-    if message["session_id"] != _NO_SESSION:
-        return {"error_code": ErrorCode.FETCH_SESSION_ID_NOT_FOUND}
-    deadline = time.monotonic() + min(message["max_wait_ms"], 0x7FFFFFFF) / 1000
-    keys = [(topic["topic"], entry["partition"]) for topic in message["topics"] for entry in topic["partitions"]]
+    now = time.monotonic()
+    found = broker.fetch_sessions.find(
+        message["session_id"], message["session_epoch"], _wanted(message), _forgotten(message), now
+    )
+    if isinstance(found, ErrorCode):
+        return {"error_code": found}
+    session, is_incremental = found
+    wanted = session.partitions if session is not None else _wanted(message)
+    deadline = now + min(message["max_wait_ms"], 0x7FFFFFFF) / 1000
     while True:
-        response, size, failed = await _read(broker, request, message)
+        answers, size, failed = await _read(broker, request, message, wanted)
         left = deadline - time.monotonic()
         if failed or size >= message["min_bytes"] or left <= 0:
-            return response
-        await broker.purgatory.wait(keys, left)
+            break
+        await broker.purgatory.wait([broker.registry.key(*key) for key, _ in wanted], left)
+    if session is None:
+        return {"responses": _by_topic(answers)}
+    told = [(key, answer) for key, answer in answers if session.note(key, answer) or not is_incremental]
+    return {"session_id": session.id, "responses": _by_topic(told)}
 
 
-async def _read(broker: Broker, request: Request, message: Message) -> tuple[Message, int, bool]:
-    """(response, bytes of records in it, whether a partition failed)."""
+def _wanted(message: Message) -> list[tuple[PartitionKey, dict[str, Any]]]:
+    return [
+        (PartitionKey(topic["topic"], topic["topic_id"], entry["partition"]), entry)
+        for topic in message["topics"]
+        for entry in topic["partitions"]
+    ]
+
+
+def _forgotten(message: Message) -> list[PartitionKey]:
+    return [
+        PartitionKey(topic["topic"], topic["topic_id"], partition)
+        for topic in message["forgotten_topics_data"]
+        for partition in topic["partitions"]
+    ]
+
+
+def _by_topic(answers: list[tuple[PartitionKey, Message]]) -> list[Message]:
+    """Neighbours of one topic together: a client may want its partitions in their order."""
+    topics: list[dict[str, Any]] = []
+    for key, answer in answers:
+        if not topics or (topics[-1]["topic"], topics[-1]["topic_id"]) != key[:2]:
+            topics.append({"topic": key.topic, "topic_id": key.topic_id, "partitions": []})
+        topics[-1]["partitions"].append(answer)
+    return topics
+
+
+async def _read(
+    broker: Broker, request: Request, message: Message, wanted: list[tuple[PartitionKey, dict[str, Any]]]
+) -> tuple[list[tuple[PartitionKey, Message]], int, bool]:
+    """(answer by partition, bytes of records in them, whether a partition failed)."""
     left = min(message["max_bytes"], broker.config.fetch_max_bytes)
     is_committed = message["isolation_level"] == _READ_COMMITTED
     total, failed = 0, False
-    topics = []
-    for topic in message["topics"]:
-        partitions = []
-        for entry in topic["partitions"]:
-            partition = await _partition(
-                broker, request, topic["topic"], entry, left - total, total == 0, is_committed=is_committed
-            )
-            total += len(partition["records"])
-            failed = failed or partition["error_code"] != ErrorCode.NONE
-            partitions.append(partition)
-        topics.append({"topic": topic["topic"], "partitions": partitions})
-    return {"responses": topics}, total, failed
+    answers = []
+    for key, entry in wanted:
+        partition = await _partition(broker, request, key, entry, left - total, total == 0, is_committed=is_committed)
+        total += len(partition["records"])
+        failed = failed or partition["error_code"] != ErrorCode.NONE
+        answers.append((key, partition))
+    return answers, total, failed
 
 
 async def _partition(
     broker: Broker,
     request: Request,
-    topic: str,
+    key: PartitionKey,
     entry: dict[str, Any],
     left: int,
     is_first: bool,
@@ -79,7 +113,15 @@ async def _partition(
         "high_watermark": -1,
         "records": b"",
     }
-    log = await broker.leader_log(topic, index)
+    topic = key.topic
+    if key.topic_id.int:
+        named = await broker.topic_by_id(key.topic_id)
+        if named is None:
+            return result | {"error_code": ErrorCode.UNKNOWN_TOPIC_ID}
+        topic = named.name
+    log = broker.authorizer.refusal(request.session, READ, topic) or await broker.leader_log(
+        topic, index, entry["current_leader_epoch"]
+    )
     if isinstance(log, ErrorCode):
         return result | {"error_code": log}
     stable = log.last_stable_offset
@@ -99,6 +141,8 @@ async def _partition(
             ]
         if request.version < _FIRST_MAGIC_2 and found is not None:
             found = _converted(broker, request, log, offset, max_bytes)
+            if request.version < _FIRST_WHOLE_BATCH:
+                del found[max(0, max_bytes) :]
     except ProtocolError as error:
         _log.warning("%s (%s) fetches by version %d: %s", request.client_id, request.peer, request.version, error)
         return result | {"error_code": error.code}

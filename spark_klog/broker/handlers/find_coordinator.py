@@ -1,4 +1,4 @@
-"""FindCoordinator v0-4 (GroupCoordinator in the guide): the broker that keeps a group's offsets.
+"""FindCoordinator v0-6 (GroupCoordinator in the guide): the broker that keeps a group's offsets.
 
 Transactions are not served: their coordinator is not available.
 """
@@ -14,19 +14,20 @@ from spark_klog.protocol.tables.coordinator import GROUP
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     if request.version >= 4:
         keys = message["coordinator_keys"]
-        return {"coordinators": [await _find(broker, key, message["key_type"]) for key in keys]}
-    found = await _find(broker, message["key"], message["key_type"])
+        return {"coordinators": [await _find(broker, request, key, message["key_type"]) for key in keys]}
+    found = await _find(broker, request, message["key"], message["key_type"])
     del found["key"]
     return found
 
 
-async def _find(broker: Broker, key: str, key_type: int) -> Message:
+async def _find(broker: Broker, request: Request, key: str, key_type: int) -> Message:
     none = {"key": key, "node_id": -1, "host": "", "port": -1}
     if key_type != GROUP:
         reason = "transactions are not supported"
         return none | {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE, "error_message": reason}
     node, _ = await broker.coordinator_for(key)
-    if node not in broker.registry.brokers:
+    addresses = broker.registry.addresses(request.session.listener)
+    if node not in addresses:
         return none | {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE, "error_message": None}
-    host, port = broker.registry.brokers[node]
+    host, port = addresses[node]
     return {"key": key, "node_id": node, "host": host, "port": port, "error_code": 0, "error_message": None}

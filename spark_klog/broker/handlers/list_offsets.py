@@ -1,7 +1,8 @@
-"""ListOffsets v0-7: -1 latest, -2 earliest, -3 (v7) of the largest timestamp, else by time in ms.
+"""ListOffsets v0-10: -1 latest, -2 earliest, -3 (v7) of the largest timestamp, else by time in ms.
 
-For isolation level 1 (read_committed) latest is the last stable offset. Version 0 is answered with the one offset that
-fits, not with a list of segment starts.
+For isolation level 1 (read_committed) latest is the last stable offset. Version 0 is answered with the first offsets
+of the segments that had been begun at that time, the newest first. Without tiered storage all records are local: -4
+(v8) is the earliest one, and -5 (v9), the last that is not local, finds none.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import logging
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.security.authorizer import SEE
 from spark_klog.errors import DecodeError, ErrorCode, LogCorrupted
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.codec import Message
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST, MAX_TIMESTAMP
+from spark_klog.protocol.tables.list_offsets import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP
 
 _log = logging.getLogger(__name__)
 _UNKNOWN = (-1, -1)
@@ -36,27 +38,37 @@ async def _partition(
     broker: Broker, request: Request, topic: str, entry: dict[str, Any], *, is_committed: bool
 ) -> Message:
     index = entry["partition_index"]
-    log = await broker.leader_log(topic, index)
+    log = broker.authorizer.refusal(request.session, SEE, topic) or await broker.leader_log(
+        topic, index, entry["current_leader_epoch"]
+    )
     if isinstance(log, ErrorCode):
         return {"partition_index": index, "error_code": log}
     try:
+        if request.version == 0:
+            offsets = log.offsets_before(entry["timestamp"], entry["max_num_offsets"])
+            return {"partition_index": index, "error_code": ErrorCode.NONE, "old_style_offsets": offsets}
         end = log.last_stable_offset if is_committed else log.high_watermark
         timestamp, offset = _find(log, entry["timestamp"], end)
     except (LogCorrupted, DecodeError) as error:
         _log.error("%s-%d can't be searched: %s", topic, index, error)
         return {"partition_index": index, "error_code": ErrorCode.CORRUPT_MESSAGE}
-    result = {"partition_index": index, "error_code": ErrorCode.NONE, "leader_epoch": 0}
-    if request.version == 0:
-        return result | {"old_style_offsets": [offset] if offset >= 0 else []}
-    return result | {"timestamp": timestamp, "offset": offset}
+    return {
+        "partition_index": index,
+        "error_code": ErrorCode.NONE,
+        "timestamp": timestamp,
+        "offset": offset,
+        "leader_epoch": log.leader_epoch,
+    }
 
 
 def _find(log: PartitionLog, timestamp: int, end: int) -> tuple[int, int]:
     """(timestamp, offset); timestamp -1 where the request names a place, both -1 where no record fits."""
     if timestamp == LATEST:
         return -1, end
-    if timestamp == EARLIEST:
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return -1, log.start_offset
     if timestamp == MAX_TIMESTAMP:
         return log.max_timestamp() or _UNKNOWN
+    if timestamp < 0:
+        return _UNKNOWN
     return log.offset_for_timestamp(timestamp) or _UNKNOWN

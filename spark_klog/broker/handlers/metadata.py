@@ -9,6 +9,7 @@ from typing import Any
 
 from spark_klog.broker.broker import Broker, Request, TopicExists
 from spark_klog.broker.described_topics import missing_topic, topic_message
+from spark_klog.broker.security.authorizer import SEE, WRITE
 from spark_klog.errors import ConfigError, ErrorCode
 from spark_klog.protocol.codec import Message
 
@@ -16,13 +17,17 @@ from spark_klog.protocol.codec import Message
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     wanted = message["topics"]
     if wanted is None or (request.version == 0 and not wanted):
-        topics = [topic_message(broker, topic) for _, topic in sorted(broker.registry.topics.items())]
+        topics = [
+            topic_message(broker, request, topic)
+            for name, topic in sorted(broker.registry.topics.items())
+            if broker.authorizer.allows(request.session, SEE, name)
+        ]
     else:
-        topics = [await _asked(broker, entry, message["allow_auto_topic_creation"]) for entry in wanted]
+        topics = [await _asked(broker, request, entry, message["allow_auto_topic_creation"]) for entry in wanted]
     return {
         "brokers": [
             {"node_id": node, "host": host, "port": port}
-            for node, (host, port) in sorted(broker.registry.brokers.items())
+            for node, (host, port) in broker.registry.addresses(request.session.listener).items()
         ],
         "cluster_id": broker.cluster_id,
         "controller_id": broker.registry.controller_id,
@@ -30,20 +35,24 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     }
 
 
-async def _asked(broker: Broker, entry: dict[str, Any], may_create: bool) -> Message:
+async def _asked(broker: Broker, request: Request, entry: dict[str, Any], may_create: bool) -> Message:
     name, topic_id = entry["name"], entry["topic_id"]
     if name is None:
         topic = await broker.topic_by_id(topic_id)
-        if topic is None:
+        if topic is None or not broker.authorizer.allows(request.session, SEE, topic.name):
             return missing_topic(None, topic_id, ErrorCode.UNKNOWN_TOPIC_ID)
-        return topic_message(broker, topic)
+        return topic_message(broker, request, topic)
+    if refusal := broker.authorizer.refusal(request.session, SEE, name):
+        return missing_topic(name, None, refusal)
     if await broker.topic(name) is None:
         if not (may_create and broker.config.auto_create_topics):
             return missing_topic(name, None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if refusal := broker.authorizer.refusal(request.session, WRITE, name):
+            return missing_topic(name, None, refusal)
         try:
             await broker.create_topic(name, broker.config.num_partitions)
         except TopicExists:
             await broker.refresh()
         except ConfigError:
             return missing_topic(name, None, ErrorCode.INVALID_TOPIC_EXCEPTION)
-    return topic_message(broker, broker.registry.topics[name])
+    return topic_message(broker, request, broker.registry.topics[name])

@@ -1,17 +1,20 @@
-"""OffsetCommit v2-8: offsets into __consumer_offsets.
+"""OffsetCommit v0-9: offsets into __consumer_offsets, by version 0 into the directories that brokers share.
 
 There is no group membership yet, so that only commits from outside a group's generations (generation -1) are taken.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.errors import ErrorCode
+from spark_klog.broker.security.authorizer import READ
+from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
 
 _log = logging.getLogger(__name__)
+_TO_DIRECTORIES = 0
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
@@ -31,7 +34,9 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
             codes[key] = failure
             if failure:
                 continue
-            if broker.registry.leads(*key) is None:
+            if refusal := broker.authorizer.refusal(request.session, READ, topic["name"]):
+                codes[key] = refusal
+            elif broker.registry.leads(*key) is None:
                 codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             elif len(metadata.encode()) > broker.config.offset_metadata_max_bytes:
                 codes[key] = ErrorCode.OFFSET_METADATA_TOO_LARGE
@@ -39,8 +44,12 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
                 offsets[key] = entry["committed_offset"], entry["committed_leader_epoch"], metadata
     if offsets and not isinstance(log, ErrorCode):
         try:
-            broker.offsets.commit(log, group, offsets)
-        except OSError as error:
+            if request.version == _TO_DIRECTORIES and broker.config.directories is not None:
+                directory = broker.registry.group_offsets(group)
+                await asyncio.to_thread(directory.commit, {key: entry[0] for key, entry in offsets.items()})
+            else:
+                broker.offsets.commit(log, group, offsets)
+        except (OSError, DirectoryError, ConfigError) as error:
             _log.error("commit of group %s failed: %s", group, error)
             codes |= dict.fromkeys(offsets, ErrorCode.COORDINATOR_NOT_AVAILABLE)
     return {

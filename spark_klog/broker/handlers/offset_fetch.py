@@ -1,37 +1,80 @@
-"""OffsetFetch v1-8: committed offsets, -1 where there is none; null topics (v2) ask for all of a group's."""
+"""OffsetFetch v0-9: committed offsets, -1 where there is none; null topics (v2) ask for all of a group's.
+
+Version 0 asks for those in the directories that brokers share.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.offset_manager import Committed
-from spark_klog.errors import ErrorCode
+from spark_klog.broker.security.authorizer import SEE
+from spark_klog.errors import ConfigError, DecodeError, DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
+
+_log = logging.getLogger(__name__)
+_FROM_DIRECTORIES = 0
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
+    if request.version == _FROM_DIRECTORIES and broker.config.directories is not None:
+        return {"topics": await _of_directories(broker, request, message["group_id"], message["topics"])}
     if request.version >= 8:
-        groups = [await _group(broker, entry["group_id"], entry["topics"]) for entry in message["groups"]]
+        groups = [await _group(broker, request, entry["group_id"], entry["topics"]) for entry in message["groups"]]
         return {"groups": groups}
-    answer = await _group(broker, message["group_id"], message["topics"])
-    if request.version == 1 and answer["error_code"]:
+    answer = await _group(broker, request, message["group_id"], message["topics"])
+    if request.version <= 1 and answer["error_code"]:
         answer["topics"] = [_topic(broker, None, entry, answer["error_code"]) for entry in message["topics"]]
     del answer["group_id"]
     return answer
 
 
-async def _group(broker: Broker, group: str, topics: list[dict[str, Any]] | None) -> Message:
+async def _of_directories(broker: Broker, request: Request, group: str, topics: list[dict[str, Any]]) -> list[Message]:
+    keys = [
+        (topic["name"], index)
+        for topic in topics
+        for index in topic["partition_indexes"]
+        if broker.authorizer.allows(request.session, SEE, topic["name"])
+    ]
+    code = ErrorCode.NONE
+    found: dict[tuple[str, int], int] = {}
+    try:
+        found = await asyncio.to_thread(broker.registry.group_offsets(group).fetch, keys)
+    except (DirectoryError, ConfigError, DecodeError) as error:
+        _log.error("offsets of group %s can't be read: %s", group, error)
+        code = ErrorCode.UNKNOWN_SERVER_ERROR
+    answer = []
+    for topic in topics:
+        name = topic["name"]
+        refusal = broker.authorizer.refusal(request.session, SEE, name) or code
+        partitions = []
+        for index in topic["partition_indexes"]:
+            offset = found.get((name, index))
+            committed = None if offset is None else Committed(offset, -1, "", -1)
+            missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if committed is None else ErrorCode.NONE
+            partitions.append(_entry(index, committed, refusal or missing))
+        answer.append({"name": name, "partitions": partitions})
+    return answer
+
+
+async def _group(broker: Broker, request: Request, group: str, topics: list[dict[str, Any]] | None) -> Message:
     log = await broker.offsets_log(group)
     if isinstance(log, ErrorCode):
         return {"group_id": group, "topics": [], "error_code": log}
     if topics is None:
         found: dict[str, list[Message]] = {}
         for topic, partition, committed in broker.offsets.all(group):
-            found.setdefault(topic, []).append(_entry(partition, committed, ErrorCode.NONE))
+            if broker.authorizer.allows(request.session, SEE, topic):
+                found.setdefault(topic, []).append(_entry(partition, committed, ErrorCode.NONE))
         answer = [{"name": topic, "partitions": partitions} for topic, partitions in found.items()]
     else:
-        answer = [_topic(broker, group, entry, ErrorCode.NONE) for entry in topics]
+        answer = []
+        for entry in topics:
+            code = broker.authorizer.refusal(request.session, SEE, entry["name"])
+            answer.append(_topic(broker, None if code else group, entry, code))
     return {"group_id": group, "topics": answer, "error_code": ErrorCode.NONE}
 
 

@@ -1,4 +1,4 @@
-"""Produce v0-9. acks: 0 no answer, 1 and -1 alike, since there is no replication.
+"""Produce v0-13. acks: 0 no answer, 1 and -1 alike, since there is no replication.
 
 Versions 0-2 may carry message sets of magic 0 and 1; the log keeps them in magic 2.
 """
@@ -9,12 +9,12 @@ import logging
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.security.authorizer import WRITE
 from spark_klog.errors import CorruptBatchError, DecodeError, ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge
 from spark_klog.protocol.codec import Message
-from spark_klog.records.batch import iter_batches
 from spark_klog.records.conversion import up_convert
-from spark_klog.wire.primitives import Buffer
+from spark_klog.records.produced import check_produced
 
 _log = logging.getLogger(__name__)
 _NO_ANSWER, _LEADER, _ALL = 0, 1, -1
@@ -26,13 +26,19 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message 
     acks = message["acks"]
     responses = []
     for topic in message["topic_data"]:
+        name, topic_id = topic["name"], topic["topic_id"]
+        if topic_id.int:
+            named = await broker.topic_by_id(topic_id)
+            name = named.name if named is not None else ""
         partitions = []
         for data in topic["partition_data"]:
             if acks not in (_NO_ANSWER, _LEADER, _ALL):
                 partitions.append(_failed(data["index"], ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks}"))
+            elif not name and topic_id.int:
+                partitions.append(_failed(data["index"], ErrorCode.UNKNOWN_TOPIC_ID, f"no topic of id {topic_id}"))
             else:
-                partitions.append(await _append(broker, request, topic["name"], data))
-        responses.append({"name": topic["name"], "partition_responses": partitions})
+                partitions.append(await _append(broker, request, name, data))
+        responses.append({"name": name, "topic_id": topic_id, "partition_responses": partitions})
     if acks != _NO_ANSWER:
         return {"responses": responses}
     for topic in responses:
@@ -47,24 +53,20 @@ def _failed(index: int, code: ErrorCode, reason: str) -> Message:
     return {"index": index, "error_code": code, "error_message": reason}
 
 
-def _check_magic_2(records: Buffer, version: int) -> None:
-    for header, _ in iter_batches(records):
-        if header.magic != 2:
-            raise DecodeError(f"Produce {version} takes batches of magic 2, not {header.magic}")
-
-
 async def _append(broker: Broker, request: Request, topic: str, data: dict[str, Any]) -> Message:
     index, records = data["index"], data["records"]
+    if not broker.authorizer.allows(request.session, WRITE, topic):
+        return _failed(index, ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"{topic} may not be written to")
     log = await broker.leader_log(topic, index)
     if isinstance(log, ErrorCode):
         return _failed(index, log, f"{topic}-{index} is not led by broker {broker.config.broker_id}")
     if records is None:
         return _failed(index, ErrorCode.INVALID_RECORD, "no records")
     try:
-        if request.version >= _FIRST_MAGIC_2:
-            _check_magic_2(records, request.version)
-        else:
-            records = memoryview(up_convert(records, renumber=True, limit=broker.config.decompressed_max_bytes))
+        limit = broker.config.decompressed_max_bytes
+        if request.version < _FIRST_MAGIC_2:
+            records = memoryview(up_convert(records, renumber=True, limit=limit))
+        check_produced(records, needs_keys=log.config.compacts, limit=limit)
         appended = log.append(records)
     except CorruptBatchError as error:
         code, reason = ErrorCode.CORRUPT_MESSAGE, str(error)
@@ -80,6 +82,7 @@ async def _append(broker: Broker, request: Request, topic: str, data: dict[str, 
             "index": index,
             "error_code": ErrorCode.NONE,
             "base_offset": appended.base_offset,
+            "log_append_time_ms": appended.append_time,
             "log_start_offset": log.start_offset,
         }
     _log.warning("%s (%s): %s, nothing appended: %s", request.client_id, request.peer, code.name, reason)

@@ -7,6 +7,7 @@ from spark_klog.protocol.schema import INT8, INT16, INT32, INT64, STRING, F, api
 LATEST = -1
 EARLIEST = -2
 MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
 
 LIST_OFFSETS = api(
     2,

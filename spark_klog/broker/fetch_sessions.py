@@ -1,0 +1,130 @@
+"""Incremental fetch sessions (KIP-227): a client names its partitions once, and then only what changes.
+
+    session id  epoch   what the client wants
+    0           -1      one answer, no session
+    0           0       a new session
+    N           0       a new session instead of N
+    N           -1      the end of N, one answer
+    N           E > 0   the E-th request of N: the partitions that it names are added or changed, the forgotten ones go
+
+An incremental answer holds the partitions with records, an error, or another high watermark or start than was told
+before. Those that had records go to the end, so that none is starved. Sans-IO: the clock is passed in.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from spark_klog.errors import ErrorCode
+from spark_klog.protocol.codec import Message
+
+NO_SESSION = 0
+_FINAL_EPOCH, _INITIAL_EPOCH = -1, 0
+_MAX_ID = _MAX_EPOCH = 0x7FFFFFFF
+
+
+class PartitionKey(NamedTuple):
+    """A partition as the request names it: its topic by name, or from version 13 on by id."""
+
+    topic: str
+    topic_id: UUID
+    partition: int
+
+
+class _Cached:
+    """A partition of a session: the request's entry, and what the client was told last."""
+
+    def __init__(self, entry: dict[str, Any]) -> None:
+        self.entry = entry
+        self.told: tuple[int, int] | None = None
+
+
+class FetchSession:
+    """The partitions that a client has named, in the order in which they are read."""
+
+    def __init__(self, session_id: int, partitions: Iterable[tuple[PartitionKey, dict[str, Any]]], now: float) -> None:
+        self.id = session_id
+        self.next_epoch = 1
+        self.used_at = now
+        self._partitions = OrderedDict((key, _Cached(entry)) for key, entry in partitions)
+
+    @property
+    def partitions(self) -> list[tuple[PartitionKey, dict[str, Any]]]:
+        """All partitions with their request entries."""
+        return [(key, cached.entry) for key, cached in self._partitions.items()]
+
+    def update(self, wanted: Iterable[tuple[PartitionKey, dict[str, Any]]], forgotten: Iterable[PartitionKey]) -> None:
+        """Take in what an incremental request names."""
+        for key in forgotten:
+            self._partitions.pop(key, None)
+        for key, entry in wanted:
+            cached = self._partitions.get(key)
+            if cached is None:
+                self._partitions[key] = _Cached(entry)
+            else:
+                cached.entry = entry
+
+    def note(self, key: PartitionKey, answer: Message) -> bool:
+        """Whether the client is to be told of this answer; it is taken as told then."""
+        cached = self._partitions[key]
+        told = answer["high_watermark"], answer.get("log_start_offset", -1)
+        failed, has_records = answer["error_code"] != ErrorCode.NONE, len(answer["records"]) > 0
+        is_new = failed or has_records or told != cached.told
+        cached.told = None if failed else told
+        if has_records:
+            self._partitions.move_to_end(key)
+        return is_new
+
+
+class FetchSessions:
+    """The sessions of a broker: at most `slots`; one that was silent for `evict_after` s gives way to a new one."""
+
+    def __init__(self, slots: int, evict_after: float) -> None:
+        self._slots = slots
+        self._evict_after = evict_after
+        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def find(
+        self,
+        session_id: int,
+        epoch: int,
+        wanted: list[tuple[PartitionKey, dict[str, Any]]],
+        forgotten: list[PartitionKey],
+        now: float,
+    ) -> tuple[FetchSession | None, bool] | ErrorCode:
+        """(the session, whether the request is an incremental one); no session where the client wants or gets none.
+
+        FETCH_SESSION_ID_NOT_FOUND or INVALID_FETCH_SESSION_EPOCH: the client begins anew then.
+        """
+        if epoch in (_FINAL_EPOCH, _INITIAL_EPOCH):
+            self._sessions.pop(session_id, None)
+            return (self._make(wanted, now) if epoch == _INITIAL_EPOCH else None), False
+        session = self._sessions.get(session_id)
+        if session is None:
+            return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        if epoch != session.next_epoch:
+            return ErrorCode.INVALID_FETCH_SESSION_EPOCH
+        session.next_epoch = epoch + 1 if epoch < _MAX_EPOCH else 1
+        session.used_at = now
+        self._sessions.move_to_end(session_id)
+        session.update(wanted, forgotten)
+        return session, True
+
+    def _make(self, wanted: list[tuple[PartitionKey, dict[str, Any]]], now: float) -> FetchSession | None:
+        if len(self._sessions) >= self._slots:
+            oldest = next(iter(self._sessions.values()), None)
+            if oldest is None or now - oldest.used_at < self._evict_after:
+                return None
+            del self._sessions[oldest.id]
+        session_id = random.randint(1, _MAX_ID)
+        while session_id in self._sessions:
+            session_id = random.randint(1, _MAX_ID)
+        session = self._sessions[session_id] = FetchSession(session_id, wanted, now)
+        return session

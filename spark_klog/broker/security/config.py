@@ -1,0 +1,184 @@
+"""The settings of listeners, TLS, SASL and users, by Kafka's names.
+
+`listeners` is NAME://HOST:PORT,...; a name is one of the security protocols, or is given one in
+`listener.security.protocol.map` (KIP-103). An empty host is the loopback one, port 0 takes a free one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from spark_klog.directories.paths import Endpoint, host_and_port
+from spark_klog.errors import ConfigError
+
+PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL = "PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"
+SECURITY_PROTOCOLS = (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)
+PLAIN, SCRAM_SHA_256, SCRAM_SHA_512 = "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"
+MECHANISMS = (PLAIN, SCRAM_SHA_256, SCRAM_SHA_512)
+#: The user of those who need not say who they are.
+ANONYMOUS = "ANONYMOUS"
+CLIENT_AUTH = ("none", "requested", "required")
+
+SECURITY_SETTINGS = (
+    "listeners",
+    "advertised.listeners",
+    "listener.security.protocol.map",
+    "ssl.keystore.location",
+    "ssl.keystore.type",
+    "ssl.key.password",
+    "ssl.truststore.location",
+    "ssl.truststore.type",
+    "ssl.client.auth",
+    "sasl.enabled.mechanisms",
+    "klog.users.file",
+)
+_LOOPBACK = "127.0.0.1"
+_ANY_ADDRESS = ("0.0.0.0", "::")
+_LISTENER = re.compile(r"([A-Za-z][A-Za-z0-9._-]*)://(.*):([0-9]{1,5})")
+
+
+class Listener(NamedTuple):
+    """One address to listen on, or to be reached at."""
+
+    name: str
+    protocol: str
+    host: str
+    port: int
+
+    @property
+    def is_tls(self) -> bool:
+        return self.protocol in (SSL, SASL_SSL)
+
+    @property
+    def is_sasl(self) -> bool:
+        return self.protocol in (SASL_PLAINTEXT, SASL_SSL)
+
+    def __str__(self) -> str:
+        return f"{self.name}://{host_and_port(self.host, self.port)}"
+
+
+@dataclass(frozen=True)
+class SecurityConfig:
+    """What the settings say. Files are PEM; `key_password` opens the key in the key store."""
+
+    listeners: tuple[Listener, ...] = ()
+    advertised: tuple[Listener, ...] = ()
+    key_store: Path | None = None
+    key_password: str = field(default="", repr=False)
+    trust_store: Path | None = None
+    client_auth: str = "none"
+    mechanisms: tuple[str, ...] = (SCRAM_SHA_256, SCRAM_SHA_512)
+    users_file: Path | None = None
+
+    def endpoints(self, bound: list[Listener]) -> list[Endpoint]:
+        """What clients are told: the advertised addresses, and those that are bound where none is given."""
+        told = {listener.name: listener for listener in bound} | {item.name: item for item in self.advertised}
+        result = []
+        for listener in bound:
+            host, port = told[listener.name][2:]
+            if host in _ANY_ADDRESS:
+                raise ConfigError(
+                    f"{listener} listens on all addresses: say with advertised.listeners which one clients are to use"
+                )
+            result.append(Endpoint(listener.name, listener.protocol, host, port or listener.port))
+        return result
+
+
+def security_settings(settings: Mapping[str, str]) -> SecurityConfig:
+    """The configuration of settings of `SECURITY_SETTINGS`; `ConfigError` for bad ones and bad combinations."""
+    protocols = _protocol_map(settings.get("listener.security.protocol.map", ""))
+    listeners = _listeners("listeners", settings, protocols)
+    advertised = _listeners("advertised.listeners", settings, protocols)
+    for listener in advertised:
+        if listener.name not in {item.name for item in listeners} and not (
+            not listeners and listener.name == PLAINTEXT
+        ):
+            raise ConfigError(f"advertised.listeners: {listener.name} is not among the listeners")
+    for store in ("ssl.keystore", "ssl.truststore"):
+        kind = settings.get(f"{store}.type", "PEM")
+        if kind.upper() != "PEM":
+            raise ConfigError(
+                f"setting {store}.type={kind}: only PEM is read; convert the store by "
+                "`keytool -importkeystore ... -deststoretype PKCS12` and `openssl pkcs12 -in FILE -out FILE.pem`"
+            )
+    config = SecurityConfig(
+        listeners=listeners,
+        advertised=advertised,
+        key_store=_path(settings, "ssl.keystore.location"),
+        key_password=settings.get("ssl.key.password", ""),
+        trust_store=_path(settings, "ssl.truststore.location"),
+        client_auth=_one_of(settings, "ssl.client.auth", CLIENT_AUTH, "none"),
+        mechanisms=_mechanisms(settings.get("sasl.enabled.mechanisms", f"{SCRAM_SHA_256},{SCRAM_SHA_512}")),
+        users_file=_path(settings, "klog.users.file"),
+    )
+    _check(config)
+    return config
+
+
+def _check(config: SecurityConfig) -> None:
+    for listener in config.listeners:
+        if listener.is_tls and config.key_store is None:
+            raise ConfigError(f"listener {listener} needs ssl.keystore.location, a PEM file with key and certificates")
+        if listener.is_sasl and config.users_file is None:
+            raise ConfigError(f"listener {listener} needs klog.users.file; `klog users add` writes it")
+    if config.client_auth != "none" and config.trust_store is None:
+        raise ConfigError(
+            f"ssl.client.auth={config.client_auth} needs ssl.truststore.location, a PEM file with the certificates of "
+            "those who sign clients' certificates"
+        )
+
+
+def _path(settings: Mapping[str, str], name: str) -> Path | None:
+    return Path(settings[name]) if settings.get(name) else None
+
+
+def _one_of(settings: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str) -> str:
+    value = settings.get(name, default).lower()
+    if value not in allowed:
+        raise ConfigError(f"setting {name}={value}: {', '.join(allowed)} are known")
+    return value
+
+
+def _items(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def _mechanisms(text: str) -> tuple[str, ...]:
+    mechanisms = tuple(item.upper() for item in _items(text))
+    if not mechanisms or not set(mechanisms) <= set(MECHANISMS):
+        raise ConfigError(f"setting sasl.enabled.mechanisms={text}: {', '.join(MECHANISMS)} are known")
+    return mechanisms
+
+
+def _protocol_map(text: str) -> dict[str, str]:
+    protocols = dict(zip(SECURITY_PROTOCOLS, SECURITY_PROTOCOLS, strict=True))
+    for item in _items(text):
+        name, _, protocol = item.partition(":")
+        if protocol.upper() not in SECURITY_PROTOCOLS:
+            raise ConfigError(
+                f"setting listener.security.protocol.map: {item!r} is not NAME:PROTOCOL with one of "
+                f"{', '.join(SECURITY_PROTOCOLS)}"
+            )
+        protocols[name.strip().upper()] = protocol.upper()
+    return protocols
+
+
+def _listeners(setting: str, settings: Mapping[str, str], protocols: Mapping[str, str]) -> tuple[Listener, ...]:
+    result: list[Listener] = []
+    for item in _items(settings.get(setting, "")):
+        found = _LISTENER.fullmatch(item)
+        if found is None or int(found[3]) > 65535:
+            raise ConfigError(f"setting {setting}: {item!r} is not NAME://HOST:PORT")
+        name, host = found[1].upper(), found[2].strip("[]") or _LOOPBACK
+        if name not in protocols:
+            raise ConfigError(f"setting {setting}: give {name} a protocol in listener.security.protocol.map")
+        if name in {other.name for other in result}:
+            raise ConfigError(f"setting {setting}: {name} stands there twice; name one of them otherwise")
+        result.append(Listener(name, protocols[name], host, int(found[3])))
+    if setting in settings and not result:
+        raise ConfigError(f"setting {setting} names no listener; give NAME://HOST:PORT")
+    return tuple(result)

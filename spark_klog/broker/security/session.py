@@ -1,0 +1,117 @@
+"""Who is at the other end of a connection, and how far it has come in saying so. No I/O.
+
+    listener without SASL   the user is ANONYMOUS, or the subject of the client's certificate
+    listener with SASL      SaslHandshake v1, then tokens in SaslAuthenticate
+                            SaslHandshake v0, then tokens in frames of their own: INT32 size, token
+                            until that has ended only ApiVersions and these two are answered
+
+Sources: KIP-43, KIP-152 (SaslAuthenticate), KIP-368 (session lifetime, here 0: no re-authentication).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from spark_klog.broker.security.config import ANONYMOUS, Listener
+from spark_klog.errors import ErrorCode, KlogError
+from spark_klog.protocol import apis
+
+if TYPE_CHECKING:
+    from spark_klog.broker.security.mechanisms import Lookup, Mechanism
+
+_BEFORE_AUTHENTICATION = frozenset({apis.API_VERSIONS.key, apis.SASL_HANDSHAKE.key, apis.SASL_AUTHENTICATE.key})
+_FIRST_SASL_AUTHENTICATE = 1
+
+
+class Refused(KlogError):
+    """What a client may not do; its connection is closed. The text is for the log."""
+
+
+class AuthenticationFailed(Refused):
+    """A client that did not show who it is. The text holds no secret, and clients are told less."""
+
+
+class _State(Enum):
+    HANDSHAKE = "before SaslHandshake"
+    TOKENS = "within SaslAuthenticate"
+    RAW_TOKENS = "within tokens of their own"
+    OPEN = "open"
+    FAILED = "failed"
+
+
+class Session:
+    """State of one connection's authentication; see the module. `address` is HOST:PORT."""
+
+    def __init__(self, listener: Listener, address: str, mechanisms: Sequence[str], lookup: Lookup) -> None:
+        self.listener = listener.name
+        self.is_tls = listener.is_tls
+        self.user = ANONYMOUS
+        self.mechanisms = list(mechanisms)
+        self._address = address
+        self._lookup = lookup
+        self._mechanism: Mechanism | None = None
+        self._state = _State.HANDSHAKE if listener.is_sasl else _State.OPEN
+
+    @property
+    def peer(self) -> str:
+        """For the log."""
+        return self._address if self.user == ANONYMOUS else f"{self._address} (User:{self.user})"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether all requests are answered."""
+        return self._state is _State.OPEN
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the connection is to be closed, once the answer has left."""
+        return self._state is _State.FAILED
+
+    @property
+    def takes_raw_tokens(self) -> bool:
+        """Whether the next frame is a token without a request around it."""
+        return self._state is _State.RAW_TOKENS
+
+    def take_certificate(self, certificate: dict[str, Any] | None) -> None:
+        """What `getpeercert` returned, which TLS has verified."""
+        from spark_klog.broker.security.tls import subject_name
+
+        self.user = subject_name(certificate) or self.user
+
+    def admits(self, key: int) -> bool:
+        """Whether a request of this API is answered now."""
+        return self._state is _State.OPEN or key in _BEFORE_AUTHENTICATION
+
+    def handshake(self, mechanism: str, version: int) -> ErrorCode:
+        """The client has chosen a mechanism. Another one than those that are served ends the connection."""
+        if self._state is not _State.HANDSHAKE:
+            return ErrorCode.ILLEGAL_SASL_STATE
+        if mechanism not in self.mechanisms:
+            self._state = _State.FAILED
+            return ErrorCode.UNSUPPORTED_SASL_MECHANISM
+        from spark_klog.broker.security.mechanisms import start
+
+        self._mechanism = start(mechanism, self._lookup)
+        self._state = _State.TOKENS if version >= _FIRST_SASL_AUTHENTICATE else _State.RAW_TOKENS
+        return ErrorCode.NONE
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether a mechanism waits for the client's next token."""
+        return self._mechanism is not None and self._state in (_State.TOKENS, _State.RAW_TOKENS)
+
+    def authenticate(self, token: bytes) -> bytes:
+        """The answer to a token; `AuthenticationFailed`, and the connection is to be closed."""
+        assert self._mechanism is not None
+        try:
+            answer = self._mechanism.step(token)
+        except BaseException:
+            self._state = _State.FAILED
+            raise
+        if self._mechanism.user is not None:
+            self.user = self._mechanism.user
+            self._state = _State.OPEN
+            self._mechanism = None
+        return answer

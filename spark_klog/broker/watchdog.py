@@ -1,0 +1,75 @@
+"""Drops connections that are idle, slow, or do not say who they are.
+
+connections.max.idle.ms       no request under way, and not a byte for so long
+request.receive.timeout.ms    a frame that has begun is not whole
+response.send.timeout.ms      the client takes not a byte (of 1 MiB at a time) of its answer
+authentication.timeout.ms     the TLS handshake, or SASL, is not done
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spark_klog.broker.config import BrokerConfig
+
+if TYPE_CHECKING:
+    from spark_klog.broker.connection import Connection
+
+_log = logging.getLogger(__name__)
+_LONGEST_PAUSE = 1.0
+
+
+@dataclass
+class Activity:
+    """When things happened on a connection, in seconds of the monotonic clock; None for what is not under way."""
+
+    opened_at: float
+    active_at: float
+    frame_since: float | None = None
+    sending_since: float | None = None
+
+
+def reason_to_drop(
+    activity: Activity, config: BrokerConfig, now: float, *, is_authenticated: bool, is_busy: bool
+) -> str | None:
+    """Why the connection is to be dropped, None where it is not."""
+
+    def overdue(since: float | None, limit_ms: int) -> bool:
+        return since is not None and now - since > limit_ms / 1000
+
+    if not is_authenticated and overdue(activity.opened_at, config.authentication_timeout_ms):
+        return f"not authenticated within {config.authentication_timeout_ms} ms"
+    if overdue(activity.sending_since, config.send_timeout_ms):
+        return f"does not read its answer for {config.send_timeout_ms} ms"
+    if overdue(activity.frame_since, config.receive_timeout_ms):
+        return f"a request is not whole after {config.receive_timeout_ms} ms"
+    if not is_busy and overdue(activity.active_at, config.max_idle_ms):
+        return f"idle for {config.max_idle_ms} ms"
+    return None
+
+
+async def watch(connections: Collection[Connection], config: BrokerConfig) -> None:
+    """Runs until it is cancelled."""
+    shortest = min(
+        config.max_idle_ms, config.receive_timeout_ms, config.send_timeout_ms, config.authentication_timeout_ms
+    )
+    pause = min(_LONGEST_PAUSE, shortest / 4000)
+    while True:
+        await asyncio.sleep(pause)
+        now = time.monotonic()
+        for connection in list(connections):
+            reason = reason_to_drop(
+                connection.activity,
+                config,
+                now,
+                is_authenticated=connection.session.is_open,
+                is_busy=connection.is_busy,
+            )
+            if reason is not None:
+                _log.warning("%s: %s; closing the connection", connection.session.peer, reason)
+                connection.abort()

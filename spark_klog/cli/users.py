@@ -1,0 +1,74 @@
+"""`klog users`: the file of users of a broker (`klog.users.file`)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from spark_klog.broker.security.config import ANONYMOUS
+from spark_klog.broker.security.mechanisms import HASHES, MAX_ITERATIONS, MIN_ITERATIONS, make_credential
+from spark_klog.broker.security.users import check_user_name, read_users, remove_user, set_credentials
+from spark_klog.errors import ConfigError
+
+_file = click.option(
+    "--file", "path", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The file of users."
+)
+
+
+@click.group()
+def users() -> None:
+    """Who may connect to a broker: users and their SCRAM credentials in a file."""
+
+
+@users.command()
+@click.argument("name")
+@_file
+@click.option(
+    "--mechanism",
+    "mechanisms",
+    multiple=True,
+    type=click.Choice(list(HASHES)),
+    help="Repeatable; both unless given. PLAIN is checked against either.",
+)
+@click.option(
+    "--iterations", default=MIN_ITERATIONS, show_default=True, type=click.IntRange(MIN_ITERATIONS, MAX_ITERATIONS)
+)
+@click.option("--password-stdin", is_flag=True, help="Read the password from a line of standard input.")
+def add(name: str, path: Path, mechanisms: tuple[str, ...], iterations: int, password_stdin: bool) -> None:
+    """Add a user, or give one another password; rules that stand in the file stay."""
+    check_user_name(name)
+    if name == ANONYMOUS:
+        raise ConfigError(f"{ANONYMOUS} is who comes without authentication, and has no password")
+    password = sys.stdin.readline().rstrip("\r\n") if password_stdin else _ask()
+    if not password or "\0" in password:
+        raise ConfigError("the password is empty, or holds a NUL")
+    chosen = mechanisms or tuple(HASHES)
+    set_credentials(path, name, {item: make_credential(item, password, iterations) for item in chosen})
+    click.echo(f"user {name} has {' and '.join(chosen)} in {path}")
+
+
+def _ask() -> str:
+    password: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    return password
+
+
+@users.command("list")
+@_file
+def list_users(path: Path) -> None:
+    """Names, mechanisms and rules; no credentials."""
+    for name, user in sorted(read_users(path).items()):
+        parts = [name, ",".join(user.credentials) or "-"]
+        parts += ["admin"] if user.admin else []
+        parts += [f"{key}={','.join(rules)}" for key, rules in (("read", user.read), ("write", user.write)) if rules]
+        click.echo("\t".join(parts))
+
+
+@users.command()
+@click.argument("name")
+@_file
+def remove(name: str, path: Path) -> None:
+    """Remove a user and the rules for it."""
+    remove_user(path, name)
+    click.echo(f"user {name} is removed from {path}")

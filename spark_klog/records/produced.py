@@ -1,0 +1,45 @@
+"""What a broker asks of batches that a producer sends, beside what a log checks of all batches."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from spark_klog.errors import DecodeError
+from spark_klog.records.batch import check_crc, iter_batches
+from spark_klog.records.reader import records_of
+from spark_klog.wire.codecs import MAX_DECOMPRESSED
+from spark_klog.wire.primitives import Buffer
+
+#: base offset, size of what follows, leader epoch, magic, CRC, attributes
+_START = Struct(">qiibIh")
+_SIZE_END = 12
+_MAGIC = 2
+_CONTROL_BIT = 0x20
+
+
+def check_produced(data: Buffer, *, needs_keys: bool = False, limit: int = MAX_DECOMPRESSED) -> None:
+    """`DecodeError` for a batch of another magic than 2, and for a control batch: only brokers write these.
+
+    With `needs_keys`, as compaction does, also for a record without a key, and `CorruptBatchError` where the CRC is
+    wrong; `limit` bounds what a batch decompresses to. What is no whole batch is left to the log.
+    """
+    view, position = memoryview(data), 0
+    while position + _START.size <= len(view):
+        _base_offset, size, _, magic, _, attributes = _START.unpack_from(view, position)
+        if magic != _MAGIC:
+            raise DecodeError(f"a batch of magic {magic}, where only {_MAGIC} is taken")
+        if attributes & _CONTROL_BIT:
+            raise DecodeError("a control batch, which only brokers write")
+        if size <= 0:
+            return
+        position += _SIZE_END + size
+    if needs_keys:
+        _check_keys(view, limit)
+
+
+def _check_keys(view: memoryview, limit: int) -> None:
+    for header, batch in iter_batches(view):
+        check_crc(header, batch)
+        for number, record in enumerate(records_of(header, batch, limit)):
+            if record.key is None:
+                raise DecodeError(f"record {number} of a batch has no key, which a compacted topic must have")
