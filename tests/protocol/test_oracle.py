@@ -20,6 +20,7 @@ import kafka.protocol.old.fetch as old_fetch
 import kafka.protocol.old.list_offsets as old_list_offsets
 import kafka.protocol.old.produce as old_produce
 import kafka.protocol.producer as producer
+import kafka.protocol.sasl as sasl
 import pytest
 
 from spark_klog.protocol import apis
@@ -34,7 +35,7 @@ from spark_klog.protocol.codec import (
 from spark_klog.protocol.schema import Api, Array, Field, Primitive, Struct, Type
 from spark_klog.wire.primitives import Reader
 
-ROOMS = (producer, consumer, metadata, admin)
+ROOMS = (producer, consumer, metadata, admin, sasl)
 # what only the older messages know: Kafka 4 has removed these versions (KIP-896)
 OLD: dict[tuple[str, int], Any] = {
     ("Produce", 0): (old_produce.ProduceRequest[0], old_produce.ProduceResponse[0]),
