@@ -92,8 +92,16 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.close()
 
     def abort(self) -> None:
-        """Close, and drop what is not sent."""
-        self._transport.abort()
+        """Close, and drop what is not sent.
+
+        The worker ends first: were the socket closed within a sendfile, the loop would still watch its descriptor,
+        and the next connection that is given the same one would be deaf.
+        """
+        if self._worker is None or self._worker.done():
+            self._transport.abort()
+        else:
+            self._worker.add_done_callback(lambda _: self._transport.abort())
+            self._worker.cancel()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._frame is not None:
@@ -149,6 +157,7 @@ class Connection(asyncio.BufferedProtocol):
         view[: len(self._rest)] = self._rest
         position = 0
         limit = self._server.frame_limit(self.session)
+        since = self.activity.frame_since
         while filled - position >= SIZE.size:
             size = frame_size(view[position : position + SIZE.size], limit)
             position += SIZE.size
@@ -158,6 +167,7 @@ class Connection(asyncio.BufferedProtocol):
             if there == size:
                 self._memory.take(size)
                 self._deliver(frame)
+                since = None
                 continue
             self._frame = bytearray(min(size, max(SCRATCH_BYTES, 2 * there)))
             self._memory.take(len(self._frame))
@@ -165,7 +175,8 @@ class Connection(asyncio.BufferedProtocol):
             self._frame_size, self._frame_filled = size, there
             break
         self._rest = bytes(view[position:filled])
-        self.activity.frame_since = self.activity.active_at if self._rest or self._frame is not None else None
+        has_begun = self._rest or self._frame is not None
+        self.activity.frame_since = (since or self.activity.active_at) if has_begun else None
 
     def _deliver(self, frame: bytearray) -> None:
         self._requests.append(frame)

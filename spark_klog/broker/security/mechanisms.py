@@ -161,7 +161,8 @@ class Scram:
             raise AuthenticationFailed(f"user {_shown(user)} wants to act as another one, which is not served")
         self._header = f"{header},{authorized},"
         self._client_first = f"{name},{nonce}"
-        self._nonce = nonce[2:] + self._own_nonce
+        self._client_nonce = nonce[2:]
+        self._nonce = self._client_nonce + self._own_nonce
         found = self._lookup(user, self._mechanism)
         self._name, self._is_known = user, found is not None
         self._credential = found or _pretended(self._mechanism, user)
@@ -171,8 +172,10 @@ class Scram:
 
     def _last(self, text: str) -> str:
         unproved, comma, proof = text.rpartition(",p=")
-        expected = f"c={b64encode(self._header.encode()).decode()},r={self._nonce}"
-        if not comma or not hmac.compare_digest(unproved.encode(), expected.encode()):
+        binding, _, nonce = unproved.partition(",r=")
+        # librdkafka of before 2.6.1 repeats its own nonce before both of them; Kafka 3.9 takes that, and so do we.
+        is_ours = nonce in (self._nonce, self._client_nonce + self._nonce)
+        if not comma or not is_ours or binding != f"c={b64encode(self._header.encode()).decode()}":
             raise AuthenticationFailed("a last SCRAM message that does not continue the first one")
         message = f"{self._client_first},{self._server_first},{unproved}".encode()
         signature = _hmac(self._algorithm, self._credential.stored_key, message)

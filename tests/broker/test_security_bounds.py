@@ -1,0 +1,244 @@
+"""Connections that are silent, slow or too many: they are dropped, and others are served meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spark_klog.broker.frame_memory import FrameMemory
+from spark_klog.protocol.apis import FETCH, METADATA, PRODUCE
+from spark_klog.protocol.codec import encode_request
+from tests.support.batches import make_batch
+from tests.support.broker import KlogBroker
+from tests.support.certificates import make_certificates
+from tests.support.kafka import HOST
+from tests.support.raw_client import CLIENT_ID, RawClient
+from tests.support.secure_broker import SecureBroker
+from tests.support.tools import kcat
+
+NOW = 1_700_000_000_000
+MIB = 1024 * 1024
+
+
+def _set(**settings: int) -> list[str]:
+    return [part for name, value in settings.items() for part in ("--set", f"{name.replace('_', '.')}={value}")]
+
+
+def _port(client: RawClient | socket.socket) -> int:
+    opened = client.socket if isinstance(client, RawClient) else client
+    port: int = opened.getsockname()[1]
+    return port
+
+
+def _is_served(port: int) -> bool:
+    with RawClient(port, 10) as other:
+        return bool(other.request(METADATA, 4, {"topics": []})["brokers"])
+
+
+def _round_trip(broker: KlogBroker, topic: str) -> None:
+    kcat("-P", "-b", broker.bootstrap_servers, "-t", topic, stdin=b"served\n")
+    assert kcat("-C", "-b", broker.bootstrap_servers, "-t", topic, "-e", "-q") == b"served\n"
+
+
+def test_a_thousand_silent_connections(tmp_path: Path, topic: str) -> None:
+    """On all four listeners; they are dropped in time, who speaks is not."""
+    certificates = make_certificates(tmp_path / "certificates")
+    settings = {"authentication.timeout.ms": "6000", "connections.max.idle.ms": "6000"}
+    with SecureBroker(tmp_path, certificates, settings=settings) as broker, contextlib.ExitStack() as stack:
+        _round_trip(broker, topic)
+        before = broker.rss_bytes()
+        silent = []
+        for number in range(1000):
+            port = list(broker.ports.values())[number % 4]
+            silent.append(stack.enter_context(socket.create_connection((HOST, port), 10)))
+        with RawClient(broker.port) as speaking:
+            speaking.request(METADATA, 4, {"topics": []})
+            _round_trip(broker, topic + "-2")
+            assert broker.rss_bytes() - before < 30 * MIB
+            deadline = time.monotonic() + 20
+            left = silent
+            while left and time.monotonic() < deadline:
+                speaking.request(METADATA, 4, {"topics": []})
+                still = []
+                for opened in left:
+                    opened.setblocking(False)
+                    try:
+                        assert opened.recv(1) == b""
+                    except BlockingIOError:
+                        still.append(opened)
+                left = still
+                time.sleep(0.2)
+            assert left == []
+            speaking.request(METADATA, 4, {"topics": []})
+        for number, reason in enumerate(("idle for 6000", "no TLS handshake within 6", "not authenticated", "no TLS")):
+            assert reason in broker.wait_for_log(f"127.0.0.1:{_port(silent[number])}:")
+
+
+def test_a_tls_handshake_that_stops_half_way(tmp_path: Path) -> None:
+    certificates = make_certificates(tmp_path / "certificates")
+    with SecureBroker(tmp_path, certificates, settings={"authentication.timeout.ms": "500"}) as broker:
+        context = ssl.create_default_context(cafile=str(certificates.ca))
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        half = context.wrap_bio(incoming, outgoing, server_hostname=HOST)
+        with pytest.raises(ssl.SSLWantReadError):
+            half.do_handshake()
+        hello = outgoing.read()
+        for sent in (hello[:20], hello):
+            with socket.create_connection((HOST, broker.ports["SSL"]), 10) as client:
+                client.sendall(sent)
+                while client.recv(4096):
+                    pass
+                broker.wait_for_log(f"127.0.0.1:{_port(client)}: ")
+        assert _is_served(broker.port)
+
+
+def test_idle_connections_are_dropped_but_not_those_that_wait(tmp_path: Path, topic: str) -> None:
+    with KlogBroker(tmp_path, *_set(connections_max_idle_ms=700)) as broker:
+        _round_trip(broker, topic)
+        with RawClient(broker.port) as idle, RawClient(broker.port) as waiting:
+            idle.request(METADATA, 4, {"topics": []})
+            partition = {"partition": 0, "fetch_offset": 1, "partition_max_bytes": 1000}
+            fetch = {"max_wait_ms": 2500, "min_bytes": 1, "topics": [{"topic": topic, "partitions": [partition]}]}
+            begin = time.monotonic()
+            assert waiting.request(FETCH, 4, fetch)["responses"]
+            assert time.monotonic() - begin > 2.4
+            assert idle.is_closed()
+            assert "idle for 700 ms" in broker.wait_for_log(f"127.0.0.1:{_port(idle)}: ")
+
+
+@pytest.mark.parametrize("begun", [1, 3, 4, 100, 300_000])
+def test_a_frame_that_never_ends(tmp_path: Path, begun: int) -> None:
+    """A byte now and then does not help."""
+    with KlogBroker(tmp_path, *_set(request_receive_timeout_ms=800)) as broker, RawClient(broker.port) as client:
+        frame = struct.pack(">i", 400_000) + bytes(400_000)
+        client.socket.sendall(frame[:begun])
+        begin = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            for byte in frame[begun : begun + 100]:
+                time.sleep(0.1)
+                client.socket.sendall(bytes([byte]))
+        assert 0.7 < time.monotonic() - begin < 10
+        assert "not whole after 800 ms" in broker.wait_for_log(f"127.0.0.1:{_port(client)}: ")
+        assert _is_served(broker.port)
+
+
+def test_a_client_that_does_not_read(tmp_path: Path, topic: str) -> None:
+    """Over TLS as well, where a file is sent piece by piece; one that reads slowly gets all."""
+    certificates = make_certificates(tmp_path / "certificates")
+    with SecureBroker(tmp_path, certificates, settings={"response.send.timeout.ms": "1000"}) as broker:
+        kcat("-P", "-b", broker.bootstrap_servers, "-t", topic, stdin=b"x\n")
+        with RawClient(broker.port) as producer:
+            for _ in range(20):
+                assert producer.produce(topic, bytes(make_batch([(None, bytes(900_000))], [NOW])), 8)[0] == 0
+        partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 50 * MIB}
+        fetch = {"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 50 * MIB}
+        fetch |= {"topics": [{"topic": topic, "partitions": [partition]}]}
+        frame = encode_request(FETCH, 11, 7, CLIENT_ID, fetch).to_bytes()
+        context = ssl.create_default_context(cafile=str(certificates.ca))
+        before = broker.rss_bytes()
+        for protocol in ("PLAINTEXT", "SSL"):
+            plain = socket.create_connection((HOST, broker.ports[protocol]), 20)
+            with plain if protocol == "PLAINTEXT" else context.wrap_socket(plain, server_hostname=HOST) as client:
+                client.sendall(struct.pack(">i", len(frame)) + frame)
+                line = broker.wait_for_log(f"127.0.0.1:{_port(client)}")
+                assert "does not read its answer for 1000 ms" in line
+        assert broker.rss_bytes() - before < 20 * MIB
+        with RawClient(broker.port) as slow:
+            slow.send_frame(frame)
+            (size,) = struct.unpack(">i", slow.socket.recv(4, socket.MSG_WAITALL))
+            begin, left = time.monotonic(), size
+            while left:
+                left -= len(slow.socket.recv(min(left, MIB), socket.MSG_WAITALL))
+                time.sleep(0.12)
+            assert size > 18 * 900_000
+            assert time.monotonic() - begin > 2
+
+
+def test_more_connections_than_allowed(tmp_path: Path) -> None:
+    with KlogBroker(tmp_path, *_set(max_connections_per_ip=5)) as broker:
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(RawClient(broker.port)) for _ in range(5)]
+            for client in clients:
+                client.request(METADATA, 4, {"topics": []})
+            refused = stack.enter_context(RawClient(broker.port))
+            assert refused.is_closed()
+            assert "max.connections.per.ip=5" in broker.wait_for_log(f"127.0.0.1:{_port(refused)}: ")
+        deadline = time.monotonic() + 5
+        while True:  # those that went away make room
+            with contextlib.suppress(ConnectionError):
+                assert _is_served(broker.port)
+                break
+            assert time.monotonic() < deadline
+    with KlogBroker(tmp_path, *_set(max_connections=3)) as broker, contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(RawClient(broker.port)).request(METADATA, 4, {"topics": []})
+        with RawClient(broker.port) as refused:
+            assert refused.is_closed()
+        broker.wait_for_log("max.connections=3")
+
+
+def test_large_requests_wait_for_memory(tmp_path: Path, topic: str) -> None:
+    """60 connections send 8 MiB each of frames of 10 MiB where 24 MiB are allowed; then all are served."""
+    with KlogBroker(tmp_path, *_set(queued_max_request_bytes=24 * MIB)) as broker, contextlib.ExitStack() as stack:
+        _round_trip(broker, topic)
+        before = broker.rss_bytes()
+        batch = bytes(make_batch([(None, b"v")], [NOW]))
+        clients = []
+        frame = _padded_produce(topic, batch, 10 * MIB)
+        for _ in range(60):
+            client = stack.enter_context(RawClient(broker.port, 30))
+            client.socket.setblocking(False)
+            clients.append((client, bytearray(struct.pack(">i", len(frame)) + frame)))
+        answered = 0
+        deadline = time.monotonic() + 60
+        most = 0
+        while answered < len(clients) and time.monotonic() < deadline:
+            for client, left in clients:
+                with contextlib.suppress(BlockingIOError):
+                    if left:
+                        del left[: client.socket.send(left[:MIB])]
+                    elif client.socket.fileno() >= 0 and client.socket.recv(4096):
+                        answered += 1
+                        client.socket.close()
+            most = max(most, broker.rss_bytes())
+        assert answered == len(clients)
+        assert most - before < 90 * MIB  # 600 MiB are sent
+        assert _is_served(broker.port)
+
+
+def _padded_produce(topic: str, batch: bytes, size: int) -> bytes:
+    """A request that is followed by bytes that nobody reads."""
+    data = [{"name": topic, "partition_data": [{"index": 0, "records": batch}]}]
+    message = {"acks": -1, "timeout_ms": 1000, "topic_data": data}
+    return encode_request(PRODUCE, 8, 7, CLIENT_ID, message).to_bytes().ljust(size, b"\0")
+
+
+class _Waiter:
+    def __init__(self, log: list[str], name: str) -> None:
+        self.memory_is_there: Callable[[], None] = lambda: log.append(name)
+
+
+def test_frame_memory() -> None:
+    log: list[str] = []
+    one, two, three = (_Waiter(log, name) for name in ("one", "two", "three"))
+    memory = FrameMemory(100)
+    memory.take(60)
+    assert memory.ask(one, 40)
+    assert memory.ask(one, 50)  # the first that goes over
+    assert not memory.ask(two, 1)
+    assert not memory.ask(three, 1)
+    assert (memory.used, log) == (150, [])
+    memory.leave(one)
+    assert log == ["two"]
+    assert memory.ask(two, 1)
+    memory.give_back(90)
+    assert log == ["two", "three"]
+    memory.give_back(61)
+    assert memory.used == 0

@@ -1,0 +1,44 @@
+"""Certificates for tests, by the openssl command."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+KEY_PASSWORD = "key-secret"
+
+
+def _openssl(*arguments: str | Path) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+
+@dataclass
+class Certificates:
+    """PEM files. `server` holds the key (encrypted by KEY_PASSWORD), its certificate and the signer's."""
+
+    ca: Path
+    server: Path
+    client: Path
+
+
+def make_certificates(folder: Path) -> Certificates:
+    """A signer, a server at 127.0.0.1, and a client O=Example, CN=reader."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ca_key, ca = folder / "ca.key", folder / "ca.pem"
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
+    _openssl("req", "-x509", *curve, "-nodes", "-keyout", ca_key, "-out", ca, "-days", "2", "-subj", "/CN=klog tests")
+    made = {}
+    for name, subject, extra in (
+        ("server", "/CN=broker", ("-passout", f"pass:{KEY_PASSWORD}")),
+        ("client", "/O=Example, Inc./CN=reader", ("-nodes",)),
+    ):
+        key, request, certificate = (folder / f"{name}.{end}" for end in ("key", "csr", "crt"))
+        _openssl("req", *curve, *extra, "-keyout", key, "-out", request, "-subj", subject)
+        extensions = folder / f"{name}.ext"
+        extensions.write_text("subjectAltName=IP:127.0.0.1\n")
+        signer = ("-CA", ca, "-CAkey", ca_key, "-CAcreateserial", "-days", "2", "-extfile", extensions)
+        _openssl("x509", "-req", "-in", request, "-out", certificate, *signer)
+        made[name] = folder / f"{name}.pem"
+        made[name].write_text(key.read_text() + certificate.read_text() + ca.read_text())
+    return Certificates(ca, made["server"], made["client"])

@@ -1,0 +1,95 @@
+"""A broker with a listener of each security protocol, and what clients need to come by them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from .broker import KlogBroker
+from .certificates import KEY_PASSWORD, Certificates
+from .kafka import HOST, free_port
+
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+PASSWORDS = {"alice": "alice's, secret=1", "bob": "bob-ü-secret-2"}
+
+
+def add_user(file: Path, name: str, password: str, *options: str) -> None:
+    """By the command, as a user does it."""
+    command = [sys.executable, "-m", "spark_klog.cli", "users", "add", name, "--file", str(file), "--password-stdin"]
+    subprocess.run([*command, *options], input=f"{password}\n".encode(), check=True, capture_output=True)
+
+
+class SecureBroker(KlogBroker):
+    """Users are alice and bob of PASSWORDS; `rules` follow in the file."""
+
+    def __init__(
+        self, work_dir: Path, certificates: Certificates, rules: str = "", settings: dict[str, str] | None = None
+    ) -> None:
+        work_dir.mkdir(parents=True, exist_ok=True)
+        self.certificates = certificates
+        self.ports = {protocol: free_port() for protocol in PROTOCOLS}
+        self.users = work_dir / "users"
+        for name, password in PASSWORDS.items():
+            add_user(self.users, name, password)
+        with self.users.open("a") as file:
+            file.write(rules)
+        all_settings = {
+            "listeners": ",".join(f"{protocol}://{HOST}:{port}" for protocol, port in self.ports.items()),
+            "ssl.keystore.location": str(certificates.server),
+            "ssl.keystore.type": "PEM",
+            "ssl.key.password": KEY_PASSWORD,
+            "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+            "klog.users.file": str(self.users),
+        }
+        arguments = [f"{name}={value}" for name, value in (all_settings | (settings or {})).items()]
+        super().__init__(work_dir, *(part for argument in arguments for part in ("--set", argument)))
+        self.port = self.ports["PLAINTEXT"]
+
+    def servers(self, protocol: str) -> str:
+        return f"{HOST}:{self.ports[protocol]}"
+
+    def client(
+        self, protocol: str, mechanism: str | None = None, user: str = "alice", password: str | None = None
+    ) -> dict[str, Any]:
+        """librdkafka's settings."""
+        settings = {"bootstrap.servers": self.servers(protocol), "security.protocol": protocol}
+        if "SSL" in protocol:
+            settings["ssl.ca.location"] = str(self.certificates.ca)
+        if mechanism is not None:
+            settings |= {
+                "sasl.mechanism": mechanism,
+                "sasl.username": user,
+                "sasl.password": PASSWORDS[user] if password is None else password,
+            }
+        return settings
+
+    def kcat(self, protocol: str, mechanism: str | None = None, **who: Any) -> list[str]:
+        """The same as arguments of kcat."""
+        return [part for item in self.client(protocol, mechanism, **who).items() for part in ("-X", "=".join(item))]
+
+    def kafka_python(self, protocol: str, mechanism: str | None = None, user: str = "alice") -> dict[str, Any]:
+        """The same for kafka-python."""
+        return {
+            "bootstrap_servers": self.servers(protocol),
+            "security_protocol": protocol,
+            "ssl_cafile": str(self.certificates.ca),
+            "sasl_mechanism": mechanism,
+            "sasl_plain_username": user,
+            "sasl_plain_password": PASSWORDS[user],
+        }
+
+    def java(self, protocol: str, mechanism: str | None = None, user: str = "alice") -> str:
+        """The same as a properties file of the Java clients."""
+        lines = [f"security.protocol={protocol}", "enable.idempotence=false"]
+        if "SSL" in protocol:
+            lines += ["ssl.truststore.type=PEM", f"ssl.truststore.location={self.certificates.ca}"]
+        if mechanism is not None:
+            module = "plain.PlainLoginModule" if mechanism == "PLAIN" else "scram.ScramLoginModule"
+            lines += [
+                f"sasl.mechanism={mechanism}",
+                f"sasl.jaas.config=org.apache.kafka.common.security.{module} required "
+                f'username="{user}" password="{PASSWORDS[user]}";',
+            ]
+        return "\n".join(lines) + "\n"
