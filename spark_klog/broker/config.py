@@ -46,6 +46,7 @@ class BrokerConfig:
     decompressed_max_bytes: int = _setting("decompressed.max.bytes", MAX_DECOMPRESSED)
     offsets_partitions: int = _setting("offsets.topic.num.partitions", 1)
     offset_metadata_max_bytes: int = _setting("offset.metadata.max.bytes", 4096)
+    paths_07: bool = _setting("klog.zookeeper.paths.0.7", True)
     zookeeper_session_timeout_ms: int = _setting("zookeeper.session.timeout.ms", int(1000 * SESSION_SECONDS))
 
 

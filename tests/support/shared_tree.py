@@ -1,0 +1,64 @@
+"""What the tests of brokers with a real ZooKeeper share: looking at it from outside, and Kafka 0.10.2.2's own tools."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from kazoo.client import KazooClient
+
+from .kafka import kafka_libs
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
+    """Return when it is true; AssertionError after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come"
+        time.sleep(0.05)
+
+
+def admin(servers: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": servers, "log_level": 0})
+
+
+def node(tree: KazooClient, path: str) -> dict[str, Any]:
+    """The JSON of a node."""
+    value: dict[str, Any] = json.loads(tree.get(path)[0])
+    return value
+
+
+def create_topic(servers: str, topic: str, partitions: int, config: dict[str, str] | None = None) -> None:
+    new = NewTopic(topic, partitions, 1, config=config or {})
+    client = admin(servers)  # held: its calls end with it
+    client.create_topics([new])[topic].result(20)
+
+
+def delete_topic(servers: str, topic: str) -> None:
+    client = admin(servers)
+    client.delete_topics([topic])[topic].result(20)
+
+
+def known_brokers(servers: str) -> int:
+    return len(admin(servers).list_topics(timeout=10).brokers)
+
+
+def leaders(servers: str, topic: str) -> dict[int, int]:
+    """Leaders by partition, as a broker tells them; -1 where there is none, {} where there is no topic."""
+    metadata = admin(servers).list_topics(timeout=10).topics.get(topic)
+    return {} if metadata is None else {number: entry.leader for number, entry in metadata.partitions.items()}
+
+
+def old_tool(name: str, connect: str, *arguments: str) -> str:
+    """What `kafka.admin.NAME` of Kafka 0.10.2.2 says; AssertionError where it fails."""
+    command = ["java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
+    command += ["-cp", f"{kafka_libs('0.10.2.2')}/*", f"kafka.admin.{name}", "--zookeeper", connect, *arguments]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Exception" not in done.stdout, done.stdout
+    return done.stdout
