@@ -54,6 +54,27 @@ def leaders(servers: str, topic: str) -> dict[int, int]:
     return {} if metadata is None else {number: entry.leader for number, entry in metadata.partitions.items()}
 
 
+def expire_session(tree: KazooClient, path: str) -> None:
+    """End the session that made an ephemeral node: another client takes it over, and closes it.
+
+    ZooKeeper gives out a session to who has its password: 16 bytes of java.util.Random, seeded with the session's id
+    and a constant (ZooKeeperServer.generatePasswd).
+    """
+    session = tree.get(path)[1].ephemeralOwner
+    assert session, f"{path} is not ephemeral"
+    mask = (1 << 48) - 1
+    seed = (session ^ 0xB3415C00 ^ 0x5DEECE66D) & mask
+    password = b""
+    for _ in range(4):
+        seed = (seed * 0x5DEECE66D + 0xB) & mask
+        password += (seed >> 16).to_bytes(4, "little")
+    thief = KazooClient(f"{tree.hosts[0][0]}:{tree.hosts[0][1]}", client_id=(session, password))
+    thief.start(20)
+    assert thief.client_id[0] == session, "the session could not be taken over"
+    thief.stop()
+    thief.close()
+
+
 def old_tool(name: str, connect: str, *arguments: str) -> str:
     """What `kafka.admin.NAME` of Kafka 0.10.2.2 says; AssertionError where it fails."""
     command = ["java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]

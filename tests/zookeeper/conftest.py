@@ -14,7 +14,7 @@ from tests.support.kafka import ZooKeeperServer
 
 @pytest.fixture(scope="module")
 def zookeeper(module_server_dir: Path) -> Iterator[ZooKeeperServer]:
-    with ZooKeeperServer(module_server_dir / "zookeeper") as running:
+    with ZooKeeperServer(module_server_dir / "zookeeper", tick_ms=500) as running:
         yield running
 
 
