@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from uuid import UUID, uuid4
 
-from spark_klog.broker.registry import Nameless, Registry
+from spark_klog.broker.registry import NO_LEADER, Nameless, Registry
 from spark_klog.directories import paths
 from spark_klog.directories.tree import NodeExists, Tree
 from spark_klog.errors import DecodeError
@@ -77,6 +77,10 @@ class Controller:
             topic_id = self._id_of(name, topic, is_controller=is_controller)
             if topic_id is None:
                 continue
+            if topic.is_new:
+                # first, since a topic with states is never taken for a new one: logs are made when it has its id
+                for number, replicas in topic.assignment.items():
+                    self._put_state(name, number, (replicas or [NO_LEADER])[0], replicas[:1])
             value = paths.topic_payload(topic.assignment, topic_id)
             if self._tree.swap(paths.topic_path(name), topic.value, value):
                 _log.info("topic %s, of %d partitions, has the id %s", name, len(topic.assignment), topic_id)
@@ -124,6 +128,9 @@ class Controller:
         for key, (leader, isr) in wanted.items():
             if self._leaders.get(key) != leader:
                 _, name, number = key
-                payload = paths.partition_state_payload(leader, isr, controller_epoch=self._epoch)
-                self._tree.put(paths.partition_state_path(name, number), payload)
+                self._put_state(name, number, leader, isr)
                 self._leaders[key] = leader
+
+    def _put_state(self, name: str, number: int, leader: int, isr: list[int]) -> None:
+        payload = paths.partition_state_payload(leader, isr, controller_epoch=self._epoch)
+        self._tree.put(paths.partition_state_path(name, number), payload)

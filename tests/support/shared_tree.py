@@ -76,9 +76,9 @@ def expire_session(tree: KazooClient, path: str) -> None:
 
 
 def old_tool(name: str, connect: str, *arguments: str) -> str:
-    """What `kafka.admin.NAME` of Kafka 0.10.2.2 says; AssertionError where it fails."""
+    """What a main class of Kafka 0.10.2.2 says; AssertionError where it fails."""
     command = ["java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
-    command += ["-cp", f"{kafka_libs('0.10.2.2')}/*", f"kafka.admin.{name}", "--zookeeper", connect, *arguments]
+    command += ["-cp", f"{kafka_libs('0.10.2.2')}/*", name, "--zookeeper", connect, *arguments]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Exception" not in done.stdout, done.stdout

@@ -58,8 +58,8 @@ def test_they_see_topics_of_ours(chroot: str, make_broker: MakeBroker) -> None:
     wait_for(lambda: known_brokers(first.bootstrap_servers) == 2)
     create_topic(first.bootstrap_servers, "ours", 3, {"retention.ms": "1234567"})
     create_topic(first.bootstrap_servers, "other", 1)
-    assert old_tool("TopicCommand", chroot, "--list").split() == ["other", "ours"]
-    text = old_tool("TopicCommand", chroot, "--describe", "--topic", "ours")
+    assert old_tool("kafka.admin.TopicCommand", chroot, "--list").split() == ["other", "ours"]
+    text = old_tool("kafka.admin.TopicCommand", chroot, "--describe", "--topic", "ours")
     assert "PartitionCount:3\tReplicationFactor:1\tConfigs:retention.ms=1234567\n" in text
     led = leaders(second.bootstrap_servers, "ours")
     assert sorted(led.values()) in ([0, 0, 1], [0, 1, 1])
@@ -70,13 +70,28 @@ def test_they_see_topics_of_ours(chroot: str, make_broker: MakeBroker) -> None:
     gone = sorted(number for number, leader in led.items() if leader == 1)
 
     def unavailable() -> list[int]:
-        text = old_tool("TopicCommand", chroot, "--describe", "--unavailable-partitions", "--topic", "ours")
+        text = old_tool("kafka.admin.TopicCommand", chroot, "--describe", "--unavailable-partitions", "--topic", "ours")
         found = described(text)
         assert all((leader, replicas, isr) == (-1, [1], [1]) for _, leader, replicas, isr in found)
         return [number for number, *_ in found]
 
     wait_for(lambda: sorted(n for n, leader in leaders(first.bootstrap_servers, "ours").items() if leader < 0) == gone)
     wait_for(lambda: unavailable() == gone)
+
+
+def test_their_consumer_reads(tree: KazooClient, chroot: str, make_broker: MakeBroker) -> None:
+    """It finds brokers, partitions and leaders by ZooKeeper, and keeps its offsets there."""
+    first, second = make_broker(0), make_broker(1)
+    wait_for(lambda: known_brokers(second.bootstrap_servers) == 2)
+    create_topic(second.bootstrap_servers, "t", 4)
+    servers = f"{first.bootstrap_servers},{second.bootstrap_servers}"
+    wait_for(lambda: len(leaders(first.bootstrap_servers, "t")) == 4)
+    roundtrip(servers, "t", 4)
+    arguments = ["--topic", "t", "--from-beginning", "--max-messages", "4", "--consumer-property", "group.id=old"]
+    said = old_tool("kafka.tools.ConsoleConsumer", chroot, *arguments)
+    assert sorted(said.splitlines()) == [f"in {partition}" for partition in range(4)]
+    offsets = {number: tree.get(f"/consumers/old/offsets/t/{number}")[0] for number in range(4)}
+    assert offsets == dict.fromkeys(range(4), b"1")
 
 
 def test_topics_of_theirs_are_served(tree: KazooClient, chroot: str, make_broker: MakeBroker) -> None:
@@ -88,7 +103,7 @@ def test_topics_of_theirs_are_served(tree: KazooClient, chroot: str, make_broker
     settings = ["retention.ms=-1", "segment.bytes=4000", "min.insync.replicas=1", "message.format.version=0.10.2"]
     configs = [word for setting in settings for word in ("--config", setting)]
     arguments = ["--partitions", "3", "--replication-factor", "1", *configs]
-    said = old_tool("TopicCommand", chroot, "--create", "--topic", "theirs", *arguments)
+    said = old_tool("kafka.admin.TopicCommand", chroot, "--create", "--topic", "theirs", *arguments)
     assert 'Created topic "theirs"' in said
     for broker in brokers.values():
         wait_for(lambda: len(leaders(broker.bootstrap_servers, "theirs")) == 3)  # noqa: B023
@@ -109,12 +124,12 @@ def test_topics_of_theirs_are_served(tree: KazooClient, chroot: str, make_broker
     first.wait_for_log("unknown topic setting 'min.insync.replicas'")
     first.wait_for_log("unknown topic setting 'message.format.version'")
     roundtrip(servers, "theirs", 3)
-    text = old_tool("TopicCommand", chroot, "--describe", "--topic", "theirs")
+    text = old_tool("kafka.admin.TopicCommand", chroot, "--describe", "--topic", "theirs")
     assert described(text) == [(number, led[number], [led[number]], [led[number]]) for number in range(3)]
 
     # settings, of logs that run: max.message.bytes is felt at once
     with_small = ["--alter", "--entity-type", "topics", "--entity-name", "theirs"]
-    said = old_tool("ConfigCommand", chroot, *with_small, "--add-config", "max.message.bytes=300")
+    said = old_tool("kafka.admin.ConfigCommand", chroot, *with_small, "--add-config", "max.message.bytes=300")
     assert "Completed" in said or "Updated" in said
     for number, leader in led.items():
         path = brokers[leader].data_dir / f"theirs-{number}" / "klog.json"
@@ -129,7 +144,7 @@ def test_topics_of_theirs_are_served(tree: KazooClient, chroot: str, make_broker
     wait_for(lambda: tree.get_children("/config/changes") == [])
 
     # more partitions; the node that they write has no topic id, and the topic keeps the one it had
-    said = old_tool("TopicCommand", chroot, "--alter", "--topic", "theirs", "--partitions", "5")
+    said = old_tool("kafka.admin.TopicCommand", chroot, "--alter", "--topic", "theirs", "--partitions", "5")
     assert "Adding partitions succeeded" in said
     for broker in brokers.values():
         wait_for(lambda: len(leaders(broker.bootstrap_servers, "theirs")) == 5)  # noqa: B023
@@ -138,11 +153,11 @@ def test_topics_of_theirs_are_served(tree: KazooClient, chroot: str, make_broker
     check_records(servers, "theirs", 3)
 
     # deleted
-    said = old_tool("TopicCommand", chroot, "--delete", "--topic", "theirs")
+    said = old_tool("kafka.admin.TopicCommand", chroot, "--delete", "--topic", "theirs")
     assert "marked for deletion" in said
     for broker in brokers.values():
         wait_for(lambda: not list(broker.data_dir.glob("theirs-*")))  # noqa: B023
         wait_for(lambda: "theirs" not in admin(broker.bootstrap_servers).list_topics(timeout=10).topics)  # noqa: B023
     for path in ("/brokers/topics/theirs", "/config/topics/theirs", "/admin/delete_topics/theirs"):
         wait_for(lambda: tree.exists(path) is None)  # noqa: B023
-    assert "theirs" not in old_tool("TopicCommand", chroot, "--list")
+    assert "theirs" not in old_tool("kafka.admin.TopicCommand", chroot, "--list")

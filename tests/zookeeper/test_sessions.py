@@ -106,7 +106,7 @@ def test_zookeeper_is_away_for_longer_than_the_session_timeout(server_dir: Path)
             create_topic(servers, "t", 1)
             with Producing(servers, "t") as producing:
                 zookeeper.kill()
-                broker.wait_for_log("ZooKeeper")
+                broker.wait_for_log("the connection to ZooKeeper")
                 ends = time.monotonic() + 3
                 while time.monotonic() < ends:
                     producing.more()
