@@ -21,7 +21,7 @@ test: $(VENV)/test.installed
 
 # The long runs of which CI has a short slice: tens of kills, ten minutes of fuzzing for each target.
 soak: $(VENV)/test.installed
-	SPARK_KLOG_KILLS=30 $(BIN)/python -m pytest --timeout=3600 -k 'kill or acknowledged' tests/broker tests/jobs tests/log tests/spark $(ARGS)
+	SPARK_KLOG_KILLS=30 $(BIN)/python -m pytest --timeout=3600 -k 'kill or acknowledged' tests/broker tests/zookeeper tests/jobs tests/log tests/spark $(ARGS)
 	SPARK_KLOG_FUZZ_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/fuzz $(ARGS)
 
 # The native kernel under AddressSanitizer and UndefinedBehaviorSanitizer.

@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from spark_klog.broker.config import BrokerConfig
+from spark_klog.broker.controller import Controller
 from spark_klog.broker.fetch_sessions import FetchSessions
 from spark_klog.broker.log_settings import known_topic_settings, topic_settings, topic_settings_of
 from spark_klog.broker.offset_manager import OFFSETS_TOPIC, OffsetManager, partition_for
@@ -18,10 +19,11 @@ from spark_klog.broker.registry import MAX_PARTITIONS, Registry, Topic, UnknownT
 from spark_klog.broker.security.authorizer import Authorizer
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.security.users import Users
+from spark_klog.broker.topics_07 import Topics07
 from spark_klog.directories.memory import MemoryTree
 from spark_klog.directories.paths import Endpoint
 from spark_klog.directories.tree import Tree, open_tree
-from spark_klog.errors import ConfigError, ErrorCode
+from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.log.directory import LogDirectory
 from spark_klog.log.partition_log import PartitionLog, check_topic_name
 
@@ -60,7 +62,12 @@ class Broker:
         self._tree_lock = asyncio.Lock()
         try:
             session_seconds = config.zookeeper_session_timeout_ms / 1000
-            self.registry = Registry(self._open_tree(session_seconds), config.broker_id, session_seconds)
+            tree = self._open_tree(session_seconds)
+            self.registry = Registry(tree, config.broker_id, session_seconds)
+            is_shared = config.directories is not None
+            self._controller = Controller(tree, self.registry, self._id_in_logs) if is_shared else None
+            has_07 = config.paths_07 and (config.directories or "").startswith("zookeeper:")
+            self._topics_07 = Topics07(tree, config.broker_id) if has_07 else None
             #: By topic: its settings, and what of them logs take.
             self._overrides: dict[str, tuple[Mapping[str, str], dict[str, Any]]] = {}
             self.purgatory = Purgatory()
@@ -86,7 +93,7 @@ class Broker:
         if self.config.directories is None:
             self._register_own_logs()
         self.registry.register(endpoints)
-        self.registry.refresh()
+        self._read_tree()
         self._adopt()
         for (topic, _), log in self.logs.logs.items():
             if topic == OFFSETS_TOPIC:
@@ -106,35 +113,68 @@ class Broker:
             self.registry.create_topic(topic, assignment, settings, topic_id)
 
     def watch(self) -> None:
-        """Follow the changes that other brokers make to the tree."""
+        """Follow the changes that other brokers and tools make to the tree."""
         loop = asyncio.get_running_loop()
         tasks: set[asyncio.Task[None]] = set()
+        is_due = False
+
+        async def follow() -> None:
+            nonlocal is_due
+            async with self._tree_lock:
+                is_due = False  # what changes from now on asks for another look
+                await self._refresh()
 
         def changed_in_loop() -> None:
-            task = loop.create_task(self.refresh())
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            nonlocal is_due
+            if not is_due:
+                is_due = True
+                task = loop.create_task(follow())
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
 
         def changed() -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(changed_in_loop)
 
         self.registry.watch(changed)
+        if self.config.directories is not None:
+            changed_in_loop()  # there may have been changes since the start's look
 
     async def refresh(self) -> None:
         """Read the tree again and follow it: new partitions get a log, those of deleted topics lose theirs."""
         async with self._tree_lock:
-            before = self.registry.topics
-            try:
-                await asyncio.to_thread(self.registry.refresh)
-            except Exception:
-                _log.exception("reading the directories failed; answering from what is known")
-                return
-            for name, topic in before.items():
-                now = self.registry.topics.get(name)
-                if now is None or now.topic_id != topic.topic_id:
-                    self._drop(name, len(topic.assignment))
-            self._adopt()
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        before = self.registry.topics
+        try:
+            await asyncio.to_thread(self._follow_tree)
+        except DirectoryError as error:
+            _log.error("reading the directories failed; answering from what is known: %s", error)
+        except Exception:
+            _log.exception("reading the directories failed; answering from what is known")
+        for name, topic in before.items():
+            now = self.registry.topics.get(name)
+            if now is None or now.topic_id != topic.topic_id:
+                self._drop(name, len(topic.assignment))
+        self._adopt()
+
+    def _follow_tree(self) -> None:
+        self._read_tree()
+        if self._topics_07 is not None:
+            self._topics_07.follow(self.registry.topics)
+
+    def _read_tree(self) -> None:
+        self.registry.refresh()
+        if self._controller is not None and self._controller.work():
+            self.registry.refresh()
+
+    def _id_in_logs(self, name: str, assignment: Mapping[int, Sequence[int]]) -> UUID | None:
+        for partition in sorted(assignment):
+            log = self.logs.get(name, partition)
+            if log is not None and assignment[partition][:1] == [self.config.broker_id]:
+                return log.topic_id
+        return None
 
     def _adopt(self) -> None:
         """Make the logs of all partitions that this broker leads, and give them the topics' settings."""

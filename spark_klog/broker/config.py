@@ -59,6 +59,7 @@ class BrokerConfig:
     max_connections_per_ip: int = _setting("max.connections.per.ip", 10_000)
     queued_max_bytes: int = _setting("queued.max.request.bytes", 256 * 1024 * 1024)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    paths_07: bool = _setting("klog.zookeeper.paths.0.7", True)
     zookeeper_session_timeout_ms: int = _setting("zookeeper.session.timeout.ms", int(1000 * SESSION_SECONDS))
 
 

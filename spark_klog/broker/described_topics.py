@@ -51,6 +51,6 @@ def _partition(
         "leader_id": leader if alive else NO_LEADER,
         "leader_epoch": _UNKNOWN_EPOCH if log is None else log.leader_epoch,
         "replica_nodes": replicas,
-        "isr_nodes": replicas if alive else [],
-        "offline_replicas": [] if alive else replicas,
+        "isr_nodes": replicas[:1] if alive else [],
+        "offline_replicas": [replica for replica in replicas if replica not in broker.registry.brokers],
     }

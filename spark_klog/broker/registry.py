@@ -78,6 +78,8 @@ class Registry:
         #: By topic id.
         self.names: dict[UUID, str] = {}
         self.nameless: dict[str, Nameless] = {}
+        #: Nodes of topics without a value: of topics that are being deleted.
+        self.empty: list[str] = []
         #: Who has entered itself as the controller.
         self.controller: int | None = None
         self._entry: bytes | None = None
@@ -194,6 +196,7 @@ class Registry:
                 topics[name] = topic
         self.brokers, self.topics, self.nameless = brokers, topics, nameless
         self.names = {topic.topic_id: name for name, topic in topics.items()}
+        self.empty = [name for name, value in found if not value]
 
     def _values(self, path: str) -> list[tuple[str, bytes]]:
         names = self._tree.children(path)
@@ -354,11 +357,15 @@ class Registry:
         self.refresh()
 
     def delete_topic(self, name: str) -> None:
+        """As `remove_topic`, and look again."""
+        self.remove_topic(name)
+        self.refresh()
+
+    def remove_topic(self, name: str) -> None:
         """Remove the topic's nodes, what asked for it last; no error where there are none."""
         self._tree.delete(paths.topic_path(name))
         self._tree.delete(paths.topic_config_path(name))
         self._tree.delete(paths.delete_topic_path(name))
-        self.refresh()
 
     def group_offsets(self, group: str) -> OffsetDirectory:
         """A group's offsets where consumers of before Kafka 0.9 keep them."""

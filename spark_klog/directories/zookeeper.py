@@ -406,7 +406,7 @@ class ZooKeeperTree:
                 except self._errors.NodeExistsError:
                     if not self._is_ours(path):
                         del self._ephemerals[path]
-                        _log.error(
+                        _log.warning(
                             "the session with ZooKeeper %s was lost, and another has taken %s since",
                             self._connect,
                             path,

@@ -176,13 +176,20 @@ class _JavaServer:
 class ZooKeeperServer(_JavaServer):
     """A standalone ZooKeeper, by default of pyspark's own jars: nothing to download.
 
-    Its data and its output go to `log_dir`.
+    Its data and its output go to `log_dir`. Session timeouts are 2 to 20 times `tick_ms`, and end at its multiples.
     """
 
-    def __init__(self, log_dir: Path, libs: Path | None = None, java_options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        log_dir: Path,
+        libs: Path | None = None,
+        java_options: Sequence[str] = (),
+        tick_ms: int = 3000,
+    ) -> None:
         super().__init__("zookeeper", log_dir)
         self._libs = _pyspark_jars() if libs is None else libs
         self._java_options = java_options
+        self._tick_ms = tick_ms
         self._port = free_port()
 
     @property
@@ -206,6 +213,7 @@ class ZooKeeperServer(_JavaServer):
                 "clientPort": self._port,
                 "clientPortAddress": HOST,
                 "dataDir": self._work_dir / "zookeeper",
+                "tickTime": self._tick_ms,
                 "admin.enableServer": "false",
                 "4lw.commands.whitelist": "srvr",
                 "maxClientCnxns": 0,

@@ -5,14 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from kazoo.client import KazooClient
 
 from spark_klog.client.config import client_config
@@ -21,87 +18,15 @@ from spark_klog.errors import ErrorCode
 from spark_klog.protocol.apis import FETCH, METADATA, PRODUCE
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker, broker_command, refusal
-from tests.support.kafka import HOST, ZooKeeperServer, free_port
+from tests.support.kafka import HOST, free_port
+from tests.support.shared_tree import admin, create_topic, delete_topic, known_brokers, leaders, node, wait_for
 
 # kazoo's, where the chroot is not there yet: the broker makes it.
 pytestmark = pytest.mark.filterwarnings("ignore:No chroot path exists")
 
 
-@pytest.fixture(scope="module")
-def zookeeper(module_server_dir: Path) -> Iterator[ZooKeeperServer]:
-    with ZooKeeperServer(module_server_dir / "zookeeper") as running:
-        yield running
-
-
-@pytest.fixture
-def chroot(zookeeper: ZooKeeperServer, topic: str) -> str:
-    """What a test's brokers connect to: a tree of their own."""
-    return f"{zookeeper.connect}/{topic}"
-
-
-@pytest.fixture
-def tree(chroot: str) -> Iterator[KazooClient]:
-    client = KazooClient(chroot, timeout=10)
-    client.start(20)
-    yield client
-    client.stop()
-    client.close()
-
-
-@pytest.fixture
-def make_broker(chroot: str, server_dir: Path) -> Iterator[Callable[[int], KlogBroker]]:
-    brokers: list[KlogBroker] = []
-
-    def make(broker_id: int) -> KlogBroker:
-        # else clients that know a topic of before make it again
-        arguments = ["--broker-id", str(broker_id), "--zookeeper", chroot, "--set", "auto.create.topics.enable=false"]
-        broker = KlogBroker(server_dir, *arguments, name=f"broker-{len(brokers)}")
-        brokers.append(broker)
-        broker.start()
-        return broker
-
-    yield make
-    for broker in brokers:
-        broker.stop()
-
-
-def _admin(servers: str) -> AdminClient:
-    return AdminClient({"bootstrap.servers": servers, "log_level": 0})
-
-
-def _json(tree: KazooClient, path: str) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(tree.get(path)[0])
-    return value
-
-
-def _create(servers: str, topic: str, partitions: int) -> None:
-    admin = _admin(servers)
-    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(20)
-
-
-def _delete(servers: str, topic: str) -> None:
-    admin = _admin(servers)
-    admin.delete_topics([topic])[topic].result(20)
-
-
-def _known_brokers(broker: KlogBroker) -> int:
-    return len(_admin(broker.bootstrap_servers).list_topics(timeout=10).brokers)
-
-
 def _consumer(servers: str) -> Consumer:
     return Consumer({"bootstrap.servers": servers, "group.id": "g", "enable.auto.commit": False, "log_level": 0})
-
-
-def _leaders(servers: str, topic: str) -> dict[int, int]:
-    metadata = _admin(servers).list_topics(timeout=10).topics.get(topic)
-    return {} if metadata is None else {number: entry.leader for number, entry in metadata.partitions.items()}
-
-
-def _wait(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come"
-        time.sleep(0.05)
 
 
 def test_the_nodes_of_a_broker_and_its_topics(tree: KazooClient, make_broker: Callable[[int], KlogBroker]) -> None:
@@ -119,13 +44,13 @@ def test_the_nodes_of_a_broker_and_its_topics(tree: KazooClient, make_broker: Ca
         "jmx_port": -1,
     }
     assert stat.ephemeralOwner != 0
-    cluster_id = _json(tree, "/cluster/id")
+    cluster_id = node(tree, "/cluster/id")
     assert cluster_id["version"] == "1"
     assert len(cluster_id["id"]) == 22
     assert f"cluster.id={cluster_id['id']}\n" in (broker.data_dir / "meta.properties").read_text()
-    assert _admin(broker.bootstrap_servers).list_topics().cluster_id == cluster_id["id"]
+    assert admin(broker.bootstrap_servers).list_topics().cluster_id == cluster_id["id"]
 
-    _create(broker.bootstrap_servers, "t", 3)
+    create_topic(broker.bootstrap_servers, "t", 3)
     payload, stat = tree.get("/brokers/topics/t")
     assert stat.ephemeralOwner == 0
     topic = json.loads(payload)
@@ -139,10 +64,10 @@ def test_the_nodes_of_a_broker_and_its_topics(tree: KazooClient, make_broker: Ca
     assert len(base64.urlsafe_b64decode(topic_id + "==")) == 16
     assert f"topic_id: {topic_id}\n" in (broker.data_dir / "t-1" / "partition.metadata").read_text()
     assert sorted(tree.get_children("/brokers/topics/t/partitions")) == ["0", "1", "2"]
-    state = _json(tree, "/brokers/topics/t/partitions/0/state")
+    state = node(tree, "/brokers/topics/t/partitions/0/state")
     assert (state["leader"], state["isr"], state["leader_epoch"], state["version"]) == (0, [0], 0, 1)
 
-    _delete(broker.bootstrap_servers, "t")
+    delete_topic(broker.bootstrap_servers, "t")
     assert tree.exists("/brokers/topics/t") is None
     assert broker.stop() == 0
     assert tree.exists("/brokers/ids/0") is None
@@ -150,9 +75,9 @@ def test_the_nodes_of_a_broker_and_its_topics(tree: KazooClient, make_broker: Ca
 
 def test_a_killed_broker_can_start_again_at_once(tree: KazooClient, make_broker: Callable[[int], KlogBroker]) -> None:
     broker = make_broker(0)
-    _create(broker.bootstrap_servers, "t", 1)
+    create_topic(broker.bootstrap_servers, "t", 1)
     producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "acks": "all", "log_level": 0})
-    cluster_id = _json(tree, "/cluster/id")
+    cluster_id = node(tree, "/cluster/id")
     for number in range(3):
         producer.produce("t", str(number))
         assert producer.flush(20) == 0
@@ -163,27 +88,27 @@ def test_a_killed_broker_can_start_again_at_once(tree: KazooClient, make_broker:
         broker.start()
         assert time.monotonic() - begin < 5
         assert tree.get("/brokers/ids/0")[1].ephemeralOwner not in (0, owner)
-    assert _json(tree, "/cluster/id") == cluster_id
+    assert node(tree, "/cluster/id") == cluster_id
     consumer = _consumer(broker.bootstrap_servers)
     consumer.assign([TopicPartition("t", 0, 0)])
     assert [message.value() for message in consumer.consume(3, 20)] == [b"0", b"1", b"2"]
     consumer.close()
     # and its entry is its own: the end of the killed ones' sessions does not take it along
-    assert _json(tree, "/brokers/ids/0")["port"] == broker.port
+    assert node(tree, "/brokers/ids/0")["port"] == broker.port
 
 
 def test_two_brokers_share_the_partitions(make_broker: Callable[[int], KlogBroker]) -> None:
     first, second = make_broker(0), make_broker(1)
     for broker in (first, second):
-        _wait(lambda: _known_brokers(broker) == 2)  # noqa: B023
-    _create(first.bootstrap_servers, "t", 4)
+        wait_for(lambda: known_brokers(broker.bootstrap_servers) == 2)  # noqa: B023
+    create_topic(first.bootstrap_servers, "t", 4)
     for broker in (first, second):
-        _wait(lambda: len(_leaders(broker.bootstrap_servers, "t")) == 4)  # noqa: B023
-        leaders = _leaders(broker.bootstrap_servers, "t")
-        assert sorted(leaders.values()) == [0, 0, 1, 1]
-    for broker, node in ((first, 0), (second, 1)):
-        mine = {f"t-{partition}" for partition, leader in leaders.items() if leader == node}
-        _wait(lambda: {path.name for path in broker.data_dir.glob("t-*")} == mine)  # noqa: B023
+        wait_for(lambda: len(leaders(broker.bootstrap_servers, "t")) == 4)  # noqa: B023
+        led = leaders(broker.bootstrap_servers, "t")
+        assert sorted(led.values()) == [0, 0, 1, 1]
+    for broker, number in ((first, 0), (second, 1)):
+        mine = {f"t-{partition}" for partition, leader in led.items() if leader == number}
+        wait_for(lambda: {path.name for path in broker.data_dir.glob("t-*")} == mine)  # noqa: B023
 
     producer = Producer({"bootstrap.servers": second.bootstrap_servers, "acks": "all", "log_level": 0})
     for number in range(400):
@@ -202,7 +127,7 @@ def test_two_brokers_share_the_partitions(make_broker: Callable[[int], KlogBroke
     consumer.close()
 
     # a partition's requests at the wrong broker
-    partition = next(number for number, leader in leaders.items() if leader == 1)
+    partition = next(number for number, leader in led.items() if leader == 1)
     config = client_config({"bootstrap.servers": first.bootstrap_servers})
     with Connection(HOST, first.port, config) as connection:
         wanted = {"partition": partition, "fetch_offset": 0, "partition_max_bytes": 1000}
@@ -218,23 +143,23 @@ def test_two_brokers_share_the_partitions(make_broker: Callable[[int], KlogBroke
 
     # one stops: its partitions have no leader, the others are served
     second.stop()
-    _wait(lambda: sorted(_leaders(first.bootstrap_servers, "t").values()) == [-1, -1, 0, 0])
+    wait_for(lambda: sorted(leaders(first.bootstrap_servers, "t").values()) == [-1, -1, 0, 0])
     second.start()
-    _wait(lambda: sorted(_leaders(first.bootstrap_servers, "t").values()) == [0, 0, 1, 1])
+    wait_for(lambda: sorted(leaders(first.bootstrap_servers, "t").values()) == [0, 0, 1, 1])
 
     # deleted by the one, gone from the other
-    _delete(first.bootstrap_servers, "t")
+    delete_topic(first.bootstrap_servers, "t")
     for broker in (first, second):
-        _wait(lambda: not list(broker.data_dir.glob("t-*")))  # noqa: B023
+        wait_for(lambda: not list(broker.data_dir.glob("t-*")))  # noqa: B023
 
 
 def test_a_topic_that_was_made_again_has_no_old_records(make_broker: Callable[[int], KlogBroker]) -> None:
     """Also on the broker that only hears of it."""
     first, second = make_broker(0), make_broker(1)
-    _wait(lambda: _known_brokers(first) == 2)
+    wait_for(lambda: known_brokers(first.bootstrap_servers) == 2)
     servers = f"{first.bootstrap_servers},{second.bootstrap_servers}"
     for round_ in range(4):
-        _create(first.bootstrap_servers, "t", 2)
+        create_topic(first.bootstrap_servers, "t", 2)
         producer = Producer({"bootstrap.servers": servers, "acks": "all", "log_level": 0})
         consumer = _consumer(servers)
         for partition in range(2):
@@ -244,7 +169,7 @@ def test_a_topic_that_was_made_again_has_no_old_records(make_broker: Callable[[i
         messages = consumer.consume(2, 20)
         assert sorted(message.value() for message in messages) == [b"%d-0" % round_, b"%d-1" % round_]
         consumer.close()
-        _delete(first.bootstrap_servers, "t")
+        delete_topic(first.bootstrap_servers, "t")
 
 
 def test_a_broker_id_is_taken_once(
@@ -256,7 +181,7 @@ def test_a_broker_id_is_taken_once(
         f"klog: broker id 0 is registered by a broker at {HOST}:{broker.port}; choose another --broker-id"
     )
     # the first one is none the worse
-    assert _json(tree, "/brokers/ids/0")["port"] == broker.port
+    assert node(tree, "/brokers/ids/0")["port"] == broker.port
     with Connection(HOST, broker.port, client_config({"bootstrap.servers": broker.bootstrap_servers})) as connection:
         answer = connection.request(METADATA, {"topics": []})
     assert [entry["port"] for entry in answer["brokers"]] == [broker.port]

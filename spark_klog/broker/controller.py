@@ -1,0 +1,136 @@
+"""What one broker does in the shared tree for all of them, as Kafka's controller does.
+
+The controller is the broker that has made /controller; where it leaves, another one makes it. Tools of before Kafka 2.8
+(`kafka.admin.TopicCommand --zookeeper`) write /config/topics/T and /brokers/topics/T, or /admin/delete_topics/T, and
+leave the rest to it: partition states, topic ids, the removal of nodes.
+
+Everything here may be done twice, by a broker that does not know yet that it is no controller any more: topic ids are
+written by compare and swap, all else is the same whoever writes it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from uuid import UUID, uuid4
+
+from spark_klog.broker.registry import NO_LEADER, Nameless, Registry
+from spark_klog.directories import paths
+from spark_klog.directories.tree import NodeExists, Tree
+from spark_klog.errors import DecodeError
+
+_log = logging.getLogger(__name__)
+_FIRST_EPOCH = 1
+
+_Partition = tuple[UUID, str, int]
+
+
+class Controller:
+    """One broker's part in it. `id_in_logs` tells a topic's id by the logs of partitions that this broker leads."""
+
+    def __init__(
+        self, tree: Tree, registry: Registry, id_in_logs: Callable[[str, dict[int, list[int]]], UUID | None]
+    ) -> None:
+        self._tree = tree
+        self._registry = registry
+        self._id_in_logs = id_in_logs
+        self._epoch = 0
+        #: Leaders as the states have them, while this broker is the controller.
+        self._leaders: dict[_Partition, int] = {}
+
+    def work(self) -> bool:
+        """Do what is to be done now; whether topics have changed, so that the registry must look again."""
+        is_controller = self._elect()
+        changed = self._name_topics(is_controller=is_controller)
+        if not is_controller:
+            self._leaders.clear()
+            return changed
+        changed = self._delete_topics() or changed
+        self._write_states()
+        for name in self._tree.children(paths.CONFIG_CHANGES_PATH):
+            # every broker follows /config/topics itself
+            self._tree.delete(f"{paths.CONFIG_CHANGES_PATH}/{name}")
+        return changed
+
+    def _elect(self) -> bool:
+        registry = self._registry
+        if registry.controller is not None:
+            return registry.controller == registry.broker_id
+        payload = paths.controller_payload(registry.broker_id, time.time_ns() // 1_000_000)
+        try:
+            self._tree.create(paths.CONTROLLER_PATH, payload, ephemeral=True)
+        except NodeExists:
+            return False
+        before = self._tree.get(paths.CONTROLLER_EPOCH_PATH) or b""
+        self._epoch = int(before) + 1 if before.isdigit() and len(before) < 10 else _FIRST_EPOCH
+        self._tree.put(paths.CONTROLLER_EPOCH_PATH, b"%d" % self._epoch)
+        registry.controller = registry.broker_id
+        self._leaders.clear()
+        _log.info("this broker is the controller, epoch %d", self._epoch)
+        return True
+
+    def _name_topics(self, *, is_controller: bool) -> bool:
+        """Give ids to topics that have none: a new one to a new topic, to an altered one what it had before."""
+        changed = False
+        for name, topic in self._registry.nameless.items():
+            topic_id = self._id_of(name, topic, is_controller=is_controller)
+            if topic_id is None:
+                continue
+            if topic.is_new:
+                # first, since a topic with states is never taken for a new one: logs are made when it has its id
+                for number, replicas in topic.assignment.items():
+                    self._put_state(name, number, (replicas or [NO_LEADER])[0], replicas[:1])
+            value = paths.topic_payload(topic.assignment, topic_id)
+            if self._tree.swap(paths.topic_path(name), topic.value, value):
+                _log.info("topic %s, of %d partitions, has the id %s", name, len(topic.assignment), topic_id)
+            changed = True
+        return changed
+
+    def _id_of(self, name: str, topic: Nameless, *, is_controller: bool) -> UUID | None:
+        if topic.is_new:
+            return uuid4() if is_controller else None
+        known = topic.topic_id or self._id_in_logs(name, topic.assignment)
+        if known is None and topic.assignment:
+            # nobody remembers it and no log is left here: the leader of the first partition decides
+            leads_first = topic.assignment[min(topic.assignment)][:1] == [self._registry.broker_id]
+            return uuid4() if leads_first else None
+        return known
+
+    def _delete_topics(self) -> bool:
+        asked = self._tree.children(paths.DELETE_TOPICS_PATH)
+        for name in asked:
+            _log.info("topic %s is deleted, as %s asks for", name, paths.delete_topic_path(name))
+            self._registry.remove_topic(name)
+        # A node without a value was made as the parent of something while its topic was being deleted.
+        left = [name for name in self._registry.empty if self._tree.get(paths.topic_path(name)) == b""]
+        for name in left:
+            self._registry.remove_topic(name)
+        return bool(asked or left)
+
+    def _write_states(self) -> None:
+        """Let each partition's state name its leader, -1 while that is not there; the leader epoch is 0 always."""
+        registry = self._registry
+        wanted: dict[_Partition, tuple[int, list[int]]] = {}
+        for topic in registry.topics.values():
+            for partition, replicas in topic.assignment.items():
+                leader = registry.leader(topic, partition)
+                wanted[topic.topic_id, topic.name, partition] = leader, replicas[:1]
+        self._leaders = {key: leader for key, leader in self._leaders.items() if key in wanted}
+        unknown = [key for key in wanted if key not in self._leaders]
+        values = self._tree.get_many([paths.partition_state_path(name, number) for _, name, number in unknown])
+        for key, value in zip(unknown, values, strict=True):
+            try:
+                if value:
+                    self._leaders[key] = paths.parse_partition_state(value).leader
+            except DecodeError as error:
+                _log.warning("%s; it is written anew", error)
+        for key, (leader, isr) in wanted.items():
+            if self._leaders.get(key) != leader:
+                _, name, number = key
+                self._put_state(name, number, leader, isr)
+                self._leaders[key] = leader
+
+    def _put_state(self, name: str, number: int, leader: int, isr: list[int]) -> None:
+        payload = paths.partition_state_payload(leader, isr, controller_epoch=self._epoch)
+        self._tree.put(paths.partition_state_path(name, number), payload)

@@ -1,0 +1,185 @@
+"""Partitions and settings of topics that change while their logs run, on brokers in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from spark_klog.broker.broker import Broker
+from spark_klog.broker.config import BrokerConfig
+from spark_klog.broker.registry import InvalidAssignment, InvalidPartitions, UnknownTopic
+from spark_klog.directories.tree import Tree, open_tree
+from spark_klog.errors import ConfigError, ErrorCode
+from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
+from tests.support.batches import make_batch
+
+
+@asynccontextmanager
+async def _running(tmp_path: Path, broker_id: int = 0, shared: bool = False) -> AsyncIterator[Broker]:
+    directories = str(tmp_path / "directories") if shared else None
+    config = BrokerConfig("127.0.0.1", 1000 + broker_id, tmp_path / str(broker_id), broker_id, directories)
+    broker = Broker(config)
+    try:
+        broker.start(config.host, config.port)
+        broker.watch()
+        yield broker
+    finally:
+        broker.close()
+
+
+async def _until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come"
+        await asyncio.sleep(0.02)
+
+
+def _append(log: PartitionLog | None, size: int) -> None:
+    assert log is not None
+    log.append(memoryview(bytearray(make_batch([(None, b"v" * size)], [1]))))
+
+
+def test_a_broker_that_is_alone(tmp_path: Path) -> None:
+    async def first_life() -> None:
+        async with _running(tmp_path) as broker:
+            topic_id = await broker.create_topic("t", 2, {"max.message.bytes": "1000"})
+            _append(broker.logs.get("t", 0), 500)
+            await broker.create_partitions("t", 4)
+            assert sorted(broker.logs.logs) == [("t", number) for number in range(4)]
+            assert {log.topic_id for log in broker.logs.logs.values()} == {topic_id}
+            new = broker.logs.get("t", 3)
+            with pytest.raises(BatchTooLarge):
+                _append(new, 1000)
+            await broker.alter_topic_settings("t", {"retention.ms": "5", "min.cleanable.dirty.ratio": "0.25"})
+            for log in broker.logs.logs.values():
+                assert (log.config.retention_ms, log.config.min_cleanable_dirty_ratio) == (5, 0.25)
+            _append(new, 1000)
+            end = broker.logs.logs["t", 0].end_offset
+            assert end == 1
+
+    async def second_life() -> None:
+        async with _running(tmp_path) as broker:
+            assert broker.registry.settings("t") == {"retention.ms": "5", "min.cleanable.dirty.ratio": "0.25"}
+            assert broker.logs.logs["t", 3].config.retention_ms == 5
+            assert len(broker.registry.topics["t"].assignment) == 4
+
+    asyncio.run(first_life())
+    asyncio.run(second_life())
+
+
+def test_what_cannot_be(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with _running(tmp_path) as broker:
+            await broker.create_topic("t", 2, {"retention.ms": "5"})
+            with pytest.raises(UnknownTopic, match="no topic x"):
+                await broker.create_partitions("x", 3)
+            for count in (-1, 0, 1, 2, 10_001, 2**31 - 1):
+                with pytest.raises(InvalidPartitions, match="topic t has 2 partitions"):
+                    await broker.create_partitions("t", count)
+            for assignment in ([], [[0]], [[0], [1]], [[0], []], [[0], [0, 0]], [[0], [0], [0]]):
+                with pytest.raises(InvalidAssignment):
+                    await broker.create_partitions("t", 4, assignment)
+            await broker.create_partitions("t", 4, [[0], [0]], validate_only=True)
+            with pytest.raises(UnknownTopic, match="no topic x"):
+                await broker.alter_topic_settings("x", {})
+            for settings in ({"retention.ms": "x"}, {"no.such": "1"}, {"cleanup.policy": "delete,x"}):
+                with pytest.raises(ConfigError):
+                    await broker.alter_topic_settings("t", settings)
+            await broker.alter_topic_settings("t", {"retention.ms": "6"}, validate_only=True)
+            assert sorted(broker.logs.logs) == [("t", 0), ("t", 1)]
+            assert broker.registry.settings("t") == {"retention.ms": "5"}
+            assert broker.logs.logs["t", 0].config.retention_ms == 5
+
+    asyncio.run(scenario())
+
+
+def test_brokers_that_share_a_folder(tmp_path: Path) -> None:
+    """What one changes the other follows; so does it what somebody writes into the tree."""
+
+    async def scenario(tree: Tree) -> None:
+        async with _running(tmp_path, 1, shared=True) as second:
+            async with _running(tmp_path, 0, shared=True) as first:
+                await _until(lambda: sorted(first.registry.brokers) == sorted(second.registry.brokers) == [0, 1])
+                assert first.registry.controller_id == second.registry.controller_id == 1
+                topic_id = await first.create_topic("t", 2)
+                await _until(lambda: len(second.logs.logs) == 1)
+                await second.create_partitions("t", 4, [[0], [0]])
+                await second.alter_topic_settings("t", {"segment.bytes": "777"})
+                await _until(lambda: len(first.logs.logs) == 3)
+                await _until(lambda: {log.config.segment_bytes for log in first.logs.logs.values()} == {777})
+                assert {log.config.segment_bytes for log in second.logs.logs.values()} == {777}
+                ids = {log.topic_id for broker in (first, second) for log in broker.logs.logs.values()}
+                assert ids == {topic_id}
+                led = [
+                    (broker.config.broker_id, number) for broker in (first, second) for _, number in broker.logs.logs
+                ]
+                assert sorted(number for _, number in led) == [0, 1, 2, 3]
+                assert isinstance(await first.leader_log("t", 2), PartitionLog)
+                assert await second.leader_log("t", 2) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+                # by hand, as Kafka's old tools write it
+                tree.put("/config/topics/u", b'{"version":1,"config":{"segment.bytes":"888","max.compaction":"1"}}')
+                tree.create("/brokers/topics/u", b'{"version":1,"partitions":{"0":[1],"1":[0]}}')
+                await _until(lambda: first.logs.get("u", 1) and second.logs.get("u", 0))
+                assert first.logs.logs["u", 1].config.segment_bytes == 888
+                assert first.logs.logs["u", 1].topic_id == second.logs.logs["u", 0].topic_id
+                _append(first.logs.get("u", 1), 10)
+                tree.put("/brokers/topics/u", b'{"version":1,"partitions":{"0":[1],"1":[0],"2":[1]}}')
+                tree.put("/config/topics/u", b'{"version":1,"config":{"max.compaction":"1"}}')
+                await _until(lambda: second.logs.get("u", 2))
+                await _until(lambda: first.logs.logs["u", 1].overrides == {})
+                assert first.logs.logs["u", 1].end_offset == 1
+                # a setting that is not known here may stay, but not come
+                await first.alter_topic_settings("u", {"max.compaction": "1", "segment.bytes": "999"})
+                with pytest.raises(ConfigError, match=r"max\.compaction"):
+                    await first.alter_topic_settings("u", {"max.compaction": "2"})
+                await _until(lambda: second.logs.logs["u", 2].config.segment_bytes == 999)
+
+                # made anew while nobody looks: another topic, without the records of before
+                before = first.registry.topics["u"].topic_id
+                tree.delete("/brokers/topics/u")
+                tree.create("/brokers/topics/u", b'{"version":1,"partitions":{"0":[1],"1":[0]}}')
+                await _until(lambda: "u" in first.registry.topics and first.registry.topics["u"].topic_id != before)
+                await _until(lambda: first.logs.get("u", 1) and first.logs.logs["u", 1].end_offset == 0)
+
+                tree.put("/admin/delete_topics/u", b"")
+                await _until(lambda: all("u" not in {name for name, _ in b.logs.logs} for b in (first, second)))
+                assert (tree.get("/brokers/topics/u"), tree.get("/config/topics/u")) == (None, None)
+
+            # one leaves
+            await _until(lambda: b'"leader":-1' in (tree.get("/brokers/topics/t/partitions/2/state") or b""))
+            assert json.loads(tree.get("/controller") or b"")["brokerid"] == 1
+            assert tree.get("/controller_epoch") == b"1"
+        async with _running(tmp_path, 0, shared=True) as first:
+            await _until(lambda: b'"leader":0' in (tree.get("/brokers/topics/t/partitions/2/state") or b""))
+            assert (first.registry.controller_id, tree.get("/controller_epoch")) == (0, b"2")
+
+    tree = open_tree(str(tmp_path / "directories"))
+    asyncio.run(scenario(tree))
+    tree.close()
+
+
+def test_ids_of_altered_topics_are_found_in_the_logs(tmp_path: Path) -> None:
+    """All brokers were away when a tool altered a topic, and left it without its id."""
+    tree = open_tree(str(tmp_path / "directories"))
+
+    async def first_life() -> None:
+        async with _running(tmp_path, shared=True) as broker:
+            await broker.create_topic("t", 1)
+            _append(broker.logs.get("t", 0), 10)
+
+    async def second_life() -> None:
+        async with _running(tmp_path, shared=True) as broker:
+            await _until(lambda: broker.logs.get("t", 1))
+            assert broker.logs.logs["t", 0].end_offset == 1
+
+    asyncio.run(first_life())
+    tree.put("/brokers/topics/t", b'{"version":1,"partitions":{"0":[0],"1":[0]}}')
+    asyncio.run(second_life())
+    tree.close()

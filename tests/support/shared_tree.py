@@ -1,0 +1,85 @@
+"""What the tests of brokers with a real ZooKeeper share: looking at it from outside, and Kafka 0.10.2.2's own tools."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from kazoo.client import KazooClient
+
+from .kafka import kafka_libs
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
+    """Return when it is true; AssertionError after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come"
+        time.sleep(0.05)
+
+
+def admin(servers: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": servers, "log_level": 0})
+
+
+def node(tree: KazooClient, path: str) -> dict[str, Any]:
+    """The JSON of a node."""
+    value: dict[str, Any] = json.loads(tree.get(path)[0])
+    return value
+
+
+def create_topic(servers: str, topic: str, partitions: int, config: dict[str, str] | None = None) -> None:
+    new = NewTopic(topic, partitions, 1, config=config or {})
+    client = admin(servers)  # held: its calls end with it
+    client.create_topics([new])[topic].result(20)
+
+
+def delete_topic(servers: str, topic: str) -> None:
+    client = admin(servers)
+    client.delete_topics([topic])[topic].result(20)
+
+
+def known_brokers(servers: str) -> int:
+    return len(admin(servers).list_topics(timeout=10).brokers)
+
+
+def leaders(servers: str, topic: str) -> dict[int, int]:
+    """Leaders by partition, as a broker tells them; -1 where there is none, {} where there is no topic."""
+    metadata = admin(servers).list_topics(timeout=10).topics.get(topic)
+    return {} if metadata is None else {number: entry.leader for number, entry in metadata.partitions.items()}
+
+
+def expire_session(tree: KazooClient, path: str) -> None:
+    """End the session that made an ephemeral node: another client takes it over, and closes it.
+
+    ZooKeeper gives out a session to who has its password: 16 bytes of java.util.Random, seeded with the session's id
+    and a constant (ZooKeeperServer.generatePasswd).
+    """
+    session = tree.get(path)[1].ephemeralOwner
+    assert session, f"{path} is not ephemeral"
+    mask = (1 << 48) - 1
+    seed = (session ^ 0xB3415C00 ^ 0x5DEECE66D) & mask
+    password = b""
+    for _ in range(4):
+        seed = (seed * 0x5DEECE66D + 0xB) & mask
+        password += (seed >> 16).to_bytes(4, "little")
+    thief = KazooClient(f"{tree.hosts[0][0]}:{tree.hosts[0][1]}", client_id=(session, password))
+    thief.start(20)
+    assert thief.client_id[0] == session, "the session could not be taken over"
+    thief.stop()
+    thief.close()
+
+
+def old_tool(name: str, connect: str, *arguments: str) -> str:
+    """What a main class of Kafka 0.10.2.2 says; AssertionError where it fails."""
+    command = ["java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
+    command += ["-cp", f"{kafka_libs('0.10.2.2')}/*", name, "--zookeeper", connect, *arguments]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Exception" not in done.stdout, done.stdout
+    return done.stdout

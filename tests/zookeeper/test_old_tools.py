@@ -1,0 +1,163 @@
+"""Kafka 0.10.2.2's own tools, which know nothing but ZooKeeper: they see topics, make, alter and delete them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from kazoo.client import KazooClient
+
+from tests.support.broker import KlogBroker
+from tests.support.shared_tree import (
+    admin,
+    create_topic,
+    known_brokers,
+    leaders,
+    node,
+    old_tool,
+    wait_for,
+)
+
+# kazoo's, where the chroot is not there yet: the broker makes it.
+pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore:No chroot path exists")]
+
+MakeBroker = Callable[..., KlogBroker]
+
+
+def described(text: str) -> list[tuple[int, int, list[int], list[int]]]:
+    """(partition, leader, replicas, isr) of what TopicCommand --describe prints."""
+    found = re.findall(r"Partition: (\d+)\tLeader: (-?\d+)\tReplicas: ([\d,]*)\tIsr: ([\d,]*)", text)
+    return [
+        (int(partition), int(leader), [*map(int, replicas.split(","))], [*map(int, isr.split(","))])
+        for partition, leader, replicas, isr in found
+    ]
+
+
+def roundtrip(servers: str, topic: str, partitions: int) -> None:
+    producer = Producer({"bootstrap.servers": servers, "acks": "all", "log_level": 0})
+    for partition in range(partitions):
+        producer.produce(topic, f"in {partition}", partition=partition)
+    assert producer.flush(20) == 0
+    check_records(servers, topic, partitions)
+
+
+def check_records(servers: str, topic: str, partitions: int) -> None:
+    config = {"bootstrap.servers": servers, "group.id": "g", "enable.auto.commit": False, "log_level": 0}
+    consumer = Consumer(config)
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+    messages = consumer.consume(partitions, 20)
+    assert sorted(message.value() for message in messages) == [b"in %d" % partition for partition in range(partitions)]
+    consumer.close()
+
+
+def test_they_see_topics_of_ours(chroot: str, make_broker: MakeBroker) -> None:
+    first, second = make_broker(0), make_broker(1)
+    wait_for(lambda: known_brokers(first.bootstrap_servers) == 2)
+    create_topic(first.bootstrap_servers, "ours", 3, {"retention.ms": "1234567"})
+    create_topic(first.bootstrap_servers, "other", 1)
+    assert old_tool("kafka.admin.TopicCommand", chroot, "--list").split() == ["other", "ours"]
+    text = old_tool("kafka.admin.TopicCommand", chroot, "--describe", "--topic", "ours")
+    assert "PartitionCount:3\tReplicationFactor:1\tConfigs:retention.ms=1234567\n" in text
+    led = leaders(second.bootstrap_servers, "ours")
+    assert sorted(led.values()) in ([0, 0, 1], [0, 1, 1])
+    assert described(text) == [(number, led[number], [led[number]], [led[number]]) for number in range(3)]
+
+    # a broker that is gone leads nothing
+    second.stop()
+    gone = sorted(number for number, leader in led.items() if leader == 1)
+
+    def unavailable() -> list[int]:
+        text = old_tool("kafka.admin.TopicCommand", chroot, "--describe", "--unavailable-partitions", "--topic", "ours")
+        found = described(text)
+        assert all((leader, replicas, isr) == (-1, [1], [1]) for _, leader, replicas, isr in found)
+        return [number for number, *_ in found]
+
+    wait_for(lambda: sorted(n for n, leader in leaders(first.bootstrap_servers, "ours").items() if leader < 0) == gone)
+    wait_for(lambda: unavailable() == gone)
+
+
+def test_their_consumer_reads(tree: KazooClient, chroot: str, make_broker: MakeBroker) -> None:
+    """It finds brokers, partitions and leaders by ZooKeeper, and keeps its offsets there."""
+    first, second = make_broker(0), make_broker(1)
+    wait_for(lambda: known_brokers(second.bootstrap_servers) == 2)
+    create_topic(second.bootstrap_servers, "t", 4)
+    servers = f"{first.bootstrap_servers},{second.bootstrap_servers}"
+    wait_for(lambda: len(leaders(first.bootstrap_servers, "t")) == 4)
+    roundtrip(servers, "t", 4)
+    arguments = ["--topic", "t", "--from-beginning", "--max-messages", "4", "--consumer-property", "group.id=old"]
+    said = old_tool("kafka.tools.ConsoleConsumer", chroot, *arguments)
+    assert sorted(said.splitlines()) == [f"in {partition}" for partition in range(4)]
+    offsets = {number: tree.get(f"/consumers/old/offsets/t/{number}")[0] for number in range(4)}
+    assert offsets == dict.fromkeys(range(4), b"1")
+
+
+def test_topics_of_theirs_are_served(tree: KazooClient, chroot: str, make_broker: MakeBroker) -> None:
+    """From the creation to the deletion by them, on two brokers."""
+    first, second = make_broker(0), make_broker(1)
+    brokers = {0: first, 1: second}
+    servers = f"{first.bootstrap_servers},{second.bootstrap_servers}"
+    wait_for(lambda: known_brokers(first.bootstrap_servers) == 2)
+    settings = ["retention.ms=-1", "segment.bytes=4000", "min.insync.replicas=1", "message.format.version=0.10.2"]
+    configs = [word for setting in settings for word in ("--config", setting)]
+    arguments = ["--partitions", "3", "--replication-factor", "1", *configs]
+    said = old_tool("kafka.admin.TopicCommand", chroot, "--create", "--topic", "theirs", *arguments)
+    assert 'Created topic "theirs"' in said
+    for broker in brokers.values():
+        wait_for(lambda: len(leaders(broker.bootstrap_servers, "theirs")) == 3)  # noqa: B023
+    led = leaders(first.bootstrap_servers, "theirs")
+    assert set(led.values()) == {0, 1}
+    # what they leave to the controller
+    wait_for(lambda: all(tree.exists(f"/brokers/topics/theirs/partitions/{number}/state") for number in range(3)))
+    for number, leader in led.items():
+        state = node(tree, f"/brokers/topics/theirs/partitions/{number}/state")
+        assert state == {"version": 1, "leader": leader, "isr": [leader], "leader_epoch": 0, "controller_epoch": 1}
+    registered = node(tree, "/brokers/topics/theirs")
+    assert (registered["version"], len(registered["topic_id"])) == (3, 22)
+    for number, leader in led.items():
+        folder = brokers[leader].data_dir / f"theirs-{number}"
+        wait_for((folder / "klog.json").exists)
+        assert json.loads((folder / "klog.json").read_text()) == {"retention_ms": -1, "segment_bytes": 4000}
+        assert f"topic_id: {registered['topic_id']}\n" in (folder / "partition.metadata").read_text()
+    first.wait_for_log("unknown topic setting 'min.insync.replicas'")
+    first.wait_for_log("unknown topic setting 'message.format.version'")
+    roundtrip(servers, "theirs", 3)
+    text = old_tool("kafka.admin.TopicCommand", chroot, "--describe", "--topic", "theirs")
+    assert described(text) == [(number, led[number], [led[number]], [led[number]]) for number in range(3)]
+
+    # settings, of logs that run: max.message.bytes is felt at once
+    with_small = ["--alter", "--entity-type", "topics", "--entity-name", "theirs"]
+    said = old_tool("kafka.admin.ConfigCommand", chroot, *with_small, "--add-config", "max.message.bytes=300")
+    assert "Completed" in said or "Updated" in said
+    for number, leader in led.items():
+        path = brokers[leader].data_dir / f"theirs-{number}" / "klog.json"
+        wait_for(lambda: json.loads(path.read_text()).get("max_message_bytes") == 300)  # noqa: B023
+    producer = Producer({"bootstrap.servers": servers, "acks": "all", "log_level": 0})
+    codes = []
+    for partition in range(3):
+        callback = lambda error, _: codes.append(error.name() if error else None)  # noqa: E731
+        producer.produce("theirs", b"v" * 1000, partition=partition, on_delivery=callback)
+    producer.flush(20)
+    assert codes == ["MSG_SIZE_TOO_LARGE"] * 3
+    wait_for(lambda: tree.get_children("/config/changes") == [])
+
+    # more partitions; the node that they write has no topic id, and the topic keeps the one it had
+    said = old_tool("kafka.admin.TopicCommand", chroot, "--alter", "--topic", "theirs", "--partitions", "5")
+    assert "Adding partitions succeeded" in said
+    for broker in brokers.values():
+        wait_for(lambda: len(leaders(broker.bootstrap_servers, "theirs")) == 5)  # noqa: B023
+    wait_for(lambda: node(tree, "/brokers/topics/theirs").get("topic_id") == registered["topic_id"])
+    wait_for(lambda: tree.exists("/brokers/topics/theirs/partitions/4/state"))
+    check_records(servers, "theirs", 3)
+
+    # deleted
+    said = old_tool("kafka.admin.TopicCommand", chroot, "--delete", "--topic", "theirs")
+    assert "marked for deletion" in said
+    for broker in brokers.values():
+        wait_for(lambda: not list(broker.data_dir.glob("theirs-*")))  # noqa: B023
+        wait_for(lambda: "theirs" not in admin(broker.bootstrap_servers).list_topics(timeout=10).topics)  # noqa: B023
+    for path in ("/brokers/topics/theirs", "/config/topics/theirs", "/admin/delete_topics/theirs"):
+        wait_for(lambda: tree.exists(path) is None)  # noqa: B023
+    assert "theirs" not in old_tool("kafka.admin.TopicCommand", chroot, "--list")
