@@ -27,6 +27,14 @@ _MAX_QUEUED = 16
 _SENDFILE_FROM = 32 * 1024
 
 
+class AnswerCut(ConnectionError):
+    """The connection is to be closed after these bytes, which need not be an answer."""
+
+    def __init__(self, sent: bytes) -> None:
+        super().__init__(f"closed after {len(sent)} bytes of an answer")
+        self.sent = sent
+
+
 class Connection(asyncio.BufferedProtocol):
     """State of one connection; see the module."""
 
@@ -130,6 +138,9 @@ class Connection(asyncio.BufferedProtocol):
                     await self._send(response)
         except DecodeError as error:
             _log.warning("%s: %s; closing the connection", self.peer, error)
+            self._transport.close()
+        except AnswerCut as cut:
+            self._transport.write(cut.sent)
             self._transport.close()
         except ConnectionError as error:
             _log.debug("%s: %s", self.peer, error)

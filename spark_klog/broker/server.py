@@ -65,7 +65,8 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"can't listen on {host}:{port}: {reason}; choose another --listen") from None
 
 
-async def _serve(broker: Broker, listener: socket.socket, host: str, ready: Callable[[str], None]) -> None:
+async def _serve(server: Server, listener: socket.socket, host: str, ready: Callable[[str], None]) -> None:
+    broker = server.broker
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -73,7 +74,6 @@ async def _serve(broker: Broker, listener: socket.socket, host: str, ready: Call
     port = listener.getsockname()[1]
     broker.start(host, port)
     broker.watch()
-    server = Server(broker)
     background = [loop.create_task(keep_house(broker.logs, broker.config))]
     if broker.config.cleaner_enabled:
         background.append(loop.create_task(clean_logs(broker.logs, broker.config)))
@@ -89,7 +89,7 @@ async def _serve(broker: Broker, listener: socket.socket, host: str, ready: Call
     await asyncio.sleep(0)
 
 
-def run(config: BrokerConfig, ready: Callable[[str], None]) -> None:
+def run(config: BrokerConfig, ready: Callable[[str], None], make_server: Callable[[Broker], Server] = Server) -> None:
     """Serve until SIGTERM or SIGINT; `ready` is told the line to print once requests are answered.
 
     `ConfigError`, `LogDirLocked`, `LogCorrupted` or `DirectoryError` where the broker can't start.
@@ -97,6 +97,6 @@ def run(config: BrokerConfig, ready: Callable[[str], None]) -> None:
     with bind(config.host, config.port) as listener:
         broker = Broker(config)
         try:
-            asyncio.run(_serve(broker, listener, config.host, ready))
+            asyncio.run(_serve(make_server(broker), listener, config.host, ready))
         finally:
             broker.close()
