@@ -81,7 +81,7 @@ def klog_cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
 def klog_cluster_factory(
     pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., EmbeddedCluster]]:
-    """Starts clusters of the test's own, stopped at its end: (brokers=1, zookeeper=False, settings=None, faults=None)."""
+    """Starts clusters, stopped at the test's end: (brokers=1, zookeeper=False, settings=None, faults=None)."""
     from spark_klog.embedded import EmbeddedCluster
 
     running = pytestconfig.stash[_running]

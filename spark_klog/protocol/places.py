@@ -204,14 +204,17 @@ def _narrow(
 
 def _mirror(request: Struct, response: Struct, version: int, message: Message) -> Message:
     result: Message = {}
+    # Entries without a name (log directories) can bear a code, but a place outside them is a better one.
+    has_own = "error_code" in _fields(response, version)
     for asked, kind, field, element in _pairs(request, response, version):
         entries = []
         for entry in message.get(asked.name) or ():
             mirrored = _identity(entry, element, version)
-            if mirrored and isinstance(kind.element, Struct):
+            if not mirrored and has_own:
+                continue
+            if isinstance(kind.element, Struct):
                 mirrored |= _mirror(kind.element, element, version, entry)
-            if mirrored:
-                entries.append(mirrored)
+            entries.append(mirrored)
         result[field.name] = entries
     return result
 
@@ -221,7 +224,8 @@ def _identity(entry: Any, element: Struct, version: int) -> Message:
     fields = _fields(element, version)
     if not isinstance(entry, dict):
         kind = STRING if isinstance(entry, str) else INT32
-        return {next(name for name, field in fields.items() if field.type is kind): entry}
+        name = next((name for name, field in fields.items() if field.type is kind and name != "error_message"), None)
+        return {} if name is None else {name: entry}
     result = {}
     for name in fields.keys() & _IDENTITY:
         alike = next((group for group in (_TOPIC, _PARTITION) if name in group), (name,))
