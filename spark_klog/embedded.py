@@ -123,6 +123,7 @@ class EmbeddedCluster:
         self._zookeeper: _Process | None = None
         self.zookeeper_connect: str | None = None
         self._faults = None if faults is None else list(faults)
+        #: One dialogue with the brokers at a time.
         self._telling = threading.Lock()
         for fault in self._faults or ():
             self._check_broker(fault)
@@ -202,10 +203,11 @@ class EmbeddedCluster:
             command += ["--set", f"{name}={value}"]
         log = self.data_dir / f"broker-{broker_id}.log"
         process = _Process(command, log, subprocess.PIPE)
-        self._brokers[broker_id] = process
-        if self._faults is not None:
-            process.tell(fault_control.encode("add", self._of_broker(broker_id, self._faults)))
-        line = _next_line(process)
+        with self._telling:
+            self._brokers[broker_id] = process
+            if self._faults is not None:
+                process.tell(fault_control.encode("add", self._of_broker(broker_id, self._faults)))
+            line = _next_line(process)
         if not line:
             process.kill()
             raise ClusterStartError(f"broker {broker_id} did not start; {log} ends with:\n{_tail(log)}")
@@ -219,36 +221,40 @@ class EmbeddedCluster:
         """Put faults after those that are there."""
         for fault in faults:
             self._check_broker(fault)
-        self._tell_all("add", faults)
-        assert self._faults is not None
-        self._faults += faults
+        with self._telling:
+            self._tell_all("add", faults)
+            assert self._faults is not None
+            self._faults += faults
 
     def clear_faults(self) -> None:
         """Let everything go well again; what has fired is forgotten too."""
-        self._tell_all("clear")
-        self._faults = []
+        with self._telling:
+            self._tell_all("clear")
+            self._faults = []
 
     def faults_fired(self) -> dict[Fault, int]:
         """How often each fault fired, on all brokers that run, since it was injected."""
-        return dict(self._tell_all("fired"))
+        with self._telling:
+            return dict(self._tell_all("fired"))
 
     def _tell_all(self, command: str, faults: tuple[Fault, ...] = ()) -> Counter[Fault]:
         if self._faults is None:
             raise ConfigError("this cluster takes no faults: start it with faults=[], or with the first ones")
         fired: Counter[Fault] = Counter()
-        with self._telling:
-            for broker_id, process in self._brokers.items():
-                if process.popen.poll() is not None:
-                    continue
-                try:
-                    process.tell(fault_control.encode(command, self._of_broker(broker_id, faults)))
-                    answer = _next_line(process)
-                except OSError:
-                    answer = ""
-                if not answer:
-                    raise KlogError(f"broker {broker_id} took no faults; {self.data_dir} has its log")
-                for fault, count in fault_control.decode_answer(answer):
-                    fired[fault] += count
+        for broker_id, process in self._brokers.items():
+            if process.popen.poll() is not None:
+                continue
+            try:
+                process.tell(fault_control.encode(command, self._of_broker(broker_id, faults)))
+                answer = _next_line(process)
+            except OSError:
+                answer = ""
+            if not answer:
+                raise KlogError(
+                    f"broker {broker_id} does not answer; {self.data_dir}/broker-{broker_id}.log is its log"
+                )
+            for fault, count in fault_control.decode_answer(answer):
+                fired[fault] += count
         return fired
 
     def _check_broker(self, fault: Fault) -> None:

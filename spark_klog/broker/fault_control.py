@@ -50,6 +50,8 @@ def obey(script: FaultScript, line: bytes) -> str:
             script.add([Fault.from_json(values) for values in command["add"]])
         elif "clear" in command:
             script.clear()
+        elif "fired" not in command:
+            raise ConfigError("add, clear or fired is wanted")
     except (ConfigError, ValueError, TypeError) as error:
         return json.dumps({"error": str(error)})
     return json.dumps({"fired": [[fault.to_json(), count] for fault, count in script.fired()]})

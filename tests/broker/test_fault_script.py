@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
 
+from spark_klog.broker.fault_control import decode_answer, encode, follow, lines_of, obey
 from spark_klog.broker.faults import (
     Asked,
     Corrupt,
@@ -135,6 +137,30 @@ def test_faults_that_cannot_be(arguments: dict[str, Any]) -> None:
 def test_json_that_is_no_fault(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="is no fault"):
         Fault.from_json(values)
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b"5", b"[]", b"{}", b'{"add": 1}', b'{"add": [{"do": {}}]}', b"\xff"])
+def test_a_line_that_is_no_command_changes_nothing(line: bytes) -> None:
+    script = FaultScript([Fault(Delay(1))])
+    assert json.loads(obey(script, line)).keys() == {"error"}
+    with pytest.raises(ConfigError):
+        decode_answer(obey(script, line))
+    assert script.fired() == [(Fault(Delay(1)), 0)]
+
+
+def test_commands_in_pieces() -> None:
+    first, second = Fault(Delay(1), count=3), Fault(Truncate(2))
+    script = FaultScript()
+    read_end, write_end = os.pipe()
+    written = encode("add", [first, second]) + encode("fired") + encode("clear") + encode("add", [second]) + b"half"
+    answers: list[str] = []
+    with os.fdopen(write_end, "wb", buffering=0) as pipe:
+        for start in range(0, len(written), 50):
+            pipe.write(written[start : start + 50])
+    follow(script, lines_of(read_end), answers.append)
+    os.close(read_end)
+    both = [(first, 0), (second, 0)]
+    assert [decode_answer(answer) for answer in answers] == [both, both, [], [(second, 0)]]
 
 
 def _flipped(corrupt: Corrupt, number: int) -> set[int]:

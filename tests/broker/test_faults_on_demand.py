@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import subprocess
 import sys
@@ -80,15 +81,15 @@ def _produce(cluster: EmbeddedCluster, topic: str, value: bytes, **settings: Any
 def _values(cluster: EmbeddedCluster, topic: str, partition: int = 0) -> list[bytes | None]:
     """All values of a partition, by kafka-python."""
     consumer = kafka_python.KafkaConsumer(bootstrap_servers=cluster.bootstrap_servers, consumer_timeout_ms=5000)
-    place = kafka_python.TopicPartition(topic, partition)
-    consumer.assign([place])
-    consumer.seek_to_beginning(place)
-    end = consumer.end_offsets([place])[place]
-    values: list[bytes | None] = []
-    while len(values) < end:
-        values.append(next(consumer).value)
-    consumer.close()
-    return values
+    with contextlib.closing(consumer):
+        place = kafka_python.TopicPartition(topic, partition)
+        consumer.assign([place])
+        consumer.seek_to_beginning(place)
+        end = consumer.end_offsets([place])[place]
+        values: list[bytes | None] = []
+        while len(values) < end:
+            values.append(next(consumer).value)
+        return values
 
 
 @pytest.mark.parametrize("code", ["NOT_LEADER_OR_FOLLOWER", 6])
@@ -189,22 +190,22 @@ def _end_offset(cluster: EmbeddedCluster, topic: str) -> int:
 
 @pytest.mark.parametrize("after", [False, True])
 def test_delays(faulty: EmbeddedCluster, partition: str, client: RawClient, after: bool) -> None:
-    faulty.inject(Fault(Delay(600, after=after), api="Produce", topic=partition, count=1))
+    faulty.inject(Fault(Delay(1000, after=after), api="Produce", topic=partition, count=1))
     began = time.monotonic()
     data = [{"name": partition, "partition_data": [{"index": 0, "records": FIRST}]}]
     frame = encode_request(PRODUCE, 8, 1, CLIENT_ID, {"acks": 1, "timeout_ms": 1000, "topic_data": data}).to_bytes()
     client.send_frame(frame)
-    time.sleep(0.2)
+    time.sleep(0.1)
     assert _end_offset(faulty, partition) == int(after)
     asked = time.monotonic() - began
     client.receive_frame()
     took = time.monotonic() - began
-    assert asked < 0.6 <= took  # others are served meanwhile
+    assert asked < 1 <= took  # others are served meanwhile
     assert took < 5
     assert _end_offset(faulty, partition) == 1
     again = time.monotonic()
     client.produce(partition, FIRST, 8)
-    assert time.monotonic() - again < 0.5
+    assert time.monotonic() - again < 1
 
 
 def _true_answer(client: RawClient) -> bytes:
