@@ -32,6 +32,12 @@ FETCH = {
     ],
     "forgotten_topics_data": [{"topic": "c", "partitions": [0]}],
 }
+FETCH_BY_ID = {
+    "topics": [
+        {"topic_id": TOPIC_ID, "partitions": [{"partition": 0}, {"partition": 3}]},
+        {"topic_id": UUID(int=8), "partitions": [{"partition": 0}]},
+    ]
+}
 A_AND_B = [("a", 0), ("a", 1), ("b", 0)]
 COMMITTED = {"groups": [{"group_id": "g", "topics": [{"name": "a", "partition_indexes": [0, 1]}]}]}
 ALL_COMMITTED = {"groups": [{"group_id": "g", "topics": None}]}
@@ -88,6 +94,7 @@ def sample(struct: Struct, version: int) -> Message:
     [
         (apis.PRODUCE, 0, PRODUCE, A_AND_B),
         (apis.FETCH, 12, FETCH, A_AND_B),
+        (apis.FETCH, 13, FETCH_BY_ID, [("by id", 0), ("by id", 3)]),
         (apis.METADATA, 1, {"topics": None}, [EVERYTHING]),
         (apis.METADATA, 4, {"topics": [{"name": "a"}]}, [("a", None)]),
         (apis.METADATA, 12, {"topics": [{"name": None, "topic_id": TOPIC_ID}]}, [("by id", None)]),
@@ -142,6 +149,18 @@ def test_an_entry_with_a_code_holds_its_names_and_nothing_else() -> None:
     first, second = answer["responses"][0]["partition_responses"]
     assert first == {"index": 0, "error_code": NOT_LEADER, "error_message": "injected fault"}
     assert second == {"index": 1}
+
+
+def test_a_topic_that_is_known_by_its_id() -> None:
+    names = {TOPIC_ID: "by id"}
+    answer = error_answer(apis.FETCH, 13, FETCH_BY_ID)
+    found = place_error(apis.FETCH, 13, answer, NOT_LEADER, names, only("by id", 3))
+    decoded = decode_response(apis.FETCH, 13, encode_response(apis.FETCH, 13, 1, found).to_bytes())[1]
+    assert [topic["topic_id"] for topic in decoded["responses"]] == [TOPIC_ID, UUID(int=8)]
+    assert codes(decoded) == {"responses[0].partitions[1]": NOT_LEADER}
+    rest = narrow(apis.FETCH, 13, FETCH_BY_ID, names, lambda *place: place != ("by id", 3))
+    assert places(apis.FETCH, 13, rest, names) == [("by id", 0)]
+    assert rest["topics"][1] == FETCH_BY_ID["topics"][1]
 
 
 def test_a_request_in_two_parts_and_its_answer_of_two() -> None:
