@@ -25,11 +25,15 @@ ROUND_TRIP = """
         consumer.close()
 """
 WHO = """
-    import pathlib, pytest
+    import pathlib, pytest, time
     from confluent_kafka.admin import AdminClient
 
-    def brokers(cluster):
-        return len(AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=20).brokers)
+    def has_brokers(cluster, count):
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+        deadline = time.monotonic() + 20
+        while (found := len(admin.list_topics(timeout=20).brokers)) < count and time.monotonic() < deadline:
+            time.sleep(0.05)  # one that has just started does not know the others yet
+        return found == count
 """
 
 
@@ -74,8 +78,8 @@ def test_fixtures_serve_the_clients_of_users(users: pytest.Pytester) -> None:
         from spark_klog.broker.faults import ErrorAnswer, Fault
         own = klog_cluster_factory(brokers=2, settings={"num.partitions": "5"}, faults=[])
         own.inject(Fault(ErrorAnswer("LEADER_NOT_AVAILABLE"), api="Produce"))
-        assert brokers(own) == 2
-        assert brokers(klog_cluster) == 1
+        assert has_brokers(own, 2)
+        assert has_brokers(klog_cluster, 1)
     """,
     )
     result = run(users, "--strict-markers")
@@ -88,7 +92,7 @@ def test_options(users: pytest.Pytester) -> None:
         + """
     @pytest.mark.parametrize("again", [1, 2])
     def test_own_cluster_each(klog_cluster, again):
-        assert brokers(klog_cluster) == 2
+        assert has_brokers(klog_cluster, 2)
         command = pathlib.Path(f"/proc/{klog_cluster.pid(0)}/cmdline").read_text()
         assert "num.partitions=4" in command and "log.segment.bytes=1048576" in command
         (pathlib.Path(__file__).parent / "pids").open("a").write(f"{klog_cluster.pid(0)} {klog_cluster.pid(1)} ")
