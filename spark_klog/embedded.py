@@ -17,11 +17,16 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from spark_klog.broker import fault_control
+from spark_klog.broker.faults import Fault
 from spark_klog.errors import ConfigError, KlogError
 
 _log = logging.getLogger(__name__)
@@ -64,6 +69,12 @@ class _Process:
                 start_new_session=True,
             )
 
+    def tell(self, line: bytes) -> None:
+        """A line to its stdin."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(line)
+        self.popen.stdin.flush()
+
     def stop(self) -> None:
         """End its stdin, then insist."""
         if self.popen.stdin is not None:
@@ -87,6 +98,10 @@ class EmbeddedCluster:
     `settings` are broker settings by Kafka's names; unlike a broker of its own it keeps records for ever
     (log.retention.ms=-1): those of tests and examples often have times of long ago. `ClusterStartError` names what
     did not start.
+
+    `faults` (see `spark_klog.broker.faults`) happen from the first request on; while it is not None, be it empty,
+    `inject` and `clear_faults` change them. They wait until every broker has obeyed: what is asked of it from then on
+    meets the new faults. A broker that is restarted begins them anew. `ConfigError` for a fault that can't be.
     """
 
     def __init__(
@@ -95,6 +110,7 @@ class EmbeddedCluster:
         zookeeper: bool = False,
         data_dir: str | Path | None = None,
         settings: dict[str, str] | None = None,
+        faults: Iterable[Fault] | None = None,
     ) -> None:
         if brokers < 1:
             raise ConfigError(f"brokers={brokers}: at least one is wanted")
@@ -106,6 +122,11 @@ class EmbeddedCluster:
         self._ports: dict[int, int] = {}
         self._zookeeper: _Process | None = None
         self.zookeeper_connect: str | None = None
+        self._faults = None if faults is None else list(faults)
+        #: One dialogue with the brokers at a time.
+        self._telling = threading.Lock()
+        for fault in self._faults or ():
+            self._check_broker(fault)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -172,12 +193,17 @@ class EmbeddedCluster:
         if "listeners" not in self._settings:
             command += ["--listen", f"{_HOST}:{self._ports.get(broker_id, 0)}"]
         command += ["--data-dir", str(self.data_dir / f"broker-{broker_id}")]
+        if self._faults is not None:
+            command += ["--faults"]
         for name, value in self._settings.items():
             command += ["--set", f"{name}={value}"]
         log = self.data_dir / f"broker-{broker_id}.log"
         process = _Process(command, log, subprocess.PIPE)
-        self._brokers[broker_id] = process
-        line = _ready_line(process)
+        with self._telling:
+            self._brokers[broker_id] = process
+            if self._faults is not None:
+                process.tell(fault_control.encode("add", self._of_broker(broker_id, self._faults)))
+            line = _next_line(process)
         if not line:
             process.kill()
             raise ClusterStartError(f"broker {broker_id} did not start; {log} ends with:\n{_tail(log)}")
@@ -186,6 +212,54 @@ class EmbeddedCluster:
     def kill(self, broker_id: int) -> None:
         """SIGKILL a broker."""
         self._brokers[broker_id].kill()
+
+    def inject(self, *faults: Fault) -> None:
+        """Put faults after those that are there."""
+        for fault in faults:
+            self._check_broker(fault)
+        with self._telling:
+            self._tell_all("add", faults)
+            assert self._faults is not None
+            self._faults += faults
+
+    def clear_faults(self) -> None:
+        """Let everything go well again; what has fired is forgotten too."""
+        with self._telling:
+            self._tell_all("clear")
+            self._faults = []
+
+    def faults_fired(self) -> dict[Fault, int]:
+        """How often each fault fired, on all brokers that run, since it was injected."""
+        with self._telling:
+            return dict(self._tell_all("fired"))
+
+    def _tell_all(self, command: str, faults: tuple[Fault, ...] = ()) -> Counter[Fault]:
+        if self._faults is None:
+            raise ConfigError("this cluster takes no faults: start it with faults=[], or with the first ones")
+        fired: Counter[Fault] = Counter()
+        for broker_id, process in self._brokers.items():
+            if process.popen.poll() is not None:
+                continue
+            try:
+                process.tell(fault_control.encode(command, self._of_broker(broker_id, faults)))
+                answer = _next_line(process)
+            except OSError:
+                answer = ""
+            if not answer:
+                raise KlogError(
+                    f"broker {broker_id} does not answer; {self.data_dir}/broker-{broker_id}.log is its log"
+                )
+            for fault, count in fault_control.decode_answer(answer):
+                fired[fault] += count
+        return fired
+
+    def _check_broker(self, fault: Fault) -> None:
+        if fault.broker is not None and fault.broker not in range(self._count):
+            raise ConfigError(f"fault for broker {fault.broker}: there are {self._count}, numbered from 0 on")
+
+    @staticmethod
+    def _of_broker(broker_id: int, faults: Iterable[Fault]) -> tuple[Fault, ...]:
+        return tuple(fault for fault in faults if fault.broker in (None, broker_id))
 
     def pid(self, broker_id: int) -> int:
         return self._brokers[broker_id].popen.pid
@@ -210,8 +284,8 @@ class EmbeddedCluster:
         self.stop()
 
 
-def _ready_line(process: _Process) -> str:
-    """The line that a broker prints when it serves; empty where it ended or took too long."""
+def _next_line(process: _Process) -> str:
+    """The line that a broker prints when it serves, or has obeyed; empty where it ended or took too long."""
     stdout = process.popen.stdout
     assert stdout is not None
     readable, _, _ = select.select([stdout], [], [], _START_SECONDS)

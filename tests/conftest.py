@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from _pytest.terminal import TerminalReporter
 
+from spark_klog.broker.faults import Fault
 from spark_klog.embedded import EmbeddedCluster
 from tests.support.maven import RegistryUnreachable
 
@@ -105,8 +106,13 @@ def make_cluster(server_dir: Path) -> Iterator[Callable[..., EmbeddedCluster]]:
     """Starts clusters of a test's own; they are stopped at its end."""
     running: list[EmbeddedCluster] = []
 
-    def make(brokers: int = 1, zookeeper: bool = False, settings: dict[str, str] | None = None) -> EmbeddedCluster:
-        cluster = EmbeddedCluster(brokers, zookeeper, server_dir / f"cluster-{len(running)}", settings)
+    def make(
+        brokers: int = 1,
+        zookeeper: bool = False,
+        settings: dict[str, str] | None = None,
+        faults: list[Fault] | None = None,
+    ) -> EmbeddedCluster:
+        cluster = EmbeddedCluster(brokers, zookeeper, server_dir / f"cluster-{len(running)}", settings, faults)
         running.append(cluster.start())
         return cluster
 

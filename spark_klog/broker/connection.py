@@ -35,6 +35,14 @@ _SENDFILE_STEP = 1024 * 1024
 _TLS_STEP = 256 * 1024
 
 
+class AnswerCut(ConnectionError):
+    """The connection is to be closed after these bytes, which need not be an answer."""
+
+    def __init__(self, sent: bytes) -> None:
+        super().__init__(f"closed after {len(sent)} bytes of an answer")
+        self.sent = sent
+
+
 class Connection(asyncio.BufferedProtocol):
     """State of one connection; see the module. `gone` is called once, when it is lost."""
 
@@ -201,6 +209,9 @@ class Connection(asyncio.BufferedProtocol):
                     return
         except (DecodeError, Refused) as error:
             _log.warning("%s: %s; closing the connection", self.session.peer, error)
+            self._transport.close()
+        except AnswerCut as cut:
+            self._transport.write(cut.sent)
             self._transport.close()
         except ConnectionError as error:
             _log.debug("%s: %s", self.session.peer, error)

@@ -95,7 +95,8 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"can't listen on {host}:{port}: {reason}; choose another --listen") from None
 
 
-async def _serve(broker: Broker, listening: dict[Listener, socket.socket], ready: Callable[[str], None]) -> None:
+async def _serve(server: Server, listening: dict[Listener, socket.socket], ready: Callable[[str], None]) -> None:
+    broker = server.broker
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -104,7 +105,6 @@ async def _serve(broker: Broker, listening: dict[Listener, socket.socket], ready
     tls = _tls_context(security, listening)
     broker.start(security.endpoints(list(listening)))
     broker.watch()
-    server = Server(broker)
     background = [
         loop.create_task(keep_house(broker.logs, broker.config)),
         loop.create_task(watch(server.connections, broker.config)),
@@ -128,7 +128,7 @@ async def _serve(broker: Broker, listening: dict[Listener, socket.socket], ready
     await asyncio.sleep(0)
 
 
-def run(config: BrokerConfig, ready: Callable[[str], None]) -> None:
+def run(config: BrokerConfig, ready: Callable[[str], None], make_server: Callable[[Broker], Server] = Server) -> None:
     """Serve until SIGTERM or SIGINT; `ready` is told the line to print once requests are answered.
 
     `ConfigError`, `LogDirLocked`, `LogCorrupted` or `DirectoryError` where the broker can't start.
@@ -141,7 +141,7 @@ def run(config: BrokerConfig, ready: Callable[[str], None]) -> None:
             listening[listener._replace(port=opened.getsockname()[1])] = opened
         broker = Broker(config)
         try:
-            asyncio.run(_serve(broker, listening, ready))
+            asyncio.run(_serve(make_server(broker), listening, ready))
         finally:
             broker.close()
 

@@ -7,13 +7,20 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from spark_klog import __version__
 from spark_klog.errors import KlogError
+
+if TYPE_CHECKING:
+    from spark_klog.broker.broker import Broker
+    from spark_klog.broker.server import Server
 
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -62,6 +69,7 @@ def main(log_level: str) -> None:
 @click.option("--directories", metavar="DIR", help="A folder to register in, shared by the brokers of one machine.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting by Kafka's name; repeatable.")
 @click.option("--stop-with-stdin", is_flag=True, hidden=True, help="Stop when stdin ends: the parent is gone.")
+@click.option("--faults", is_flag=True, hidden=True, help="Take faults from stdin, and stop when it ends.")
 def broker(
     listen: str | None,
     data_dir: Path,
@@ -70,10 +78,11 @@ def broker(
     directories: str | None,
     settings: tuple[str, ...],
     stop_with_stdin: bool,
+    faults: bool,
 ) -> None:
     """Run a broker until SIGTERM."""
     from spark_klog.broker.config import BrokerConfig, broker_settings, parse_listen
-    from spark_klog.broker.server import run
+    from spark_klog.broker.server import Server, run
 
     if zookeeper and directories:
         raise click.UsageError("--zookeeper and --directories exclude each other")
@@ -89,15 +98,35 @@ def broker(
         directories=f"zookeeper://{zookeeper}" if zookeeper else directories,
         **values,
     )
-    if stop_with_stdin:
-        threading.Thread(target=_stop_with_stdin, daemon=True).start()
-    run(config, click.echo)
+    make_server: Callable[[Broker], Server] = Server
+    if faults:
+        from spark_klog.broker.fault_control import first_script, follow, lines_of
+        from spark_klog.broker.faulty_server import FaultyServer
+
+        lines = lines_of(0)
+        script = first_script(lines)
+        make_server = partial(FaultyServer, script=script)
+        _stop_after(lambda: follow(script, lines, click.echo))
+    elif stop_with_stdin:
+        _stop_after(_read_stdin)
+    run(config, click.echo, make_server)
 
 
-def _stop_with_stdin() -> None:
+def _stop_after(task: Callable[[], None]) -> None:
+    """Stop this process when the task, which reads stdin in a thread, ends."""
+
+    def work() -> None:
+        try:
+            task()
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=work, daemon=True).start()
+
+
+def _read_stdin() -> None:
     while os.read(0, 4096):
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @main.command()

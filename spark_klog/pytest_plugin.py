@@ -1,0 +1,143 @@
+"""The pytest plugin: brokers for tests. It is found by pytest where the package is installed; `-p no:klog` is without.
+
+    klog_cluster            a cluster that tests share: those of a session (of each worker with pytest-xdist), or as the
+                            ini option klog_cluster_scope says
+    klog_cluster_factory    starts clusters of a test's own, with the arguments of `EmbeddedCluster`
+    klog_topic              the name of a topic of the test's own, created on klog_cluster with one partition, or as
+                            @pytest.mark.klog_topic(partitions=3, settings={...}) says
+
+Data and logs lie in pytest's temporary folders. The report of a failed test has what brokers logged during it.
+Nothing but pytest is imported before a fixture is used.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Generator, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from spark_klog.broker.faults import Fault
+    from spark_klog.embedded import EmbeddedCluster
+
+_FIXTURES = frozenset({"klog_cluster", "klog_cluster_factory", "klog_topic"})
+_SCOPES = ("session", "package", "module", "class", "function")
+#: Of each broker's log a report shows the last characters.
+_SHOWN = 20_000
+_running = pytest.StashKey[list["EmbeddedCluster"]]()
+#: Sizes of the logs when a test began.
+_began = pytest.StashKey[dict[Path, int]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("klog", "brokers of spark_klog")
+    group.addoption("--klog-brokers", type=int, metavar="N", help="brokers of the klog_cluster fixture")
+    parser.addini("klog_brokers", "brokers of the klog_cluster fixture", default="1")
+    parser.addini("klog_settings", "broker settings of klog_cluster by Kafka's names, NAME=VALUE a line", "linelist")
+    parser.addini("klog_cluster_scope", f"who shares klog_cluster: {', '.join(_SCOPES)}", default="session")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "klog_topic(partitions=1, settings=None): how klog_topic creates its topic")
+    config.stash[_running] = []
+
+
+def _scope(fixture_name: str, config: pytest.Config) -> Any:
+    scope = config.getini("klog_cluster_scope")
+    if scope not in _SCOPES:
+        raise pytest.UsageError(f"klog_cluster_scope = {scope}: one of {', '.join(_SCOPES)} is wanted")
+    return scope
+
+
+def _shared_settings(config: pytest.Config) -> dict[str, str]:
+    settings = {}
+    for line in config.getini("klog_settings"):
+        name, equals, value = (part.strip() for part in line.partition("="))
+        if not equals:
+            raise pytest.UsageError(f"klog_settings: {line!r} is not NAME=VALUE")
+        settings[name] = value
+    return settings
+
+
+@pytest.fixture(scope=_scope)
+def klog_cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    """A cluster that tests share, an `EmbeddedCluster`: use topics of your own."""
+    from spark_klog.embedded import EmbeddedCluster
+
+    count = pytestconfig.getoption("klog_brokers") or int(pytestconfig.getini("klog_brokers"))
+    settings = _shared_settings(pytestconfig)
+    running = pytestconfig.stash[_running]
+    with EmbeddedCluster(count, data_dir=tmp_path_factory.mktemp("klog"), settings=settings) as cluster:
+        running.append(cluster)
+        yield cluster
+        running.remove(cluster)
+
+
+@pytest.fixture
+def klog_cluster_factory(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., EmbeddedCluster]]:
+    """Starts clusters, stopped at the test's end: (brokers=1, zookeeper=False, settings=None, faults=None)."""
+    from spark_klog.embedded import EmbeddedCluster
+
+    running = pytestconfig.stash[_running]
+    own: list[EmbeddedCluster] = []
+
+    def start(
+        brokers: int = 1,
+        zookeeper: bool = False,
+        settings: dict[str, str] | None = None,
+        faults: Iterable[Fault] | None = None,
+    ) -> EmbeddedCluster:
+        cluster = EmbeddedCluster(brokers, zookeeper, tmp_path_factory.mktemp("klog"), settings, faults).start()
+        own.append(cluster)
+        running.append(cluster)
+        return cluster
+
+    yield start
+    for cluster in own:
+        running.remove(cluster)
+        cluster.stop()
+
+
+@pytest.fixture
+def klog_topic(request: pytest.FixtureRequest, klog_cluster: EmbeddedCluster) -> str:
+    """The name of a topic that no other test has."""
+    from spark_klog.client.admin import create_topic
+    from spark_klog.client.cluster import Cluster
+
+    marker = request.node.get_closest_marker("klog_topic")
+    wanted = {"partitions": 1, "settings": None} | (marker.kwargs if marker else {})
+    test = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")[:100]
+    name = f"{test}-{uuid.uuid4().hex[:8]}"
+    with Cluster.connect({"bootstrap.servers": klog_cluster.bootstrap_servers}) as client:
+        create_topic(client, name, **wanted)
+    return name
+
+
+def _logs(config: pytest.Config) -> list[Path]:
+    return [path for cluster in config.stash[_running] for path in sorted(cluster.data_dir.glob("*.log"))]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[_began] = {path: path.stat().st_size for path in _logs(item.config)}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the brokers logged since the test began, where it failed."""
+    report = yield
+    if report.failed and not _FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+        began = item.stash.get(_began, {})
+        for path in _logs(item.config):
+            text = path.read_bytes()[began.get(path, 0) :].decode(errors="replace")
+            if text:
+                report.sections.append((f"{path.stem} log, all of it in {path}", text[-_SHOWN:]))
+    return report

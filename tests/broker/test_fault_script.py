@@ -1,0 +1,180 @@
+"""Which request a fault happens to: tables, without a broker."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+
+from spark_klog.broker.fault_control import decode_answer, encode, follow, lines_of, obey
+from spark_klog.broker.faults import (
+    Asked,
+    Corrupt,
+    Delay,
+    Drop,
+    ErrorAnswer,
+    Fault,
+    FaultScript,
+    Truncate,
+    flip_bits,
+)
+from spark_klog.errors import ConfigError
+from spark_klog.protocol.places import EVERYTHING, Place
+
+DROP = Drop()
+
+
+def asked(api: str = "Produce", client: str | None = "c", *places: Place, has_records: bool = False) -> Asked:
+    return Asked(api, client, places or (("t", 0), ("u", 1)), has_records)
+
+
+@pytest.mark.parametrize(
+    ("fault", "request_", "fires"),
+    [
+        (Fault(DROP), asked(), True),
+        (Fault(DROP, api="Produce"), asked(), True),
+        (Fault(DROP, api="Fetch"), asked(), False),
+        (Fault(DROP, client_id="c"), asked(), True),
+        (Fault(DROP, client_id="d"), asked(), False),
+        (Fault(DROP, client_id="c"), asked("Produce", None), False),
+        (Fault(DROP, topic="u"), asked(), True),
+        (Fault(DROP, topic="v"), asked(), False),
+        (Fault(DROP, topic="t", partition=0), asked(), True),
+        (Fault(DROP, topic="t", partition=1), asked(), False),
+        (Fault(DROP, partition=1), asked(), True),
+        (Fault(DROP, partition=2), asked(), False),
+        (Fault(DROP, topic="t"), asked("Metadata", "c", EVERYTHING), True),
+        (Fault(DROP, topic="t"), asked("Metadata", "c", ("t", None)), True),
+        (Fault(DROP, topic="t", partition=0), asked("Metadata", "c", ("t", None)), False),
+        (Fault(Corrupt(), topic="t"), asked("Fetch"), False),
+        (Fault(Corrupt(), topic="t"), asked("Fetch", "c", ("t", 0), has_records=True), True),
+        (Fault(Corrupt("answer"), topic="t"), asked("Fetch"), True),
+        (Fault(DROP), asked("Fetch", "c", ("t", 0), has_records=True), False),
+    ],
+)
+def test_what_matches(fault: Fault, request_: Asked, fires: bool) -> None:
+    assert (FaultScript([fault]).choose(request_) is not None) == fires
+
+
+def _fired(script: FaultScript, requests: str) -> str:
+    """A letter a request in, the fault's client id or "." out."""
+    firings = [script.choose(asked("Produce", client)) for client in requests]
+    return "".join("." if firing is None else str(firing.fault.do.ms) for firing in firings)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("faults", "requests", "expected"),
+    [
+        ([Fault(Delay(1))], "aaaa", "1111"),
+        ([Fault(Delay(1), count=2)], "aaaa", "11.."),
+        ([Fault(Delay(1), skip=2)], "aaaa", "..11"),
+        ([Fault(Delay(1), skip=1, count=2)], "aaaa", ".11."),
+        ([Fault(Delay(1), client_id="a", skip=1, count=1)], "bababa", "...1.."),
+        ([Fault(Delay(1), count=2), Fault(Delay(2), count=1)], "aaaa", "112."),
+        # who is spared is counted, whoever fires
+        ([Fault(Delay(1), count=2), Fault(Delay(2), skip=2)], "aaaa", "1122"),
+        ([Fault(Delay(1), client_id="a"), Fault(Delay(2))], "abba", "1221"),
+    ],
+)
+def test_how_often(faults: list[Fault], requests: str, expected: str) -> None:
+    script = FaultScript(faults)
+    assert _fired(script, requests) == expected
+    assert [count for _, count in script.fired()] == [expected.count(str(fault.do.ms)) for fault in faults]  # type: ignore[union-attr]
+
+
+def test_faults_are_added_and_cleared() -> None:
+    script = FaultScript()
+    assert _fired(script, "a") == "."
+    script.add([Fault(Delay(1), count=1), Fault(Delay(2))])
+    assert _fired(script, "aa") == "12"
+    script.clear()
+    assert _fired(script, "a") == "."
+    assert script.fired() == []
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(DROP),
+        Fault(ErrorAnswer("NOT_COORDINATOR", after=True), "OffsetFetch", "t", 3, "c", 4, 5, 6),
+        Fault(ErrorAnswer(999)),
+        Fault(Delay(20, after=True)),
+        Fault(Drop(after=True, sent=7)),
+        Fault(Corrupt("answer", 3, 42)),
+        Fault(Truncate(9)),
+    ],
+)
+def test_json_and_back(fault: Fault) -> None:
+    assert Fault.from_json(json.loads(json.dumps(fault.to_json()))) == fault
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"do": DROP, "api": "Prodoce"},
+        {"do": DROP, "count": 0},
+        {"do": DROP, "skip": -1},
+        {"do": ErrorAnswer("NOT_LEADER")},
+        {"do": ErrorAnswer("NONE")},
+        {"do": ErrorAnswer(0)},
+        {"do": ErrorAnswer(40_000)},
+        {"do": Delay(-1)},
+        {"do": Drop(sent=-1)},
+        {"do": Corrupt("everywhere")},
+        {"do": Corrupt(bits=0)},
+        {"do": Corrupt(), "api": "Produce"},
+        {"do": Truncate(0)},
+    ],
+)
+def test_faults_that_cannot_be(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Fault(**arguments)
+
+
+@pytest.mark.parametrize("values", [{}, {"do": {}}, {"do": {"kind": "Exit"}}, {"do": {"kind": "Drop"}, "apis": 1}])
+def test_json_that_is_no_fault(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="is no fault"):
+        Fault.from_json(values)
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b"5", b"[]", b"{}", b'{"add": 1}', b'{"add": [{"do": {}}]}', b"\xff"])
+def test_a_line_that_is_no_command_changes_nothing(line: bytes) -> None:
+    script = FaultScript([Fault(Delay(1))])
+    assert json.loads(obey(script, line)).keys() == {"error"}
+    with pytest.raises(ConfigError):
+        decode_answer(obey(script, line))
+    assert script.fired() == [(Fault(Delay(1)), 0)]
+
+
+def test_commands_in_pieces() -> None:
+    first, second = Fault(Delay(1), count=3), Fault(Truncate(2))
+    script = FaultScript()
+    read_end, write_end = os.pipe()
+    written = encode("add", [first, second]) + encode("fired") + encode("clear") + encode("add", [second]) + b"half"
+    answers: list[str] = []
+    with os.fdopen(write_end, "wb", buffering=0) as pipe:
+        for start in range(0, len(written), 50):
+            pipe.write(written[start : start + 50])
+    follow(script, lines_of(read_end), answers.append)
+    os.close(read_end)
+    both = [(first, 0), (second, 0)]
+    assert [decode_answer(answer) for answer in answers] == [both, both, [], [(second, 0)]]
+
+
+def _flipped(corrupt: Corrupt, number: int) -> set[int]:
+    data = bytearray(100)
+    flip_bits(data, 10, 20, corrupt, number)
+    return {8 * at + bit for at, byte in enumerate(data) for bit in range(8) if byte >> bit & 1}
+
+
+def test_flipped_bits_are_as_many_as_told_and_the_same_again() -> None:
+    corrupt = Corrupt(bits=5, seed=1)
+    first = _flipped(corrupt, 0)
+    assert len(first) == 5
+    assert first <= set(range(80, 160))
+    assert _flipped(corrupt, 0) == first
+    assert _flipped(corrupt, 1) != first
+    assert _flipped(Corrupt(bits=5, seed=2), 0) != first
+    assert _flipped(Corrupt(bits=1000), 0) == set(range(80, 160))
