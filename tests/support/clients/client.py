@@ -39,7 +39,7 @@ class Client(ABC):
     """One client, of which `servers` is the bootstrap; the class attributes are its row of the table."""
 
     name: ClassVar[str]
-    #: Those that it writes and reads.
+    #: Those that it writes.
     codecs: ClassVar[tuple[str, ...]] = CODECS
     #: The format that it writes and reads.
     magic: ClassVar[int] = 2
@@ -71,7 +71,7 @@ class Client(ABC):
         """The first offset whose timestamp is not less; -1 or, as some clients have it, the end where none is."""
         raise NotImplementedError(f"{self.name} does not look up times")
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most have nothing to end
         """End its connections and processes."""
 
     def carries(self, record: Record) -> Record:

@@ -25,7 +25,15 @@ class Kcat(Client):
     def produce(self, topic: str, partition: int, codec: str, records: Sequence[Record]) -> None:
         for (headers, has_nulls), group in groupby(records, lambda record: (record.headers, _has_nulls(record))):
             arguments = ["-P", "-b", self.servers, "-t", topic, "-p", str(partition), "-z", codec, "-X", "acks=all"]
-            arguments += ["-X", "linger.ms=50", "-K", _KEY.decode(), "-D", _END.decode(), *(["-Z"] if has_nulls else [])]
+            arguments += [
+                "-X",
+                "linger.ms=50",
+                "-K",
+                _KEY.decode(),
+                "-D",
+                _END.decode(),
+                *(["-Z"] if has_nulls else []),
+            ]
             for name, value in headers:
                 arguments += ["-H", f"{name}={(value or b'').decode()}"]
             messages = [(record.key or b"") + _KEY + (record.value or b"") for record in group]
@@ -36,7 +44,8 @@ class Kcat(Client):
         found = []
         for partition, offset in starts.items():
             place = ("-b", self.servers, "-t", topic, "-p", str(partition), "-o", str(offset))
-            output = kcat("-C", *place, "-e", "-q", "-X", "check.crcs=true", "-f", r"@%p %o %T %K %S %h\n%k%s")
+            settings = ("-X", "check.crcs=true", "-X", "fetch.wait.max.ms=20")
+            output = kcat("-C", *place, "-e", "-q", *settings, "-f", r"@%p %o %T %K %S %h\n%k%s")
             found += _parsed(output)
         return found
 

@@ -34,6 +34,7 @@ public final class Driver {
         settings.put("enable.auto.commit", "false");
         settings.put("auto.offset.reset", "none");
         settings.put("check.crcs", "true");
+        settings.put("fetch.max.wait.ms", "50"); // the next request waits for what is on its way for the last
         consumer = new KafkaConsumer<>(settings, new ByteArrayDeserializer(), new ByteArrayDeserializer());
     }
 

@@ -17,10 +17,10 @@ const CODECS = {
 
 CompressionCodecs[CompressionTypes.Snappy] = require('kafkajs-snappy')
 
-const lz4 = require('lz4js')
+const lz4 = require('lz4-napi')
 CompressionCodecs[CompressionTypes.LZ4] = () => ({
-  compress: async encoder => Buffer.from(lz4.compress(encoder.buffer)),
-  decompress: async data => Buffer.from(lz4.decompress(data)),
+  compress: encoder => lz4.compressFrame(encoder.buffer),
+  decompress: data => lz4.decompressFrame(data),
 })
 
 const zstd = new Promise(resolve =>
@@ -84,7 +84,7 @@ async function consume(topic, count, places) {
         maxBytes: 1048576,
       }))
       const { responses } = await broker.fetch({
-        maxWaitTime: 500,
+        maxWaitTime: 50,
         minBytes: 1,
         maxBytes: 10485760,
         topics: [{ topic, partitions: asked }],
