@@ -50,9 +50,11 @@ class RawClient:
         entry = answer["responses"][0]["partition_responses"][0]
         return entry["error_code"], entry["base_offset"]
 
-    def fetch(self, topic: str, offset: int, version: int, max_bytes: int = 1_000_000) -> tuple[int, bytes]:
-        """(error code, records) of partition 0, without waiting."""
-        partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": max_bytes}
+    def fetch(
+        self, topic: str, offset: int, version: int, max_bytes: int = 1_000_000, index: int = 0
+    ) -> tuple[int, bytes]:
+        """(error code, records) of one partition, without waiting."""
+        partition = {"partition": index, "fetch_offset": offset, "partition_max_bytes": max_bytes}
         request = {"max_wait_ms": 0, "min_bytes": 1, "topics": [{"topic": topic, "partitions": [partition]}]}
         entry = self.request(FETCH, version, request)["responses"][0]["partitions"][0]
         return entry["error_code"], bytes(entry["records"] or b"")

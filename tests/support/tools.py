@@ -1,4 +1,4 @@
-"""Command line tools of others: kcat (Debian: kafkacat)."""
+"""Command line tools of others: kcat (Debian: kafkacat), and the runtimes of clients in other languages."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ class ToolFailed(Exception):
 
 
 @cache
-def kcat_path() -> str:
-    """The `kcat` binary, installed where it is missing and we are root; `RegistryUnreachable` where it can't be had."""
-    found = _find()
+def program(names: tuple[str, ...], package: str) -> str:
+    """The first of these on the PATH; Debian's `package` is installed where none is there and we are root.
+
+    `RegistryUnreachable` where it can't be had.
+    """
+    found = _find(names)
     if found is not None:
         return found
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise RegistryUnreachable("kcat is not on PATH, and installing it takes root and apt-get")
+        raise RegistryUnreachable(f"{names[0]} is not on PATH, and installing it takes root and apt-get")
     root = cache_root()
     root.mkdir(parents=True, exist_ok=True)
     with (root / ".lock").open("w") as lock:  # Maven's, too: apt-get runs once at a time
@@ -36,16 +39,21 @@ def kcat_path() -> str:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 time.sleep(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
-            for command in (["apt-get", "update"], ["apt-get", "install", "-y", "kafkacat"]):
+            for command in (["apt-get", "update"], ["apt-get", "install", "-y", package]):
                 output = _run(command)
-            found = _find()
+            found = _find(names)
             if found is not None:
                 return found
-    raise RegistryUnreachable(f"kcat is not on PATH, and apt-get install kafkacat failed:\n{output}")
+    raise RegistryUnreachable(f"{names[0]} is not on PATH, and apt-get install {package} failed:\n{output}")
 
 
-def _find() -> str | None:
-    return shutil.which("kcat") or shutil.which("kafkacat")
+def _find(names: tuple[str, ...]) -> str | None:
+    return next((path for path in map(shutil.which, names) if path is not None), None)
+
+
+def kcat_path() -> str:
+    """The `kcat` binary; as `program`."""
+    return program(("kcat", "kafkacat"), "kafkacat")
 
 
 def _run(command: Sequence[str]) -> str:

@@ -1,0 +1,253 @@
+"""Every client against our broker: each creates a topic, writes it with every codec, and reads what each other wrote.
+
+What a client is expected to do stands in its class in tests/support/clients. Partitions are assigned: no groups.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import kafka.errors
+import pytest
+from confluent_kafka.admin import AdminClient
+from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
+from kafka.record import MemoryRecords
+
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.protocol import apis
+from tests.support.clients import ALL, CODECS, Client, Record, Seen, as_magic
+from tests.support.clients.process import ProcessClient
+from tests.support.raw_client import RawClient
+
+NOW = 1_700_000_000_000
+PARTITIONS = 3
+#: zstd has one of its own: who fetches by a version of before it (KIP-110) gets an error there.
+PARTITION_OF = {"none": 0, "gzip": 0, "snappy": 1, "lz4": 1, "zstd": 2}
+
+
+def _records(start: int) -> list[Record]:
+    """Awkward ones; those with nulls, and those with the same headers, are together for kcat's sake."""
+    text = b"some text " * 30
+    return [
+        Record(start, b"key", text),
+        Record(start + 30, b"", text),
+        Record(start + 10, bytes(range(256)), b"\x00\xff" * 200),
+        Record(start + 20, b"long", b"long text " * 3000),
+        Record(start + 20, "ключ".encode(), b""),
+        Record(start + 25, None, text),
+        Record(start + 5, b"deleted", None),
+        Record(start + 40, b"one", text, (("a", b"1"),)),
+        Record(start + 35, b"many", text, (("a", b"1"), ("b", b""), ("ü", "wert=ü".encode()))),
+        Record(start + 50, b"repeated", text, (("a", b"1"), ("a", b"2"), ("n", None))),
+    ]
+
+
+class Stored(NamedTuple):
+    """A record as kafka-python's decoder finds it in the answer to a fetch of a version that has all."""
+
+    codec: str
+    record: Record
+
+
+class Written(NamedTuple):
+    """A topic by one client: what it was given by partition, what is there, and the seconds of the epoch around it."""
+
+    topic: str
+    given: dict[int, list[Stored]]
+    stored: dict[int, list[Stored]]
+    began: float
+    ended: float
+
+    def readable_by(self, reader: Client) -> dict[int, list[Record]]:
+        """By partition, without that of a codec that is younger than the reader."""
+        return {
+            partition: [as_magic(line.record, reader.magic) for line in lines]
+            for partition, lines in self.stored.items()
+            if reader.magic == 2 or partition != PARTITION_OF["zstd"]
+        }
+
+
+class Matrix:
+    """The clients, each started when first asked for, and their topics."""
+
+    def __init__(self, servers: str) -> None:
+        self.servers = servers
+        self._clients: dict[type[Client], Client] = {}
+        self._written: dict[type[Client], Written | BaseException] = {}
+
+    def client(self, kind: type[Client]) -> Client:
+        if kind not in self._clients:
+            self._clients[kind] = kind(self.servers)
+        return self._clients[kind]
+
+    def written(self, kind: type[Client]) -> Written:
+        """The topic of a client, written at the first call; a failure is the same for all who ask."""
+        if kind not in self._written:
+            try:
+                self._written[kind] = self._write(self.client(kind))
+            except BaseException as error:
+                self._written[kind] = error
+        written = self._written[kind]
+        if isinstance(written, BaseException):
+            raise written
+        return written
+
+    def _write(self, client: Client) -> Written:
+        topic = f"by-{type(client).__name__}"
+        client.create(topic, PARTITIONS)
+        given: dict[int, list[Stored]] = {partition: [] for partition in range(PARTITIONS)}
+        began = time.time()
+        for number, codec in enumerate(client.codecs):
+            lines = given[PARTITION_OF[codec]]
+            records = [client.carries(record) for record in _records(NOW + 1000 * number)]
+            offsets = client.produce(topic, PARTITION_OF[codec], codec, records)
+            assert offsets in (None, list(range(len(lines), len(lines) + len(records))))
+            lines += [Stored(codec, record) for record in records]
+        ended = time.time()
+        stored = {partition: _stored(self.servers, topic, partition) for partition in given}
+        return Written(topic, given, stored, began, ended)
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
+
+
+def _stored(servers: str, topic: str, partition: int) -> list[Stored]:
+    found: list[Stored] = []
+    with RawClient(int(servers.rsplit(":", 1)[1])) as client:
+        code, data = client.fetch(topic, 0, 12, 10_000_000, partition)
+    assert code == 0
+    batches = MemoryRecords(data)
+    while batches.has_next():
+        batch = batches.next_batch()
+        assert batch.validate_crc()
+        for record in batch:
+            assert record.offset == len(found)
+            line = Record(record.timestamp, record.key, record.value, tuple(record.headers))
+            found.append(Stored(CODECS[batch.compression_type], line))
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster(module_server_dir: object) -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(data_dir=f"{module_server_dir}/cluster", settings={"num.partitions": str(PARTITIONS)}) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def matrix(cluster: EmbeddedCluster) -> Iterator[Matrix]:
+    running = Matrix(cluster.bootstrap_servers)
+    yield running
+    running.close()
+
+
+def _row(*kinds: type[Client]) -> object:
+    """A case for these clients; those that run in a process of their own come from other registries than PyPI."""
+    is_peer = any(issubclass(kind, ProcessClient) for kind in kinds)
+    return pytest.param(*kinds, marks=[pytest.mark.peer] if is_peer else [], id="-".join(map(_name, kinds)))
+
+
+def _name(kind: type[Client]) -> str:
+    return kind.name.replace(" ", "_")
+
+
+each = pytest.mark.parametrize("kind", [_row(kind) for kind in ALL])
+
+
+@each
+def test_client_writes(matrix: Matrix, kind: type[Client]) -> None:
+    written, client = matrix.written(kind), matrix.client(kind)
+    (metadata,) = AdminClient({"bootstrap.servers": matrix.servers}).list_topics(written.topic, 10).topics.values()
+    assert sorted(metadata.partitions) == list(range(PARTITIONS))
+    for partition, given in written.given.items():
+        stored = written.stored[partition]
+        if not client.sets_timestamps:
+            for line in stored:
+                assert written.began - 1 <= line.record.timestamp / 1000 <= written.ended + 1
+            stored = [_at(line, 0) for line in stored]
+            given = [_at(line, 0) for line in given]
+        assert stored == given
+
+
+def _at(line: Stored, timestamp: int) -> Stored:
+    return line._replace(record=line.record._replace(timestamp=timestamp))
+
+
+@pytest.mark.parametrize(("reader", "writer"), [_row(reader, writer) for reader in ALL for writer in ALL])
+def test_client_reads_what_another_wrote(matrix: Matrix, reader: type[Client], writer: type[Client]) -> None:
+    """All of it, from the beginning."""
+    written, client = matrix.written(writer), matrix.client(reader)
+    expected = written.readable_by(client)
+    assert _consumed(client, written.topic, dict.fromkeys(expected, 0), expected) == expected
+
+
+@each
+def test_client_reads_from_an_offset(matrix: Matrix, kind: type[Client]) -> None:
+    """One within a batch, of a partition each."""
+    written, client = matrix.written(kind), matrix.client(kind)
+    wanted = written.readable_by(client)
+    for starts in ({0: 3, 1: 7}, {1: len(wanted[1]) - 1}):
+        expected = {partition: wanted[partition][offset:] for partition, offset in starts.items()}
+        assert _consumed(client, written.topic, starts, expected) == expected
+
+
+@pytest.mark.parametrize("kind", [_row(kind) for kind in ALL if kind.finds_times])
+def test_client_reads_from_a_time(matrix: Matrix, kind: type[Client]) -> None:
+    written, client = matrix.written(kind), matrix.client(kind)
+    for partition, lines in written.readable_by(client).items():
+        times = [line.timestamp for line in lines]
+        for wanted in (min(times) - 1, times[2], times[-1], times[-2], max(times)):
+            first = next(offset for offset, timestamp in enumerate(times) if timestamp >= wanted)
+            assert client.offset_at(written.topic, partition, wanted) == first, (wanted, times)
+        assert client.offset_at(written.topic, partition, max(times) + 1) in (-1, len(times))
+        start = client.offset_at(written.topic, partition, times[-1])
+        expected = {partition: lines[start:]}
+        assert _consumed(client, written.topic, {partition: start}, expected) == expected
+
+
+def _consumed(
+    client: Client, topic: str, starts: dict[int, int], expected: dict[int, list[Record]]
+) -> dict[int, list[Record]]:
+    """By partition, in the order of their coming; the offsets must be without a gap."""
+    found: dict[int, list[Seen]] = {partition: [] for partition in starts}
+    for seen in client.consume(topic, starts, sum(map(len, expected.values()))):
+        found[seen.partition].append(seen)
+    for partition, start in starts.items():
+        assert [seen.offset for seen in found[partition]] == list(range(start, start + len(found[partition])))
+    return {partition: [seen.record for seen in lines] for partition, lines in found.items()}
+
+
+@pytest.mark.parametrize("version", range(apis.API_VERSIONS.versions.first, apis.API_VERSIONS.versions.last + 1))
+def test_api_versions_as_kafka_python_reads_them(cluster: EmbeddedCluster, version: int) -> None:
+    answer, left = _api_versions(cluster, version, version)
+    assert (answer.error_code, left) == (0, 0)
+    found = {entry.api_key: range(entry.min_version, entry.max_version + 1) for entry in answer.api_keys}
+    assert found == {key: range(api.versions.first, api.versions.last + 1) for key, api in apis.BY_KEY.items()}
+
+
+def test_an_unknown_version_of_api_versions(cluster: EmbeddedCluster) -> None:
+    """Is answered in version 0, with what the client needs to ask again."""
+    answer, left = _api_versions(cluster, apis.API_VERSIONS.versions.last, 0, asked=99)
+    assert (answer.error_code, left) == (kafka.errors.UnsupportedVersionError.errno, 0)
+    (own,) = (entry for entry in answer.api_keys if entry.api_key == apis.API_VERSIONS.key)
+    assert own.max_version == apis.API_VERSIONS.versions.last
+
+
+def _api_versions(
+    cluster: EmbeddedCluster, sent: int, answered: int, asked: int | None = None
+) -> tuple[ApiVersionsResponse, int]:
+    """kafka-python's request, the answer decoded by it, and the number of bytes left over."""
+    request = ApiVersionsRequest(version=sent, client_software_name="matrix", client_software_version="1")
+    request.with_header(correlation_id=77, client_id="matrix")
+    frame = bytearray(request.encode(header=True))
+    if asked is not None:
+        frame[2:4] = asked.to_bytes(2, "big")
+    with RawClient(int(cluster.bootstrap_servers.rsplit(":", 1)[1])) as client:
+        client.send_frame(bytes(frame))
+        stream = io.BytesIO(client.receive_frame())
+    assert ApiVersionsResponse.parse_header(stream, version=answered).correlation_id == 77
+    answer = ApiVersionsResponse.decode(stream, version=answered)
+    return answer, len(stream.read())

@@ -1,0 +1,28 @@
+"""Clients of others behind one face, a file a client; `ALL` has them in the order of the table in README."""
+
+from __future__ import annotations
+
+from tests.support.clients.aio import AioKafka
+from tests.support.clients.client import CODECS, Client, Record, Seen, as_magic
+from tests.support.clients.confluent import Confluent, ConfluentAs082, ConfluentAs090
+from tests.support.clients.franz_go import FranzGo
+from tests.support.clients.java import Java0102, Java39, Java41
+from tests.support.clients.kafka_js import KafkaJs
+from tests.support.clients.kafka_python import KafkaPython
+from tests.support.clients.kcat import Kcat
+
+__all__ = ["ALL", "CODECS", "Client", "Record", "Seen", "as_magic"]
+
+ALL: tuple[type[Client], ...] = (
+    Kcat,
+    Confluent,
+    ConfluentAs082,
+    ConfluentAs090,
+    KafkaPython,
+    AioKafka,
+    Java0102,
+    Java39,
+    Java41,
+    FranzGo,
+    KafkaJs,
+)

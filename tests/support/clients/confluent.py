@@ -1,0 +1,104 @@
+"""confluent-kafka (librdkafka), as it is and told by `broker.version.fallback` that the broker is old."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic  # the stubs of .admin do not export it
+
+from tests.support.clients.client import NO_TIMESTAMP, SECONDS, Client, Record, Seen
+
+
+class Confluent(Client):
+    name = "confluent-kafka"
+    settings: ClassVar[Mapping[str, str]] = {}
+
+    def create(self, topic: str, partitions: int) -> None:
+        admin = AdminClient(self._configured())
+        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(SECONDS)
+
+    def produce(self, topic: str, partition: int, codec: str, records: Sequence[Record]) -> list[int]:
+        # Long enough for all to be in one batch: librdkafka leaves alone what would become no smaller.
+        producer = Producer(self._configured(**{"compression.type": codec, "acks": "all", "linger.ms": 100}))
+        offsets: list[int] = []
+
+        def delivered(error: object, message: Message) -> None:
+            if error is not None:
+                raise KafkaException(error)
+            offsets.append(message.offset() or 0)
+
+        for record in records:
+            producer.produce(
+                topic,
+                record.value,
+                record.key,
+                partition,
+                headers=list(record.headers) or None,
+                timestamp=max(record.timestamp, 0),
+                on_delivery=delivered,
+            )
+        producer.flush(SECONDS)
+        return offsets
+
+    def consume(self, topic: str, starts: Mapping[int, int], count: int) -> list[Seen]:
+        consumer = self._consumer()
+        consumer.assign([TopicPartition(topic, partition, offset) for partition, offset in starts.items()])
+        messages = consumer.consume(count, SECONDS)
+        consumer.close()
+        return [_seen(message) for message in messages]
+
+    def offset_at(self, topic: str, partition: int, timestamp: int) -> int:
+        consumer = self._consumer()
+        (found,) = consumer.offsets_for_times([TopicPartition(topic, partition, timestamp)], SECONDS)
+        consumer.close()
+        if found.error is not None:
+            raise KafkaException(found.error)
+        return found.offset
+
+    def _consumer(self) -> Consumer:
+        return Consumer(self._configured(**{"group.id": "unused", "enable.auto.commit": False, "check.crcs": True}))
+
+    def _configured(self, **more: object) -> dict[str, object]:
+        return {"bootstrap.servers": self.servers, **self.settings, **more}
+
+
+class _Old(Confluent):
+    """It does not ask for ApiVersions, and writes and reads magic 0."""
+
+    codecs = ("none", "gzip", "snappy")  # librdkafka's lz4 asks for more than such a broker
+    magic = 0
+    has_admin = False
+    finds_times = False
+
+    def create(self, topic: str, partitions: int) -> None:
+        Producer(self._configured()).list_topics(topic, SECONDS)
+
+
+class ConfluentAs082(_Old):
+    name = "librdkafka as of 0.8.2"
+    settings = {"api.version.request": "false", "broker.version.fallback": "0.8.2"}
+
+
+class ConfluentAs090(_Old):
+    name = "librdkafka as of 0.9.0"
+    settings = {"api.version.request": "false", "broker.version.fallback": "0.9.0"}
+
+
+def _seen(message: Message) -> Seen:
+    error = message.error()
+    if error is not None:
+        raise KafkaException(error)
+    kind, timestamp = message.timestamp()
+    partition, offset = message.partition(), message.offset()
+    assert partition is not None
+    assert offset is not None
+    record = Record(
+        NO_TIMESTAMP if kind == TIMESTAMP_NOT_AVAILABLE else timestamp,
+        message.key(),
+        message.value(),
+        tuple((name, value) for name, value in message.headers() or ()),
+    )
+    return Seen(partition, offset, record)

@@ -1,0 +1,28 @@
+"""franz-go."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.support.clients.build import built, compile_program, copy_into, download
+from tests.support.clients.process import ProcessClient, sources
+from tests.support.tools import program
+
+
+class FranzGo(ProcessClient):
+    name = "franz-go"
+
+    def command(self) -> tuple[list[str], Mapping[str, str]]:
+        go = program(("go",), "golang-go")
+        files = [sources("franz_go") / file for file in ("go.mod", "go.sum", "main.go")]
+
+        def build(folder: Path) -> None:
+            copy_into(folder, files)
+            download([go, "mod", "download"], folder)
+            # Stripped, and without cgo: a minute less of one core.
+            offline = {"GOPROXY": "off", "CGO_ENABLED": "0"}
+            compile_program([go, "build", "-ldflags=-s -w", "-o", "driver", "."], folder, offline)
+
+        return [str(built("franz-go", files, build) / "driver")], os.environ

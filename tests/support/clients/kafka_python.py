@@ -1,0 +1,63 @@
+"""kafka-python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import kafka
+
+from tests.support.clients.client import NO_TIMESTAMP, SECONDS, Client, Record, Seen
+
+
+class KafkaPython(Client):
+    name = "kafka-python"
+    has_null_headers = False
+
+    def create(self, topic: str, partitions: int) -> None:
+        admin = kafka.KafkaAdminClient(bootstrap_servers=self.servers)
+        admin.create_topics({topic: {"num_partitions": partitions, "replication_factor": 1}})
+        admin.close()
+
+    def produce(self, topic: str, partition: int, codec: str, records: Sequence[Record]) -> list[int]:
+        producer = kafka.KafkaProducer(
+            bootstrap_servers=self.servers,
+            compression_type=None if codec == "none" else codec,
+            acks="all",
+            linger_ms=50,
+            enable_idempotence=False,
+        )
+        sent = [
+            producer.send(topic, record.value, record.key, list(record.headers), partition, record.timestamp)
+            for record in records
+        ]
+        offsets = [entry.get(SECONDS).offset for entry in sent]
+        producer.close(SECONDS)
+        return offsets
+
+    def consume(self, topic: str, starts: Mapping[int, int], count: int) -> list[Seen]:
+        consumer = self._consumer()
+        places = {kafka.TopicPartition(topic, partition): offset for partition, offset in starts.items()}
+        consumer.assign(list(places))
+        for place, offset in places.items():
+            consumer.seek(place, offset)
+        found: list[Seen] = []
+        for record in consumer:
+            timestamp = NO_TIMESTAMP if record.timestamp is None else record.timestamp
+            line = Record(timestamp, record.key, record.value, tuple(record.headers))
+            found.append(Seen(record.partition, record.offset, line))
+            if len(found) == count:
+                break
+        consumer.close()
+        return found
+
+    def offset_at(self, topic: str, partition: int, timestamp: int) -> int:
+        place = kafka.TopicPartition(topic, partition)
+        consumer = self._consumer()
+        found = consumer.offsets_for_times({place: timestamp})[place]
+        consumer.close()
+        return -1 if found is None else int(found.offset)
+
+    def _consumer(self) -> kafka.KafkaConsumer:
+        return kafka.KafkaConsumer(
+            bootstrap_servers=self.servers, consumer_timeout_ms=SECONDS * 1000, check_crcs=True, group_id=None
+        )

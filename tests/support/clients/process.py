@@ -1,0 +1,126 @@
+"""Clients in another language: a process that obeys lines.
+
+A request is a line of words, the answer is a line that begins with `ok` or `error`:
+
+    create TOPIC PARTITIONS                     ok
+    produce TOPIC PARTITION CODEC RECORD...     ok OFFSET...
+    consume TOPIC COUNT PARTITION:OFFSET...     ok PARTITION,OFFSET,RECORD...
+    offset-at TOPIC PARTITION TIMESTAMP         ok OFFSET
+
+    RECORD is TIMESTAMP,KEY,VALUE followed by ,NAME:VALUE for each header. Bytes, and header names as UTF-8, are in
+    base64; `-` is null, `=` is empty. The process ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import base64
+import select
+import subprocess
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.support.clients.client import SECONDS, Client, Record, Seen
+
+#: A client may be patient itself; then this is to be the second to give up.
+_ANSWER_SECONDS = 2 * SECONDS
+
+
+class ClientFailed(Exception):
+    """A client answered with an error, or ended; the text is what it told."""
+
+
+class ProcessClient(Client):
+    """A client whose process starts with the first request."""
+
+    _process: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def command(self) -> tuple[list[str], Mapping[str, str]]:
+        """The command line, to which the servers are appended, and the environment."""
+
+    def create(self, topic: str, partitions: int) -> None:
+        self._ask("create", topic, str(partitions))
+
+    def produce(self, topic: str, partition: int, codec: str, records: Sequence[Record]) -> list[int]:
+        words = [_record_word(record) for record in records]
+        return [int(word) for word in self._ask("produce", topic, str(partition), codec, *words)]
+
+    def consume(self, topic: str, starts: Mapping[int, int], count: int) -> list[Seen]:
+        places = [f"{partition}:{offset}" for partition, offset in starts.items()]
+        return [_seen(word) for word in self._ask("consume", topic, str(count), *places)]
+
+    def offset_at(self, topic: str, partition: int, timestamp: int) -> int:
+        (offset,) = self._ask("offset-at", topic, str(partition), str(timestamp))
+        return int(offset)
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.close()
+            process.wait(5)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+    def _ask(self, *words: str) -> list[str]:
+        process = self._process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(" ".join(words).encode() + b"\n")
+        process.stdin.flush()
+        # An answer is written at once: nothing of it stays in our buffer when the line has been read.
+        readable, _, _ = select.select([process.stdout], [], [], _ANSWER_SECONDS)
+        answer = process.stdout.readline().decode().split() if readable else ["error", "no", "answer"]
+        if answer[:1] != ["ok"]:
+            self.close()
+            told = " ".join(answer[1:]) or "it ended; see standard error"
+            raise ClientFailed(f"{self.name}, asked to {' '.join(words)[:80]}: {told}")
+        return answer[1:]
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command, environment = self.command()
+        self._process = subprocess.Popen(
+            [*command, self.servers],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=dict(environment),
+            start_new_session=True,
+        )
+        return self._process
+
+
+def _word(data: bytes | None) -> str:
+    if data is None:
+        return "-"
+    return base64.b64encode(data).decode() or "="
+
+
+def _bytes(word: str) -> bytes | None:
+    if word == "-":
+        return None
+    return b"" if word == "=" else base64.b64decode(word, validate=True)
+
+
+def _record_word(record: Record) -> str:
+    headers = [f"{_word(name.encode())}:{_word(value)}" for name, value in record.headers]
+    return ",".join([str(record.timestamp), _word(record.key), _word(record.value), *headers])
+
+
+def _seen(word: str) -> Seen:
+    partition, offset, timestamp, key, value, *headers = word.split(",")
+    pairs = []
+    for header in headers:
+        name, _, data = header.partition(":")
+        pairs.append(((_bytes(name) or b"").decode(), _bytes(data)))
+    return Seen(int(partition), int(offset), Record(int(timestamp), _bytes(key), _bytes(value), tuple(pairs)))
+
+
+def sources(folder: str) -> Path:
+    """The folder of a client's program, beside this file."""
+    return Path(__file__).parent / folder
