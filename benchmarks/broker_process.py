@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -38,10 +39,12 @@ class Broker(Protocol):
 
 
 class KlogBroker:
-    """The embedded broker by its command; `start` returns at its ready line."""
+    """The embedded broker by its command; `start` returns at its ready line. Its directories are files."""
 
-    def __init__(self, work_dir: Path) -> None:
+    def __init__(self, work_dir: Path, settings: Mapping[str, str] | None = None) -> None:
+        """`settings` are the broker's, by Kafka's names."""
         self._work_dir = work_dir
+        self._settings = [word for item in (settings or {}).items() for word in ("--set", "=".join(item))]
         self._log = work_dir / "klog-broker.log"
         self.bootstrap_servers = f"{HOST}:{free_port()}"
         self.ready_seconds = 0.0
@@ -54,6 +57,7 @@ class KlogBroker:
     def start(self) -> None:
         self._work_dir.mkdir(parents=True, exist_ok=True)
         data = ["--listen", self.bootstrap_servers, "--data-dir", str(self._work_dir / "data")]
+        data += ["--directories", str(self._work_dir / "directories"), *self._settings]
         started = time.perf_counter()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "spark_klog.cli", "broker", *data],
