@@ -1,6 +1,6 @@
 // Reads RECORDS records of a topic from the beginning, all partitions assigned, with the settings of ConsumerPerformance.
 //
-//     java -cp 'LIBS/*' AssignedConsumer.java BOOTSTRAP TOPIC RECORDS    prints records a second
+//     java -cp 'LIBS/*:CLASSES' AssignedConsumer BOOTSTRAP TOPIC RECORDS    prints records a second
 
 import java.time.Duration;
 import java.util.List;

@@ -2,7 +2,7 @@
 // assigned partition. The latency is from the time at which a message was to be sent to the return of the poll that
 // brings it: a broker that stalls is charged for all messages that were due meanwhile.
 //
-//     java -cp 'LIBS/*' EndToEnd.java BOOTSTRAP TOPIC RATE WARM_UP MESSAGES    prints the 50th and the 99th percentile, ms
+//     java -cp 'LIBS/*:CLASSES' EndToEnd BOOTSTRAP TOPIC RATE WARM_UP MESSAGES    prints the 50th and the 99th percentile, ms
 
 import java.nio.ByteBuffer;
 import java.time.Duration;

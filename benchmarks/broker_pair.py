@@ -51,7 +51,8 @@ def topic(broker: Broker, name: str, partitions: int = PARTITIONS) -> Iterator[s
     try:
         yield name
     finally:
-        _admin(broker).delete_topics([name])[name].result(_SECONDS)
+        admin = _admin(broker)  # a client that nothing holds would go before its answer comes
+        admin.delete_topics([name])[name].result(_SECONDS)
 
 
 def create_topic(broker: Broker, name: str, partitions: int = PARTITIONS) -> None:

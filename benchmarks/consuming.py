@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.broker_pair import broker_pair, check_count, compare, create_topic
 from benchmarks.broker_process import Broker
+from benchmarks.compiler import compile_java
 from benchmarks.data import produce, run_java
 from benchmarks.report import Result
 from benchmarks.sides import SideFailed
@@ -27,10 +28,11 @@ _CONSUMER = Path(__file__).with_name("AssignedConsumer.java")
 def _consume(bench: Bench) -> Iterator[Result]:
     folder = bench.folder("consume")
     libs = kafka_libs("3.9.1")
+    class_path = compile_java(libs, _CONSUMER, folder)
 
     def java(broker: Broker) -> float:
         arguments = (broker.bootstrap_servers, _TOPIC, str(bench.records))
-        rate = float(run_java(libs, str(_CONSUMER), *arguments).split()[-1]) / 1e6
+        rate = float(run_java(class_path, _CONSUMER.stem, *arguments).split()[-1]) / 1e6
         log.info("AssignedConsumer: %.3f M records/s from %s", rate, broker.bootstrap_servers)
         return rate
 

@@ -48,7 +48,7 @@ def _line(number: int, size: int) -> str:
 def create_topic(libs: Path, bootstrap_servers: str, topic: str) -> None:
     """Create a topic of PARTITIONS partitions on any broker."""
     arguments = ["--create", "--topic", topic, "--partitions", str(PARTITIONS), "--replication-factor", "1"]
-    run_java(libs, "org.apache.kafka.tools.TopicCommand", "--bootstrap-server", bootstrap_servers, *arguments)
+    run_java(f"{libs}/*", "org.apache.kafka.tools.TopicCommand", "--bootstrap-server", bootstrap_servers, *arguments)
 
 
 def produce(
@@ -76,7 +76,7 @@ def producer_performance(
 ) -> float:
     """Records a second by the tool's own last line. (It reports sends that fail, but succeeds: count the records.)"""
     output = run_java(
-        libs,
+        f"{libs}/*",
         "org.apache.kafka.tools.ProducerPerformance",
         *("--topic", topic, "--num-records", str(records), "--throughput", "-1"),
         *("--payload-file", str(payload_file(folder, size)), "--producer-props"),
@@ -90,11 +90,11 @@ def producer_performance(
     return float(found[1])
 
 
-def run_java(libs: Path, class_name: str, *arguments: str, timeout: float = 1200) -> str:
-    """Run a class of the jars, or a .java file with them, and return what it prints; `ToolFailed` where it fails."""
+def run_java(class_path: str, class_name: str, *arguments: str, timeout: float = 1200) -> str:
+    """Run a class, and return what it prints; `ToolFailed` where it fails."""
     try:
         done = subprocess.run(
-            ["java", "-Xmx512m", "-cp", f"{libs}/*", class_name, *arguments],
+            ["java", "-Xmx512m", "-cp", class_path, class_name, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

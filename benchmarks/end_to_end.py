@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.broker_pair import KAFKA, broker_pair, topic
 from benchmarks.broker_process import Broker
+from benchmarks.compiler import compile_java
 from benchmarks.data import run_java
 from benchmarks.report import Result, Side
 from benchmarks.sides import SideFailed, recorded
@@ -27,7 +28,7 @@ _SIZE = 100
 
 def _end_to_end(bench: Bench) -> Iterator[Result]:
     folder = bench.folder("end-to-end")
-    libs = kafka_libs("3.9.1")
+    class_path = compile_java(kafka_libs("3.9.1"), _PROGRAM, folder)
     is_full = bench.records >= 1_000_000
     warm_up, messages, one_by_one = (5_000, 20_000, 10_000) if is_full else (1_000, 2_000, 1_000)
     properties = folder / "client.properties"
@@ -35,11 +36,11 @@ def _end_to_end(bench: Bench) -> Iterator[Result]:
 
     def at_rate(broker: Broker, name: str) -> list[float]:
         arguments = map(str, (broker.bootstrap_servers, name, _RATE, warm_up, messages))
-        return [float(word) for word in run_java(libs, str(_PROGRAM), *arguments).split()[-2:]]
+        return [float(word) for word in run_java(class_path, _PROGRAM.stem, *arguments).split()[-2:]]
 
     def by_tool(broker: Broker, name: str) -> list[float]:
         arguments = map(str, (broker.bootstrap_servers, name, one_by_one, 1, _SIZE, properties))
-        output = run_java(libs, _TOOL, *arguments)
+        output = run_java(class_path, _TOOL, *arguments)
         found = _TOOL_FIGURES.search(output)
         if found is None:
             raise SideFailed(f"{_TOOL} printed no figures: {output[-1000:]}")
@@ -80,9 +81,9 @@ END_TO_END = Work(
     _end_to_end,
     (
         "End to end: one topic of one partition, messages of 100 B, one JVM that produces and consumes with an "
-        "assigned partition, the clients' defaults without idempotence. At the fixed rate latency is from the time at which a "
-        "message was to be sent to the return of the poll that brings it; the first messages warm the JVM and do not "
-        "count. Kafka's EndToEndLatency sends a message when the one before has come, polls with "
+        "assigned partition, the clients' defaults without idempotence. At the fixed rate latency is from the time at "
+        "which a message was to be sent to the return of the poll that brings it; the first messages warm the JVM and "
+        "do not count. Kafka's EndToEndLatency sends a message when the one before has come, polls with "
         "fetch.max.wait.ms 0 and counts from its first message on. Wanted: a 99th percentile not above Kafka's.",
     ),
 )
