@@ -58,12 +58,13 @@ class KlogBroker:
         self._work_dir.mkdir(parents=True, exist_ok=True)
         data = ["--listen", self.bootstrap_servers, "--data-dir", str(self._work_dir / "data")]
         data += ["--directories", str(self._work_dir / "directories"), *self._settings]
+        data.append("--stop-with-stdin")  # it ends when this process does
         started = time.perf_counter()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "spark_klog.cli", "broker", *data],
             cwd=self._work_dir,
             env={**child_environment(sys.executable), **project_environment()},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -93,6 +94,9 @@ class KlogBroker:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
 
     def _tail(self) -> str:
         return self._log.read_text(errors="replace")[-1500:].strip() if self._log.exists() else "no output"
