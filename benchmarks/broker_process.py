@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -38,10 +39,12 @@ class Broker(Protocol):
 
 
 class KlogBroker:
-    """The embedded broker by its command; `start` returns at its ready line."""
+    """The embedded broker by its command; `start` returns at its ready line. Its directories are files."""
 
-    def __init__(self, work_dir: Path) -> None:
+    def __init__(self, work_dir: Path, settings: Mapping[str, str] | None = None) -> None:
+        """`settings` are the broker's, by Kafka's names."""
         self._work_dir = work_dir
+        self._settings = [word for item in (settings or {}).items() for word in ("--set", "=".join(item))]
         self._log = work_dir / "klog-broker.log"
         self.bootstrap_servers = f"{HOST}:{free_port()}"
         self.ready_seconds = 0.0
@@ -54,12 +57,14 @@ class KlogBroker:
     def start(self) -> None:
         self._work_dir.mkdir(parents=True, exist_ok=True)
         data = ["--listen", self.bootstrap_servers, "--data-dir", str(self._work_dir / "data")]
+        data += ["--directories", str(self._work_dir / "directories"), *self._settings]
+        data.append("--stop-with-stdin")  # it ends when this process does
         started = time.perf_counter()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "spark_klog.cli", "broker", *data],
             cwd=self._work_dir,
             env={**child_environment(sys.executable), **project_environment()},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -89,6 +94,9 @@ class KlogBroker:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
 
     def _tail(self) -> str:
         return self._log.read_text(errors="replace")[-1500:].strip() if self._log.exists() else "no output"

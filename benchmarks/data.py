@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import random
+import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -13,6 +15,7 @@ log = logging.getLogger(__name__)
 RECORD_SIZE = 100
 PARTITIONS = 4
 _LINES = 10_000
+_RATE = re.compile(r"records sent, ([\d.]+) records/sec")
 _WORDS = ["request", "served", "from", "cache", "order", "paid", "by", "card", "user", "retry", "timeout"]
 
 
@@ -45,7 +48,7 @@ def _line(number: int, size: int) -> str:
 def create_topic(libs: Path, bootstrap_servers: str, topic: str) -> None:
     """Create a topic of PARTITIONS partitions on any broker."""
     arguments = ["--create", "--topic", topic, "--partitions", str(PARTITIONS), "--replication-factor", "1"]
-    _java(libs, "org.apache.kafka.tools.TopicCommand", "--bootstrap-server", bootstrap_servers, *arguments)
+    run_java(f"{libs}/*", "org.apache.kafka.tools.TopicCommand", "--bootstrap-server", bootstrap_servers, *arguments)
 
 
 def produce(
@@ -53,27 +56,45 @@ def produce(
 ) -> None:
     """Fill a topic. (The tool reports sends that fail, but succeeds: readers must count.)"""
     properties = {
-        "bootstrap.servers": bootstrap_servers,
         "compression.type": codec,
         "batch.size": "65536",
         "linger.ms": "20",
         # our broker does not serve InitProducerId yet; the same for both sides
         "enable.idempotence": "false",
     }
-    output = _java(
-        libs,
+    producer_performance(libs, bootstrap_servers, topic, records, folder, size, properties)
+
+
+def producer_performance(
+    libs: Path,
+    bootstrap_servers: str,
+    topic: str,
+    records: int,
+    folder: Path,
+    size: int,
+    properties: Mapping[str, str],
+) -> float:
+    """Records a second by the tool's own last line. (It reports sends that fail, but succeeds: count the records.)"""
+    output = run_java(
+        f"{libs}/*",
         "org.apache.kafka.tools.ProducerPerformance",
         *("--topic", topic, "--num-records", str(records), "--throughput", "-1"),
         *("--payload-file", str(payload_file(folder, size)), "--producer-props"),
-        *(f"{name}={value}" for name, value in properties.items()),
+        *(f"{name}={value}" for name, value in {"bootstrap.servers": bootstrap_servers, **properties}.items()),
     )
-    log.info("filled %s: %s", topic, output.strip().splitlines()[-1])
+    last = output.strip().splitlines()[-1]
+    log.info("filled %s: %s", topic, last)
+    found = _RATE.search(last)
+    if found is None:
+        raise ToolFailed(f"ProducerPerformance ended with {last!r}")
+    return float(found[1])
 
 
-def _java(libs: Path, class_name: str, *arguments: str, timeout: float = 1200) -> str:
+def run_java(class_path: str, class_name: str, *arguments: str, timeout: float = 1200) -> str:
+    """Run a class, and return what it prints; `ToolFailed` where it fails."""
     try:
         done = subprocess.run(
-            ["java", "-Xmx512m", "-cp", f"{libs}/*", class_name, *arguments],
+            ["java", "-Xmx512m", "-cp", class_path, class_name, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

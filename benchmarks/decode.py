@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kafka.record.memory_records import MemoryRecords
 
+from benchmarks.compiler import compile_c
 from benchmarks.record_batches import kernel, record_batches, speed, take_turns
 from benchmarks.report import Result, Side
 from benchmarks.sides import SideFailed, recorded
@@ -47,7 +48,7 @@ def _sides(bench: Bench, folder: Path, data: bytes, total: int, is_plain: bool) 
         runs.append((c_loop, lambda: _c_loop(folder, total)))
         with recorded(c_loop):
             (folder / "batches").write_bytes(data)
-            _compile(folder)
+            compile_c(_SOURCE, folder / "walk")
         # neither CRC nor Arrow, as that loop
         alone = Side("native kernel without CRC and Arrow")
         runs.append((alone, _walk_and_copy(data, total)))
@@ -103,13 +104,6 @@ def _kafka_python(data: bytes, total: int) -> int:
             records += 1
     _check(records, total)
     return records
-
-
-def _compile(folder: Path) -> None:
-    command = ["cc", "-O2", "-Wall", "-o", str(folder / "walk"), str(_SOURCE)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    if done.returncode:
-        raise SideFailed(f"cc: {done.stderr[-500:]}")
 
 
 def _c_loop(folder: Path, total: int) -> float:

@@ -21,13 +21,17 @@ from benchmarks.batch_read import BATCH_READ
 from benchmarks.breakdown import BREAKDOWN
 from benchmarks.broker_side import BROKER
 from benchmarks.codecs import CODECS
+from benchmarks.connections import CONNECTIONS
+from benchmarks.consuming import CONSUME
 from benchmarks.decode import DECODE
 from benchmarks.directory_read import DIRECTORY_READ
 from benchmarks.encode import ENCODE
+from benchmarks.end_to_end import END_TO_END
 from benchmarks.latency import LATENCY
 from benchmarks.log import LOG
 from benchmarks.machine import code_state
 from benchmarks.memory import MEMORY
+from benchmarks.producing import PRODUCE
 from benchmarks.reads import READS
 from benchmarks.report import Result, Side, failures, render
 from benchmarks.work import Bench, Work
@@ -49,6 +53,10 @@ WORK: tuple[Work, ...] = (
     CODECS,
     LOG,
     BROKER,
+    PRODUCE,
+    CONSUME,
+    END_TO_END,
+    CONNECTIONS,
 )
 
 _DESCRIPTION = "Measure klog beside its peers and write the report."

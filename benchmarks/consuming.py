@@ -1,0 +1,84 @@
+"""kcat and a Java consumer, reading a whole topic from our broker and from Kafka."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.broker_pair import broker_pair, check_count, compare, create_topic
+from benchmarks.broker_process import Broker
+from benchmarks.compiler import compile_java
+from benchmarks.data import produce, run_java
+from benchmarks.report import Result
+from benchmarks.sides import SideFailed
+from benchmarks.work import Bench, Work
+from tests.support.kafka import kafka_libs
+from tests.support.tools import kcat_path
+
+log = logging.getLogger(__name__)
+
+_TOPIC = "bench"
+_SECONDS = 600.0
+_CONSUMER = Path(__file__).with_name("AssignedConsumer.java")
+
+
+def _consume(bench: Bench) -> Iterator[Result]:
+    folder = bench.folder("consume")
+    libs = kafka_libs("3.9.1")
+    class_path = compile_java(libs, _CONSUMER, folder)
+
+    def java(broker: Broker) -> float:
+        arguments = (broker.bootstrap_servers, _TOPIC, str(bench.records))
+        rate = float(run_java(class_path, _CONSUMER.stem, *arguments).split()[-1]) / 1e6
+        log.info("AssignedConsumer: %.3f M records/s from %s", rate, broker.bootstrap_servers)
+        return rate
+
+    with broker_pair(folder) as brokers:
+        for broker in brokers:
+            create_topic(broker, _TOPIC)
+            produce(libs, broker.bootstrap_servers, _TOPIC, bench.records, "none", folder)
+            check_count(broker, _TOPIC, bench.records)
+        records = f"{bench.records:,} records of 100 B"
+        sides = compare(brokers, bench.repeat, lambda broker: _kcat(broker, bench.records))
+        yield Result(f"kcat -C from the beginning, {records}", "M records/s", *sides, bench.command)
+        sides = compare(brokers, bench.repeat, java)
+        yield Result(f"Java consumer, assigned partitions, {records}", "M records/s", *sides, bench.command)
+
+
+def _kcat(broker: Broker, records: int) -> float:
+    started = time.perf_counter()
+    read_by_kcat(broker, _TOPIC, records, "-o", "beginning")
+    rate = records / (time.perf_counter() - started) / 1e6
+    log.info("kcat: %.3f M records/s from %s", rate, broker.bootstrap_servers)
+    return rate
+
+
+def read_by_kcat(broker: Broker, topic: str, records: int, *more: str) -> None:
+    """Have kcat read so many records to /dev/null; `SideFailed` where it does not get them."""
+    command = [kcat_path(), "-C", "-q", "-b", broker.bootstrap_servers, "-t", topic, "-c", str(records), *more]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise SideFailed(f"kcat did not get {records} records in {_SECONDS:.0f} s") from None
+    if done.returncode:
+        raise SideFailed(f"kcat ended with {done.returncode}: {done.stderr.decode(errors='replace')[-1000:]}")
+
+
+CONSUME = Work(
+    "consume",
+    _consume,
+    (
+        "Consume: a topic of 4 partitions, written once by ProducerPerformance (none, batches of up to 64 KB) and read "
+        "from the page cache. kcat writes to /dev/null and is timed from its start to its end. It ends at the last "
+        "record (`-c`): to learn that it is at the end (`-e`) would take it another fetch.wait.max.ms, 0.5 s, on both "
+        "sides.",
+        "The Java consumer is the loop of Kafka's ConsumerPerformance with its settings, but with assign(): the tool "
+        "itself subscribes with a group, which our broker does not serve yet. It counts from assign() to the last "
+        "record. Wanted of both: a ratio of 1.2.",
+    ),
+)
