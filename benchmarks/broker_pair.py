@@ -72,7 +72,7 @@ def create_topic(broker: Broker, name: str, partitions: int = PARTITIONS) -> Non
 
 def check_count(broker: Broker, name: str, wanted: int, partitions: int = PARTITIONS) -> None:
     """`SideFailed` unless the topic, from which nothing was deleted, holds so many records."""
-    consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "bench"})
+    consumer = Consumer({**_client(broker), "group.id": "bench"})
     try:
         places = [TopicPartition(name, partition) for partition in range(partitions)]
         found = sum(consumer.get_watermark_offsets(place, timeout=_SECONDS)[1] for place in places)
@@ -83,4 +83,8 @@ def check_count(broker: Broker, name: str, wanted: int, partitions: int = PARTIT
 
 
 def _admin(broker: Broker) -> AdminClient:
-    return AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    return AdminClient(_client(broker))
+
+
+def _client(broker: Broker) -> dict[str, str | int]:
+    return {"bootstrap.servers": broker.bootstrap_servers, "log_level": 3}  # errors only
