@@ -117,7 +117,7 @@ class EmbeddedCluster:
         self._count = brokers
         self._with_zookeeper = zookeeper
         self._given_dir = Path(data_dir) if data_dir is not None else None
-        self._settings = {"log.retention.ms": "-1"} | (settings or {})
+        self._settings = {"log.retention.ms": "-1", "group.initial.rebalance.delay.ms": "0"} | (settings or {})
         self._brokers: dict[int, _Process] = {}
         self._ports: dict[int, int] = {}
         self._zookeeper: _Process | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,11 @@ from uuid import UUID
 
 from spark_klog.broker.config import BrokerConfig
 from spark_klog.broker.controller import Controller
+from spark_klog.broker.coordinator.groups import Groups
+from spark_klog.broker.coordinator.records import StoredGroup
 from spark_klog.broker.fetch_sessions import FetchSessions
 from spark_klog.broker.log_settings import known_topic_settings, topic_settings, topic_settings_of
-from spark_klog.broker.offset_manager import OFFSETS_TOPIC, OffsetManager, partition_for
+from spark_klog.broker.offset_manager import OFFSETS_TOPIC, OffsetManager, partition_for, write_group
 from spark_klog.broker.purgatory import Purgatory
 from spark_klog.broker.registry import MAX_PARTITIONS, Registry, Topic, UnknownTopic
 from spark_klog.broker.security.authorizer import Authorizer
@@ -23,11 +26,12 @@ from spark_klog.broker.topics_07 import Topics07
 from spark_klog.directories.memory import MemoryTree
 from spark_klog.directories.paths import Endpoint
 from spark_klog.directories.tree import Tree, open_tree
-from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
+from spark_klog.errors import ConfigError, DecodeError, DirectoryError, ErrorCode
 from spark_klog.log.directory import LogDirectory
 from spark_klog.log.partition_log import PartitionLog, check_topic_name
 
 _log = logging.getLogger(__name__)
+_LOADED_AT_ONCE = 1024 * 1024
 #: The client does not say which leader epoch it knows.
 ANY_EPOCH = -1
 
@@ -72,7 +76,10 @@ class Broker:
             self._overrides: dict[str, tuple[Mapping[str, str], dict[str, Any]]] = {}
             self.purgatory = Purgatory()
             self.fetch_sessions = FetchSessions(config.fetch_session_slots, config.fetch_session_eviction_ms / 1000)
-            self.offsets = OffsetManager()
+            self.groups = Groups(self._store_group, config.group_initial_delay_ms, config.group_max_size)
+            self.offsets = OffsetManager(self.groups.load)
+            #: Whether groups and offsets are still being read from the log.
+            self.is_loading = True
             self.logs.set_cluster_id(self.registry.cluster_id(self.logs.cluster_id))
         except BaseException:
             self.logs.close()
@@ -95,9 +102,6 @@ class Broker:
         self.registry.register(endpoints)
         self._read_tree()
         self._adopt()
-        for (topic, _), log in self.logs.logs.items():
-            if topic == OFFSETS_TOPIC:
-                self.offsets.load(log)
 
     def _register_own_logs(self) -> None:
         """A broker that is alone has no other registry than its folders."""
@@ -208,7 +212,14 @@ class Broker:
         for partition in range(partitions):
             self.logs.delete(name, partition)
             self.purgatory.wake((name, partition))
-        self.offsets.forget_topic(name)
+        for group in self.offsets.groups:
+            log = self._group_log(group)
+            keys = [(topic, partition) for topic, partition, _ in self.offsets.all(group) if topic == name]
+            if log is not None and keys:
+                try:
+                    self.offsets.remove(log, group, keys)
+                except OSError as error:
+                    _log.error("offsets of group %s for topic %s can't be removed: %s", group, name, error)
         self._overrides.pop(name, None)
 
     async def topic(self, name: str) -> Topic | None:
@@ -328,10 +339,57 @@ class Broker:
         return self.registry.leader(topic, partition), partition
 
     async def offsets_log(self, group: str) -> PartitionLog | ErrorCode:
-        """Where the group's offsets are kept, if that is here."""
+        """Where the group's offsets are kept, if that is here and has been read."""
         _, partition = await self.coordinator_for(group)
         log = self.logs.get(OFFSETS_TOPIC, partition)
-        return log if log is not None else ErrorCode.NOT_COORDINATOR
+        if log is None:
+            return ErrorCode.NOT_COORDINATOR
+        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self.is_loading else log
+
+    async def coordinator_code(self, group: str) -> ErrorCode:
+        """NONE where this broker coordinates the group."""
+        if not group:
+            return ErrorCode.INVALID_GROUP_ID
+        log = await self.offsets_log(group)
+        return log if isinstance(log, ErrorCode) else ErrorCode.NONE
+
+    def _group_log(self, group: str) -> PartitionLog | None:
+        topic = self.registry.topics.get(OFFSETS_TOPIC)
+        if topic is None:
+            return None
+        return self.logs.get(OFFSETS_TOPIC, partition_for(group, len(topic.assignment)))
+
+    def _store_group(self, group: str, stored: StoredGroup | None) -> ErrorCode:
+        log = self._group_log(group)
+        return ErrorCode.NOT_COORDINATOR if log is None else write_group(log, group, stored)
+
+    async def load_groups(self) -> None:
+        """Read groups and offsets from the log; until then their requests are answered with LOAD_IN_PROGRESS."""
+        logs = [log for (topic, _), log in self.logs.logs.items() if topic == OFFSETS_TOPIC]
+        for log in logs:
+            try:
+                if log.size <= _LOADED_AT_ONCE:
+                    self.offsets.load(log)
+                else:
+                    await asyncio.to_thread(self.offsets.load, log)
+            except (DecodeError, OSError) as error:
+                _log.error("groups and offsets of %s can't be read: %s", log.directory, error)
+        self.is_loading = False
+        self.groups.start()
+
+    def expire_offsets(self) -> None:
+        """Remove what groups without members committed long ago (offsets.retention.minutes)."""
+        now_ms = time.time_ns() // 1_000_000
+        before = now_ms - self.config.offsets_retention_minutes * 60_000
+        for group in [] if self.is_loading else self.offsets.groups:
+            log = self._group_log(group)
+            if log is None or self.groups.empty_since(group, now_ms) >= before:
+                continue
+            gone = self.offsets.expired(group, before)
+            try:
+                self.offsets.remove(log, group, gone)
+            except OSError as error:
+                _log.error("expired offsets of group %s can't be removed: %s", group, error)
 
     def close(self) -> None:
         """Leave the cluster, close the logs."""

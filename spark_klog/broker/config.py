@@ -18,8 +18,8 @@ from spark_klog.wire.frames import MAX_FRAME
 _TRUTH = {"true": True, "false": False}
 
 
-def _setting(name: str, default: Any) -> Any:
-    return field(default=default, metadata={"name": name})
+def _setting(name: str, default: Any, least: int = 1) -> Any:
+    return field(default=default, metadata={"name": name, "least": least})
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,12 @@ class BrokerConfig:
     cleaner_memory_bytes: int = _setting("log.cleaner.dedupe.buffer.size", 128 * 1024 * 1024)
     request_max_bytes: int = _setting("socket.request.max.bytes", MAX_FRAME)
     fetch_max_bytes: int = _setting("fetch.max.bytes", 55 * 1024 * 1024)
+    offsets_retention_minutes: int = _setting("offsets.retention.minutes", 7 * 24 * 60)
+    offsets_check_ms: int = _setting("offsets.retention.check.interval.ms", 600_000)
+    group_initial_delay_ms: int = _setting("group.initial.rebalance.delay.ms", 3000, least=0)
+    group_min_session_ms: int = _setting("group.min.session.timeout.ms", 6000)
+    group_max_session_ms: int = _setting("group.max.session.timeout.ms", 1_800_000)
+    group_max_size: int = _setting("group.max.size", 0x7FFFFFFF)
     fetch_session_slots: int = _setting("max.incremental.fetch.session.cache.slots", 1000)
     fetch_session_eviction_ms: int = _setting("min.incremental.fetch.session.eviction.ms", 120_000)
     decompressed_max_bytes: int = _setting("decompressed.max.bytes", MAX_DECOMPRESSED)
@@ -63,20 +69,22 @@ class BrokerConfig:
     zookeeper_session_timeout_ms: int = _setting("zookeeper.session.timeout.ms", int(1000 * SESSION_SECONDS))
 
 
-def _parse(kind: str, name: str, text: str) -> int | bool:
+def _parse(kind: str, name: str, text: str, least: int) -> int | bool:
     try:
         value = _TRUTH[text.lower()] if kind == "bool" else int(text)
     except (KeyError, ValueError):
         raise ConfigError(
             f"setting {name}={text}: {'true or false' if kind == 'bool' else 'a number'} is wanted"
         ) from None
-    if kind == "int" and value <= 0:
-        raise ConfigError(f"setting {name}={text}: must be above 0")
+    if kind == "int" and value < least:
+        raise ConfigError(f"setting {name}={text}: must be {least} or more")
     return value
 
 
 _BROKER_SETTINGS = {
-    item.metadata["name"]: (item.name, str(item.type)) for item in fields(BrokerConfig) if item.metadata
+    item.metadata["name"]: (item.name, str(item.type), item.metadata["least"])
+    for item in fields(BrokerConfig)
+    if item.metadata
 }
 
 
@@ -93,8 +101,8 @@ def broker_settings(settings: Iterable[str]) -> dict[str, Any]:
         elif name in SECURITY_SETTINGS:
             of_security[name] = value
         elif name in _BROKER_SETTINGS:
-            attribute, kind = _BROKER_SETTINGS[name]
-            result[attribute] = _parse(kind, name, value)
+            attribute, kind, least = _BROKER_SETTINGS[name]
+            result[attribute] = _parse(kind, name, value, least)
         else:
             known = ", ".join(sorted({*_BROKER_SETTINGS, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS}))
             raise ConfigError(f"unknown setting {name!r}; known are {known}")
@@ -114,7 +122,7 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 def broker_setting_values(config: BrokerConfig) -> dict[str, Any]:
     """The settings of a broker by Kafka's names."""
-    values = {name: getattr(config, attribute) for name, (attribute, _) in _BROKER_SETTINGS.items()}
+    values = {name: getattr(config, attribute) for name, (attribute, *_) in _BROKER_SETTINGS.items()}
     return values | {
         name: getattr(config.log, item.attribute) for name, item in BROKER_LOG_SETTINGS.items() if item.topic
     }

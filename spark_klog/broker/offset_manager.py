@@ -1,42 +1,46 @@
-"""The offset manager: the offsets that groups commit, kept in the topic __consumer_offsets (1.0 chapter
-"Consumer Offset Tracking").
-
-    key    INT16 version 1, STRING group, STRING topic, INT32 partition
-    value  INT16 version 3, INT64 offset, INT32 leader epoch, STRING metadata, INT64 commit time (ms); null: deleted
+"""The offset manager: what groups commit, kept in the topic __consumer_offsets (1.0: "Consumer Offset Tracking").
 
 A commit is answered after it has been appended; fetches are answered from memory, which is filled from the log at
-start. Values of versions 0-2, as older Kafka wrote them, are read too.
+start. Offsets that a transaction commits are held back until its marker comes. Format: `coordinator/records.py`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from spark_klog.errors import DecodeError
+from spark_klog.broker.coordinator.records import (
+    Committed,
+    GroupKey,
+    OffsetKey,
+    StoredGroup,
+    decode_group,
+    decode_key,
+    decode_offset,
+    encode_group,
+    encode_group_key,
+    encode_offset,
+    encode_offset_key,
+)
+from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.records.batch_v2 import build_batch
-from spark_klog.records.reader import read_records
+from spark_klog.records.batch import iter_batches
+from spark_klog.records.batch_v2 import BatchHeader, build_batch
+from spark_klog.records.contract import Record
+from spark_klog.records.control import COMMIT, read_marker
+from spark_klog.records.reader import records_of
 from spark_klog.records.reference import append_record
-from spark_klog.wire.primitives import Buffer, Reader, Writer
 
 _log = logging.getLogger(__name__)
 
 OFFSETS_TOPIC = "__consumer_offsets"
 INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, "__transaction_state"})
-_OFFSET_KEY_VERSIONS = (0, 1)
 _READ_BYTES = 4 * 1024 * 1024
+_TRANSACTIONAL = 0x10
 
-
-class Committed(NamedTuple):
-    """A committed offset. `timestamp` is the commit's, in ms."""
-
-    offset: int
-    leader_epoch: int
-    metadata: str
-    timestamp: int
+Offsets = dict[tuple[str, int], Committed]
 
 
 def java_hash(text: str) -> int:
@@ -53,79 +57,75 @@ def partition_for(group: str, partitions: int) -> int:
     return (java_hash(group) & 0x7FFFFFFF) % partitions
 
 
-def _key(group: str, topic: str, partition: int) -> bytes:
-    writer = Writer()
-    writer.int16(1)
-    writer.nullable_string(group)
-    writer.nullable_string(topic)
-    writer.int32(partition)
-    return writer.to_bytes()
-
-
-def _value(committed: Committed) -> bytes:
-    writer = Writer()
-    writer.int16(3)
-    writer.int64(committed.offset)
-    writer.int32(committed.leader_epoch)
-    writer.nullable_string(committed.metadata)
-    writer.int64(committed.timestamp)
-    return writer.to_bytes()
-
-
-def _parse_key(data: Buffer) -> tuple[str, str, int] | None:
-    reader = Reader(data)
-    if reader.int16() not in _OFFSET_KEY_VERSIONS:
-        return None
-    return reader.nullable_string() or "", reader.nullable_string() or "", reader.int32()
-
-
-def _parse_value(data: Buffer) -> Committed:
-    reader = Reader(data)
-    version = reader.int16()
-    if not 0 <= version <= 3:
-        raise DecodeError(f"committed offset of unknown version {version}")
-    offset = reader.int64()
-    leader_epoch = reader.int32() if version == 3 else -1
-    return Committed(offset, leader_epoch, reader.nullable_string() or "", reader.int64())
-
-
 class OffsetManager:
-    """All committed offsets of the groups whose partitions this broker leads."""
+    """All committed offsets of the groups whose partitions this broker leads.
 
-    def __init__(self) -> None:
-        self._groups: dict[str, dict[tuple[str, int], Committed]] = {}
+    `load_group` is told of the groups that the log holds beside them.
+    """
+
+    def __init__(self, load_group: Callable[[str, StoredGroup | None], None]) -> None:
+        self._load_group = load_group
+        self._groups: dict[str, Offsets] = {}
+        #: By producer id: what its open transaction commits, by group.
+        self._pending: dict[int, dict[str, Offsets]] = defaultdict(dict)
 
     def load(self, log: PartitionLog) -> None:
         """Take in what a partition of __consumer_offsets holds; later records win."""
         count = 0
         offset = log.start_offset
         while (found := log.read(offset, _READ_BYTES)) is not None:
-            last = offset
-            for record in read_records(found.read()):
-                last = record.offset
-                key = _parse_key(record.key) if record.key else None
-                if key is None:
+            for header, batch in iter_batches(found.read()):
+                offset = header.next_offset
+                if isinstance(header, BatchHeader) and header.is_control:
+                    marker = read_marker(header, batch)
+                    if marker is not None:
+                        self.complete(header.producer_id, committed=marker.type == COMMIT)
                     continue
-                group, topic, partition = key
-                offsets = self._groups.setdefault(group, {})
-                if record.value is None:
-                    offsets.pop((topic, partition), None)
-                else:
-                    offsets[topic, partition] = _parse_value(record.value)
-                count += 1
-            offset = max(last, offset) + 1
-        _log.info("loaded %d commits from %s", count, log.directory.name)
+                producer_id = header.producer_id if isinstance(header, BatchHeader) and header.is_transactional else -1
+                for record in records_of(header, batch):
+                    self._load_record(record, producer_id)
+                    count += 1
+        _log.info("loaded %d commits and groups from %s", count, log.directory.name)
 
-    def commit(self, log: PartitionLog, group: str, offsets: dict[tuple[str, int], tuple[int, int, str]]) -> None:
+    def _load_record(self, record: Record, producer_id: int) -> None:
+        key = decode_key(record.key) if record.key else None
+        if isinstance(key, GroupKey):
+            self._load_group(key.group, None if record.value is None else decode_group(record.value))
+        elif isinstance(key, OffsetKey) and record.value is None:
+            self._forget(key.group, [key[1:]])
+        elif isinstance(key, OffsetKey):
+            assert record.value is not None
+            groups = self._groups if producer_id < 0 else self._pending[producer_id]
+            groups.setdefault(key.group, {})[key[1:]] = decode_offset(record.value)
+
+    def commit(self, log: PartitionLog, group: str, offsets: Mapping[tuple[str, int], tuple[int, int, str]]) -> None:
         """Append commits of (offset, leader epoch, metadata) to the group's partition; OSError where that fails."""
-        now = time.time_ns() // 1_000_000
-        committed = {key: Committed(*entry, now) for key, entry in offsets.items()}
-        records = bytearray()
-        for delta, ((topic, partition), entry) in enumerate(committed.items()):
-            append_record(records, 0, delta, _key(group, topic, partition), _value(entry))
-        batch = bytearray(build_batch(records, len(committed), base_timestamp=now, max_timestamp=now))
-        log.append(memoryview(batch))
+        committed = self._committed(offsets)
+        _append(log, _offset_records(group, committed))
         self._groups.setdefault(group, {}).update(committed)
+
+    def stage(
+        self,
+        log: PartitionLog,
+        group: str,
+        producer: tuple[int, int],
+        offsets: Mapping[tuple[str, int], tuple[int, int, str]],
+    ) -> None:
+        """The same within the transaction of `producer` (id, epoch): they count when its marker commits."""
+        committed = self._committed(offsets)
+        _append(log, _offset_records(group, committed), producer)
+        self._pending[producer[0]].setdefault(group, {}).update(committed)
+
+    def complete(self, producer_id: int, *, committed: bool) -> None:
+        """The producer's transaction has ended."""
+        for group, offsets in self._pending.pop(producer_id, {}).items():
+            if committed:
+                self._groups.setdefault(group, {}).update(offsets)
+
+    @staticmethod
+    def _committed(offsets: Mapping[tuple[str, int], tuple[int, int, str]]) -> Offsets:
+        now = time.time_ns() // 1_000_000
+        return {key: Committed(*entry, now) for key, entry in offsets.items()}
 
     def fetch(self, group: str, topic: str, partition: int) -> Committed | None:
         return self._groups.get(group, {}).get((topic, partition))
@@ -135,8 +135,63 @@ class OffsetManager:
         for (topic, partition), committed in sorted(self._groups.get(group, {}).items()):
             yield topic, partition, committed
 
-    def forget_topic(self, topic: str) -> None:
-        """Drop the topic's offsets from memory."""
-        for offsets in self._groups.values():
-            for key in [key for key in offsets if key[0] == topic]:
-                del offsets[key]
+    def is_pending(self, group: str, topic: str, partition: int) -> bool:
+        """Whether an open transaction commits an offset for that: readers may have to wait (KIP-447)."""
+        return any((topic, partition) in groups.get(group, {}) for groups in self._pending.values())
+
+    @property
+    def groups(self) -> list[str]:
+        """Those with offsets."""
+        return [group for group, offsets in self._groups.items() if offsets]
+
+    def remove(self, log: PartitionLog, group: str, keys: Iterable[tuple[str, int]]) -> None:
+        """Remove offsets, by records without a value; OSError."""
+        gone = [key for key in keys if key in self._groups.get(group, {})]
+        if gone:
+            _append(log, [(encode_offset_key(OffsetKey(group, *key)), None) for key in gone])
+            self._forget(group, gone)
+
+    def expired(self, group: str, before_ms: int) -> list[tuple[str, int]]:
+        """What the group committed before that time and not since."""
+        return [key for key, committed in self._groups.get(group, {}).items() if committed.timestamp < before_ms]
+
+    def _forget(self, group: str, keys: Iterable[tuple[str, int]]) -> None:
+        offsets = self._groups.get(group, {})
+        for key in keys:
+            offsets.pop(key, None)
+        if not offsets:
+            self._groups.pop(group, None)
+
+
+def write_group(log: PartitionLog, group: str, stored: StoredGroup | None) -> ErrorCode:
+    """Append a group, or its removal, to its partition; the error that its members get where the disk fails."""
+    try:
+        _append(log, [(encode_group_key(group), None if stored is None else encode_group(stored))])
+    except OSError as error:
+        _log.error("group %s can't be written to %s: %s", group, log.directory, error)
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    return ErrorCode.NONE
+
+
+def _offset_records(group: str, offsets: Offsets) -> list[tuple[bytes, bytes | None]]:
+    return [(encode_offset_key(OffsetKey(group, *key)), encode_offset(entry)) for key, entry in offsets.items()]
+
+
+def _append(
+    log: PartitionLog, records: list[tuple[bytes, bytes | None]], producer: tuple[int, int] | None = None
+) -> None:
+    now = time.time_ns() // 1_000_000
+    body = bytearray()
+    for delta, (key, value) in enumerate(records):
+        append_record(body, 0, delta, key, value)
+    producer_id, epoch = producer or (-1, -1)
+    batch = build_batch(
+        body,
+        len(records),
+        base_timestamp=now,
+        max_timestamp=now,
+        attributes=0 if producer is None else _TRANSACTIONAL,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+    )
+    log.append(memoryview(bytearray(batch)))

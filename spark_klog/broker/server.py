@@ -105,8 +105,10 @@ async def _serve(server: Server, listening: dict[Listener, socket.socket], ready
     tls = _tls_context(security, listening)
     broker.start(security.endpoints(list(listening)))
     broker.watch()
+    loading = loop.create_task(broker.load_groups())
     background = [
-        loop.create_task(keep_house(broker.logs, broker.config)),
+        loading,
+        loop.create_task(keep_house(broker)),
         loop.create_task(watch(server.connections, broker.config)),
     ]
     if broker.config.cleaner_enabled:

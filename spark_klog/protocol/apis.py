@@ -7,6 +7,16 @@ from spark_klog.protocol.tables.cluster import DESCRIBE_CLUSTER, DESCRIBE_LOG_DI
 from spark_klog.protocol.tables.configs import ALTER_CONFIGS, DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
 from spark_klog.protocol.tables.coordinator import FIND_COORDINATOR, OFFSET_COMMIT, OFFSET_FETCH
 from spark_klog.protocol.tables.fetch import FETCH
+from spark_klog.protocol.tables.groups import (
+    DELETE_GROUPS,
+    DESCRIBE_GROUPS,
+    HEARTBEAT,
+    JOIN_GROUP,
+    LEAVE_GROUP,
+    LIST_GROUPS,
+    OFFSET_DELETE,
+    SYNC_GROUP,
+)
 from spark_klog.protocol.tables.leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from spark_klog.protocol.tables.list_offsets import LIST_OFFSETS
 from spark_klog.protocol.tables.metadata import API_VERSIONS, METADATA
@@ -23,6 +33,14 @@ _ALL = (
     OFFSET_COMMIT,
     OFFSET_FETCH,
     FIND_COORDINATOR,
+    JOIN_GROUP,
+    HEARTBEAT,
+    LEAVE_GROUP,
+    SYNC_GROUP,
+    DESCRIBE_GROUPS,
+    LIST_GROUPS,
+    DELETE_GROUPS,
+    OFFSET_DELETE,
     API_VERSIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,
@@ -45,23 +63,31 @@ __all__ = [
     "BY_KEY",
     "CREATE_PARTITIONS",
     "CREATE_TOPICS",
+    "DELETE_GROUPS",
     "DELETE_RECORDS",
     "DELETE_TOPICS",
     "DESCRIBE_CLUSTER",
     "DESCRIBE_CONFIGS",
+    "DESCRIBE_GROUPS",
     "DESCRIBE_LOG_DIRS",
     "DESCRIBE_TOPIC_PARTITIONS",
     "FETCH",
     "FIND_COORDINATOR",
+    "HEARTBEAT",
     "INCREMENTAL_ALTER_CONFIGS",
+    "JOIN_GROUP",
+    "LEAVE_GROUP",
+    "LIST_GROUPS",
     "LIST_OFFSETS",
     "METADATA",
     "OFFSET_COMMIT",
+    "OFFSET_DELETE",
     "OFFSET_FETCH",
     "OFFSET_FOR_LEADER_EPOCH",
     "PRODUCE",
     "SASL_AUTHENTICATE",
     "SASL_HANDSHAKE",
+    "SYNC_GROUP",
 ]
 
 BY_KEY: dict[int, Api] = {api.key: api for api in _ALL}

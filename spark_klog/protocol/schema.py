@@ -2,6 +2,8 @@
 
 `F("leader_epoch", INT32, "7+", default=-1)` reads: from version 7 on there is an INT32 named leader_epoch; who
 builds the message need not give it, and who reads an older version gets -1.
+
+Tables are compared by identity: the codec looks its functions up by them for every request.
 """
 
 from __future__ import annotations
@@ -65,14 +67,14 @@ FLOAT64, UUID, STRING, BYTES, RECORDS = (
 _DEFAULTS: dict[Primitive, Any] = {BOOLEAN: False, STRING: "", BYTES: b"", RECORDS: None, FLOAT64: 0.0}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Struct:
     """Fields in wire order."""
 
     fields: tuple[Field, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Array:
     """A sequence of one type."""
 
@@ -82,7 +84,7 @@ class Array:
 Type = Primitive | Struct | Array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Field:
     """One line of a table. `nullable` and `tagged` are the versions in which it may be null, or is a tagged field."""
 
@@ -125,7 +127,7 @@ def array(*element: Primitive | Field) -> Array:
     return Array(Struct(tuple(field for field in element if isinstance(field, Field))))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Api:
     """An API of the protocol: its key, the versions that this package speaks, the first flexible one (KIP-482)."""
 

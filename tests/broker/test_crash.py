@@ -217,7 +217,7 @@ def test_a_port_in_use(broker: KlogBroker, server_dir: Path) -> None:
     [
         ("no.such.setting=1", "klog: unknown setting 'no.such.setting'; known are "),
         ("num.partitions=many", "klog: setting num.partitions=many: a number is wanted"),
-        ("num.partitions=0", "klog: setting num.partitions=0: must be above 0"),
+        ("num.partitions=0", "klog: setting num.partitions=0: must be 1 or more"),
         ("auto.create.topics.enable=maybe", "klog: setting auto.create.topics.enable=maybe: true or false is wanted"),
         ("num.partitions", "klog: setting 'num.partitions' is not NAME=VALUE"),
     ],

@@ -68,8 +68,14 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
         "error_code": ErrorCode.NONE,
         "num_partitions": partitions,
         "replication_factor": 1,
-        "configs": [] if validate_only else topic_entries(broker, broker.registry.topics[name]),
+        "configs": [] if validate_only else _configs(broker, name),
     }
+
+
+def _configs(broker: Broker, name: str) -> list[Message]:
+    """Without their types, which this API does not have."""
+    entries = topic_entries(broker, broker.registry.topics[name])
+    return [{key: value for key, value in entry.items() if key != "config_type"} for entry in entries]
 
 
 def _is_legal(broker: Broker, assignment: dict[int, list[int]]) -> bool:

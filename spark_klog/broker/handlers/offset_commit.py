@@ -1,6 +1,6 @@
 """OffsetCommit v0-9: offsets into __consumer_offsets, by version 0 into the directories that brokers share.
 
-There is no group membership yet, so that only commits from outside a group's generations (generation -1) are taken.
+Members commit within their generation; who is in no group commits for groups without members.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     failure = log if isinstance(log, ErrorCode) else ErrorCode.NONE
     if not group:
         failure = ErrorCode.INVALID_GROUP_ID
-    elif message["generation_id_or_member_epoch"] >= 0:
-        failure = ErrorCode.ILLEGAL_GENERATION
+    elif not failure:
+        failure = broker.groups.may_commit(
+            group, message["member_id"], message["group_instance_id"], message["generation_id_or_member_epoch"]
+        )
     codes: dict[tuple[str, int], ErrorCode] = {}
     offsets: dict[tuple[str, int], tuple[int, int, str]] = {}
     for topic in message["topics"]:

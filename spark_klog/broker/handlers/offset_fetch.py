@@ -10,7 +10,7 @@ import logging
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.offset_manager import Committed
+from spark_klog.broker.coordinator.records import Committed
 from spark_klog.broker.security.authorizer import SEE
 from spark_klog.errors import ConfigError, DecodeError, DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message

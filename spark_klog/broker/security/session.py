@@ -55,6 +55,11 @@ class Session:
         self._state = _State.HANDSHAKE if listener.is_sasl else _State.OPEN
 
     @property
+    def host(self) -> str:
+        """The client's address without its port."""
+        return self._address.rpartition(":")[0].strip("[]")
+
+    @property
     def peer(self) -> str:
         """For the log."""
         return self._address if self.user == ANONYMOUS else f"{self._address} (User:{self.user})"

@@ -1,0 +1,1 @@
+"""Groups: who is in them, and which offsets they have committed."""

@@ -1,0 +1,495 @@
+"""A group as a state machine (classic protocol; protocol guide "Group Membership", KIP-134, KIP-345, KIP-394, KIP-814).
+
+    EMPTY        no members; there may be offsets
+    PREPARING    a rebalance: members are waited for to join
+    COMPLETING   all have joined, the leader's assignment is waited for
+    STABLE       all have their assignment
+    DEAD         the group has been removed
+
+Sans-IO: the clock (seconds, monotonic) is passed in, answers come back as `Reply`s, each for the token of the request
+that it answers; `tick` is due at `wake_at`. A group is written by `store` before members learn of what it says.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from enum import Enum
+from math import inf
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from spark_klog.broker.coordinator.member import Join, Member
+from spark_klog.errors import ErrorCode
+
+_log = logging.getLogger(__name__)
+NO_GENERATION = -1
+
+
+class State(Enum):
+    """See the module; the values are those of DescribeGroups."""
+
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"
+    COMPLETING = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+_TRANSITIONS = {
+    State.EMPTY: {State.PREPARING, State.DEAD},
+    State.PREPARING: {State.COMPLETING, State.EMPTY, State.DEAD},
+    State.COMPLETING: {State.STABLE, State.PREPARING, State.DEAD},
+    State.STABLE: {State.PREPARING, State.DEAD},
+    State.DEAD: set(),
+}
+
+
+class Reply(NamedTuple):
+    """The answer to the request of `token`: fields of its response."""
+
+    token: object
+    message: dict[str, Any]
+
+
+class Group:
+    """One group. Methods that are given a token return the replies that are due now, to whomever.
+
+    `initial_delay_ms`: how long the first rebalance of an empty group waits for more members. `store` writes the
+    group and returns NONE, or the error that members get.
+    """
+
+    def __init__(
+        self, group_id: str, store: Callable[[Group], ErrorCode], initial_delay_ms: int = 3000, max_size: int = 1 << 31
+    ) -> None:
+        self.group_id = group_id
+        self.state = State.EMPTY
+        self.generation = 0
+        self.protocol_type: str | None = None
+        self.protocol: str | None = None
+        self.leader: str | None = None
+        self.members: dict[str, Member] = {}
+        #: Of static members: instance id to member id.
+        self.instances: dict[str, str] = {}
+        #: When `tick` is due.
+        self.wake_at = inf
+        self._store = store
+        self._initial_delay = initial_delay_ms / 1000
+        self._max_size = max_size
+        #: Members that were told their id, and until when they may join with it.
+        self._pending: dict[str, float] = {}
+        self._rebalance_until = inf
+        #: Of the first rebalance: when it ends for all, however many come.
+        self._initial_until: float | None = None
+        self._sync_until = inf
+        self._replies: list[Reply] = []
+
+    # ----- what members ask
+
+    def join(self, join: Join, token: object, now: float) -> list[Reply]:
+        """JoinGroup."""
+        code = self._refusal(join)
+        if code:
+            self._answer_join(token, code, join.member_id)
+        elif join.instance_id is not None and not join.member_id:
+            self._join_static(join, token, now)
+        elif not join.member_id:
+            self._join_new(join, token, now)
+        elif join.member_id in self._pending:
+            del self._pending[join.member_id]
+            self._add(join.member_id, join, token, now)
+        else:
+            self._rejoin(join, token, now)
+        return self._taken()
+
+    def sync(
+        self,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        protocol: tuple[str | None, str | None],
+        assignments: dict[str, bytes],
+        token: object,
+        now: float,
+    ) -> list[Reply]:
+        """SyncGroup; `protocol` are its type and name, None where the request does not say."""
+        code = self._member_code(member_id, instance_id) or self._generation_code(generation)
+        if not code and (protocol[0] not in (None, self.protocol_type) or protocol[1] not in (None, self.protocol)):
+            code = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if not code and self.state is State.PREPARING:
+            code = ErrorCode.REBALANCE_IN_PROGRESS
+        if code:
+            self._answer_sync(token, code)
+            return self._taken()
+        member = self.members[member_id]
+        self._hear_of(member, now)
+        if self.state is State.STABLE:
+            self._answer_sync(token, ErrorCode.NONE, member.assignment)
+            return self._taken()
+        self._replace_sync_token(member, token)
+        if member_id == self.leader:
+            self._assign(assignments, now)
+        return self._taken()
+
+    def heartbeat(self, member_id: str, instance_id: str | None, generation: int, now: float) -> ErrorCode:
+        """Heartbeat."""
+        code = self._member_code(member_id, instance_id) or self._generation_code(generation)
+        if code:
+            return code
+        self._hear_of(self.members[member_id], now)
+        return ErrorCode.REBALANCE_IN_PROGRESS if self.state is State.PREPARING else ErrorCode.NONE
+
+    def leave(self, member_id: str, instance_id: str | None, now: float) -> tuple[ErrorCode, list[Reply]]:
+        """LeaveGroup of one member; a static one may be named by its instance id alone."""
+        if self._pending.pop(member_id, None) is not None:
+            self._complete_if_all_joined(now)
+            return ErrorCode.NONE, self._taken()
+        if instance_id is not None and not member_id:
+            member_id = self.instances.get(instance_id, "")
+        code = self._member_code(member_id, instance_id)
+        if not code:
+            self._remove(self.members[member_id], now, "has left")
+        return code, self._taken()
+
+    def may_commit(self, member_id: str, instance_id: str | None, generation: int, now: float) -> ErrorCode:
+        """Whether OffsetCommit is for this generation; who is in no group commits to an empty one only."""
+        if self.state is State.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if generation < 0 and not member_id and instance_id is None:
+            return ErrorCode.NONE if self.state is State.EMPTY else ErrorCode.UNKNOWN_MEMBER_ID
+        code = self._member_code(member_id, instance_id) or self._generation_code(generation)
+        if code:
+            return code
+        self._hear_of(self.members[member_id], now)
+        return ErrorCode.REBALANCE_IN_PROGRESS if self.state is State.COMPLETING else ErrorCode.NONE
+
+    # ----- time
+
+    def tick(self, now: float) -> list[Reply]:
+        """What time brings: members that died, rebalances that waited long enough."""
+        for member_id in [member_id for member_id, until in self._pending.items() if until <= now]:
+            del self._pending[member_id]
+            self._complete_if_all_joined(now)
+        for member in list(self.members.values()):
+            if member.deadline <= now and not member.is_waiting:
+                self._remove(member, now, f"was not heard of for {member.session_timeout_ms} ms")
+        if self.state is State.PREPARING and self._rebalance_until <= now:
+            self._complete_join(now)
+        if self.state is State.COMPLETING and self._sync_until <= now:
+            self._rebalance(now, "members did not ask for their assignment", without_silent=True)
+        return self._taken()
+
+    def restart(self, now: float) -> None:
+        """The group was read from the log: its members get the time of a session to be heard of."""
+        for member in self.members.values():
+            self._hear_of(member, now)
+        self.wake_at = now
+
+    def kill(self) -> None:
+        """The group is removed."""
+        self._go(State.DEAD)
+
+    # ----- joining
+
+    def _refusal(self, join: Join) -> ErrorCode:
+        if self.state is State.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        is_known = join.member_id in self.members or join.instance_id in self.instances
+        if (
+            not is_known
+            and len(self.members) + len(self._pending) >= self._max_size
+            and (join.member_id not in self._pending)
+        ):
+            return ErrorCode.GROUP_MAX_SIZE_REACHED
+        if not join.protocols or not join.protocol_type:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        others = [member for member in self.members.values() if member.member_id != join.member_id]
+        if others and self.members:
+            common = set.intersection(*(set(member.names) for member in others))
+            names = {name for name, _ in join.protocols}
+            if join.protocol_type != self.protocol_type or not common & names:
+                return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        return ErrorCode.NONE
+
+    def _join_new(self, join: Join, token: object, now: float) -> None:
+        member_id = f"{join.client_id}-{uuid4()}"
+        if join.requires_id:
+            self._pending[member_id] = now + join.session_timeout_ms / 1000
+            self.wake_at = min(self.wake_at, self._pending[member_id])
+            self._answer_join(token, ErrorCode.MEMBER_ID_REQUIRED, member_id)
+        else:
+            self._add(member_id, join, token, now)
+
+    def _join_static(self, join: Join, token: object, now: float) -> None:
+        assert join.instance_id is not None
+        member_id = f"{join.instance_id}-{uuid4()}"
+        old_id = self.instances.get(join.instance_id)
+        if old_id is None:
+            self._add(member_id, join, token, now)
+            return
+        leader = self.leader
+        member = self._replace(old_id, member_id)
+        member.update(join)
+        self._hear_of(member, now)
+        if self.state is State.STABLE and self._choose_protocol() == self.protocol:
+            code = self._store(self)
+            if code:
+                self._answer_join(token, code, member_id)
+            else:
+                self._answer_static(member, leader == old_id, join.can_skip, leader, token)
+            return
+        member.join_token = token
+        if self.state is State.PREPARING:
+            self._complete_if_all_joined(now)
+        else:
+            self._rebalance(now, f"static member {join.instance_id} came back")
+
+    def _answer_static(
+        self, member: Member, leads: bool, can_skip: bool, old_leader: str | None, token: object
+    ) -> None:
+        """A member that came back in time goes on with its assignment: it leads, but has nothing to assign."""
+        if can_skip:
+            self._answer_joined(member, token, skips=leads)
+        else:
+            # the id of before, so that it does not take itself for the leader
+            message = self._joined(member) | {"leader": old_leader or "", "members": []}
+            self._replies.append(Reply(token, message))
+
+    def _replace(self, old_id: str, new_id: str) -> Member:
+        member = self.members.pop(old_id)
+        if member.join_token is not None:
+            self._answer_join(member.join_token, ErrorCode.FENCED_INSTANCE_ID, old_id)
+        if member.sync_token is not None:
+            self._answer_sync(member.sync_token, ErrorCode.FENCED_INSTANCE_ID)
+        member.join_token = member.sync_token = None
+        member.member_id = new_id
+        self.members[new_id] = member
+        assert member.instance_id is not None
+        self.instances[member.instance_id] = new_id
+        if self.leader == old_id:
+            self.leader = new_id
+        return member
+
+    def _add(self, member_id: str, join: Join, token: object, now: float) -> None:
+        member = self.members[member_id] = Member.joining(member_id, join)
+        member.join_token = token
+        if join.instance_id is not None:
+            self.instances[join.instance_id] = member_id
+        if len(self.members) == 1:
+            self.protocol_type = join.protocol_type
+        self.leader = self.leader or member_id
+        self._hear_of(member, now)
+        if self.state is not State.PREPARING:
+            self._rebalance(now, f"member {member_id} joins")
+        elif self._initial_until is not None:
+            self._rebalance_until = min(now + self._initial_delay, self._initial_until)
+        else:
+            self._complete_if_all_joined(now)
+
+    def _rejoin(self, join: Join, token: object, now: float) -> None:
+        code = self._member_code(join.member_id, join.instance_id)
+        if code:
+            self._answer_join(token, code, join.member_id)
+            return
+        member = self.members[join.member_id]
+        has_changed = member.protocols != join.protocols
+        self._hear_of(member, now)
+        if self.state is State.COMPLETING and not has_changed:
+            self._answer_joined(member, token)  # it did not get the answer
+        elif self.state is State.STABLE and not has_changed and member.member_id != self.leader:
+            self._answer_joined(member, token)
+        else:
+            if member.join_token is not None:
+                self._answer_join(member.join_token, ErrorCode.UNKNOWN_MEMBER_ID, member.member_id)
+            member.update(join)
+            member.join_token = token
+            if self.state is State.PREPARING:
+                self._complete_if_all_joined(now)
+            else:
+                self._rebalance(now, f"member {member.member_id} joins again")
+
+    # ----- rebalancing
+
+    def _rebalance(self, now: float, reason: str, *, without_silent: bool = False) -> None:
+        _log.info("group %s rebalances after generation %d: %s", self.group_id, self.generation, reason)
+        was_empty = self.state is State.EMPTY
+        silent = [member for member in self.members.values() if member.sync_token is None]
+        for member in self.members.values():
+            if member.sync_token is not None:
+                self._answer_sync(member.sync_token, ErrorCode.REBALANCE_IN_PROGRESS)
+                member.sync_token = None
+                self._hear_of(member, now)
+        self._go(State.PREPARING)
+        if without_silent:
+            for member in silent:
+                self._forget(member)
+        longest = max((member.rebalance_timeout_ms for member in self.members.values()), default=0) / 1000
+        self._initial_until = now + max(longest, self._initial_delay) if was_empty and self._initial_delay else None
+        self._rebalance_until = now + (longest if self._initial_until is None else self._initial_delay)
+        self.wake_at = min(self.wake_at, self._rebalance_until)
+        self._complete_if_all_joined(now)
+
+    def _complete_if_all_joined(self, now: float) -> None:
+        if self.state is not State.PREPARING or self._initial_until is not None or self._pending:
+            return
+        if all(member.join_token is not None for member in self.members.values()):
+            self._complete_join(now)
+
+    def _complete_join(self, now: float) -> None:
+        """The next generation begins, of those who have joined and of static members."""
+        self._initial_until, self._rebalance_until = None, inf
+        for member in list(self.members.values()):
+            if member.join_token is None and member.instance_id is None:
+                self._forget(member)
+        self.generation += 1
+        joined = [member for member in self.members.values() if member.join_token is not None]
+        if not joined:
+            if self.members:  # static ones, who have the rest of their sessions
+                self._rebalance_until = now + max(item.rebalance_timeout_ms for item in self.members.values()) / 1000
+                self.wake_at = min(self.wake_at, self._rebalance_until)
+                return
+            self.protocol = self.leader = None
+            self._go(State.EMPTY)
+            self._store(self)
+            return
+        if self.leader not in self.members or self.members[self.leader].join_token is None:
+            self.leader = joined[0].member_id
+        self.protocol = self._choose_protocol()
+        self._go(State.COMPLETING)
+        self._sync_until = now + max(member.rebalance_timeout_ms for member in self.members.values()) / 1000
+        self.wake_at = min(self.wake_at, self._sync_until)
+        _log.info(
+            "group %s: generation %d of %d members, %s leads",
+            *(self.group_id, self.generation, len(self.members), self.leader),
+        )
+        for member in joined:
+            token, member.join_token = member.join_token, None
+            self._hear_of(member, now)
+            assert token is not None
+            self._answer_joined(member, token)
+
+    def _choose_protocol(self) -> str | None:
+        """Of the protocols that all have, the one that most of them prefer."""
+        common = set.intersection(*(set(member.names) for member in self.members.values()))
+        votes = Counter(
+            next(name for name in member.names if name in common) for member in self.members.values() if common
+        )
+        return max(votes, key=lambda name: votes[name], default=None)
+
+    def _assign(self, assignments: dict[str, bytes], now: float) -> None:
+        """The leader's word: it is written, then told."""
+        for member in self.members.values():
+            member.assignment = assignments.get(member.member_id, b"")
+        code = self._store(self)
+        if not code:
+            self._go(State.STABLE)
+            self._sync_until = inf
+        for member in self.members.values():
+            if code:
+                member.assignment = b""
+            token, member.sync_token = member.sync_token, None
+            if token is not None:
+                self._hear_of(member, now)
+                self._answer_sync(token, code, member.assignment)
+        if code:
+            self._rebalance(now, f"its assignment could not be written ({code.name})")
+
+    def _remove(self, member: Member, now: float, reason: str) -> None:
+        self._forget(member)
+        if self.state is State.PREPARING:
+            self._complete_if_all_joined(now)
+        elif self.state in (State.STABLE, State.COMPLETING):
+            self._rebalance(now, f"member {member.member_id} {reason}")
+
+    def _forget(self, member: Member) -> None:
+        del self.members[member.member_id]
+        if member.instance_id is not None:
+            self.instances.pop(member.instance_id, None)
+        if member.join_token is not None:
+            self._answer_join(member.join_token, ErrorCode.UNKNOWN_MEMBER_ID, member.member_id)
+        if member.sync_token is not None:
+            self._answer_sync(member.sync_token, ErrorCode.UNKNOWN_MEMBER_ID)
+        if self.leader == member.member_id:
+            self.leader = next(iter(self.members), None)
+
+    # ----- small things
+
+    def _go(self, state: State) -> None:
+        if state is not self.state:
+            assert state in _TRANSITIONS[self.state], f"{self.state} to {state}"
+            self.state = state
+
+    def _hear_of(self, member: Member, now: float) -> None:
+        member.deadline = now + member.session_timeout_ms / 1000
+        self.wake_at = min(self.wake_at, member.deadline)
+
+    def _member_code(self, member_id: str, instance_id: str | None) -> ErrorCode:
+        if self.state is State.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if instance_id is not None and instance_id in self.instances and self.instances[instance_id] != member_id:
+            return ErrorCode.FENCED_INSTANCE_ID
+        member = self.members.get(member_id)
+        if member is None or (instance_id is not None and member.instance_id != instance_id):
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE
+
+    def _generation_code(self, generation: int) -> ErrorCode:
+        return ErrorCode.NONE if generation == self.generation else ErrorCode.ILLEGAL_GENERATION
+
+    def _replace_sync_token(self, member: Member, token: object) -> None:
+        if member.sync_token is not None:
+            self._answer_sync(member.sync_token, ErrorCode.REBALANCE_IN_PROGRESS)
+        member.sync_token = token
+
+    def _answer_join(self, token: object, code: ErrorCode, member_id: str) -> None:
+        message: dict[str, Any] = {
+            "error_code": code,
+            "generation_id": NO_GENERATION,
+            "protocol_type": None,
+            "protocol_name": "",
+            "leader": "",
+            "member_id": member_id,
+            "members": [],
+        }
+        self._replies.append(Reply(token, message))
+
+    def _joined(self, member: Member) -> dict[str, Any]:
+        leads = member.member_id == self.leader
+        return {
+            "error_code": ErrorCode.NONE,
+            "generation_id": self.generation,
+            "protocol_type": self.protocol_type,
+            "protocol_name": self.protocol,
+            "leader": self.leader,
+            "member_id": member.member_id,
+            "members": list(self._told_to_leader()) if leads else [],
+        }
+
+    def _answer_joined(self, member: Member, token: object, *, skips: bool = False) -> None:
+        self._replies.append(Reply(token, self._joined(member) | {"skip_assignment": skips}))
+
+    def _told_to_leader(self) -> Iterable[dict[str, Any]]:
+        for member in self.members.values():
+            metadata = member.metadata(self.protocol)
+            yield {"member_id": member.member_id, "group_instance_id": member.instance_id, "metadata": metadata}
+
+    def _answer_sync(self, token: object, code: ErrorCode, assignment: bytes = b"") -> None:
+        message: dict[str, Any] = {"error_code": code, "assignment": assignment}
+        if not code:
+            message |= {"protocol_type": self.protocol_type, "protocol_name": self.protocol}
+        self._replies.append(Reply(token, message))
+
+    def _taken(self) -> list[Reply]:
+        """The replies that are due; and when time may bring something next."""
+        replies, self._replies = self._replies, []
+        self.wake_at = min(
+            (
+                *self._pending.values(),
+                *(member.deadline for member in self.members.values() if not member.is_waiting),
+                self._rebalance_until if self.state is State.PREPARING else inf,
+                self._sync_until if self.state is State.COMPLETING else inf,
+            ),
+            default=inf,
+        )
+        return replies

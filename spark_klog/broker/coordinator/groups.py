@@ -1,0 +1,182 @@
+"""The coordinator of groups: the state machines in `group.py`, given a clock, a log and requests to answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from spark_klog.broker.coordinator.group import Group, Reply, State
+from spark_klog.broker.coordinator.member import Join, Member
+from spark_klog.broker.coordinator.records import StoredGroup, StoredMember
+from spark_klog.errors import ErrorCode
+
+_log = logging.getLogger(__name__)
+Store = Callable[[str, StoredGroup | None], ErrorCode]
+
+
+class Groups:
+    """All groups that have, or have had, members. For one event loop.
+
+    `store` writes a group to its partition of __consumer_offsets (None: removes it).
+    """
+
+    def __init__(self, store: Store, initial_delay_ms: int, max_size: int) -> None:
+        self._store = store
+        self._initial_delay_ms = initial_delay_ms
+        self._max_size = max_size
+        self._groups: dict[str, Group] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        #: When groups lost their last member, in ms.
+        self._emptied: dict[str, int] = {}
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(list(self._groups.values()))
+
+    def get(self, group_id: str) -> Group | None:
+        return self._groups.get(group_id)
+
+    def load(self, group_id: str, stored: StoredGroup | None) -> None:
+        """Take in what the log says of a group; a later record replaces an earlier one."""
+        self._groups.pop(group_id, None)
+        if stored is None:
+            return
+        group = self._make(group_id)
+        group.generation, group.protocol = stored.generation, stored.protocol
+        group.protocol_type, group.leader = stored.protocol_type or None, stored.leader
+        for item in stored.members:
+            protocols = ((stored.protocol or "", item.subscription),)
+            member = Member(*item[:4], item.session_timeout_ms, item.rebalance_timeout_ms, protocols, item.assignment)
+            group.members[item.member_id] = member
+            if item.instance_id is not None:
+                group.instances[item.instance_id] = item.member_id
+        group.state = State.STABLE if group.members else State.EMPTY
+        self._emptied[group_id] = stored.timestamp
+
+    def start(self) -> None:
+        """All has been loaded: from now on members must be heard of."""
+        now = time.monotonic()
+        for group in self._groups.values():
+            group.restart(now)
+            self._set_timer(group)
+
+    def stop(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def _make(self, group_id: str) -> Group:
+        group = self._groups[group_id] = Group(group_id, self._write, self._initial_delay_ms, self._max_size)
+        return group
+
+    def _write(self, group: Group) -> ErrorCode:
+        stored = _stored(group)
+        self._emptied[group.group_id] = stored.timestamp
+        return self._store(group.group_id, stored)
+
+    def empty_since(self, group_id: str, now_ms: int) -> int:
+        """The time (ms) when the group lost its last member; now where it has some, 0 where it never had."""
+        group = self._groups.get(group_id)
+        if group is not None and group.state is not State.EMPTY:
+            return now_ms
+        return self._emptied.get(group_id, 0)
+
+    async def join(self, group_id: str, join: Join) -> dict[str, Any]:
+        """The answer to JoinGroup, which may take as long as a rebalance."""
+        group = self._groups.get(group_id)
+        if group is None:
+            if join.member_id:
+                return {"error_code": ErrorCode.UNKNOWN_MEMBER_ID, "member_id": join.member_id, "protocol_name": ""}
+            group = self._make(group_id)
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._deliver(group, group.join(join, answer, time.monotonic()))
+        return await answer
+
+    async def sync(
+        self,
+        group_id: str,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        protocol: tuple[str | None, str | None],
+        assignments: dict[str, bytes],
+    ) -> dict[str, Any]:
+        """The answer to SyncGroup: it comes when the leader has assigned."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return {"error_code": ErrorCode.UNKNOWN_MEMBER_ID, "assignment": b""}
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        now = time.monotonic()
+        self._deliver(group, group.sync(member_id, instance_id, generation, protocol, assignments, answer, now))
+        return await answer
+
+    def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
+        """The answer to Heartbeat."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return group.heartbeat(member_id, instance_id, generation, time.monotonic())
+
+    def leave(self, group_id: str, member_id: str, instance_id: str | None) -> ErrorCode:
+        """The answer to LeaveGroup of one member."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        code, replies = group.leave(member_id, instance_id, time.monotonic())
+        self._deliver(group, replies)
+        return code
+
+    def may_commit(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
+        """Whether OffsetCommit may be carried out."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return ErrorCode.NONE if generation < 0 else ErrorCode.ILLEGAL_GENERATION
+        return group.may_commit(member_id, instance_id, generation, time.monotonic())
+
+    def delete(self, group_id: str) -> ErrorCode:
+        """Remove an empty group; NON_EMPTY_GROUP, or GROUP_ID_NOT_FOUND where it has had no members."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        if group.state is not State.EMPTY:
+            return ErrorCode.NON_EMPTY_GROUP
+        code = self._store(group_id, None)
+        if not code:
+            group.kill()
+            del self._groups[group_id]
+            self._emptied.pop(group_id, None)
+        return code
+
+    def _deliver(self, group: Group, replies: list[Reply]) -> None:
+        for token, message in replies:
+            assert isinstance(token, asyncio.Future)
+            if not token.done():  # its connection may be gone
+                token.set_result(message)
+        self._set_timer(group)
+
+    def _set_timer(self, group: Group) -> None:
+        loop = asyncio.get_running_loop()
+        timer = self._timers.pop(group.group_id, None)
+        if timer is not None:
+            timer.cancel()
+        if group.members or group.wake_at < float("inf"):
+            delay = max(0.0, group.wake_at - time.monotonic())
+            self._timers[group.group_id] = loop.call_later(delay, self._tick, group)
+
+    def _tick(self, group: Group) -> None:
+        self._deliver(group, group.tick(time.monotonic()))
+
+
+def _stored(group: Group) -> StoredGroup:
+    members = [
+        StoredMember(
+            *(member.member_id, member.instance_id, member.client_id, member.client_host),
+            *(member.rebalance_timeout_ms, member.session_timeout_ms),
+            *(member.metadata(group.protocol), member.assignment),
+        )
+        for member in group.members.values()
+    ]
+    now = time.time_ns() // 1_000_000
+    return StoredGroup(group.protocol_type or "", group.generation, group.protocol, group.leader, now, members)

@@ -1,0 +1,76 @@
+"""A member of a group, and the requests that it waits for an answer to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Join(NamedTuple):
+    """A JoinGroup request. Times in ms; `protocols` are (name, metadata) in the member's order of preference.
+
+    `requires_id`: a new member is told its id first, and joins with it (KIP-394, from version 4 on). `can_skip`: the
+    member understands that it leads, but need not assign anything (KIP-814, from version 9 on).
+    """
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocol_type: str
+    protocols: tuple[tuple[str, bytes], ...]
+    requires_id: bool = True
+    can_skip: bool = True
+
+
+@dataclass
+class Member:
+    """A member that the group knows. `deadline` (s) is when it is taken for dead unless it is heard of."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+    assignment: bytes = b""
+    deadline: float = 0.0
+    #: Whose answer is due: the caller's, opaque here.
+    join_token: object | None = field(default=None, repr=False)
+    sync_token: object | None = field(default=None, repr=False)
+
+    @classmethod
+    def joining(cls, member_id: str, join: Join) -> Member:
+        """A new member of that id."""
+        return cls(
+            member_id,
+            join.instance_id,
+            join.client_id,
+            join.client_host,
+            join.session_timeout_ms,
+            join.rebalance_timeout_ms,
+            join.protocols,
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its protocols."""
+        return tuple(name for name, _ in self.protocols)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an answer of ours is due: a member that waits can't send heartbeats."""
+        return self.join_token is not None or self.sync_token is not None
+
+    def metadata(self, protocol: str | None) -> bytes:
+        """What it says for a protocol."""
+        return dict(self.protocols).get(protocol or "", b"")
+
+    def update(self, join: Join) -> None:
+        """Take in what it says anew."""
+        self.protocols = join.protocols
+        self.session_timeout_ms, self.rebalance_timeout_ms = join.session_timeout_ms, join.rebalance_timeout_ms
+        self.client_id, self.client_host = join.client_id, join.client_host

@@ -1,0 +1,25 @@
+"""DeleteGroups v0-2 (KIP-229): groups without members, with their offsets."""
+
+from __future__ import annotations
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.errors import ErrorCode
+from spark_klog.protocol.codec import Message
+
+
+async def handle(broker: Broker, request: Request, message: Message) -> Message:
+    names = message["groups_names"]
+    return {"results": [{"group_id": group, "error_code": await _delete(broker, group)} for group in names]}
+
+
+async def _delete(broker: Broker, group: str) -> ErrorCode:
+    log = await broker.offsets_log(group)
+    if isinstance(log, ErrorCode):
+        return log
+    keys = [(topic, partition) for topic, partition, _ in broker.offsets.all(group)]
+    code = broker.groups.delete(group)
+    if code == ErrorCode.GROUP_ID_NOT_FOUND and keys:
+        code = ErrorCode.NONE
+    if not code:
+        broker.offsets.remove(log, group, keys)
+    return code

@@ -1,0 +1,56 @@
+"""DescribeGroups v0-6: the state of groups, their members, and what these were assigned."""
+
+from __future__ import annotations
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.coordinator.group import Group, State
+from spark_klog.broker.coordinator.member import Member
+from spark_klog.errors import ErrorCode
+from spark_klog.protocol.codec import Message
+
+_FIRST_NOT_FOUND = 6
+
+
+async def handle(broker: Broker, request: Request, message: Message) -> Message:
+    return {"groups": [await _describe(broker, request, group_id) for group_id in message["groups"]]}
+
+
+async def _describe(broker: Broker, request: Request, group_id: str) -> Message:
+    described: Message = {"group_id": group_id, "group_state": "", "protocol_type": "", "protocol_data": ""}
+    if code := await broker.coordinator_code(group_id):
+        return described | {"error_code": code}
+    group = broker.groups.get(group_id)
+    if group is not None:
+        return described | _of(group)
+    if group_id in broker.offsets.groups:
+        return described | {"error_code": ErrorCode.NONE, "group_state": State.EMPTY.value}
+    if request.version >= _FIRST_NOT_FOUND:
+        reason = f"there is no group {group_id}"
+        return described | {
+            "error_code": ErrorCode.GROUP_ID_NOT_FOUND,
+            "error_message": reason,
+            "group_state": State.DEAD.value,
+        }
+    return described | {"error_code": ErrorCode.NONE, "group_state": State.DEAD.value}
+
+
+def _of(group: Group) -> Message:
+    is_stable = group.state is State.STABLE
+    return {
+        "error_code": ErrorCode.NONE,
+        "group_state": group.state.value,
+        "protocol_type": group.protocol_type or "",
+        "protocol_data": (group.protocol or "") if is_stable else "",
+        "members": [_member(group, member, is_stable) for member in group.members.values()],
+    }
+
+
+def _member(group: Group, member: Member, is_stable: bool) -> Message:
+    return {
+        "member_id": member.member_id,
+        "group_instance_id": member.instance_id,
+        "client_id": member.client_id,
+        "client_host": member.client_host,
+        "member_metadata": member.metadata(group.protocol) if is_stable else b"",
+        "member_assignment": member.assignment if is_stable else b"",
+    }

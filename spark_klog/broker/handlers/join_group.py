@@ -1,0 +1,47 @@
+"""JoinGroup v0-9: answered when the rebalance that it causes, or takes part in, has come to its next generation."""
+
+from __future__ import annotations
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.coordinator.member import Join
+from spark_klog.errors import ErrorCode
+from spark_klog.protocol.codec import Message
+
+_FIRST_WITH_REBALANCE_TIMEOUT, _FIRST_WITH_IDS, _FIRST_NULL_PROTOCOL, _FIRST_SKIPPING = 1, 4, 7, 9
+
+
+async def handle(broker: Broker, request: Request, message: Message) -> Message:
+    answer = await _join(broker, request, message)
+    if request.version < _FIRST_NULL_PROTOCOL:
+        del answer["protocol_type"]
+        answer["protocol_name"] = answer["protocol_name"] or ""
+    if request.version < _FIRST_SKIPPING:
+        answer.pop("skip_assignment", None)
+    return answer
+
+
+async def _join(broker: Broker, request: Request, message: Message) -> Message:
+    group, config, timeout = message["group_id"], broker.config, message["session_timeout_ms"]
+    code = await broker.coordinator_code(group)
+    if not code and not config.group_min_session_ms <= timeout <= config.group_max_session_ms:
+        code = ErrorCode.INVALID_SESSION_TIMEOUT
+    if code:
+        return _refused(code, message["member_id"])
+    has_rebalance_timeout = request.version >= _FIRST_WITH_REBALANCE_TIMEOUT
+    join = Join(
+        member_id=message["member_id"],
+        instance_id=message["group_instance_id"],
+        client_id=request.client_id or "",
+        client_host=f"/{request.session.host}",
+        session_timeout_ms=timeout,
+        rebalance_timeout_ms=message["rebalance_timeout_ms"] if has_rebalance_timeout else timeout,
+        protocol_type=message["protocol_type"],
+        protocols=tuple((entry["name"], bytes(entry["metadata"])) for entry in message["protocols"]),
+        requires_id=request.version >= _FIRST_WITH_IDS,
+        can_skip=request.version >= _FIRST_SKIPPING,
+    )
+    return await broker.groups.join(group, join)
+
+
+def _refused(code: ErrorCode, member_id: str) -> Message:
+    return {"error_code": code, "member_id": member_id, "protocol_type": None, "protocol_name": ""}

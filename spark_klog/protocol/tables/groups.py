@@ -1,0 +1,208 @@
+"""Membership of groups: JoinGroup (key 11), SyncGroup (14), Heartbeat (12), LeaveGroup (13), DescribeGroups (15),
+ListGroups (16), DeleteGroups (42) and OffsetDelete (47)."""
+
+from __future__ import annotations
+
+from spark_klog.protocol.schema import BOOLEAN, BYTES, INT16, INT32, STRING, F, api, array, struct
+
+JOIN_GROUP = api(
+    11,
+    "JoinGroup",
+    "0-9",
+    6,
+    struct(
+        F("group_id", STRING),
+        F("session_timeout_ms", INT32),
+        F("rebalance_timeout_ms", INT32, "1+", default=-1),
+        F("member_id", STRING),
+        F("group_instance_id", STRING, "5+", nullable="5+", default=None),
+        F("protocol_type", STRING),
+        F("protocols", array(F("name", STRING), F("metadata", BYTES))),
+        F("reason", STRING, "8+", nullable="8+", default=None),
+    ),
+    struct(
+        F("throttle_time_ms", INT32, "2+"),
+        F("error_code", INT16),
+        F("generation_id", INT32, default=-1),
+        F("protocol_type", STRING, "7+", nullable="7+", default=None),
+        F("protocol_name", STRING, nullable="7+"),
+        F("leader", STRING),
+        F("skip_assignment", BOOLEAN, "9+"),
+        F("member_id", STRING),
+        F(
+            "members",
+            array(
+                F("member_id", STRING),
+                F("group_instance_id", STRING, "5+", nullable="5+", default=None),
+                F("metadata", BYTES),
+            ),
+        ),
+    ),
+)
+
+SYNC_GROUP = api(
+    14,
+    "SyncGroup",
+    "0-5",
+    4,
+    struct(
+        F("group_id", STRING),
+        F("generation_id", INT32),
+        F("member_id", STRING),
+        F("group_instance_id", STRING, "3+", nullable="3+", default=None),
+        F("protocol_type", STRING, "5+", nullable="5+", default=None),
+        F("protocol_name", STRING, "5+", nullable="5+", default=None),
+        F("assignments", array(F("member_id", STRING), F("assignment", BYTES))),
+    ),
+    struct(
+        F("throttle_time_ms", INT32, "1+"),
+        F("error_code", INT16),
+        F("protocol_type", STRING, "5+", nullable="5+", default=None),
+        F("protocol_name", STRING, "5+", nullable="5+", default=None),
+        F("assignment", BYTES),
+    ),
+)
+
+HEARTBEAT = api(
+    12,
+    "Heartbeat",
+    "0-4",
+    4,
+    struct(
+        F("group_id", STRING),
+        F("generation_id", INT32),
+        F("member_id", STRING),
+        F("group_instance_id", STRING, "3+", nullable="3+", default=None),
+    ),
+    struct(
+        F("throttle_time_ms", INT32, "1+"),
+        F("error_code", INT16),
+    ),
+)
+
+LEAVE_GROUP = api(
+    13,
+    "LeaveGroup",
+    "0-5",
+    4,
+    struct(
+        F("group_id", STRING),
+        F("member_id", STRING, "0-2"),
+        F(
+            "members",
+            array(
+                F("member_id", STRING, "3+"),
+                F("group_instance_id", STRING, "3+", nullable="3+", default=None),
+                F("reason", STRING, "5+", nullable="5+", default=None),
+            ),
+            "3+",
+        ),
+    ),
+    struct(
+        F("throttle_time_ms", INT32, "1+"),
+        F("error_code", INT16),
+        F(
+            "members",
+            array(
+                F("member_id", STRING, "3+"),
+                F("group_instance_id", STRING, "3+", nullable="3+"),
+                F("error_code", INT16, "3+"),
+            ),
+            "3+",
+        ),
+    ),
+)
+
+DESCRIBE_GROUPS = api(
+    15,
+    "DescribeGroups",
+    "0-6",
+    5,
+    struct(
+        F("groups", array(STRING)),
+        F("include_authorized_operations", BOOLEAN, "3+"),
+    ),
+    struct(
+        F("throttle_time_ms", INT32, "1+"),
+        F(
+            "groups",
+            array(
+                F("error_code", INT16),
+                F("error_message", STRING, "6+", nullable="6+", default=None),
+                F("group_id", STRING),
+                F("group_state", STRING),
+                F("protocol_type", STRING),
+                F("protocol_data", STRING),
+                F(
+                    "members",
+                    array(
+                        F("member_id", STRING),
+                        F("group_instance_id", STRING, "4+", nullable="4+", default=None),
+                        F("client_id", STRING),
+                        F("client_host", STRING),
+                        F("member_metadata", BYTES),
+                        F("member_assignment", BYTES),
+                    ),
+                ),
+                F("authorized_operations", INT32, "3+", default=-2147483648),
+            ),
+        ),
+    ),
+)
+
+LIST_GROUPS = api(
+    16,
+    "ListGroups",
+    "0-5",
+    3,
+    struct(
+        F("states_filter", array(STRING), "4+"),
+        F("types_filter", array(STRING), "5+"),
+    ),
+    struct(
+        F("throttle_time_ms", INT32, "1+"),
+        F("error_code", INT16),
+        F(
+            "groups",
+            array(
+                F("group_id", STRING),
+                F("protocol_type", STRING),
+                F("group_state", STRING, "4+"),
+                F("group_type", STRING, "5+"),
+            ),
+        ),
+    ),
+)
+
+DELETE_GROUPS = api(
+    42,
+    "DeleteGroups",
+    "0-2",
+    2,
+    struct(
+        F("groups_names", array(STRING)),
+    ),
+    struct(
+        F("throttle_time_ms", INT32),
+        F("results", array(F("group_id", STRING), F("error_code", INT16))),
+    ),
+)
+
+OFFSET_DELETE = api(
+    47,
+    "OffsetDelete",
+    "0",
+    99,
+    struct(
+        F("group_id", STRING),
+        F("topics", array(F("name", STRING), F("partitions", array(F("partition_index", INT32))))),
+    ),
+    struct(
+        F("error_code", INT16),
+        F("throttle_time_ms", INT32),
+        F(
+            "topics",
+            array(F("name", STRING), F("partitions", array(F("partition_index", INT32), F("error_code", INT16)))),
+        ),
+    ),
+)
