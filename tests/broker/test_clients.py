@@ -88,6 +88,17 @@ def make_topic(cluster: EmbeddedCluster, topic: str) -> Callable[[int], str]:
     return make
 
 
+def test_create_topics_answers_with_the_settings(cluster: EmbeddedCluster, topic: str) -> None:
+    """kafka-python asks by the newest version; confluent-kafka's has no settings in the answer."""
+    admin = kafka_python.KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
+    wanted = {"num_partitions": 2, "replication_factor": 1, "configs": {"retention.ms": "1000"}}
+    (created,) = admin.create_topics({topic: wanted})["topics"]
+    admin.close()
+    assert (created["error_code"], created["num_partitions"]) == (0, 2)
+    assert created["configs"]["retention.ms"]["value"] == "1000"
+    assert created["configs"]["cleanup.policy"]["value"] == "delete"
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_confluent_round_trip(cluster: EmbeddedCluster, make_topic: Callable[[int], str], codec: str) -> None:
     topic = make_topic(3)

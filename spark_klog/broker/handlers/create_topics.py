@@ -68,8 +68,14 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
         "error_code": ErrorCode.NONE,
         "num_partitions": partitions,
         "replication_factor": 1,
-        "configs": [] if validate_only else topic_entries(broker, broker.registry.topics[name]),
+        "configs": [] if validate_only else _settings(broker, name),
     }
+
+
+def _settings(broker: Broker, name: str) -> list[Message]:
+    """As DescribeConfigs has them, but for their types, which this API does not tell."""
+    entries = topic_entries(broker, broker.registry.topics[name])
+    return [{field: value for field, value in entry.items() if field != "config_type"} for entry in entries]
 
 
 def _is_legal(broker: Broker, assignment: dict[int, list[int]]) -> bool:
