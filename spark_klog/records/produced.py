@@ -6,8 +6,10 @@ from struct import Struct
 
 from spark_klog.errors import DecodeError
 from spark_klog.records.batch import check_crc, iter_batches
+from spark_klog.records.batch_v2 import HEADER_SIZE
 from spark_klog.records.reader import records_of
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
+from spark_klog.wire.lz4_frames import has_linked_blocks
 from spark_klog.wire.primitives import Buffer
 
 #: base offset, size of what follows, leader epoch, magic, CRC, attributes
@@ -15,10 +17,13 @@ _START = Struct(">qiibIh")
 _SIZE_END = 12
 _MAGIC = 2
 _CONTROL_BIT = 0x20
+_CODEC_BITS, _LZ4 = 0x07, 3
 
 
 def check_produced(data: Buffer, *, needs_keys: bool = False, limit: int = MAX_DECOMPRESSED) -> None:
     """`DecodeError` for a batch of another magic than 2, and for a control batch: only brokers write these.
+
+    And for lz4 frames of blocks that depend on each other: Java's readers take none, and Apache Kafka refuses them.
 
     With `needs_keys`, as compaction does, also for a record without a key, and `CorruptBatchError` where the CRC is
     wrong; `limit` bounds what a batch decompresses to. What is no whole batch is left to the log.
@@ -32,7 +37,10 @@ def check_produced(data: Buffer, *, needs_keys: bool = False, limit: int = MAX_D
             raise DecodeError("a control batch, which only brokers write")
         if size <= 0:
             return
-        position += _SIZE_END + size
+        end = position + _SIZE_END + size
+        if attributes & _CODEC_BITS == _LZ4 and has_linked_blocks(view[position + HEADER_SIZE : end]):
+            raise DecodeError("an lz4 frame whose blocks depend on each other: write independent ones")
+        position = end
     if needs_keys:
         _check_keys(view, limit)
 

@@ -24,7 +24,7 @@ _UINT32 = Struct("<I")
 _STRIPE = Struct("<4I")
 _MAGIC = 0x184D2204
 _SKIPPABLE, _SKIPPABLE_MASK = 0x184D2A50, 0xFFFFFFF0
-_DICTIONARY, _CONTENT_SIZE = 0x01, 0x08
+_DICTIONARY, _CONTENT_SIZE, _INDEPENDENT = 0x01, 0x08, 0x20
 _FLAGS = 4
 
 _PRIME1, _PRIME2, _PRIME3, _PRIME4, _PRIME5 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1
@@ -63,6 +63,14 @@ def with_old_lz4_header(compressed: Buffer) -> bytes:
     position = _checksum_position(memoryview(frame), 0)
     _, frame[position] = _checksums(bytes(frame[:position]))
     return bytes(frame)
+
+
+def has_linked_blocks(compressed: Buffer) -> bool:
+    """Whether the blocks of the frame `compressed` depend on each other; False for what is no frame."""
+    view = memoryview(compressed)
+    if len(view) <= _FLAGS or _UINT32.unpack_from(view, 0)[0] != _MAGIC:
+        return False
+    return not view[_FLAGS] & _INDEPENDENT
 
 
 def _checksum_position(view: memoryview, start: int) -> int:

@@ -10,10 +10,12 @@ from itertools import pairwise
 from typing import Any
 
 import kafka as kafka_python
+import lz4.frame
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from kafka.record import default_records
 
 from spark_klog.client.producer import Producer as KlogProducer
 from spark_klog.embedded import EmbeddedCluster
@@ -86,6 +88,17 @@ def make_topic(cluster: EmbeddedCluster, topic: str) -> Callable[[int], str]:
         return topic
 
     return make
+
+
+def test_create_topics_answers_with_the_settings(cluster: EmbeddedCluster, topic: str) -> None:
+    """kafka-python asks by the newest version; confluent-kafka's has no settings in the answer."""
+    admin = kafka_python.KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
+    wanted = {"num_partitions": 2, "replication_factor": 1, "configs": {"retention.ms": "1000"}}
+    (created,) = admin.create_topics({topic: wanted})["topics"]
+    admin.close()
+    assert (created["error_code"], created["num_partitions"]) == (0, 2)
+    assert created["configs"]["retention.ms"]["value"] == "1000"
+    assert created["configs"]["cleanup.policy"]["value"] == "delete"
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -236,6 +249,32 @@ def test_kafka_python_round_trip(
         first = next((offset, time_) for offset, time_ in enumerate(times) if time_ >= wanted)
         assert (by_time[partition].offset, by_time[partition].timestamp) == first
     consumer.close()
+
+
+def test_lz4_of_linked_blocks_is_refused(
+    cluster: EmbeddedCluster, make_topic: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java's consumers do not read them. Apache Kafka 3.9.1 refuses them as well, by UNKNOWN_SERVER_ERROR."""
+    topic = make_topic(1)
+    value = bytes(range(256)) * 1000
+
+    def send(linked: bool) -> int:
+        def compressed(data: bytes) -> bytes:
+            return lz4.frame.compress(bytes(data), block_size=lz4.frame.BLOCKSIZE_MAX64KB, block_linked=linked)
+
+        monkeypatch.setattr(default_records, "lz4_encode", compressed)
+        producer = kafka_python.KafkaProducer(
+            bootstrap_servers=cluster.bootstrap_servers, compression_type="lz4", enable_idempotence=False
+        )
+        try:
+            offset: int = producer.send(topic, value).get(20).offset
+        finally:
+            producer.close(10)
+        return offset
+
+    with pytest.raises(kafka_python.errors.InvalidRecordError):
+        send(linked=True)
+    assert send(linked=False) == 0
 
 
 def _read_by_kafka_python(servers: str, topic: str, count: int) -> list[Line]:

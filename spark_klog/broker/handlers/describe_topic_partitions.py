@@ -11,6 +11,8 @@ from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 
 _MAX_PARTITIONS = 2000
+#: Without replication there are none; null, which the schema has, is more than Java's admin client can take.
+_NO_ELIGIBLE: Message = {"eligible_leader_replicas": [], "last_known_elr": []}
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
@@ -34,7 +36,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
             continue
         described = topic_message(broker, request, topic)
         first = start[1] if name == start[0] else 0
-        partitions = [entry for entry in described["partitions"] if entry["partition_index"] >= first]
+        partitions = [entry | _NO_ELIGIBLE for entry in described["partitions"] if entry["partition_index"] >= first]
         topics.append(described | {"partitions": partitions[:limit]})
         if len(partitions) > limit:
             next_index = partitions[limit]["partition_index"]

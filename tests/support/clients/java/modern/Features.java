@@ -6,6 +6,7 @@ import java.util.List;
 import java.util.concurrent.TimeUnit;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.admin.TopicDescription;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.ConsumerRecords;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
@@ -21,6 +22,13 @@ final class Features {
         try (Admin admin = Admin.create(Driver.settings(servers))) {
             NewTopic wanted = new NewTopic(topic, partitions, (short) 1);
             admin.createTopics(Collections.singleton(wanted)).all().get(Driver.SECONDS, TimeUnit.SECONDS);
+            TopicDescription found = admin.describeTopics(Collections.singleton(topic))
+                    .allTopicNames()
+                    .get(Driver.SECONDS, TimeUnit.SECONDS)
+                    .get(topic);
+            if (found.partitions().size() != partitions) {
+                throw new IllegalStateException(found.toString());
+            }
         }
     }
 
