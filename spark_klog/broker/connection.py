@@ -139,8 +139,7 @@ class Connection(asyncio.BufferedProtocol):
             more = min(self._frame_size - self._frame_filled, self._frame_filled)
             if not self._memory.ask(self, more):
                 self._waits_for_memory = True
-                self._transport.pause_reading()
-                self.activity.frame_since = None  # it is we who are slow
+                self._pause_reading()
                 more = min(more, SCRATCH_BYTES)  # for what TLS has read already
                 self._memory.take(more)
             grown = bytearray(self._frame_filled + more)
@@ -149,13 +148,18 @@ class Connection(asyncio.BufferedProtocol):
 
     def memory_is_there(self) -> None:
         self._waits_for_memory = False
-        self.activity.frame_since = time.monotonic()
         self._resume_reading()
+
+    def _pause_reading(self) -> None:
+        self.activity.is_paused = True
+        self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
         """Unless we wait for memory, or have enough to do."""
         is_enough = len(self._requests) >= (_MAX_QUEUED if self._memory.used <= self._memory.limit else 1)
-        if not self._waits_for_memory and not is_enough and not self._transport.is_reading():
+        if self.activity.is_paused and not self._waits_for_memory and not is_enough:
+            self.activity.is_paused = False
+            self.activity.touch(time.monotonic())
             self._transport.resume_reading()
 
     def _split(self, received: int) -> None:
@@ -189,7 +193,7 @@ class Connection(asyncio.BufferedProtocol):
     def _deliver(self, frame: bytearray) -> None:
         self._requests.append(frame)
         if len(self._requests) >= _MAX_QUEUED or self._memory.used > self._memory.limit:
-            self._transport.pause_reading()
+            self._pause_reading()
         if self._worker is None or self._worker.done():
             self._worker = asyncio.get_running_loop().create_task(self._serve())
 
@@ -235,7 +239,7 @@ class Connection(asyncio.BufferedProtocol):
         self._write(pending)
         if not self._writable.is_set():
             await self._writable.wait()
-        self.activity.active_at = time.monotonic()
+        self.activity.touch(time.monotonic())
         self.activity.sending_since = None
 
     def _write(self, parts: list[Sized]) -> None:

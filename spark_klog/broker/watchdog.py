@@ -32,6 +32,14 @@ class Activity:
     active_at: float
     frame_since: float | None = None
     sending_since: float | None = None
+    #: It is we who do not read.
+    is_paused: bool = False
+
+    def touch(self, now: float) -> None:
+        """From now on the client is awaited."""
+        self.active_at = now
+        if self.frame_since is not None:
+            self.frame_since = now
 
 
 def reason_to_drop(
@@ -46,7 +54,8 @@ def reason_to_drop(
         return f"not authenticated within {config.authentication_timeout_ms} ms"
     if overdue(activity.sending_since, config.send_timeout_ms):
         return f"does not read its answer for {config.send_timeout_ms} ms"
-    if overdue(activity.frame_since, config.receive_timeout_ms):
+    is_awaited = not activity.is_paused and activity.sending_since is None
+    if is_awaited and overdue(activity.frame_since, config.receive_timeout_ms):
         return f"a request is not whole after {config.receive_timeout_ms} ms"
     if not is_busy and overdue(activity.active_at, config.max_idle_ms):
         return f"idle for {config.max_idle_ms} ms"

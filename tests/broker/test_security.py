@@ -8,7 +8,8 @@ import socket
 import ssl
 import struct
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from spark_klog.broker.registry import Registry
+from spark_klog.directories.memory import MemoryTree
+from spark_klog.directories.paths import Endpoint
+from spark_klog.embedded import EmbeddedCluster
 from spark_klog.protocol.apis import API_VERSIONS, METADATA, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from spark_klog.protocol.codec import encode_request
 from tests.support.broker import KlogBroker, broker_command, refusal
@@ -323,3 +328,33 @@ def test_a_bad_users_file_is_refused_and_not_quoted(tmp_path: Path, text: str) -
     told = refusal(broker_command(tmp_path / "data", 0, "--set", f"klog.users.file={file}"))
     assert f"users file {file}" in told
     assert "c2VjcmV0" not in told
+
+
+def test_an_embedded_cluster_with_passwords(make_cluster: Callable[..., EmbeddedCluster], tmp_path: Path) -> None:
+    """Two brokers that share their listeners' names; Metadata names both."""
+    add_user(tmp_path / "users", "alice", "embedded-secret")
+    settings = {"listeners": "SASL_PLAINTEXT://127.0.0.1:0", "klog.users.file": str(tmp_path / "users")}
+    cluster = make_cluster(2, settings=settings)
+    first, second = cluster.bootstrap_servers.split(",")
+    way = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-256"}
+    way |= {"sasl.username": "alice", "sasl.password": "embedded-secret", "bootstrap.servers": second}
+    admin = AdminClient(way)
+    deadline = time.monotonic() + 10
+    while True:  # the first one follows the tree
+        found = {f"{broker.host}:{broker.port}" for broker in admin.list_topics(timeout=10).brokers.values()}
+        if found == {first, second} or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    assert found == {first, second}
+
+
+def test_brokers_without_a_listener_are_left_out_of_it() -> None:
+    tree = MemoryTree()
+    plain = Endpoint("IN", "PLAINTEXT", "a", 1), Endpoint("IN", "PLAINTEXT", "b", 1)
+    Registry(tree, 0).register([plain[0], Endpoint("OUT", "SSL", "a.example", 2)])
+    registry = Registry(tree, 1)
+    registry.register([plain[1]])
+    registry.refresh()
+    assert registry.addresses("IN") == {0: ("a", 1), 1: ("b", 1)}
+    assert registry.addresses("OUT") == {0: ("a.example", 2)}
+    assert sorted(registry.brokers) == [0, 1]

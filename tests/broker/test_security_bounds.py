@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from spark_klog.broker.config import BrokerConfig
 from spark_klog.broker.frame_memory import FrameMemory
+from spark_klog.broker.watchdog import Activity, reason_to_drop
 from spark_klog.protocol.apis import FETCH, METADATA, PRODUCE
 from spark_klog.protocol.codec import encode_request
 from tests.support.batches import make_batch
@@ -242,3 +244,24 @@ def test_frame_memory() -> None:
     assert log == ["two", "three"]
     memory.give_back(61)
     assert memory.used == 0
+
+
+def test_who_is_dropped() -> None:
+    """Times in seconds, limits in ms: what the broker itself holds up is not the client's fault."""
+    config = BrokerConfig("h", 1, Path("unused"), receive_timeout_ms=2000, send_timeout_ms=3000, max_idle_ms=9000)
+
+    def reason(activity: Activity, now: float, *, is_authenticated: bool = True, is_busy: bool = False) -> str | None:
+        return reason_to_drop(activity, config, now, is_authenticated=is_authenticated, is_busy=is_busy)
+
+    half = Activity(0, 0, frame_since=1)
+    assert reason(half, 2.9) is None
+    assert "not whole" in (reason(half, 3.1) or "")
+    assert reason(Activity(0, 0, frame_since=1, is_paused=True), 5) is None
+    assert reason(Activity(0, 0, frame_since=1, sending_since=3), 5) is None
+    assert "does not read" in (reason(Activity(0, 0, sending_since=3), 6.1, is_busy=True) or "")
+    half.touch(3)
+    assert reason(half, 4.9) is None
+    assert reason(Activity(0, 0), 9.1, is_busy=True) is None
+    assert "idle" in (reason(Activity(0, 0), 9.1) or "")
+    assert reason(Activity(0, 29), 30.1) is None
+    assert "not authenticated" in (reason(Activity(0, 29), 30.1, is_authenticated=False) or "")
