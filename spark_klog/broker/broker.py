@@ -396,6 +396,8 @@ class Broker:
         try:
             self.registry.unregister()
             self.registry.close()
+        except DirectoryError as error:
+            _log.warning("leaving the directories failed; this broker's entry ends with its session: %s", error)
         except Exception:
             _log.exception("leaving the directories failed")
         self.logs.close()

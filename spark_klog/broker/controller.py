@@ -22,6 +22,7 @@ from spark_klog.errors import DecodeError
 
 _log = logging.getLogger(__name__)
 _FIRST_EPOCH = 1
+_REMOVED = b"{}"
 
 _Partition = tuple[UUID, str, int]
 
@@ -103,7 +104,8 @@ class Controller:
             _log.info("topic %s is deleted, as %s asks for", name, paths.delete_topic_path(name))
             self._registry.remove_topic(name)
         # A node without a value was made as the parent of something while its topic was being deleted.
-        left = [name for name in self._registry.empty if self._tree.get(paths.topic_path(name)) == b""]
+        # The swap makes sure that it is not another broker's deletion that is half seen, and a new topic by now.
+        left = [name for name in self._registry.empty if self._tree.swap(paths.topic_path(name), b"", _REMOVED)]
         for name in left:
             self._registry.remove_topic(name)
         return bool(asked or left)

@@ -14,6 +14,7 @@ import pytest
 from spark_klog.broker.broker import Broker
 from spark_klog.broker.config import BrokerConfig
 from spark_klog.broker.registry import InvalidAssignment, InvalidPartitions, UnknownTopic
+from spark_klog.directories.paths import Endpoint
 from spark_klog.directories.tree import Tree, open_tree
 from spark_klog.errors import ConfigError, ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
@@ -26,7 +27,7 @@ async def _running(tmp_path: Path, broker_id: int = 0, shared: bool = False) -> 
     config = BrokerConfig("127.0.0.1", 1000 + broker_id, tmp_path / str(broker_id), broker_id, directories)
     broker = Broker(config)
     try:
-        broker.start(config.host, config.port)
+        broker.start([Endpoint("PLAINTEXT", "PLAINTEXT", config.host, config.port)])
         broker.watch()
         yield broker
     finally:

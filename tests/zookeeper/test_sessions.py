@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from kazoo.client import KazooClient
 
 from tests.support.broker import KlogBroker, broker_command, refusal
@@ -111,6 +111,9 @@ def test_zookeeper_is_away_for_longer_than_the_session_timeout(server_dir: Path)
                 while time.monotonic() < ends:
                     producing.more()
                 assert leaders(servers, "t") == {0: 0}
+                with pytest.raises(KafkaException, match="no answer from ZooKeeper"):
+                    create_topic(servers, "other", 1)
+                producing.more()
                 zookeeper.start()
                 tree = KazooClient(zookeeper.connect)
                 tree.start(20)
@@ -124,6 +127,7 @@ def test_zookeeper_is_away_for_longer_than_the_session_timeout(server_dir: Path)
                 producing.more()
                 tree.stop()
                 tree.close()
+                create_topic(servers, "other", 1)
             assert "Traceback" not in broker.log.read_text()
 
 

@@ -12,7 +12,7 @@ from uuid import UUID
 from spark_klog.broker.broker import Broker, Request, TopicExists
 from spark_klog.broker.described_settings import topic_entries
 from spark_klog.broker.log_settings import topic_settings
-from spark_klog.errors import ConfigError, ErrorCode
+from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.log.partition_log import check_topic_name
 from spark_klog.protocol.codec import Message
 
@@ -62,6 +62,8 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
         return _refused(name, ErrorCode.TOPIC_ALREADY_EXISTS, str(error))
     except ConfigError as error:
         return _refused(name, ErrorCode.INVALID_CONFIG, str(error))
+    except DirectoryError as error:
+        return _refused(name, ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
     return {
         "name": name,
         "topic_id": topic_id,
