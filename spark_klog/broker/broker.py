@@ -13,6 +13,7 @@ from spark_klog.broker.config import BrokerConfig
 from spark_klog.broker.controller import Controller
 from spark_klog.broker.fetch_sessions import FetchSessions
 from spark_klog.broker.log_settings import known_topic_settings, topic_settings, topic_settings_of
+from spark_klog.broker.metrics import Metrics
 from spark_klog.broker.offset_manager import OFFSETS_TOPIC, OffsetManager, partition_for
 from spark_klog.broker.purgatory import Purgatory
 from spark_klog.broker.registry import MAX_PARTITIONS, Registry, Topic, UnknownTopic
@@ -26,6 +27,9 @@ from spark_klog.directories.tree import Tree, open_tree
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.log.directory import LogDirectory
 from spark_klog.log.partition_log import PartitionLog, check_topic_name
+from spark_klog.protocol.apis import FETCH
+from spark_klog.protocol.codec import Message
+from spark_klog.protocol.schema import Api
 
 _log = logging.getLogger(__name__)
 #: The client does not say which leader epoch it knows.
@@ -72,6 +76,7 @@ class Broker:
             self._overrides: dict[str, tuple[Mapping[str, str], dict[str, Any]]] = {}
             self.purgatory = Purgatory()
             self.fetch_sessions = FetchSessions(config.fetch_session_slots, config.fetch_session_eviction_ms / 1000)
+            self.metrics = Metrics()
             self.offsets = OffsetManager()
             self.logs.set_cluster_id(self.registry.cluster_id(self.logs.cluster_id))
         except BaseException:
@@ -210,6 +215,7 @@ class Broker:
             self.purgatory.wake((name, partition))
         self.offsets.forget_topic(name)
         self._overrides.pop(name, None)
+        self.metrics.forget_topic(name)
 
     async def topic(self, name: str) -> Topic | None:
         """The topic of that name; the tree is asked where none is known."""
@@ -333,11 +339,23 @@ class Broker:
         log = self.logs.get(OFFSETS_TOPIC, partition)
         return log if log is not None else ErrorCode.NOT_COORDINATOR
 
+    def note_answered(self, api: Api, response: Message | None, seconds: float) -> None:
+        """Count a request that took that long, and what is fetched by it."""
+        self.metrics.answered(api, response, seconds)
+        if api is FETCH and response is not None:
+            for topic in response.get("responses", ()):
+                for entry in topic["partitions"]:
+                    if entry["records"]:
+                        key = self.registry.key(topic["topic"], topic["topic_id"], entry["partition_index"])
+                        self.metrics.fetched(*key, entry["records"], self.logs)
+
     def close(self) -> None:
-        """Leave the cluster, close the logs."""
+        """Close the logs, leave the cluster."""
         try:
-            self.registry.unregister()
-            self.registry.close()
-        except Exception:
-            _log.exception("leaving the directories failed")
-        self.logs.close()
+            self.logs.close()
+        finally:
+            try:
+                self.registry.unregister()
+                self.registry.close()
+            except Exception:
+                _log.exception("leaving the directories failed")

@@ -135,6 +135,12 @@ class OffsetManager:
         for (topic, partition), committed in sorted(self._groups.get(group, {}).items()):
             yield topic, partition, committed
 
+    def everything(self) -> Iterator[tuple[str, str, int, Committed]]:
+        """(group, topic, partition, committed) of all groups; commits may come in between."""
+        for group in sorted(self._groups):
+            for topic, partition, committed in self.all(group):
+                yield group, topic, partition, committed
+
     def forget_topic(self, topic: str) -> None:
         """Drop the topic's offsets from memory."""
         for offsets in self._groups.values():
