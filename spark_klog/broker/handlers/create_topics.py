@@ -68,7 +68,7 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
         "error_code": ErrorCode.NONE,
         "num_partitions": partitions,
         "replication_factor": 1,
-        "configs": [] if validate_only else topic_entries(broker, broker.registry.topics[name]),
+        "configs": [] if validate_only else _entries(broker, name),
     }
 
 
@@ -76,3 +76,9 @@ def _is_legal(broker: Broker, assignment: dict[int, list[int]]) -> bool:
     return sorted(assignment) == list(range(len(assignment))) and all(
         len(replicas) == 1 and replicas[0] in broker.registry.brokers for replicas in assignment.values()
     )
+
+
+def _entries(broker: Broker, name: str) -> list[Message]:
+    """The topic's settings; unlike DescribeConfigs this API does not tell their types."""
+    described = topic_entries(broker, broker.registry.topics[name])
+    return [{key: value for key, value in entry.items() if key != "config_type"} for entry in described]
