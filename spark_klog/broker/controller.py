@@ -78,13 +78,12 @@ class Controller:
             topic_id = self._id_of(name, topic, is_controller=is_controller)
             if topic_id is None:
                 continue
-            if topic.is_new:
-                # first, since a topic with states is never taken for a new one: logs are made when it has its id
-                for number, replicas in topic.assignment.items():
-                    self._put_state(name, number, (replicas or [NO_LEADER])[0], replicas[:1])
             value = paths.topic_payload(topic.assignment, topic_id)
             if self._tree.swap(paths.topic_path(name), topic.value, value):
                 _log.info("topic %s, of %d partitions, has the id %s", name, len(topic.assignment), topic_id)
+                # At once, and after the id: a topic with states and no id is one that was altered.
+                for number, replicas in topic.assignment.items() if topic.is_new else ():
+                    self._put_state(name, number, (replicas or [NO_LEADER])[0], replicas[:1])
             changed = True
         return changed
 

@@ -56,7 +56,8 @@ class Topic:
 class Nameless(NamedTuple):
     """A topic whose node has no topic id: tools of before Kafka 2.8 write none.
 
-    `is_new`: it has no states, so they have just made it; else they have altered it. `topic_id` is what it had before,
+    `is_new`: it has neither states nor more partitions than before, so they have just made it; else they have altered
+    it. `topic_id` is what it had before,
     if that is known.
     """
 
@@ -220,7 +221,9 @@ class Registry:
             decoded = self._decoded(paths.parse_topic_config, config, paths.topic_config_path(name))
             settings = before if decoded is None else decoded
         if topic_id is None:
-            is_new = not self._tree.children(paths.partitions_path(name))
+            # A tool that alters a topic adds partitions to it; its states may not have been written yet.
+            has_grown = known is not None and _has_grown(known.assignment, assignment)
+            is_new = not has_grown and not self._tree.children(paths.partitions_path(name))
             topic_id = known.topic_id if known is not None and not is_new else None
             nameless[name] = Nameless(value, assignment, is_new, topic_id)
             if topic_id is None:
@@ -373,6 +376,10 @@ class Registry:
 
     def close(self) -> None:
         self._tree.close()
+
+
+def _has_grown(before: Mapping[int, Sequence[int]], now: Mapping[int, Sequence[int]]) -> bool:
+    return len(now) > len(before) and all(now.get(partition) == replicas for partition, replicas in before.items())
 
 
 def _answers(address: tuple[str, int]) -> bool:
