@@ -115,7 +115,8 @@ class Broker:
             topics.setdefault(topic, []).append(partition)
         for topic, partitions in topics.items():
             served = [partition for partition in partitions if (topic, partition) not in self.logs.offline]
-            topic_id = self.logs.topic_id(topic, (served or partitions)[0])
+            ids = (self.logs.topic_id(topic, partition) for partition in served or partitions)
+            topic_id = next(filter(None, ids), None)
             assignment = {partition: [self.config.broker_id] for partition in partitions}
             log = self.logs.get(topic, served[0]) if served else None
             settings = topic_settings_of(log.overrides) if log is not None else {}
@@ -181,7 +182,8 @@ class Broker:
     def _id_in_logs(self, name: str, assignment: Mapping[int, Sequence[int]]) -> UUID | None:
         for partition in sorted(assignment):
             log = self.logs.get(name, partition)
-            if log is not None and assignment[partition][:1] == [self.config.broker_id]:
+            is_led = assignment[partition][:1] == [self.config.broker_id]
+            if log is not None and log.topic_id is not None and is_led:
                 return log.topic_id
         return None
 
@@ -192,6 +194,8 @@ class Broker:
                 if not self.registry.leads(topic.name, partition):
                     continue
                 log = self.logs.get(topic.name, partition)
+                if log is not None and log.topic_id is None:
+                    log.set_topic_id(topic.topic_id)
                 if log is not None and log.topic_id != topic.topic_id:
                     self.logs.set_aside(topic.name, partition)
                     log = None

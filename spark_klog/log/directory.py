@@ -209,10 +209,10 @@ class LogDirectory:
         elif self.offline.pop((topic, partition), None):
             shutil.rmtree(self.path / f"{topic}-{partition}", ignore_errors=True)
 
-    def topic_id(self, topic: str, partition: int) -> UUID:
-        """Of a partition that is there, be it offline; `LogCorrupted`."""
+    def topic_id(self, topic: str, partition: int) -> UUID | None:
+        """Of a partition that is there, be it offline; None where it has none yet; `LogCorrupted`."""
         log = self.logs.get((topic, partition))
-        return log.topic_id if log else topic_id_of(self._files, self.path / f"{topic}-{partition}", None)
+        return log.topic_id if log else topic_id_of(self._files, self.path / f"{topic}-{partition}")
 
     def set_aside(self, topic: str, partition: int) -> None:
         """Keep the log of an earlier topic of this name out of the way, as Kafka does: renamed, no longer served."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from spark_klog.errors import DecodeError, LogCorrupted
 from spark_klog.log.file_system import FileSystem
@@ -61,21 +61,21 @@ def _leader_epochs(path: Path, content: bytes) -> list[tuple[int, int]]:
     return epochs
 
 
-def topic_id_of(files: FileSystem, folder: Path, given: UUID | None) -> UUID:
-    """The topic id that the folder has; where it has none yet it gets the one given, or a new one.
-
-    `LogCorrupted` where the file is damaged.
-    """
+def topic_id_of(files: FileSystem, folder: Path) -> UUID | None:
+    """The topic id that the folder has, None where it has none yet; `LogCorrupted` where the file is damaged."""
     path = folder / PARTITION_METADATA
     try:
         return _topic_id(path, files.read(path))
     except FileNotFoundError:
-        topic_id = given or uuid4()
+        return None
     except DecodeError as error:
         raise LogCorrupted(f"{error}; restore it, or remove it to get a new one") from None
+
+
+def write_topic_id(files: FileSystem, folder: Path, topic_id: UUID) -> None:
+    """Give the folder its topic id; OSError."""
     encoded = base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
-    files.replace(path, f"version: 0\ntopic_id: {encoded}\n".encode())
-    return topic_id
+    files.replace(folder / PARTITION_METADATA, f"version: 0\ntopic_id: {encoded}\n".encode())
 
 
 def read_overrides(files: FileSystem, folder: Path) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from spark_klog.log.partition_files import (
     topic_id_of,
     write_leader_epochs,
     write_overrides,
+    write_topic_id,
 )
 from spark_klog.log.producer_state import SNAPSHOT
 from spark_klog.log.recovery import DELETED, open_segments
@@ -119,7 +120,10 @@ class PartitionLog:
         self._defaults = config
         self._overrides = read_overrides(files, directory)
         self.config = replace(config, **self._overrides)
-        self.topic_id = topic_id_of(files, directory, topic_id)
+        #: None until it is given one: Kafka of before 2.8 wrote none.
+        self.topic_id = topic_id_of(files, directory)
+        if self.topic_id is None and topic_id is not None:
+            self.set_topic_id(topic_id)
         opened = open_segments(
             files,
             directory,
@@ -140,6 +144,11 @@ class PartitionLog:
         self._deleted: list[tuple[int, list[Path]]] = []
         #: Since it was opened: offsets before the appends, bytes appended, flushes, segments that retention deleted.
         self.opened_at, self.appended_bytes, self.flushes, self.expired_segments = self.end_offset, 0, 0, 0
+
+    def set_topic_id(self, topic_id: UUID) -> None:
+        """The topic's id, for a log that has none; OSError."""
+        write_topic_id(self.files, self.directory, topic_id)
+        self.topic_id = topic_id
 
     @property
     def segments(self) -> tuple[Segment, ...]:

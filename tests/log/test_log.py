@@ -12,6 +12,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -122,14 +123,13 @@ def _check_indexes(folder: Path, interval: int) -> int:
 @pytest.mark.parametrize("seed", range(6))
 def test_log_is_what_was_appended(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    folder = tmp_path / "t-0"
-    log, model = PartitionLog(folder, SMALL), Model()
+    folder, topic_id = tmp_path / "t-0", UUID(int=7)
+    log, model = PartitionLog(folder, SMALL, topic_id), Model()
     _check(log, model, rng)
     for round_ in range(4):
         for _ in range(rng.randrange(1, 15)):
             _append_random(rng, log, model)
         _check(log, model, rng)
-        topic_id = log.topic_id
         clean = round_ % 2 == 0
         if clean:
             log.close()
@@ -147,7 +147,7 @@ def test_log_is_what_was_appended(tmp_path: Path, seed: int) -> None:
     expected |= {f"{offset:020d}.snapshot" for offset in (*bases[1:], len(model.records))}
     assert set(names) == expected | {"partition.metadata", "leader-epoch-checkpoint"}
     assert (folder / "leader-epoch-checkpoint").read_text() == "0\n1\n0 0\n"
-    encoded = base64.urlsafe_b64encode(log.topic_id.bytes).decode().rstrip("=")
+    encoded = base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
     assert (folder / "partition.metadata").read_text() == f"version: 0\ntopic_id: {encoded}\n"
     for path in folder.glob("*.log"):
         assert path.stat().st_size <= SMALL.segment_bytes or len(list(walk(path.read_bytes()))) <= 3
@@ -235,7 +235,7 @@ def test_a_tail_cut_at_any_byte_loses_only_the_last_batch(tmp_path: Path) -> Non
         if cut % 20 == 1:
             _check(log, model, random.Random(cut))
             batch = make_batch([(None, b"after")], [NOW + 1000])
-            assert log.append(memoryview(batch)) == (10, 10)
+            assert log.append(memoryview(batch)) == (10, 10, -1)
         log.close()
         _check_indexes(target, 100)
 
@@ -371,7 +371,7 @@ def test_a_checkpoint_that_cannot_be_written_harms_nothing(tmp_path: Path) -> No
     (tmp_path / "t-0" / "leader-epoch-checkpoint").rmdir()
     model = Model()
     model.append(bytes(batch), [NOW])
-    assert log.append(memoryview(batch)) == (0, 0)
+    assert log.append(memoryview(batch)) == (0, 0, -1)
     _check(log, model, random.Random(0))
 
 
@@ -493,7 +493,7 @@ def test_logs_that_kafka_wrote(tmp_path: Path, clean: bool) -> None:
                 first = next(line for line in expected if line[1] >= timestamp)
                 assert log.offset_for_timestamp(timestamp) == (first[1], first[0])
         end = log.end_offset
-        assert log.append(memoryview(make_batch([(b"k", b"ours")], [NOW]))) == (end, end)
+        assert log.append(memoryview(make_batch([(b"k", b"ours")], [NOW]))) == (end, end, -1)
     directory.close()
     for path in tmp_path.rglob("*.log"):
         assert path.read_bytes().startswith(before[path.name + path.parent.name])
