@@ -96,8 +96,8 @@ class EmbeddedCluster:
     """A context manager: `brokers` brokers on free loopback ports, in `data_dir` (None: a temporary one).
 
     `settings` are broker settings by Kafka's names; unlike a broker of its own it keeps records for ever
-    (log.retention.ms=-1): those of tests and examples often have times of long ago. `ClusterStartError` names what
-    did not start.
+    (log.retention.ms=-1): those of tests and examples often have times of long ago. `log_format` is that of the
+    brokers' logs, "text" or "json". `ClusterStartError` names what did not start.
 
     `faults` (see `spark_klog.broker.faults`) happen from the first request on; while it is not None, be it empty,
     `inject` and `clear_faults` change them. They wait until every broker has obeyed: what is asked of it from then on
@@ -111,6 +111,7 @@ class EmbeddedCluster:
         data_dir: str | Path | None = None,
         settings: dict[str, str] | None = None,
         faults: Iterable[Fault] | None = None,
+        log_format: str = "text",
     ) -> None:
         if brokers < 1:
             raise ConfigError(f"brokers={brokers}: at least one is wanted")
@@ -118,6 +119,7 @@ class EmbeddedCluster:
         self._with_zookeeper = zookeeper
         self._given_dir = Path(data_dir) if data_dir is not None else None
         self._settings = {"log.retention.ms": "-1", "group.initial.rebalance.delay.ms": "0"} | (settings or {})
+        self._log_format = log_format
         self._brokers: dict[int, _Process] = {}
         self._ports: dict[int, int] = {}
         self._zookeeper: _Process | None = None
@@ -192,7 +194,7 @@ class EmbeddedCluster:
         command += ["--broker-id", str(broker_id), *tree]
         if "listeners" not in self._settings:
             command += ["--listen", f"{_HOST}:{self._ports.get(broker_id, 0)}"]
-        command += ["--data-dir", str(self.data_dir / f"broker-{broker_id}")]
+        command += ["--data-dir", str(self.data_dir / f"broker-{broker_id}"), "--log-format", self._log_format]
         if self._faults is not None:
             command += ["--faults"]
         for name, value in self._settings.items():

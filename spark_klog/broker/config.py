@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from spark_klog.broker.kafka_names import advice, without_secret
 from spark_klog.broker.log_settings import BROKER_LOG_SETTINGS, broker_log_settings
 from spark_klog.broker.security.config import SECURITY_SETTINGS, SecurityConfig, security_settings
 from spark_klog.directories.tree import SESSION_SECONDS
@@ -34,6 +35,8 @@ class BrokerConfig:
     data_dir: Path
     broker_id: int = 0
     directories: str | None = None
+    #: Where metrics are served, None for nowhere.
+    metrics_address: tuple[str, int] | None = None
     num_partitions: int = _setting("num.partitions", 1)
     auto_create_topics: bool = _setting("auto.create.topics.enable", True)
     log: LogConfig = field(default_factory=LogConfig)
@@ -88,24 +91,35 @@ _BROKER_SETTINGS = {
 }
 
 
-def broker_settings(settings: Iterable[str]) -> dict[str, Any]:
-    """`BrokerConfig` arguments of "NAME=VALUE" texts; `ConfigError` for an unknown name or a bad value."""
+def parse_settings(texts: Iterable[str]) -> dict[str, str]:
+    """Values by name of "NAME=VALUE" texts; `ConfigError` for another text."""
+    result = {}
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals:
+            raise ConfigError(f"setting {without_secret(text)!r} is not NAME=VALUE")
+        result[name] = value
+    return result
+
+
+def broker_settings(settings: Mapping[str, str], known_elsewhere: Iterable[str] = ()) -> dict[str, Any]:
+    """`BrokerConfig` arguments of settings by Kafka's names; `ConfigError` for an unknown name or a bad value.
+
+    `known_elsewhere` are names that an unknown one may be a misspelling of, too.
+    """
     result: dict[str, Any] = {}
     of_logs, of_security = {}, {}
-    for setting in settings:
-        name, equals, value = (part.strip() for part in setting.partition("="))
-        if not equals:
-            raise ConfigError(f"setting {name!r} is not NAME=VALUE")
+    for name, value in settings.items():
         if name in BROKER_LOG_SETTINGS:
             of_logs[name] = value
         elif name in SECURITY_SETTINGS:
             of_security[name] = value
         elif name in _BROKER_SETTINGS:
             attribute, kind, least = _BROKER_SETTINGS[name]
-            result[attribute] = _parse(kind, name, value, least)
+            result[attribute] = _parse(kind, name, value.strip(), least)
         else:
-            known = ", ".join(sorted({*_BROKER_SETTINGS, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS}))
-            raise ConfigError(f"unknown setting {name!r}; known are {known}")
+            known = {*_BROKER_SETTINGS, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS, *known_elsewhere}
+            raise ConfigError(f"unknown setting {name!r}; {advice(name, known)}")
     return result | {
         "log": LogConfig(**broker_log_settings(of_logs)),
         "security": security_settings(of_security),

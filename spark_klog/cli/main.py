@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -16,17 +15,20 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_klog import __version__
-from spark_klog.errors import KlogError
+from spark_klog.cli.log_format import FORMATS, JSON, TEXT, log_to_stderr
+from spark_klog.errors import ConfigError, KlogError
 
 if TYPE_CHECKING:
     from spark_klog.broker.broker import Broker
     from spark_klog.broker.server import Server
 
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
 
 #: Commands in modules of their own, which are imported when they run.
-_MODULES = {"log": "spark_klog.cli.log", "users": "spark_klog.cli.users"}
+_MODULES = {"log": "spark_klog.cli.log", "topics": "spark_klog.cli.topics", "users": "spark_klog.cli.users"}
+
+_log_format_option = click.option(
+    "--log-format", default=TEXT, show_default=True, type=click.Choice(FORMATS), help="Of the log on stderr."
+)
 
 
 class _Group(click.Group):
@@ -53,50 +55,64 @@ class _Group(click.Group):
 @click.option("--log-level", default="INFO", show_default=True, help="Level of the log on stderr.")
 def main(log_level: str) -> None:
     """The Kafka commit log for PySpark."""
-    logging.basicConfig(level=log_level.upper(), format=_LOG_FORMAT, stream=sys.stderr)
-    logging.getLogger("kazoo").setLevel(logging.WARNING)
+    log_to_stderr(log_level, TEXT)
 
 
 @main.command()
+@click.option(
+    "--config",
+    "properties",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="A server.properties, with Kafka's names; what is given beside it wins.",
+)
 @click.option(
     "--listen",
     metavar="HOST:PORT",
     help="A listener without security; port 0 takes a free one. 127.0.0.1:9092 unless the setting listeners is given.",
 )
-@click.option("--data-dir", required=True, type=click.Path(path_type=Path, file_okay=False))
-@click.option("--broker-id", default=0, show_default=True, type=click.IntRange(0))
+@click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), help="Needed without log.dirs.")
+@click.option("--broker-id", type=click.IntRange(0), help="0 unless the setting broker.id is given.")
 @click.option("--zookeeper", metavar="CONNECT", help="HOST:PORT[,HOST:PORT...][/CHROOT] of a ZooKeeper to register in.")
 @click.option("--directories", metavar="DIR", help="A folder to register in, shared by the brokers of one machine.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting by Kafka's name; repeatable.")
+@click.option("--metrics", metavar="HOST:PORT", help="Serve metrics for Prometheus at http://HOST:PORT/metrics.")
+@_log_format_option
 @click.option("--stop-with-stdin", is_flag=True, hidden=True, help="Stop when stdin ends: the parent is gone.")
 @click.option("--faults", is_flag=True, hidden=True, help="Take faults from stdin, and stop when it ends.")
+@click.pass_context
 def broker(
+    ctx: click.Context,
+    properties: Path | None,
     listen: str | None,
-    data_dir: Path,
-    broker_id: int,
+    data_dir: Path | None,
+    broker_id: int | None,
     zookeeper: str | None,
     directories: str | None,
     settings: tuple[str, ...],
+    metrics: str | None,
+    log_format: str,
     stop_with_stdin: bool,
     faults: bool,
 ) -> None:
     """Run a broker until SIGTERM."""
-    from spark_klog.broker.config import BrokerConfig, broker_settings, parse_listen
+    from spark_klog.broker.config import parse_settings
     from spark_klog.broker.server import Server, run
+    from spark_klog.broker.server_properties import broker_config
 
     if zookeeper and directories:
         raise click.UsageError("--zookeeper and --directories exclude each other")
-    values = broker_settings(settings)
-    if listen and values["security"].listeners:
+    chosen = parse_settings(settings)
+    if listen and "listeners" in chosen:
         raise click.UsageError("--listen and the setting listeners exclude each other")
-    host, port = parse_listen(listen or "127.0.0.1:9092")
-    config = BrokerConfig(
-        host=host,
-        port=port,
+    _log_as(ctx, log_format)
+    config = broker_config(
+        _properties(properties),
+        chosen,
+        listen=listen,
         data_dir=data_dir,
         broker_id=broker_id,
         directories=f"zookeeper://{zookeeper}" if zookeeper else directories,
-        **values,
+        metrics=metrics,
     )
     make_server: Callable[[Broker], Server] = Server
     if faults:
@@ -110,6 +126,23 @@ def broker(
     elif stop_with_stdin:
         _stop_after(_read_stdin)
     run(config, click.echo, make_server)
+
+
+def _log_as(ctx: click.Context, log_format: str) -> None:
+    if log_format == JSON:
+        log_to_stderr(ctx.find_root().params["log_level"], log_format)
+
+
+def _properties(path: Path | None) -> dict[str, str]:
+    """What a file in the syntax of java.util.Properties says; `ConfigError`."""
+    if path is None:
+        return {}
+    from spark_klog.broker.properties import parse_properties
+
+    try:
+        return parse_properties(path.read_bytes(), str(path))
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from None
 
 
 def _stop_after(task: Callable[[], None]) -> None:
@@ -133,14 +166,17 @@ def _read_stdin() -> None:
 @click.option("--data-dir", required=True, type=click.Path(path_type=Path, file_okay=False))
 @click.option("--brokers", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--zookeeper", is_flag=True, help="Start a ZooKeeper too, from pyspark's jars.")
-def cluster(data_dir: Path, brokers: int, zookeeper: bool) -> None:
+@_log_format_option
+@click.pass_context
+def cluster(ctx: click.Context, data_dir: Path, brokers: int, zookeeper: bool, log_format: str) -> None:
     """Run a cluster on this machine until SIGTERM or Ctrl-C."""
     from spark_klog.embedded import EmbeddedCluster
 
+    _log_as(ctx, log_format)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with EmbeddedCluster(brokers=brokers, zookeeper=zookeeper, data_dir=data_dir) as running:
+    with EmbeddedCluster(brokers, zookeeper, data_dir, log_format=log_format) as running:
         click.echo(f"klog cluster ready on {running.bootstrap_servers}")
         if running.zookeeper_connect:
             click.echo(f"zookeeper ready on {running.zookeeper_connect}")
