@@ -109,6 +109,7 @@ class Acceptor:
     def _tell_refused(self, peer: str, reason: str) -> None:
         """A line a second at most: a flood of connections is no flood of lines."""
         self._refused += 1
+        self._server.broker.metrics.connections_refused += 1
         now = time.monotonic()
         if now - self._told_at >= _PAUSE_SECONDS:
             _log.warning("%s: refused, %s (%d refused by %s)", peer, reason, self._refused, self._listener.name)

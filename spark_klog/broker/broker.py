@@ -16,6 +16,7 @@ from spark_klog.broker.coordinator.groups import Groups
 from spark_klog.broker.coordinator.records import StoredGroup
 from spark_klog.broker.fetch_sessions import FetchSessions
 from spark_klog.broker.log_settings import known_topic_settings, topic_settings, topic_settings_of
+from spark_klog.broker.metrics import Metrics
 from spark_klog.broker.offset_manager import OFFSETS_TOPIC, OffsetManager, partition_for, write_group
 from spark_klog.broker.purgatory import Purgatory
 from spark_klog.broker.registry import MAX_PARTITIONS, Registry, Topic, UnknownTopic
@@ -29,6 +30,9 @@ from spark_klog.directories.tree import Tree, open_tree
 from spark_klog.errors import ConfigError, DecodeError, DirectoryError, ErrorCode
 from spark_klog.log.directory import LogDirectory
 from spark_klog.log.partition_log import PartitionLog, check_topic_name
+from spark_klog.protocol.apis import FETCH
+from spark_klog.protocol.codec import Message
+from spark_klog.protocol.schema import Api
 
 _log = logging.getLogger(__name__)
 _LOADED_AT_ONCE = 1024 * 1024
@@ -76,6 +80,7 @@ class Broker:
             self._overrides: dict[str, tuple[Mapping[str, str], dict[str, Any]]] = {}
             self.purgatory = Purgatory()
             self.fetch_sessions = FetchSessions(config.fetch_session_slots, config.fetch_session_eviction_ms / 1000)
+            self.metrics = Metrics()
             self.groups = Groups(self._store_group, config.group_initial_delay_ms, config.group_max_size)
             self.offsets = OffsetManager(self.groups.load)
             #: Whether groups and offsets are still being read from the log.
@@ -221,6 +226,7 @@ class Broker:
                 except OSError as error:
                     _log.error("offsets of group %s for topic %s can't be removed: %s", group, name, error)
         self._overrides.pop(name, None)
+        self.metrics.forget_topic(name)
 
     async def topic(self, name: str) -> Topic | None:
         """The topic of that name; the tree is asked where none is known."""
@@ -391,11 +397,23 @@ class Broker:
             except OSError as error:
                 _log.error("expired offsets of group %s can't be removed: %s", group, error)
 
+    def note_answered(self, api: Api, response: Message | None, seconds: float) -> None:
+        """Count a request that took that long, and what is fetched by it."""
+        self.metrics.answered(api, response, seconds)
+        if api is FETCH and response is not None:
+            for topic in response.get("responses", ()):
+                for entry in topic["partitions"]:
+                    if entry["records"]:
+                        key = self.registry.key(topic["topic"], topic["topic_id"], entry["partition_index"])
+                        self.metrics.fetched(*key, entry["records"], self.logs)
+
     def close(self) -> None:
-        """Leave the cluster, close the logs."""
+        """Close the logs, leave the cluster."""
         try:
-            self.registry.unregister()
-            self.registry.close()
-        except Exception:
-            _log.exception("leaving the directories failed")
-        self.logs.close()
+            self.logs.close()
+        finally:
+            try:
+                self.registry.unregister()
+                self.registry.close()
+            except Exception:
+                _log.exception("leaving the directories failed")

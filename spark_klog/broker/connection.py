@@ -59,6 +59,7 @@ class Connection(asyncio.BufferedProtocol):
         self._writable.set()
         self._waits_for_memory = False
         self.was_made = False
+        self._is_finishing = False
         now = time.monotonic()
         self.activity = Activity(now, now)
 
@@ -73,6 +74,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.session.is_tls:
             self.session.take_certificate(transport.get_extra_info("peercert"))
         self._server.connections.add(self)
+        self._server.broker.metrics.connections += 1
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
@@ -96,8 +98,17 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._writable.set()
 
-    def close(self) -> None:
-        self._transport.close()
+    def finish(self) -> None:
+        """Take no more requests; close when those that are here have been answered. May be called again."""
+        self._is_finishing = True
+        self._transport.pause_reading()
+        if not self.is_busy:
+            self._transport.close()
+
+    def tell_dropped(self, reason: object) -> None:
+        """Log and count that the connection is closed for what the client did."""
+        _log.warning("%s: %s; closing the connection", self.session.peer, reason)
+        self._server.broker.metrics.connections_dropped += 1
 
     def abort(self) -> None:
         """Close, and drop what is not sent.
@@ -125,7 +136,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             self._split(nbytes)
         except DecodeError as error:
-            _log.warning("%s: %s; closing the connection", self.session.peer, error)
+            self.tell_dropped(error)
             self._transport.abort()
 
     def _continue_frame(self) -> None:
@@ -155,9 +166,9 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        """Unless we wait for memory, or have enough to do."""
+        """Unless we wait for memory, have enough to do, or come to an end."""
         is_enough = len(self._requests) >= (_MAX_QUEUED if self._memory.used <= self._memory.limit else 1)
-        if self.activity.is_paused and not self._waits_for_memory and not is_enough:
+        if self.activity.is_paused and not self._is_finishing and not self._waits_for_memory and not is_enough:
             self.activity.is_paused = False
             self.activity.touch(time.monotonic())
             self._transport.resume_reading()
@@ -211,8 +222,10 @@ class Connection(asyncio.BufferedProtocol):
                 if self.session.has_failed:
                     self._transport.close()
                     return
+            if self._is_finishing:
+                self._transport.close()
         except (DecodeError, Refused) as error:
-            _log.warning("%s: %s; closing the connection", self.session.peer, error)
+            self.tell_dropped(error)
             self._transport.close()
         except AnswerCut as cut:
             self._transport.write(cut.sent)

@@ -14,6 +14,16 @@ class Purgatory:
 
     def __init__(self) -> None:
         self._waiting: dict[Key, set[asyncio.Future[None]]] = defaultdict(set)
+        #: How many wait.
+        self.waiting = 0
+        #: Whether nobody waits any more: the broker stops.
+        self.is_closed = False
+
+    def close(self) -> None:
+        """Wake all that wait, and let nobody wait from now on."""
+        self.is_closed = True
+        for key in list(self._waiting):
+            self.wake(key)
 
     def wake(self, key: Key) -> None:
         """Something was appended to the partition, or it went away."""
@@ -22,15 +32,19 @@ class Purgatory:
                 waiter.set_result(None)
 
     async def wait(self, keys: Collection[Key], timeout: float) -> bool:
-        """Wait until one of the partitions is woken; False after `timeout` seconds."""
+        """Wait until one of the partitions is woken; False after `timeout` seconds, or where there is no waiting."""
+        if self.is_closed:
+            return False
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for key in keys:
             self._waiting[key].add(waiter)
+        self.waiting += 1
         try:
             await asyncio.wait_for(waiter, timeout)
         except asyncio.TimeoutError:
             return False
         finally:
+            self.waiting -= 1
             for key in keys:
                 waiters = self._waiting.get(key)
                 if waiters is not None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import signal
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from spark_klog.broker.acceptor import Acceptor, ConnectionLimits
@@ -21,6 +21,7 @@ from spark_klog.broker.housekeeping import keep_house
 from spark_klog.broker.log_cleaner import clean_logs
 from spark_klog.broker.security.config import PLAINTEXT, Listener, SecurityConfig
 from spark_klog.broker.security.session import Refused, Session
+from spark_klog.broker.shutdown import StopSignals, drain
 from spark_klog.broker.watchdog import watch
 from spark_klog.directories.paths import host_and_port
 from spark_klog.errors import ConfigError, DecodeError, ErrorCode
@@ -77,30 +78,46 @@ class Server:
                 return encode_response(api, 0, correlation_id, message)
             client_id = reader.nullable_string()
             raise DecodeError(f"client {client_id!r} asks for API {key} version {version}, which is not served")
+        started = perf_counter()
         client_id, message = decode_request(api, version, reader)
         if not self.broker.authorizer.admits(session, key):
             raise Refused(f"client {client_id!r} sends {api.name}, which is for admins")
         answer = HANDLERS[key](self.broker, Request(version, client_id, session), message)
         response = await answer if inspect.isawaitable(answer) else answer
-        return None if response is None else encode_response(api, version, correlation_id, response)
+        encoded = None if response is None else encode_response(api, version, correlation_id, response)
+        if self.broker.metrics.is_read:
+            self.broker.note_answered(api, response, perf_counter() - started)
+        return encoded
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; `ConfigError` where the address can't be had."""
+def bind(host: str, port: int, option: str = "--listen") -> socket.socket:
+    """A listening socket; `ConfigError` names the option whose address can't be had."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (while")[0]  # the address is told already
-        raise ConfigError(f"can't listen on {host}:{port}: {reason}; choose another --listen") from None
+        raise ConfigError(f"can't listen on {host}:{port}: {reason}; choose another {option}") from None
 
 
-async def _serve(server: Server, listening: dict[Listener, socket.socket], ready: Callable[[str], None]) -> None:
+async def _serve_metrics(server: Server, listening: socket.socket) -> asyncio.Server:
+    from spark_klog.broker.metrics_http import MetricsServer
+    from spark_klog.broker.metrics_page import page
+
     broker = server.broker
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    broker.metrics.is_read = True
+    _log.info("metrics at http://%s/metrics", host_and_port(*listening.getsockname()[:2]))
+    return await MetricsServer(lambda: page(broker, len(server.connections))).listen(listening)
+
+
+async def _serve(
+    server: Server,
+    listening: dict[Listener, socket.socket],
+    metrics: socket.socket | None,
+    ready: Callable[[str], None],
+) -> None:
+    broker, loop = server.broker, asyncio.get_running_loop()
+    signals = StopSignals(loop)
     security = broker.config.security
     tls = _tls_context(security, listening)
     broker.start(security.endpoints(list(listening)))
@@ -113,27 +130,30 @@ async def _serve(server: Server, listening: dict[Listener, socket.socket], ready
     ]
     if broker.config.cleaner_enabled:
         background.append(loop.create_task(clean_logs(broker.logs, broker.config)))
-    acceptors = [
+    acceptors: list[Acceptor | asyncio.Server] = [
         Acceptor(server, listener, opened, tls if listener.is_tls else None) for listener, opened in listening.items()
     ]
+    if metrics is not None:
+        acceptors.append(await _serve_metrics(server, metrics))
     _log.info("listening on %s", ", ".join(map(str, listening)))
     first = next(iter(listening))
     ready(f"klog broker {broker.config.broker_id} ready on {host_and_port(first.host, first.port)}")
-    await stop.wait()
-    for task in background:
-        task.cancel()
+    await signals.first.wait()
     _log.info("stopping")
     for acceptor in acceptors:
         acceptor.close()
-    for connection in list(server.connections):
-        connection.close()
-    await asyncio.sleep(0)
+    broker.groups.stop()
+    await drain(broker.purgatory, server.connections, signals.second)
+    for task in background:
+        task.cancel()
+    await asyncio.gather(*background, return_exceptions=True)
 
 
 def run(config: BrokerConfig, ready: Callable[[str], None], make_server: Callable[[Broker], Server] = Server) -> None:
     """Serve until SIGTERM or SIGINT; `ready` is told the line to print once requests are answered.
 
-    `ConfigError`, `LogDirLocked`, `LogCorrupted` or `DirectoryError` where the broker can't start.
+    How it stops: `shutdown`. `ConfigError`, `LogDirLocked`, `LogCorrupted` or `DirectoryError` where the broker can't
+    start.
     """
     listeners = config.security.listeners or (Listener(PLAINTEXT, PLAINTEXT, config.host, config.port),)
     with ExitStack() as sockets:
@@ -141,11 +161,15 @@ def run(config: BrokerConfig, ready: Callable[[str], None], make_server: Callabl
         for listener in listeners:
             opened = sockets.enter_context(bind(listener.host, listener.port))
             listening[listener._replace(port=opened.getsockname()[1])] = opened
+        metrics = None
+        if config.metrics_address is not None:
+            metrics = sockets.enter_context(bind(*config.metrics_address, option="--metrics"))
         broker = Broker(config)
         try:
-            asyncio.run(_serve(make_server(broker), listening, ready))
+            asyncio.run(_serve(make_server(broker), listening, metrics, ready))
         finally:
             broker.close()
+    _log.info("stopped")
 
 
 def _tls_context(security: SecurityConfig, listeners: Iterable[Listener]) -> ssl.SSLContext | None:

@@ -9,7 +9,6 @@ authentication.timeout.ms     the TLS handshake, or SASL, is not done
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from spark_klog.broker.config import BrokerConfig
 if TYPE_CHECKING:
     from spark_klog.broker.connection import Connection
 
-_log = logging.getLogger(__name__)
 _LONGEST_PAUSE = 1.0
 
 
@@ -80,5 +78,5 @@ async def watch(connections: Collection[Connection], config: BrokerConfig) -> No
                 is_busy=connection.is_busy,
             )
             if reason is not None:
-                _log.warning("%s: %s; closing the connection", connection.session.peer, reason)
+                connection.tell_dropped(reason)
                 connection.abort()

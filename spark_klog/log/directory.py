@@ -59,6 +59,8 @@ class LogDirectory:
             self.offline: dict[tuple[str, int], LogCorrupted] = {}
             self.clean_offsets = self._checkpoint(CLEANER)
             self._uncleanable: set[tuple[str, int]] = set()
+            #: Rounds of compaction since the start.
+            self.cleanings = 0
             self._load()
         except BaseException:
             os.close(self._lock)
@@ -168,6 +170,7 @@ class LogDirectory:
     def note_clean(self, log: PartitionLog, offset: int) -> None:
         """A round of compaction has come to `offset`; OSError."""
         self.clean_offsets[log.topic, log.partition] = offset
+        self.cleanings += 1
         there = {key: value for key, value in self.clean_offsets.items() if key in self.logs or key in self.offline}
         write_checkpoint(self._files, self.path / CLEANER, there)
 

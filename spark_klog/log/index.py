@@ -15,6 +15,7 @@ those that a full disk does not take are kept in memory and tried again.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from pathlib import Path
 from struct import Struct
 
@@ -134,6 +135,11 @@ class OffsetIndex(SparseIndex):
     def floor(self, offset: int) -> tuple[int, int] | None:
         """The last (offset, position) entry with an offset not above `offset`."""
         return self._absolute(self._floor(offset - self.base_offset))
+
+    def before_position(self, position: int) -> tuple[int, int] | None:
+        """The last (offset, position) entry of a batch that begins before `position`."""
+        place = bisect_left(range(len(self)), position, key=lambda place: self._pair(place)[1])
+        return self._absolute(self._pair(place - 1)) if place else None
 
     @property
     def last(self) -> tuple[int, int] | None:

@@ -39,7 +39,7 @@ from spark_klog.log.segment import FileRange, Segment, segment_name
 from spark_klog.log.transaction_index import AbortedTransaction
 from spark_klog.records import kernels
 from spark_klog.records.assignment import assign_offsets
-from spark_klog.records.batch import iter_batches, read_header
+from spark_klog.records.batch import MAX_HEADER_SIZE, iter_batches, read_header
 from spark_klog.records.batch_run import MAX_RELATIVE, run_of
 from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.contract import BatchRun, IndexState
@@ -138,6 +138,8 @@ class PartitionLog:
         self._has_new_files = True
         self._failure: OSError | None = None
         self._deleted: list[tuple[int, list[Path]]] = []
+        #: Since it was opened: offsets before the appends, bytes appended, flushes, segments that retention deleted.
+        self.opened_at, self.appended_bytes, self.flushes, self.expired_segments = self.end_offset, 0, 0, 0
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -219,6 +221,7 @@ class PartitionLog:
         active = self._segments[-1]
         active.append(data, run)
         self.end_offset = run.next_offset
+        self.appended_bytes += len(data)
         self._note_producers(data, run)
         if self.end_offset - self.recovery_point >= self.config.flush_messages:
             self.flush()
@@ -297,6 +300,7 @@ class PartitionLog:
             raise
         self.recovery_point = self.end_offset
         self._flushed_ms = self._now_ms()
+        self.flushes += 1
 
     def read(self, offset: int, max_bytes: int, end: int | None = None) -> FileRange | None:
         """A range of one segment's file that begins with the batch that holds `offset`; at least one batch.
@@ -315,6 +319,14 @@ class PartitionLog:
             if found is not None:
                 return found
         return None
+
+    def records_in(self, found: FileRange) -> int:
+        """How many records are in the whole batches of what `read` gave; holes of compaction count as records."""
+        segments = self._segments
+        first = read_header(found.file.read_at(found.position, min(found.size, MAX_HEADER_SIZE)))
+        segment = segments[max(0, self._place(segments, first.base_offset))]
+        # else retention or compaction has just taken it away
+        return segment.records_in(found, first.base_offset) if segment.file is found.file else 0
 
     @staticmethod
     def _place(segments: tuple[Segment, ...], offset: int) -> int:
@@ -390,6 +402,7 @@ class PartitionLog:
             return 0
         gone, self._segments = self._segments[:count], self._segments[count:]
         self._start_at(max(self.start_offset, self._segments[0].base_offset))
+        self.expired_segments += count
         self.delete_files(gone)
         _log.info("%s begins at offset %d: %d segments deleted", self.directory.name, self.start_offset, count)
         return count

@@ -172,6 +172,17 @@ class Segment:
             return None
         return FileRange(self.file, position, min(stop - position, max(max_bytes, header.size)))
 
+    def records_in(self, found: FileRange, base_offset: int) -> int:
+        """How many offsets the whole batches of a range of this segment span, of which the first is `base_offset`."""
+        end = found.position + found.size
+        entry = self.offset_index.before_position(end)
+        if entry:  # its batch may end beyond the range: from the entry before it there is a whole one
+            entry = self.offset_index.before_position(entry[1])
+        next_offset = base_offset
+        for _, header in headers(found.file, self.path, max(found.position, entry[1] if entry else 0), end):
+            next_offset = header.next_offset
+        return next_offset - base_offset
+
     def record_at(self, timestamp: int) -> tuple[int, int] | None:
         """(timestamp, offset) of the first record with a timestamp (ms) of `timestamp` or more, or None."""
         if self.max_timestamp < timestamp:

@@ -1,0 +1,161 @@
+"""How a broker stops: what was acknowledged is there, who waits gets an answer, the next start need not recover."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaError, Message, Producer
+
+from spark_klog.protocol.apis import FETCH, PRODUCE
+from spark_klog.protocol.codec import decode_response, encode_request
+from tests.support.batches import make_batch
+from tests.support.broker import KlogBroker, broker_command
+from tests.support.kafka import HOST, free_port
+from tests.support.raw_client import RawClient
+from tests.support.tools import kcat
+
+_SECONDS = 4.0
+
+
+def wait_request(offset: int) -> bytes:
+    """A fetch that waits half a minute for a record."""
+    partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1000}
+    message = {"max_wait_ms": 30_000, "min_bytes": 1, "topics": [{"topic": "t", "partitions": [partition]}]}
+    return encode_request(FETCH, 4, 7, "waits", message).to_bytes()
+
+
+@pytest.mark.parametrize("round_", range(2))
+def test_under_load_nothing_acknowledged_is_lost_and_the_next_start_is_clean(server_dir: Path, round_: int) -> None:
+    broker = KlogBroker(server_dir, "--set", "num.partitions=2", "--set", "log.segment.bytes=200000")
+    broker.start()
+    kcat("-P", "-b", broker.bootstrap_servers, "-t", "t", "-p", "0", stdin=b"0\n")
+    acknowledged: set[int] = set()
+    is_writing, done = threading.Event(), threading.Event()
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            acknowledged.add(int(message.value() or b""))
+            if len(acknowledged) > 500 * (round_ + 1):
+                is_writing.set()
+
+    def write(first: int) -> None:
+        settings = {"bootstrap.servers": broker.bootstrap_servers, "acks": "all", "linger.ms": 1, "log_level": 0}
+        producer = Producer(settings | {"batch.num.messages": 20, "message.timeout.ms": 1000, "retries": 0})
+        number = first
+        while not done.is_set():
+            producer.produce("t", str(number), on_delivery=delivered)
+            number += 4
+            producer.poll(0.0002)
+        producer.flush(2)
+
+    writers = [threading.Thread(target=write, args=(first,)) for first in range(4)]
+    for writer in writers:
+        writer.start()
+    try:
+        assert is_writing.wait(20)
+        began = time.monotonic()
+        assert broker.stop() == 0
+        assert time.monotonic() - began < _SECONDS
+    finally:
+        done.set()
+        for writer in writers:
+            writer.join()
+    assert (broker.data_dir / ".kafka_cleanshutdown").exists()
+    assert "requests under way" not in broker.log.read_text()
+    before = broker.log.stat().st_size
+    broker.start()
+    started = broker.log.read_text()[before:]
+    assert f"{broker.data_dir}: 2 partitions, clean stop before" in started
+    assert "recover" not in started
+    lines = kcat(
+        "-C", "-b", broker.bootstrap_servers, "-t", "t", "-o", "beginning", "-e", "-q", "-X", "check.crcs=true"
+    )
+    assert len(acknowledged) > 500
+    assert acknowledged <= {int(line) for line in lines.split()}
+    broker.stop()
+
+
+def test_waiting_fetches_are_answered_at_once_and_silent_clients_are_closed(server_dir: Path) -> None:
+    with KlogBroker(server_dir) as broker:
+        kcat("-P", "-b", broker.bootstrap_servers, "-t", "t", stdin=b"record\n")
+        waiting = [RawClient(broker.port) for _ in range(3)]
+        for client in waiting:
+            client.send_frame(wait_request(1))
+        half = RawClient(broker.port)
+        half.socket.sendall(b"\x00\x00\x01\x00half")
+        silent = RawClient(broker.port)
+        time.sleep(0.3)
+        began = time.monotonic()
+        assert broker.stop() == 0
+        assert time.monotonic() - began < _SECONDS
+        for client in waiting:
+            _, answer = decode_response(FETCH, 4, client.receive_frame())
+            (partition,) = answer["responses"][0]["partitions"]
+            assert (partition["error_code"], bytes(partition["records"] or b"")) == (0, b"")
+            assert partition["high_watermark"] == 1
+            assert client.is_closed()
+        assert half.is_closed()
+        assert silent.is_closed()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((HOST, broker.port), 5)
+
+
+def test_requests_that_had_arrived_are_answered(server_dir: Path) -> None:
+    """A fetch that waits holds up the produce requests behind it, on the same connection."""
+    with KlogBroker(server_dir) as broker:
+        kcat("-P", "-b", broker.bootstrap_servers, "-t", "t", stdin=b"record\n")
+        client = RawClient(broker.port)
+        client.send_frame(wait_request(1))
+        for number in range(10):
+            records = bytes(make_batch([(None, f"value {number}".encode())], [0]))
+            data = [{"name": "t", "partition_data": [{"index": 0, "records": records}]}]
+            message = {"acks": 1, "timeout_ms": 1000, "topic_data": data}
+            client.send_frame(encode_request(PRODUCE, 3, number, "sends", message).to_bytes())
+        time.sleep(0.3)
+        assert broker.stop() == 0
+        client.receive_frame()
+        for number in range(10):
+            correlation_id, answer = decode_response(PRODUCE, 3, client.receive_frame())
+            (partition,) = answer["responses"][0]["partition_responses"]
+            assert (correlation_id, partition["error_code"], partition["base_offset"]) == (number, 0, number + 1)
+        broker.start()
+        lines = kcat("-C", "-b", broker.bootstrap_servers, "-t", "t", "-o", "beginning", "-e", "-q")
+        assert lines.split(b"\n")[1:-1] == [f"value {number}".encode() for number in range(10)]
+
+
+def test_a_client_that_takes_no_answers_holds_nobody_up_and_a_second_signal_waits_for_nobody(server_dir: Path) -> None:
+    port = free_port()
+    log = server_dir / "log"
+    seconds = []
+    for signals in (1, 2):
+        with log.open("wb") as file:
+            command = broker_command(server_dir / "data", port)
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file)
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            kcat("-P", "-b", f"{HOST}:{port}", "-t", "t", stdin=b"x" * 900_000 + b"\n")
+            deaf = RawClient(port)
+            partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 10_000_000}
+            message = {"max_wait_ms": 0, "topics": [{"topic": "t", "partitions": [partition]}]}
+            for number in range(30):
+                deaf.send_frame(encode_request(FETCH, 4, number, "deaf", message).to_bytes())
+            time.sleep(0.5)
+            began = time.monotonic()
+            for _ in range(signals):
+                process.send_signal(signal.SIGTERM)
+                time.sleep(0.3)
+            assert process.wait(20) == 0
+            seconds.append(time.monotonic() - began)
+        finally:
+            process.kill()
+            process.wait()
+        assert "1 connections closed with requests under way" in log.read_text()
+        assert (server_dir / "data" / ".kafka_cleanshutdown").exists()
+    assert seconds[1] < 2 < 4 < seconds[0] < 10
