@@ -105,10 +105,9 @@ class Groups:
         group = self._groups.get(group_id)
         if group is None:
             if join.member_id:
-                return {"error_code": ErrorCode.UNKNOWN_MEMBER_ID, "member_id": join.member_id, "protocol_name": ""}
+                return _refused(ErrorCode.UNKNOWN_MEMBER_ID, join)
             group = self._make(group_id)
-        code = ErrorCode.NOT_COORDINATOR
-        answer = self._awaited({"error_code": code, "member_id": join.member_id, "protocol_name": ""})
+        answer = self._awaited(_refused(ErrorCode.NOT_COORDINATOR, join))
         self._deliver(group, group.join(join, answer, time.monotonic()))
         return await answer
 
@@ -185,6 +184,10 @@ class Groups:
 
     def _tick(self, group: Group) -> None:
         self._deliver(group, group.tick(time.monotonic()))
+
+
+def _refused(code: ErrorCode, join: Join) -> dict[str, Any]:
+    return {"error_code": code, "member_id": join.member_id, "protocol_type": None, "protocol_name": ""}
 
 
 def _stored(group: Group) -> StoredGroup:
