@@ -35,14 +35,14 @@ _NAMES = {
         consumer.assignors consumer.heartbeat.interval.ms consumer.max.heartbeat.interval.ms
         consumer.max.session.timeout.ms consumer.max.size consumer.migration.policy consumer.min.heartbeat.interval.ms
         consumer.min.session.timeout.ms consumer.session.timeout.ms coordinator.append.linger.ms
-        coordinator.rebalance.protocols coordinator.threads initial.rebalance.delay.ms max.session.timeout.ms max.size
-        min.session.timeout.ms share.assignors share.delivery.count.limit share.heartbeat.interval.ms share.max.groups
-        share.max.heartbeat.interval.ms share.max.record.lock.duration.ms share.max.session.timeout.ms
-        share.max.share.sessions share.max.size share.min.heartbeat.interval.ms share.min.record.lock.duration.ms
-        share.min.session.timeout.ms share.partition.max.record.locks share.record.lock.duration.ms
-        share.session.timeout.ms streams.heartbeat.interval.ms streams.max.heartbeat.interval.ms
-        streams.max.session.timeout.ms streams.max.size streams.max.standby.replicas streams.min.heartbeat.interval.ms
-        streams.min.session.timeout.ms streams.num.standby.replicas streams.session.timeout.ms
+        coordinator.rebalance.protocols coordinator.threads share.assignors share.delivery.count.limit
+        share.heartbeat.interval.ms share.max.groups share.max.heartbeat.interval.ms share.max.record.lock.duration.ms
+        share.max.session.timeout.ms share.max.share.sessions share.max.size share.min.heartbeat.interval.ms
+        share.min.record.lock.duration.ms share.min.session.timeout.ms share.partition.max.record.locks
+        share.record.lock.duration.ms share.session.timeout.ms streams.heartbeat.interval.ms
+        streams.max.heartbeat.interval.ms streams.max.session.timeout.ms streams.max.size streams.max.standby.replicas
+        streams.min.heartbeat.interval.ms streams.min.session.timeout.ms streams.num.standby.replicas
+        streams.session.timeout.ms
     """,
     "log.": """
         cleaner.io.buffer.load.factor cleaner.io.buffer.size cleaner.io.max.bytes.per.second cleaner.threads
@@ -65,8 +65,8 @@ _NAMES = {
         io.threads network.threads recovery.threads.per.data.dir replica.alter.log.dirs.threads replica.fetchers
     """,
     "offsets.": """
-        commit.required.acks commit.timeout.ms load.buffer.size retention.check.interval.ms retention.minutes
-        topic.compression.codec topic.replication.factor topic.segment.bytes
+        commit.required.acks commit.timeout.ms load.buffer.size topic.compression.codec topic.replication.factor
+        topic.segment.bytes
     """,
     "password.": """
         encoder.cipher.algorithm encoder.iterations encoder.key.length encoder.keyfactory.algorithm encoder.old.secret

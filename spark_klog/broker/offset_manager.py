@@ -135,12 +135,6 @@ class OffsetManager:
         for (topic, partition), committed in sorted(self._groups.get(group, {}).items()):
             yield topic, partition, committed
 
-    def everything(self) -> Iterator[tuple[str, str, int, Committed]]:
-        """(group, topic, partition, committed) of all groups; commits may come in between."""
-        for group in sorted(self._groups):
-            for topic, partition, committed in self.all(group):
-                yield group, topic, partition, committed
-
     def is_pending(self, group: str, topic: str, partition: int) -> bool:
         """Whether an open transaction commits an offset for that: readers may have to wait (KIP-447)."""
         return any((topic, partition) in groups.get(group, {}) for groups in self._pending.values())

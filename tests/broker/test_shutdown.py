@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
-from spark_klog.protocol.apis import FETCH, PRODUCE
+from spark_klog.protocol.apis import FETCH, JOIN_GROUP, PRODUCE
 from spark_klog.protocol.codec import decode_response, encode_request
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker, broker_command
@@ -159,3 +159,18 @@ def test_a_client_that_takes_no_answers_holds_nobody_up_and_a_second_signal_wait
         assert "1 connections closed with requests under way" in log.read_text()
         assert (server_dir / "data" / ".kafka_cleanshutdown").exists()
     assert seconds[1] < 2 < 4 < seconds[0] < 10
+
+
+def test_members_that_wait_for_a_rebalance_are_answered(server_dir: Path) -> None:
+    with KlogBroker(server_dir, "--set", "group.initial.rebalance.delay.ms=30000") as broker:
+        client = RawClient(broker.port)
+        protocols = [{"name": "range", "metadata": b""}]
+        join = {"group_id": "g", "session_timeout_ms": 30_000, "rebalance_timeout_ms": 60_000, "member_id": ""}
+        message = join | {"protocol_type": "consumer", "protocols": protocols}
+        client.send_frame(encode_request(JOIN_GROUP, 1, 7, "joins", message).to_bytes())
+        time.sleep(1)
+        began = time.monotonic()
+        assert broker.stop() == 0
+        assert time.monotonic() - began < _SECONDS
+        _, answer = decode_response(JOIN_GROUP, 1, client.receive_frame())
+        assert answer["error_code"] == 16  # not the coordinator (any more)

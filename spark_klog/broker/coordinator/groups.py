@@ -29,6 +29,9 @@ class Groups:
         self._max_size = max_size
         self._groups: dict[str, Group] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        #: Who waits for a rebalance, and what it is told when the broker stops.
+        self._waiting: dict[asyncio.Future[dict[str, Any]], dict[str, Any]] = {}
+        self._is_stopped = False
         #: When groups lost their last member, in ms.
         self._emptied: dict[str, int] = {}
 
@@ -63,9 +66,23 @@ class Groups:
             self._set_timer(group)
 
     def stop(self) -> None:
+        """Answer all that wait: members look for another coordinator, or for this one again."""
+        self._is_stopped = True
+        for answer, refusal in list(self._waiting.items()):
+            if not answer.done():
+                answer.set_result(refusal)
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+
+    def _awaited(self, refusal: dict[str, Any]) -> asyncio.Future[dict[str, Any]]:
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        if self._is_stopped:
+            answer.set_result(refusal)
+        else:
+            self._waiting[answer] = refusal
+            answer.add_done_callback(lambda done: self._waiting.pop(done, None))
+        return answer
 
     def _make(self, group_id: str) -> Group:
         group = self._groups[group_id] = Group(group_id, self._write, self._initial_delay_ms, self._max_size)
@@ -88,9 +105,9 @@ class Groups:
         group = self._groups.get(group_id)
         if group is None:
             if join.member_id:
-                return {"error_code": ErrorCode.UNKNOWN_MEMBER_ID, "member_id": join.member_id, "protocol_name": ""}
+                return _refused(ErrorCode.UNKNOWN_MEMBER_ID, join)
             group = self._make(group_id)
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        answer = self._awaited(_refused(ErrorCode.NOT_COORDINATOR, join))
         self._deliver(group, group.join(join, answer, time.monotonic()))
         return await answer
 
@@ -107,7 +124,7 @@ class Groups:
         group = self._groups.get(group_id)
         if group is None:
             return {"error_code": ErrorCode.UNKNOWN_MEMBER_ID, "assignment": b""}
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        answer = self._awaited({"error_code": ErrorCode.NOT_COORDINATOR, "assignment": b""})
         now = time.monotonic()
         self._deliver(group, group.sync(member_id, instance_id, generation, protocol, assignments, answer, now))
         return await answer
@@ -167,6 +184,10 @@ class Groups:
 
     def _tick(self, group: Group) -> None:
         self._deliver(group, group.tick(time.monotonic()))
+
+
+def _refused(code: ErrorCode, join: Join) -> dict[str, Any]:
+    return {"error_code": code, "member_id": join.member_id, "protocol_type": None, "protocol_name": ""}
 
 
 def _stored(group: Group) -> StoredGroup:
