@@ -14,6 +14,7 @@ from .maven import RegistryUnreachable, cache_root
 
 _ATTEMPTS = 4
 _FIRST_PAUSE_SECONDS = 2.0
+_unreachable: dict[str, RegistryUnreachable] = {}
 
 
 class ToolFailed(Exception):
@@ -24,11 +25,13 @@ class ToolFailed(Exception):
 def program(names: tuple[str, ...], package: str) -> str:
     """The first of these on the PATH; Debian's `package` is installed where none is there and we are root.
 
-    `RegistryUnreachable` where it can't be had.
+    `RegistryUnreachable` where it can't be had, which is tried once.
     """
     found = _find(names)
     if found is not None:
         return found
+    if package in _unreachable:
+        raise _unreachable[package]
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise RegistryUnreachable(f"{names[0]} is not on PATH, and installing it takes root and apt-get")
     root = cache_root()
@@ -44,7 +47,9 @@ def program(names: tuple[str, ...], package: str) -> str:
             found = _find(names)
             if found is not None:
                 return found
-    raise RegistryUnreachable(f"{names[0]} is not on PATH, and apt-get install {package} failed:\n{output}")
+    reason = f"{names[0]} is not on PATH, and apt-get install {package} failed:\n{output}"
+    _unreachable[package] = RegistryUnreachable(reason)
+    raise _unreachable[package]
 
 
 def _find(names: tuple[str, ...]) -> str | None:

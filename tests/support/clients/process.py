@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.support.clients.client import SECONDS, Client, Record, Seen
+from tests.support.maven import RegistryUnreachable
 
 #: A client may be patient itself; then this is to be the second to give up.
 _ANSWER_SECONDS = 2 * SECONDS
@@ -31,9 +32,10 @@ class ClientFailed(Exception):
 
 
 class ProcessClient(Client):
-    """A client whose process starts with the first request."""
+    """A client whose process starts with the first request; a registry is asked in vain but once."""
 
     _process: subprocess.Popen[bytes] | None = None
+    _unreachable: RegistryUnreachable | None = None
 
     @abstractmethod
     def command(self) -> tuple[list[str], Mapping[str, str]]:
@@ -84,7 +86,13 @@ class ProcessClient(Client):
         return answer[1:]
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command, environment = self.command()
+        if self._unreachable is not None:
+            raise self._unreachable
+        try:
+            command, environment = self.command()
+        except RegistryUnreachable as error:
+            self._unreachable = error
+            raise
         self._process = subprocess.Popen(
             [*command, self.servers],
             stdin=subprocess.PIPE,
