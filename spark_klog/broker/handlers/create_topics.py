@@ -68,8 +68,19 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
         "error_code": ErrorCode.NONE,
         "num_partitions": partitions,
         "replication_factor": 1,
-        "configs": [] if validate_only else topic_entries(broker, broker.registry.topics[name]),
+        "configs": [] if validate_only else _settings(broker, name),
     }
+
+
+def _settings(broker: Broker, name: str) -> list[Message]:
+    """As DescribeConfigs has them, but their types."""
+    topic = broker.registry.topics.get(name)
+    if topic is None:  # deleted meanwhile
+        return []
+    entries = topic_entries(broker, topic)
+    for entry in entries:
+        del entry["config_type"]
+    return entries
 
 
 def _is_legal(broker: Broker, assignment: dict[int, list[int]]) -> bool:
