@@ -80,8 +80,7 @@ class KafkaPythonWire:
         is_old = hasattr(request, "SCHEMA")
         self.send(_encoded_old(request, message) if is_old else _encoded(request, version, message))
         data = self.receive()
-        answer = _decoded_old(_class(name, "Response", version), data) if is_old else _decoded(name, version, data)
-        return answer
+        return _decoded_old(_class(name, "Response", version), data) if is_old else _decoded(name, version, data)
 
     def send(self, frame: bytes) -> None:
         self.socket.sendall(struct.pack(">i", len(frame)) + frame)

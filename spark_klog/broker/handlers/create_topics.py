@@ -12,7 +12,8 @@ from uuid import UUID
 from spark_klog.broker.broker import Broker, Request, TopicExists
 from spark_klog.broker.described_settings import topic_entries
 from spark_klog.broker.log_settings import topic_settings
-from spark_klog.errors import ConfigError, ErrorCode
+from spark_klog.broker.registry import MAX_PARTITIONS
+from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.log.partition_log import check_topic_name
 from spark_klog.protocol.codec import Message
 
@@ -33,7 +34,7 @@ def _refused(name: str, code: ErrorCode, reason: str) -> Message:
 async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) -> Message:
     name = entry["name"]
     assignment = {item["partition_index"]: item["broker_ids"] for item in entry["assignments"]} or None
-    partitions = len(assignment) if assignment else entry["num_partitions"]
+    partitions = len(entry["assignments"]) if assignment else entry["num_partitions"]
     if partitions == _DEFAULT:
         partitions = broker.config.num_partitions
     settings = {item["name"]: item["value"] or "" for item in entry["configs"]}
@@ -45,12 +46,13 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
         await broker.refresh()
     if name in broker.registry.topics:
         return _refused(name, ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists")
-    if partitions < 1:
-        return _refused(name, ErrorCode.INVALID_PARTITIONS, f"{partitions} partitions: at least 1 is wanted")
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        reason = f"{partitions} partitions: 1 to {MAX_PARTITIONS} are allowed"
+        return _refused(name, ErrorCode.INVALID_PARTITIONS, reason)
     if entry["replication_factor"] not in (_DEFAULT, 1):
         reason = f"replication factor {entry['replication_factor']}: there is no replication, 1 is all"
         return _refused(name, ErrorCode.INVALID_REPLICATION_FACTOR, reason)
-    if assignment is not None and not _is_legal(broker, assignment):
+    if assignment is not None and (len(assignment) < partitions or not _is_legal(broker, assignment)):
         reason = "partitions must be numbered from 0 on, each with one broker that lives"
         return _refused(name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason)
     topic_id = UUID(int=0)
@@ -62,6 +64,8 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
         return _refused(name, ErrorCode.TOPIC_ALREADY_EXISTS, str(error))
     except ConfigError as error:
         return _refused(name, ErrorCode.INVALID_CONFIG, str(error))
+    except DirectoryError as error:
+        return _refused(name, ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
     return {
         "name": name,
         "topic_id": topic_id,

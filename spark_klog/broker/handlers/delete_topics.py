@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.errors import ErrorCode
+from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
 
 
@@ -31,5 +31,9 @@ async def _delete(broker: Broker, name: str | None, topic_id: UUID) -> Message:
     if topic is None or name is None:
         code = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return {"name": name, "topic_id": topic_id, "error_code": code, "error_message": "no such topic"}
-    await broker.delete_topic(name)
+    try:
+        await broker.delete_topic(name)
+    except DirectoryError as error:
+        code, reason = ErrorCode.UNKNOWN_SERVER_ERROR, str(error)
+        return {"name": name, "topic_id": topic.topic_id, "error_code": code, "error_message": reason}
     return {"name": name, "topic_id": topic.topic_id, "error_code": ErrorCode.NONE}

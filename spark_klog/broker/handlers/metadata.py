@@ -5,13 +5,16 @@ Topics that do not exist are made where both the broker (auto.create.topics.enab
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request, TopicExists
 from spark_klog.broker.described_topics import missing_topic, topic_message
 from spark_klog.broker.security.authorizer import SEE, WRITE
-from spark_klog.errors import ConfigError, ErrorCode
+from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
+
+_log = logging.getLogger(__name__)
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
@@ -55,4 +58,9 @@ async def _asked(broker: Broker, request: Request, entry: dict[str, Any], may_cr
             await broker.refresh()
         except ConfigError:
             return missing_topic(name, None, ErrorCode.INVALID_TOPIC_EXCEPTION)
-    return topic_message(broker, request, broker.registry.topics[name])
+        except DirectoryError as error:
+            _log.error("topic %s can't be made: %s", name, error)
+    topic = broker.registry.topics.get(name)
+    if topic is None:
+        return missing_topic(name, None, ErrorCode.LEADER_NOT_AVAILABLE)
+    return topic_message(broker, request, topic)
