@@ -46,8 +46,11 @@ class _Cached:
 class FetchSession:
     """The partitions that a client has named, in the order in which they are read."""
 
-    def __init__(self, session_id: int, partitions: Iterable[tuple[PartitionKey, dict[str, Any]]], now: float) -> None:
+    def __init__(
+        self, session_id: int, partitions: Iterable[tuple[PartitionKey, dict[str, Any]]], now: float, has_ids: bool
+    ) -> None:
         self.id = session_id
+        self.has_ids = has_ids
         self.next_epoch = 1
         self.used_at = now
         self._partitions = OrderedDict((key, _Cached(entry)) for key, entry in partitions)
@@ -98,26 +101,33 @@ class FetchSessions:
         wanted: list[tuple[PartitionKey, dict[str, Any]]],
         forgotten: list[PartitionKey],
         now: float,
+        *,
+        has_ids: bool = False,
     ) -> tuple[FetchSession | None, bool] | ErrorCode:
         """(the session, whether the request is an incremental one); no session where the client wants or gets none.
 
-        FETCH_SESSION_ID_NOT_FOUND or INVALID_FETCH_SESSION_EPOCH: the client begins anew then.
+        `has_ids`: the request names topics by id. FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, or
+        FETCH_SESSION_TOPIC_ID_ERROR where the session's topics are named otherwise: the client begins anew then.
         """
         if epoch in (_FINAL_EPOCH, _INITIAL_EPOCH):
             self._sessions.pop(session_id, None)
-            return (self._make(wanted, now) if epoch == _INITIAL_EPOCH else None), False
+            return (self._make(wanted, now, has_ids) if epoch == _INITIAL_EPOCH else None), False
         session = self._sessions.get(session_id)
         if session is None:
             return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         if epoch != session.next_epoch:
             return ErrorCode.INVALID_FETCH_SESSION_EPOCH
+        if has_ids != session.has_ids:
+            return ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
         session.next_epoch = epoch + 1 if epoch < _MAX_EPOCH else 1
         session.used_at = now
         self._sessions.move_to_end(session_id)
         session.update(wanted, forgotten)
         return session, True
 
-    def _make(self, wanted: list[tuple[PartitionKey, dict[str, Any]]], now: float) -> FetchSession | None:
+    def _make(
+        self, wanted: list[tuple[PartitionKey, dict[str, Any]]], now: float, has_ids: bool
+    ) -> FetchSession | None:
         if len(self._sessions) >= self._slots:
             oldest = next(iter(self._sessions.values()), None)
             if oldest is None or now - oldest.used_at < self._evict_after:
@@ -126,5 +136,5 @@ class FetchSessions:
         session_id = random.randint(1, _MAX_ID)
         while session_id in self._sessions:
             session_id = random.randint(1, _MAX_ID)
-        session = self._sessions[session_id] = FetchSession(session_id, wanted, now)
+        session = self._sessions[session_id] = FetchSession(session_id, wanted, now, has_ids)
         return session

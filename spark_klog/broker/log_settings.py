@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -11,13 +12,17 @@ from spark_klog.log.config import COMPACT, CREATE_TIME, DELETE, LOG_APPEND_TIME,
 
 _log = logging.getLogger(__name__)
 _HOUR_MS, _MINUTE_MS = 3_600_000, 60_000
+_MAX_INT32, _MAX_INT64 = 2**31 - 1, 2**63 - 1
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 
 
-def _number(least: int, factor: int = 1) -> Callable[[str], int]:
+def _number(least: int, factor: int = 1, most: int = _MAX_INT64) -> Callable[[str], int]:
     def parse(text: str) -> int:
+        if not _INTEGER.fullmatch(text):
+            raise ValueError("must be an integer")
         value = int(text)
-        if value < least:
-            raise ValueError(f"must be {least} or more")
+        if not least <= value <= most:
+            raise ValueError(f"must be from {least} to {most}")
         return value * factor if value >= 0 else value
 
     return parse
@@ -53,11 +58,11 @@ class _Setting(NamedTuple):
 
 
 _SETTINGS = (
-    _Setting("segment_bytes", "segment.bytes", "log.segment.bytes", _number(1)),
+    _Setting("segment_bytes", "segment.bytes", "log.segment.bytes", _number(1, most=_MAX_INT32)),
     _Setting("segment_ms", "segment.ms", "log.roll.ms", _number(1)),
-    _Setting("segment_index_bytes", "segment.index.bytes", "log.index.size.max.bytes", _number(24)),
-    _Setting("index_interval_bytes", "index.interval.bytes", "log.index.interval.bytes", _number(0)),
-    _Setting("max_message_bytes", "max.message.bytes", "message.max.bytes", _number(1)),
+    _Setting("segment_index_bytes", "segment.index.bytes", "log.index.size.max.bytes", _number(24, most=_MAX_INT32)),
+    _Setting("index_interval_bytes", "index.interval.bytes", "log.index.interval.bytes", _number(0, most=_MAX_INT32)),
+    _Setting("max_message_bytes", "max.message.bytes", "message.max.bytes", _number(1, most=_MAX_INT32)),
     _Setting("flush_messages", "flush.messages", "log.flush.interval.messages", _number(1)),
     _Setting("flush_ms", "flush.ms", "log.flush.interval.ms", _number(0)),
     _Setting("retention_ms", "retention.ms", "log.retention.ms", _number(-1)),

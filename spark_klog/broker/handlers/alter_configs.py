@@ -42,6 +42,12 @@ async def _alter(broker: Broker, resource: dict[str, Any], changed: Changed, *, 
     if resource["resource_type"] != TOPIC:
         reason = "only topics can be altered; a broker's settings change by a restart"
         return {"error_code": ErrorCode.INVALID_REQUEST, "error_message": reason}
+    names = [entry["name"] for entry in resource["configs"]]
+    if len(set(names)) < len(names):
+        return {"error_code": ErrorCode.INVALID_REQUEST, "error_message": "a setting is named twice"}
+    for entry in resource["configs"]:
+        if entry["value"] is None and entry.get("config_operation", SET) != DELETE:
+            return {"error_code": ErrorCode.INVALID_REQUEST, "error_message": f"setting {entry['name']} has no value"}
     name = resource["resource_name"]
     topic = await broker.topic(name)
     try:
@@ -59,7 +65,7 @@ async def _alter(broker: Broker, resource: dict[str, Any], changed: Changed, *, 
 
 
 def _replaced(before: Mapping[str, str], configs: list[dict[str, Any]]) -> dict[str, str]:
-    return {entry["name"]: entry["value"] for entry in configs if entry["value"] is not None}
+    return {entry["name"]: entry["value"] for entry in configs}
 
 
 def _changed(inherited: Mapping[str, str], before: Mapping[str, str], configs: list[dict[str, Any]]) -> dict[str, str]:
@@ -69,8 +75,8 @@ def _changed(inherited: Mapping[str, str], before: Mapping[str, str], configs: l
         name, operation, value = entry["name"], entry["config_operation"], entry["value"]
         if operation == DELETE:
             settings.pop(name, None)
-        elif value is None or operation not in (SET, APPEND, SUBTRACT):
-            raise ConfigError(f"setting {name}: operation {operation} with value {value!r}")
+        elif operation not in (SET, APPEND, SUBTRACT):
+            raise ConfigError(f"setting {name}: there is no operation {operation}")
         elif operation == SET:
             settings[name] = value
         elif not is_list(name):

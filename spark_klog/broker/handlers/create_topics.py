@@ -12,6 +12,7 @@ from uuid import UUID
 from spark_klog.broker.broker import Broker, Request, TopicExists
 from spark_klog.broker.described_settings import topic_entries
 from spark_klog.broker.log_settings import topic_settings
+from spark_klog.broker.registry import MAX_PARTITIONS
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.log.partition_log import check_topic_name
 from spark_klog.protocol.codec import Message
@@ -33,7 +34,7 @@ def _refused(name: str, code: ErrorCode, reason: str) -> Message:
 async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) -> Message:
     name = entry["name"]
     assignment = {item["partition_index"]: item["broker_ids"] for item in entry["assignments"]} or None
-    partitions = len(assignment) if assignment else entry["num_partitions"]
+    partitions = len(entry["assignments"]) if assignment else entry["num_partitions"]
     if partitions == _DEFAULT:
         partitions = broker.config.num_partitions
     settings = {item["name"]: item["value"] or "" for item in entry["configs"]}
@@ -45,12 +46,13 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
         await broker.refresh()
     if name in broker.registry.topics:
         return _refused(name, ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists")
-    if partitions < 1:
-        return _refused(name, ErrorCode.INVALID_PARTITIONS, f"{partitions} partitions: at least 1 is wanted")
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        reason = f"{partitions} partitions: 1 to {MAX_PARTITIONS} are allowed"
+        return _refused(name, ErrorCode.INVALID_PARTITIONS, reason)
     if entry["replication_factor"] not in (_DEFAULT, 1):
         reason = f"replication factor {entry['replication_factor']}: there is no replication, 1 is all"
         return _refused(name, ErrorCode.INVALID_REPLICATION_FACTOR, reason)
-    if assignment is not None and not _is_legal(broker, assignment):
+    if assignment is not None and (len(assignment) < partitions or not _is_legal(broker, assignment)):
         reason = "partitions must be numbered from 0 on, each with one broker that lives"
         return _refused(name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason)
     topic_id = UUID(int=0)
@@ -70,14 +72,19 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
         "error_code": ErrorCode.NONE,
         "num_partitions": partitions,
         "replication_factor": 1,
-        "configs": [] if validate_only else _configs(broker, name),
+        "configs": [] if validate_only else _settings(broker, name),
     }
 
 
-def _configs(broker: Broker, name: str) -> list[Message]:
-    """Without their types, which this API does not have."""
-    entries = topic_entries(broker, broker.registry.topics[name])
-    return [{key: value for key, value in entry.items() if key != "config_type"} for entry in entries]
+def _settings(broker: Broker, name: str) -> list[Message]:
+    """As DescribeConfigs has them, but their types."""
+    topic = broker.registry.topics.get(name)
+    if topic is None:  # deleted meanwhile
+        return []
+    entries = topic_entries(broker, topic)
+    for entry in entries:
+        del entry["config_type"]
+    return entries
 
 
 def _is_legal(broker: Broker, assignment: dict[int, list[int]]) -> bool:

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.offset_manager import INTERNAL_TOPICS
 from spark_klog.errors import ErrorCode, OffsetOutOfRange
 from spark_klog.protocol.codec import Message
 
@@ -25,6 +26,8 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 async def _delete(broker: Broker, request: Request, topic: str, entry: dict[str, Any]) -> Message:
     index, offset = entry["partition_index"], entry["offset"]
     result = {"partition_index": index, "low_watermark": _NONE}
+    if topic in INTERNAL_TOPICS:
+        return result | {"error_code": ErrorCode.INVALID_TOPIC_EXCEPTION}
     log = await broker.leader_log(topic, index)
     if isinstance(log, ErrorCode):
         return result | {"error_code": log}

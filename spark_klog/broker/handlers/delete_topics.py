@@ -23,7 +23,8 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 async def _delete(broker: Broker, name: str | None, topic_id: UUID) -> Message:
     by_id = name is None
     if by_id:
-        name = next((topic.name for topic in broker.registry.topics.values() if topic.topic_id == topic_id), None)
+        named = await broker.topic_by_id(topic_id)
+        name = None if named is None else named.name
     elif name not in broker.registry.topics:
         await broker.refresh()
     topic = broker.registry.topics.get(name) if name is not None else None

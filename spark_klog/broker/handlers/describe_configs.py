@@ -28,6 +28,8 @@ async def _describe(broker: Broker, request: Request, resource: dict[str, Any]) 
         entries = topic_entries(broker, topic)
     elif kind == BROKER and name == str(broker.config.broker_id):
         entries = broker_entries(broker.config)
+    elif kind == BROKER and not name:
+        entries = []  # what holds for all brokers unless they say otherwise: nothing, there are no such settings
     else:
         reason = f"only topics and broker {broker.config.broker_id} can be described here"
         return result | {"error_code": ErrorCode.INVALID_REQUEST, "error_message": reason}

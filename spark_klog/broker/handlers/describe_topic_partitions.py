@@ -24,11 +24,13 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     for name in names:
         if name < start[0]:
             continue
+        refusal = broker.authorizer.refusal(request.session, SEE, name)
+        if refusal and not message["topics"]:
+            continue
         if not limit:
             return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": 0}}
-        if refusal := broker.authorizer.refusal(request.session, SEE, name):
-            if message["topics"]:
-                topics.append(missing_topic(name, None, refusal))
+        if refusal:
+            topics.append(missing_topic(name, None, refusal))
             continue
         topic = await broker.topic(name)
         if topic is None:

@@ -29,18 +29,22 @@ _READ_COMMITTED = 1
 _FIRST_MAGIC_1, _FIRST_MAGIC_2 = 2, 4
 #: Before it a client that asks for too little gets a part of a message, and asks for more.
 _FIRST_WHOLE_BATCH = 3
+#: From it on topics are named by id (KIP-516).
+_FIRST_TOPIC_IDS = 13
 _ZSTD = 4
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     now = time.monotonic()
+    epoch, has_ids = message["session_epoch"], request.version >= _FIRST_TOPIC_IDS
     found = broker.fetch_sessions.find(
-        message["session_id"], message["session_epoch"], _wanted(message), _forgotten(message), now
+        message["session_id"], epoch, _wanted(message), _forgotten(message), now, has_ids=has_ids
     )
     if isinstance(found, ErrorCode):
         return {"error_code": found}
     session, is_incremental = found
     wanted = session.partitions if session is not None else _wanted(message)
+    next_epoch = session.next_epoch if session is not None else None
     deadline = now + min(message["max_wait_ms"], 0x7FFFFFFF) / 1000
     while True:
         answers, size, failed = await _read(broker, request, message, wanted)
@@ -50,6 +54,8 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         await broker.purgatory.wait([broker.registry.key(*key) for key, _ in wanted], left)
     if session is None:
         return {"responses": _by_topic(answers)}
+    if session.next_epoch != next_epoch:  # another connection has gone on with it while this one waited
+        return {"error_code": ErrorCode.INVALID_FETCH_SESSION_EPOCH}
     told = [(key, answer) for key, answer in answers if session.note(key, answer) or not is_incremental]
     return {"session_id": session.id, "responses": _by_topic(told)}
 
@@ -114,7 +120,7 @@ async def _partition(
         "records": b"",
     }
     topic = key.topic
-    if key.topic_id.int:
+    if request.version >= _FIRST_TOPIC_IDS:
         named = await broker.topic_by_id(key.topic_id)
         if named is None:
             return result | {"error_code": ErrorCode.UNKNOWN_TOPIC_ID}

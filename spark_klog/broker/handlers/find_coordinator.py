@@ -6,7 +6,7 @@ Transactions are not served: their coordinator is not available.
 from __future__ import annotations
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.errors import ErrorCode
+from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.coordinator import GROUP
 
@@ -25,7 +25,10 @@ async def _find(broker: Broker, request: Request, key: str, key_type: int) -> Me
     if key_type != GROUP:
         reason = "transactions are not supported"
         return none | {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE, "error_message": reason}
-    node, _ = await broker.coordinator_for(key)
+    try:
+        node, _ = await broker.coordinator_for(key)
+    except DirectoryError as error:
+        return none | {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE, "error_message": str(error)}
     addresses = broker.registry.addresses(request.session.listener)
     if node not in addresses:
         return none | {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE, "error_message": None}

@@ -67,8 +67,9 @@ def _find(log: PartitionLog, timestamp: int, end: int) -> tuple[int, int]:
         return -1, end
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return -1, log.start_offset
+    found = None
     if timestamp == MAX_TIMESTAMP:
-        return log.max_timestamp() or _UNKNOWN
-    if timestamp < 0:
-        return _UNKNOWN
-    return log.offset_for_timestamp(timestamp) or _UNKNOWN
+        found = log.max_timestamp()
+    elif timestamp >= 0:
+        found = log.offset_for_timestamp(timestamp)
+    return found if found is not None and found[1] < end else _UNKNOWN

@@ -20,6 +20,8 @@ _log = logging.getLogger(__name__)
 _NO_ANSWER, _LEADER, _ALL = 0, 1, -1
 #: Earlier versions carry message sets of magic 0 or 1.
 _FIRST_MAGIC_2 = 3
+#: From it on topics are named by id (KIP-516).
+_FIRST_TOPIC_IDS = 13
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message | None:
@@ -27,14 +29,15 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message 
     responses = []
     for topic in message["topic_data"]:
         name, topic_id = topic["name"], topic["topic_id"]
-        if topic_id.int:
+        has_id = request.version >= _FIRST_TOPIC_IDS
+        if has_id:
             named = await broker.topic_by_id(topic_id)
             name = named.name if named is not None else ""
         partitions = []
         for data in topic["partition_data"]:
             if acks not in (_NO_ANSWER, _LEADER, _ALL):
                 partitions.append(_failed(data["index"], ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks}"))
-            elif not name and topic_id.int:
+            elif not name and has_id:
                 partitions.append(_failed(data["index"], ErrorCode.UNKNOWN_TOPIC_ID, f"no topic of id {topic_id}"))
             else:
                 partitions.append(await _append(broker, request, name, data))
