@@ -14,7 +14,6 @@ from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.errors import OffsetOutOfRange
 from spark_klog.records.reader import AbortedTransactions, BadBatch
 from spark_klog.spark.bad_records import BadRecords
-from spark_klog.spark.directory_source import DirectoryReader
 from spark_klog.spark.loss import LossReporter
 from spark_klog.spark.options import SourceOptions
 from spark_klog.spark.planning import DELETED, RETENTION, TRUNCATED, Lost, OffsetRange
@@ -30,13 +29,21 @@ def _cluster(settings: dict[str, str]) -> Cluster:
     return _clusters[key]
 
 
+def _source(options: SourceOptions) -> _Source:
+    if options.paths:
+        from spark_klog.spark.directory_source import DirectoryReader  # pyarrow's file systems take long to import
+
+        return DirectoryReader(options)
+    return _Brokers(_cluster(options.client))
+
+
 def read_ranges(options: SourceOptions, ranges: Iterable[OffsetRange], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Arrow batches of the records in the ranges, one after the other.
 
     `DataLossError` where offsets are gone and failOnDataLoss is true; else they are skipped, with a warning that names
     them. Corrupt batches as the option badRecords says. Other errors as of `fetch_range`, of `StoredPartition.read`.
     """
-    source: _Source = DirectoryReader(options) if options.paths else _Brokers(_cluster(options.client))
+    source = _source(options)
     for wanted in ranges:
         yield from _read_range(source, options, wanted, schema)
 

@@ -1,8 +1,14 @@
-"""`format("klog")`: the data source that Spark finds by `pyspark_klog.DefaultSource`, and its batch reader."""
+"""`format("klog")`: the data source that Spark finds by `pyspark_klog.DefaultSource`, and its batch reader.
+
+Spark starts a Python process for each step of a query and for its tasks; each of them imports this. So what only some
+need is imported when it is used.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
@@ -11,15 +17,15 @@ from pyspark.sql.types import StructType
 
 from spark_klog.columns.schema import FULL, WITHOUT_HEADERS, subset
 from spark_klog.errors import ConfigError
-from spark_klog.spark.directory_source import directory_log
-from spark_klog.spark.discovery import broker_log
 from spark_klog.spark.options import SourceOptions, include_headers, sink_options, source_options
-from spark_klog.spark.places import plan
+from spark_klog.spark.places import BatchLog, plan
 from spark_klog.spark.planning import OffsetRange
 from spark_klog.spark.pushdown import Pushed, spark_pushes_filters
 from spark_klog.spark.reading import read_ranges
-from spark_klog.spark.sink import BatchWriter, StreamWriter
 from spark_klog.spark.stream import RangePartition, StreamReader
+
+if TYPE_CHECKING:
+    from spark_klog.spark.sink import BatchWriter, StreamWriter
 
 
 class KlogDataSource(DataSource):
@@ -42,9 +48,13 @@ class KlogDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         if overwrite:
             raise ConfigError('a log can only be appended to: use mode("append")')
+        from spark_klog.spark.sink import BatchWriter
+
         return BatchWriter(sink_options(self.options), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        from spark_klog.spark.sink import StreamWriter
+
         return StreamWriter(sink_options(self.options), schema)
 
 
@@ -62,6 +72,16 @@ def _arrow_schema(schema: StructType) -> pa.Schema:
     return given
 
 
+def _log_of(options: SourceOptions) -> AbstractContextManager[BatchLog]:
+    if options.paths:
+        from spark_klog.spark.directory_source import directory_log
+
+        return directory_log(options)
+    from spark_klog.spark.discovery import broker_log
+
+    return broker_log(options)
+
+
 class BatchReader(DataSourceReader):
     """Reads from starting to ending offsets, as they are when the query is planned."""
 
@@ -75,7 +95,7 @@ class BatchReader(DataSourceReader):
         return [RangePartition(ranges) for ranges in self._plan() or [()]]
 
     def _plan(self) -> list[tuple[OffsetRange, ...]]:
-        with directory_log(self._options) if self._options.paths else broker_log(self._options) as log:
+        with _log_of(self._options) as log:
             return plan(log, self._options, self._pushed)
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
