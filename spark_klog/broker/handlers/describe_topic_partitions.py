@@ -37,7 +37,9 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         described = topic_message(broker, request, topic)
         first = start[1] if name == start[0] else 0
         partitions = [entry for entry in described["partitions"] if entry["partition_index"] >= first]
-        topics.append(described | {"partitions": partitions[:limit]})
+        # none, but not null: the Java client takes no null for them
+        replicas: Message = {"eligible_leader_replicas": [], "last_known_elr": []}
+        topics.append(described | {"partitions": [entry | replicas for entry in partitions[:limit]]})
         if len(partitions) > limit:
             next_index = partitions[limit]["partition_index"]
             return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": next_index}}
