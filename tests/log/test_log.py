@@ -70,7 +70,7 @@ def _append_random(rng: random.Random, log: PartitionLog, model: Model) -> None:
         model.append(bytes(batch), timestamps)
         data += batch
     appended = log.append(memoryview(data))
-    assert appended == (first, len(model.records) - 1)
+    assert appended == (first, len(model.records) - 1, -1)
 
 
 def _check(log: PartitionLog, model: Model, rng: random.Random) -> None:

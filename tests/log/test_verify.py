@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
@@ -37,7 +38,7 @@ NOW = 1_700_000_000_000
 
 def _our_log(folder: Path) -> Path:
     """Three segments of batches of three records (so that no two last offsets differ in one bit), each indexed."""
-    log = PartitionLog(folder, LogConfig(segment_bytes=400, index_interval_bytes=1))
+    log = PartitionLog(folder, LogConfig(segment_bytes=400, index_interval_bytes=1), uuid4())
     for number in range(9):
         codec = ("none", "gzip")[number % 2]
         pairs = [(b"k", b"v%d" % (3 * number + record)) for record in range(3)]
