@@ -59,6 +59,10 @@ class Producer:
     coordinator_epoch: int = -1
     transaction_first_offset: int = NO_OFFSET
 
+    @property
+    def is_in_transaction(self) -> bool:
+        return self.transaction_first_offset != NO_OFFSET
+
 
 class ProducerState:
     """Of one log, up to `end_offset`."""
@@ -66,6 +70,8 @@ class ProducerState:
     def __init__(self) -> None:
         self.producers: dict[int, Producer] = {}
         self.end_offset = 0
+        #: How many have ended since the log was opened.
+        self.ended_transactions = 0
         #: The ids with an open transaction: there may be many more producers than these.
         self._open: set[int] = set()
 
@@ -106,6 +112,7 @@ class ProducerState:
     def _end_transaction(self, header: BatchHeader, producer: Producer, marker: Marker) -> AbortedTransaction | None:
         first, producer.transaction_first_offset = producer.transaction_first_offset, NO_OFFSET
         self._open.discard(header.producer_id)
+        self.ended_transactions += 1
         producer.coordinator_epoch = marker.coordinator_epoch
         if marker.type != ABORT or first == NO_OFFSET:
             return None

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from spark_klog.errors import DecodeError, ErrorCode, KlogError
-from spark_klog.log.producer_state import NO_OFFSET, Producer, ProducerState, advanced
+from spark_klog.log.producer_state import Producer, ProducerState, advanced
 from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.control import Marker
 
@@ -83,7 +83,7 @@ def check_brokers(state: ProducerState, header: BatchHeader, marker: Marker | No
 
 def _known(producer: Producer) -> _Known:
     last = producer.batches[-1].last_sequence if producer.batches else -1
-    return _Known(producer.epoch, last, producer.transaction_first_offset != NO_OFFSET)
+    return _Known(producer.epoch, last, producer.is_in_transaction)
 
 
 def _duplicate(state: ProducerState, headers: Sequence[BatchHeader]) -> Duplicate | None:
