@@ -17,13 +17,21 @@ from spark_klog.broker.coordinator.records import StoredGroup
 from spark_klog.broker.fetch_sessions import FetchSessions
 from spark_klog.broker.log_settings import known_topic_settings, topic_settings, topic_settings_of
 from spark_klog.broker.metrics import Metrics
-from spark_klog.broker.offset_manager import OFFSETS_TOPIC, OffsetManager, partition_for, write_group
+from spark_klog.broker.offset_manager import (
+    OFFSETS_TOPIC,
+    TRANSACTIONS_TOPIC,
+    OffsetManager,
+    partition_for,
+    write_group,
+)
 from spark_klog.broker.purgatory import Purgatory
 from spark_klog.broker.registry import MAX_PARTITIONS, Registry, Topic, UnknownTopic
 from spark_klog.broker.security.authorizer import Authorizer
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.security.users import Users
 from spark_klog.broker.topics_07 import Topics07
+from spark_klog.broker.transactions.coordinator import TransactionCoordinator
+from spark_klog.broker.transactions.producer_ids import PRODUCER_IDS, FileBlocks, ProducerIds, TreeBlocks
 from spark_klog.directories.memory import MemoryTree
 from spark_klog.directories.paths import Endpoint
 from spark_klog.directories.tree import Tree, open_tree
@@ -85,6 +93,12 @@ class Broker:
             self.offsets = OffsetManager(self.groups.load)
             #: Whether groups and offsets are still being read from the log.
             self.is_loading = True
+            blocks = (
+                TreeBlocks(tree, config.broker_id)
+                if is_shared
+                else FileBlocks(config.data_dir / PRODUCER_IDS, config.broker_id)
+            )
+            self.transactions = TransactionCoordinator(self, ProducerIds(blocks, self._first_free_producer_id))
             self.logs.set_cluster_id(self.registry.cluster_id(self.logs.cluster_id))
         except BaseException:
             self.logs.close()
@@ -94,6 +108,11 @@ class Broker:
         if self.config.directories is not None:
             return open_tree(self.config.directories, session_seconds)
         return MemoryTree()
+
+    def _first_free_producer_id(self) -> int:
+        """Above all that logs and transactions here know: they may come from another cluster."""
+        in_logs = max((max(log.producers.producers, default=-1) for log in self.logs.logs.values()), default=-1)
+        return max(in_logs, self.transactions.highest_producer_id()) + 1
 
     @property
     def cluster_id(self) -> str:
@@ -230,6 +249,8 @@ class Broker:
                 except OSError as error:
                     _log.error("offsets of group %s for topic %s can't be removed: %s", group, name, error)
         self._overrides.pop(name, None)
+        if name == TRANSACTIONS_TOPIC:
+            self.transactions.forget_all()
         self.metrics.forget_topic(name)
 
     async def topic(self, name: str) -> Topic | None:
@@ -337,14 +358,18 @@ class Broker:
             self._drop(name, len(topic.assignment))
         _log.info("deleted topic %s", name)
 
-    async def coordinator_for(self, group: str) -> tuple[int, int]:
-        """(broker id, partition of __consumer_offsets) that keep a group's offsets; makes that topic at first use."""
-        if OFFSETS_TOPIC not in self.registry.topics:
+    async def internal_topic(self, name: str, partitions: int) -> Topic:
+        """A topic of this broker's own, made at first use."""
+        if name not in self.registry.topics:
             try:
-                await self.create_topic(OFFSETS_TOPIC, self.config.offsets_partitions, {"cleanup.policy": "compact"})
+                await self.create_topic(name, partitions, {"cleanup.policy": "compact"})
             except TopicExists:
                 await self.refresh()
-        topic = self.registry.topics[OFFSETS_TOPIC]
+        return self.registry.topics[name]
+
+    async def coordinator_for(self, group: str) -> tuple[int, int]:
+        """(broker id, partition of __consumer_offsets) that keep a group's offsets; makes that topic at first use."""
+        topic = await self.internal_topic(OFFSETS_TOPIC, self.config.offsets_partitions)
         partition = partition_for(group, len(topic.assignment))
         return self.registry.leader(topic, partition), partition
 

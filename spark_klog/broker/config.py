@@ -57,6 +57,11 @@ class BrokerConfig:
     fetch_session_eviction_ms: int = _setting("min.incremental.fetch.session.eviction.ms", 120_000)
     decompressed_max_bytes: int = _setting("decompressed.max.bytes", MAX_DECOMPRESSED)
     offsets_partitions: int = _setting("offsets.topic.num.partitions", 1)
+    transaction_partitions: int = _setting("transaction.state.log.num.partitions", 1)
+    transaction_max_timeout_ms: int = _setting("transaction.max.timeout.ms", 900_000)
+    transaction_check_ms: int = _setting("transaction.abort.timed.out.transaction.cleanup.interval.ms", 10_000)
+    transactional_id_expiration_ms: int = _setting("transactional.id.expiration.ms", 7 * 24 * 3600 * 1000)
+    transactional_id_check_ms: int = _setting("transaction.remove.expired.transaction.cleanup.interval.ms", 3_600_000)
     offset_metadata_max_bytes: int = _setting("offset.metadata.max.bytes", 4096)
     # The first three are not Kafka's: it has no such bounds.
     authentication_timeout_ms: int = _setting("authentication.timeout.ms", 30_000)

@@ -127,9 +127,8 @@ _NAMES = {
         truststore.certificates truststore.password
     """,
     "transaction.": """
-        abort.timed.out.transaction.cleanup.interval.ms max.timeout.ms partition.verification.enable
-        remove.expired.transaction.cleanup.interval.ms state.log.load.buffer.size state.log.min.isr
-        state.log.num.partitions state.log.replication.factor state.log.segment.bytes two.phase.commit.enable
+        partition.verification.enable state.log.load.buffer.size state.log.min.isr state.log.replication.factor
+        state.log.segment.bytes two.phase.commit.enable
     """,
     "zookeeper.": """
         connection.timeout.ms max.in.flight.requests metadata.migration.enable set.acl ssl.cipher.suites
@@ -149,7 +148,7 @@ _NAMES = {
         min.insync.replicas principal.builder.class process.roles producer.id.expiration.ms
         producer.purgatory.purge.interval.requests queued.max.requests replication.quota.window.num
         replication.quota.window.size.seconds request.timeout.ms reserved.broker.max.id security.inter.broker.protocol
-        security.providers telemetry.max.bytes transactional.id.expiration.ms unclean.leader.election.enable
+        security.providers telemetry.max.bytes unclean.leader.election.enable
     """,
 }
 WITHOUT_USE = frozenset(prefix + word for prefix, words in _NAMES.items() for word in words.split())

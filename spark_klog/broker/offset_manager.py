@@ -36,7 +36,8 @@ from spark_klog.records.reference import append_record
 _log = logging.getLogger(__name__)
 
 OFFSETS_TOPIC = "__consumer_offsets"
-INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, "__transaction_state"})
+TRANSACTIONS_TOPIC = "__transaction_state"
+INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
 _READ_BYTES = 4 * 1024 * 1024
 _TRANSACTIONAL = 0x10
 

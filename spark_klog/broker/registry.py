@@ -256,6 +256,11 @@ class Registry:
         replicas = topic.assignment.get(partition) or [NO_LEADER]
         return replicas[0] if replicas[0] in self.brokers else NO_LEADER
 
+    def leader_of(self, name: str, partition: int) -> int:
+        """The leader's broker id of a partition; NO_LEADER where it, or that broker, is not there."""
+        topic = self.topics.get(name)
+        return NO_LEADER if topic is None else self.leader(topic, partition)
+
     def key(self, topic: str, topic_id: UUID, partition: int) -> tuple[str, int]:
         """(topic name, partition) of a partition whose topic is named, or else known by its id."""
         return topic or self.names.get(topic_id, ""), partition

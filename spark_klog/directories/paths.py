@@ -6,6 +6,7 @@
     /brokers/topics/T/partitions/P/state         leader and isr
     /brokers/topics/T/N                          partitions of T on broker N, in ASCII decimal (0.7; ephemeral)
     /controller                                  the broker that does the work of all (ephemeral)
+    /latest_producer_id_block                    the producer ids that were claimed last (KIP-98)
     /controller_epoch                            how many there have been, in ASCII decimal
     /admin/delete_topics/T                       asks the controller to delete the topic
     /config/topics/T                             {"version":1,"config":{...}}
@@ -33,6 +34,7 @@ BROKER_IDS_PATH = "/brokers/ids"
 BROKER_TOPICS_PATH = "/brokers/topics"
 CLUSTER_ID_PATH = "/cluster/id"
 CONTROLLER_PATH = "/controller"
+PRODUCER_IDS_PATH = "/latest_producer_id_block"
 CONTROLLER_EPOCH_PATH = "/controller_epoch"
 DELETE_TOPICS_PATH = "/admin/delete_topics"
 TOPIC_CONFIGS_PATH = "/config/topics"
@@ -48,6 +50,7 @@ COMMON_PATHS = (
 )
 
 _INT64_MAX = 2**63 - 1
+_DIGITS = re.compile("[0-9]{1,19}")
 _TOPIC_ID = re.compile("[A-Za-z0-9_-]{22}")
 
 
@@ -253,6 +256,19 @@ def parse_cluster_id(payload: bytes, path: str = CLUSTER_ID_PATH) -> str:
     if not isinstance(cluster_id, str) or not cluster_id:
         raise _malformed(path, "no string `id`", payload)
     return cluster_id
+
+
+def producer_ids_payload(broker_id: int, first: int, last: int) -> bytes:
+    """The block of producer ids that was claimed last, and by whom; version 1."""
+    return _json({"version": 1, "broker": broker_id, "block_start": str(first), "block_end": str(last)})
+
+
+def parse_producer_ids(payload: bytes, path: str = PRODUCER_IDS_PATH) -> int:
+    """The last producer id that was claimed; DecodeError."""
+    last = _fields(payload, path).get("block_end")
+    if not isinstance(last, str) or not _DIGITS.fullmatch(last) or int(last) > _INT64_MAX:
+        raise _malformed(path, "no number `block_end`", payload)
+    return int(last)
 
 
 def consumer_offset_path(group: str, topic: str, partition: int) -> str:

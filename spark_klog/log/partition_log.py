@@ -16,7 +16,7 @@ import re
 import shutil
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +37,7 @@ from spark_klog.log.producer_state import SNAPSHOT
 from spark_klog.log.recovery import DELETED, open_segments
 from spark_klog.log.retention import SegmentFacts, expired
 from spark_klog.log.segment import FileRange, Segment, segment_name
+from spark_klog.log.sequences import check_brokers, check_clients
 from spark_klog.log.transaction_index import AbortedTransaction
 from spark_klog.records import kernels
 from spark_klog.records.assignment import assign_offsets
@@ -44,6 +45,7 @@ from spark_klog.records.batch import MAX_HEADER_SIZE, iter_batches, read_header
 from spark_klog.records.batch_run import MAX_RELATIVE, run_of
 from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.contract import BatchRun, IndexState
+from spark_klog.records.control import read_marker
 
 _log = logging.getLogger(__name__)
 _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -61,7 +63,7 @@ class BatchTooLarge(ConfigError):
 
 class Appended(NamedTuple):
     """What an append did: the offsets of the first and the last record; the time (ms) that a log of LogAppendTime gave
-    them, else -1.
+    them, else -1. A duplicate was appended before, and these are the offsets it was given then.
     """
 
     base_offset: int
@@ -204,12 +206,15 @@ class PartitionLog:
         write_overrides(self.files, self.directory, overrides)
         self._overrides, self.config = dict(overrides), config
 
-    def append(self, records: memoryview) -> Appended:
+    def append(self, records: memoryview, *, of_client: bool = False) -> Appended:
         """Append whole batches, assigning their offsets (in place where it can be; `records` must be writable).
 
-        `CorruptBatchError` for a wrong CRC, `DecodeError` for what is not whole batches, `BatchTooLarge`; OSError where
-        the disk fails. Nothing is appended then; but where a flush fails that flush.messages asks for, nobody knows
-        what is on the disk, and the log takes no more until it is opened again.
+        Those `of_client` that have producer ids are checked as log/sequences.py says; where all are duplicates the
+        answer is that of their first append.
+
+        `CorruptBatchError` for a wrong CRC, `DecodeError` for what is not whole batches, `BatchTooLarge`,
+        `ProducerRefused`; OSError where the disk fails. Nothing is appended then; but where a flush fails that
+        flush.messages asks for, nobody knows what is on the disk, and the log takes no more until it is opened again.
         """
         if self._failure is not None:
             raise self._failure
@@ -220,6 +225,9 @@ class PartitionLog:
                 f"batch of {run.largest} bytes for {self.directory.name}, max.message.bytes is "
                 f"{self.config.max_message_bytes}"
             )
+        producers = _headers_at(data, run.producers)
+        if producers and (known := self._check_producers(data, run, producers, of_client)) is not None:
+            return known
         first = self.end_offset
         if self._is_full(len(data), run):
             self._roll()
@@ -231,7 +239,7 @@ class PartitionLog:
         active.append(data, run)
         self.end_offset = run.next_offset
         self.appended_bytes += len(data)
-        self._note_producers(data, run)
+        self._note_producers(data, run, producers)
         if self.end_offset - self.recovery_point >= self.config.flush_messages:
             self.flush()
         return Appended(first, self.end_offset - 1, _NONE if append_time is None else append_time)
@@ -287,10 +295,23 @@ class PartitionLog:
         path = self.directory / (segment_name(self.end_offset) + SNAPSHOT)
         self.files.replace(path, self.producers.encode())
 
-    def _note_producers(self, data: memoryview, run: BatchRun) -> None:
-        for position in run.producers:
-            header = read_header(data, position)
-            assert isinstance(header, BatchHeader)
+    def _check_producers(
+        self, data: memoryview, run: BatchRun, headers: list[BatchHeader], of_client: bool
+    ) -> Appended | None:
+        """What is to be answered without an append: to a duplicate."""
+        if of_client:
+            found = check_clients(self.producers, headers)
+            if found is None:
+                return None
+            of_broker = self.config.message_timestamp_type == LOG_APPEND_TIME
+            return Appended(*found[:2], found.timestamp if of_broker else _NONE)
+        for position, header in zip(run.producers, headers, strict=True):
+            batch = data[position : position + header.size]
+            check_brokers(self.producers, header, read_marker(header, batch) if header.is_control else None)
+        return None
+
+    def _note_producers(self, data: memoryview, run: BatchRun, headers: list[BatchHeader]) -> None:
+        for position, header in zip(run.producers, headers, strict=True):
             aborted = self.producers.add(header, data[position : position + header.size])
             if aborted is not None:
                 self._segments[-1].transaction_index.append(aborted)
@@ -477,6 +498,11 @@ class PartitionLog:
     def delete(self) -> None:
         """Remove the log. The folder is renamed first, so that a crash in between leaves no half a log."""
         shutil.rmtree(self.retire("delete"), ignore_errors=True)
+
+
+def _headers_at(data: memoryview, positions: Sequence[int]) -> list[BatchHeader]:
+    headers = [read_header(data, position) for position in positions]
+    return [header for header in headers if isinstance(header, BatchHeader)]
 
 
 def _run_of(data: memoryview, segment: Segment) -> BatchRun:

@@ -8,6 +8,9 @@ A snapshot (OFFSET.snapshot, 20 digits) holds it as it was before that offset, i
     entries           producer id INT64, epoch INT16, last sequence INT32, last offset INT64, offset delta INT32,
                       timestamp INT64 (ms), coordinator epoch INT32, first offset of the open transaction INT64 (-1)
 
+A producer has up to five entries here, one a batch, the oldest first, so that a batch which is sent again is known
+after a restart too. Kafka writes one, that of the last batch, and of several takes the last.
+
 Source: KIP-98; KIP-360. Crash story: a snapshot is written as a whole or not at all; the log from there on is replayed.
 """
 
@@ -33,7 +36,8 @@ _COUNT = Struct(">i")
 _ENTRY = Struct(">qhiqiqiq")
 #: Kafka's: so many batches of a producer are known, to answer one that is sent again.
 _BATCHES = 5
-_NO_OFFSET = -1
+#: There is no open transaction.
+NO_OFFSET = -1
 
 
 class ProducerBatch(NamedTuple):
@@ -53,7 +57,11 @@ class Producer:
     batches: list[ProducerBatch] = field(default_factory=list)
     last_timestamp: int = -1
     coordinator_epoch: int = -1
-    transaction_first_offset: int = _NO_OFFSET
+    transaction_first_offset: int = NO_OFFSET
+
+    @property
+    def is_in_transaction(self) -> bool:
+        return self.transaction_first_offset != NO_OFFSET
 
 
 class ProducerState:
@@ -62,6 +70,8 @@ class ProducerState:
     def __init__(self) -> None:
         self.producers: dict[int, Producer] = {}
         self.end_offset = 0
+        #: How many have ended since the log was opened.
+        self.ended_transactions = 0
         #: The ids with an open transaction: there may be many more producers than these.
         self._open: set[int] = set()
 
@@ -87,23 +97,24 @@ class ProducerState:
             return self._end_transaction(header, producer, marker)
         producer.batches.append(
             ProducerBatch(
-                _advanced(header.base_sequence, header.last_offset_delta),
+                advanced(header.base_sequence, header.last_offset_delta),
                 header.last_offset,
                 header.last_offset_delta,
                 header.max_timestamp,
             )
         )
         del producer.batches[:-_BATCHES]
-        if header.is_transactional and producer.transaction_first_offset == _NO_OFFSET:
+        if header.is_transactional and producer.transaction_first_offset == NO_OFFSET:
             producer.transaction_first_offset = header.base_offset
             self._open.add(header.producer_id)
         return None
 
     def _end_transaction(self, header: BatchHeader, producer: Producer, marker: Marker) -> AbortedTransaction | None:
-        first, producer.transaction_first_offset = producer.transaction_first_offset, _NO_OFFSET
+        first, producer.transaction_first_offset = producer.transaction_first_offset, NO_OFFSET
         self._open.discard(header.producer_id)
+        self.ended_transactions += 1
         producer.coordinator_epoch = marker.coordinator_epoch
-        if marker.type != ABORT or first == _NO_OFFSET:
+        if marker.type != ABORT or first == NO_OFFSET:
             return None
         unstable = self.first_unstable_offset
         stable = header.next_offset if unstable is None else unstable
@@ -118,19 +129,19 @@ class ProducerState:
     def expire(self, before_ms: int) -> None:
         """Forget producers that have written nothing since, and have no open transaction."""
         for producer_id, producer in list(self.producers.items()):
-            if producer.last_timestamp < before_ms and producer.transaction_first_offset == _NO_OFFSET:
+            if producer.last_timestamp < before_ms and producer.transaction_first_offset == NO_OFFSET:
                 del self.producers[producer_id]
 
     def encode(self) -> bytes:
         """A snapshot's content."""
         entries = b"".join(_ENTRY.pack(*entry) for entry in self._entries())
-        body = _COUNT.pack(len(self.producers)) + entries
+        body = _COUNT.pack(len(entries) // _ENTRY.size) + entries
         return _START.pack(_VERSION, crc32c(body)) + body
 
     def _entries(self) -> Iterator[tuple[int, ...]]:
         for producer_id, item in sorted(self.producers.items()):
-            last = item.batches[-1] if item.batches else ProducerBatch(-1, -1, 0, item.last_timestamp)
-            yield producer_id, item.epoch, *last, item.coordinator_epoch, item.transaction_first_offset
+            for batch in item.batches or [ProducerBatch(-1, -1, 0, item.last_timestamp)]:
+                yield producer_id, item.epoch, *batch, item.coordinator_epoch, item.transaction_first_offset
 
     @classmethod
     def decode(cls, data: bytes) -> ProducerState:
@@ -145,15 +156,18 @@ class ProducerState:
             raise DecodeError(f"{len(data)} bytes are no snapshot of producers, version {version}, {count} entries")
         state = cls()
         for producer_id, epoch, sequence, offset, delta, timestamp, coordinator_epoch, first in entries:
-            batches = [ProducerBatch(sequence, offset, delta, timestamp)] if offset >= 0 else []
+            before = state.producers.get(producer_id)
+            batches = before.batches[1 - _BATCHES :] if before is not None and before.epoch == epoch else []
+            if offset >= 0:
+                batches.append(ProducerBatch(sequence, offset, delta, timestamp))
             state.producers[producer_id] = Producer(epoch, batches, timestamp, coordinator_epoch, first)
-            if first != _NO_OFFSET:
+            if first != NO_OFFSET:
                 state._open.add(producer_id)
         return state
 
 
-def _advanced(sequence: int, by: int) -> int:
-    """Sequences wrap from 2^31 - 1 to 0; -1 is none."""
+def advanced(sequence: int, by: int) -> int:
+    """The sequence `by` records later; they wrap from 2^31 - 1 to 0. -1, of batches without sequences, stays."""
     return sequence if sequence < 0 else (sequence + by) & 0x7FFFFFFF
 
 

@@ -24,6 +24,15 @@ from spark_klog.protocol.tables.partitions import CREATE_PARTITIONS, DELETE_RECO
 from spark_klog.protocol.tables.produce import PRODUCE
 from spark_klog.protocol.tables.sasl import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from spark_klog.protocol.tables.topics import CREATE_TOPICS, DELETE_TOPICS
+from spark_klog.protocol.tables.transaction_lists import DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS
+from spark_klog.protocol.tables.transactions import (
+    ADD_OFFSETS_TO_TXN,
+    ADD_PARTITIONS_TO_TXN,
+    END_TXN,
+    INIT_PRODUCER_ID,
+    TXN_OFFSET_COMMIT,
+    WRITE_TXN_MARKERS,
+)
 
 _ALL = (
     PRODUCE,
@@ -55,9 +64,20 @@ _ALL = (
     DESCRIBE_TOPIC_PARTITIONS,
     SASL_HANDSHAKE,
     SASL_AUTHENTICATE,
+    INIT_PRODUCER_ID,
+    ADD_PARTITIONS_TO_TXN,
+    ADD_OFFSETS_TO_TXN,
+    END_TXN,
+    WRITE_TXN_MARKERS,
+    TXN_OFFSET_COMMIT,
+    DESCRIBE_PRODUCERS,
+    DESCRIBE_TRANSACTIONS,
+    LIST_TRANSACTIONS,
 )
 
 __all__ = [
+    "ADD_OFFSETS_TO_TXN",
+    "ADD_PARTITIONS_TO_TXN",
     "ALTER_CONFIGS",
     "API_VERSIONS",
     "BY_KEY",
@@ -70,15 +90,20 @@ __all__ = [
     "DESCRIBE_CONFIGS",
     "DESCRIBE_GROUPS",
     "DESCRIBE_LOG_DIRS",
+    "DESCRIBE_PRODUCERS",
     "DESCRIBE_TOPIC_PARTITIONS",
+    "DESCRIBE_TRANSACTIONS",
+    "END_TXN",
     "FETCH",
     "FIND_COORDINATOR",
     "HEARTBEAT",
     "INCREMENTAL_ALTER_CONFIGS",
+    "INIT_PRODUCER_ID",
     "JOIN_GROUP",
     "LEAVE_GROUP",
     "LIST_GROUPS",
     "LIST_OFFSETS",
+    "LIST_TRANSACTIONS",
     "METADATA",
     "OFFSET_COMMIT",
     "OFFSET_DELETE",
@@ -88,6 +113,8 @@ __all__ = [
     "SASL_AUTHENTICATE",
     "SASL_HANDSHAKE",
     "SYNC_GROUP",
+    "TXN_OFFSET_COMMIT",
+    "WRITE_TXN_MARKERS",
 ]
 
 BY_KEY: dict[int, Api] = {api.key: api for api in _ALL}

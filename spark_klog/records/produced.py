@@ -16,33 +16,36 @@ from spark_klog.wire.primitives import Buffer
 _START = Struct(">qiibIh")
 _SIZE_END = 12
 _MAGIC = 2
-_CONTROL_BIT = 0x20
+_TRANSACTIONAL_BIT, _CONTROL_BIT = 0x10, 0x20
 _CODEC_BITS, _LZ4 = 0x07, 3
 
 
-def check_produced(data: Buffer, *, needs_keys: bool = False, limit: int = MAX_DECOMPRESSED) -> None:
-    """`DecodeError` for a batch of another magic than 2, and for a control batch: only brokers write these.
+def check_produced(data: Buffer, *, needs_keys: bool = False, limit: int = MAX_DECOMPRESSED) -> bool:
+    """Whether a batch is part of a transaction; `DecodeError` for one of another magic than 2, and for a control batch:
+    only brokers write these.
 
     And for lz4 frames of blocks that depend on each other: Java's readers take none, and Apache Kafka refuses them.
 
     With `needs_keys`, as compaction does, also for a record without a key, and `CorruptBatchError` where the CRC is
     wrong; `limit` bounds what a batch decompresses to. What is no whole batch is left to the log.
     """
-    view, position = memoryview(data), 0
+    view, position, is_transactional = memoryview(data), 0, False
     while position + _START.size <= len(view):
         _base_offset, size, _, magic, _, attributes = _START.unpack_from(view, position)
         if magic != _MAGIC:
             raise DecodeError(f"a batch of magic {magic}, where only {_MAGIC} is taken")
         if attributes & _CONTROL_BIT:
             raise DecodeError("a control batch, which only brokers write")
+        is_transactional = is_transactional or bool(attributes & _TRANSACTIONAL_BIT)
         if size <= 0:
-            return
+            return is_transactional
         end = position + _SIZE_END + size
         if attributes & _CODEC_BITS == _LZ4 and has_linked_blocks(view[position + HEADER_SIZE : end]):
             raise DecodeError("an lz4 frame whose blocks depend on each other: write independent ones")
         position = end
     if needs_keys:
         _check_keys(view, limit)
+    return is_transactional
 
 
 def _check_keys(view: memoryview, limit: int) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.handlers import (
+    add_offsets_to_txn,
+    add_partitions_to_txn,
     alter_configs,
     api_versions,
     create_partitions,
@@ -17,14 +19,19 @@ from spark_klog.broker.handlers import (
     describe_configs,
     describe_groups,
     describe_log_dirs,
+    describe_producers,
     describe_topic_partitions,
+    describe_transactions,
+    end_txn,
     fetch,
     find_coordinator,
     heartbeat,
+    init_producer_id,
     join_group,
     leave_group,
     list_groups,
     list_offsets,
+    list_transactions,
     metadata,
     offset_commit,
     offset_delete,
@@ -34,6 +41,8 @@ from spark_klog.broker.handlers import (
     sasl_authenticate,
     sasl_handshake,
     sync_group,
+    txn_offset_commit,
+    write_txn_markers,
 )
 from spark_klog.protocol import apis
 from spark_klog.protocol.codec import Message
@@ -68,6 +77,15 @@ HANDLERS: dict[int, Handler] = {
     apis.INCREMENTAL_ALTER_CONFIGS.key: alter_configs.handle_incremental,
     apis.DESCRIBE_CLUSTER.key: describe_cluster.handle,
     apis.DESCRIBE_TOPIC_PARTITIONS.key: describe_topic_partitions.handle,
+    apis.INIT_PRODUCER_ID.key: init_producer_id.handle,
+    apis.ADD_PARTITIONS_TO_TXN.key: add_partitions_to_txn.handle,
+    apis.ADD_OFFSETS_TO_TXN.key: add_offsets_to_txn.handle,
+    apis.END_TXN.key: end_txn.handle,
+    apis.WRITE_TXN_MARKERS.key: write_txn_markers.handle,
+    apis.TXN_OFFSET_COMMIT.key: txn_offset_commit.handle,
+    apis.DESCRIBE_PRODUCERS.key: describe_producers.handle,
+    apis.DESCRIBE_TRANSACTIONS.key: describe_transactions.handle,
+    apis.LIST_TRANSACTIONS.key: list_transactions.handle,
     apis.SASL_HANDSHAKE.key: sasl_handshake.handle,
     apis.SASL_AUTHENTICATE.key: sasl_authenticate.handle,
 }

@@ -1,14 +1,11 @@
-"""FindCoordinator v0-6 (GroupCoordinator in the guide): the broker that keeps a group's offsets.
-
-Transactions are not served: their coordinator is not available.
-"""
+"""FindCoordinator v0-6 (GroupCoordinator in the guide): the broker that keeps a group's offsets, or a transaction."""
 
 from __future__ import annotations
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
-from spark_klog.protocol.tables.coordinator import GROUP
+from spark_klog.protocol.tables.coordinator import GROUP, TRANSACTION
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
@@ -22,11 +19,11 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 
 async def _find(broker: Broker, request: Request, key: str, key_type: int) -> Message:
     none = {"key": key, "node_id": -1, "host": "", "port": -1}
-    if key_type != GROUP:
-        reason = "transactions are not supported"
-        return none | {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE, "error_message": reason}
+    if key_type not in (GROUP, TRANSACTION):
+        reason = f"key type {key_type} is neither {GROUP} (group) nor {TRANSACTION} (transaction)"
+        return none | {"error_code": ErrorCode.INVALID_REQUEST, "error_message": reason}
     try:
-        node, _ = await broker.coordinator_for(key)
+        node, _ = await (broker.coordinator_for(key) if key_type == GROUP else broker.transactions.find(key))
     except DirectoryError as error:
         return none | {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE, "error_message": str(error)}
     addresses = broker.registry.addresses(request.session.listener)

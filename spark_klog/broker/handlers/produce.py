@@ -1,6 +1,7 @@
 """Produce v0-13. acks: 0 no answer, 1 and -1 alike, since there is no replication.
 
-Versions 0-2 may carry message sets of magic 0 and 1; the log keeps them in magic 2.
+Versions 0-2 may carry message sets of magic 0 and 1; the log keeps them in magic 2. A batch within a transaction is
+taken where its partition was added to that (KIP-890): none that comes late leaves a transaction open for ever.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.security.authorizer import WRITE
+from spark_klog.broker.transactions.transaction import Producer
 from spark_klog.errors import CorruptBatchError, DecodeError, ErrorCode
-from spark_klog.log.partition_log import BatchTooLarge
+from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
+from spark_klog.log.sequences import ProducerRefused
 from spark_klog.protocol.codec import Message
+from spark_klog.records.batch import iter_batches
+from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.conversion import up_convert
 from spark_klog.records.produced import check_produced
 
@@ -22,6 +27,8 @@ _NO_ANSWER, _LEADER, _ALL = 0, 1, -1
 _FIRST_MAGIC_2 = 3
 #: From it on topics are named by id (KIP-516).
 _FIRST_TOPIC_IDS = 13
+#: From here on clients know TRANSACTION_ABORTABLE.
+_FIRST_ABORTABLE = 11
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message | None:
@@ -40,7 +47,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message 
             elif not name and has_id:
                 partitions.append(_failed(data["index"], ErrorCode.UNKNOWN_TOPIC_ID, f"no topic of id {topic_id}"))
             else:
-                partitions.append(await _append(broker, request, name, data))
+                partitions.append(await _append(broker, request, name, data, message["transactional_id"]))
         responses.append({"name": name, "topic_id": topic_id, "partition_responses": partitions})
     if acks != _NO_ANSWER:
         return {"responses": responses}
@@ -56,7 +63,9 @@ def _failed(index: int, code: ErrorCode, reason: str) -> Message:
     return {"index": index, "error_code": code, "error_message": reason}
 
 
-async def _append(broker: Broker, request: Request, topic: str, data: dict[str, Any]) -> Message:
+async def _append(
+    broker: Broker, request: Request, topic: str, data: dict[str, Any], transactional_id: str | None
+) -> Message:
     index, records = data["index"], data["records"]
     if not broker.authorizer.allows(request.session, WRITE, topic):
         return _failed(index, ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"{topic} may not be written to")
@@ -69,8 +78,11 @@ async def _append(broker: Broker, request: Request, topic: str, data: dict[str, 
         limit = broker.config.decompressed_max_bytes
         if request.version < _FIRST_MAGIC_2:
             records = memoryview(up_convert(records, renumber=True, limit=limit))
-        check_produced(records, needs_keys=log.config.compacts, limit=limit)
-        appended = log.append(records)
+        if check_produced(records, needs_keys=log.config.compacts, limit=limit):
+            await _check_transaction(broker, request, log, records, transactional_id)
+        appended = log.append(records, of_client=True)
+    except ProducerRefused as error:
+        code, reason = error.code, str(error)
     except CorruptBatchError as error:
         code, reason = ErrorCode.CORRUPT_MESSAGE, str(error)
     except BatchTooLarge as error:
@@ -90,3 +102,23 @@ async def _append(broker: Broker, request: Request, topic: str, data: dict[str, 
         }
     _log.warning("%s (%s): %s, nothing appended: %s", request.client_id, request.peer, code.name, reason)
     return _failed(index, code, reason)
+
+
+async def _check_transaction(
+    broker: Broker, request: Request, log: PartitionLog, records: memoryview, transactional_id: str | None
+) -> None:
+    """`ProducerRefused` where a transactional batch belongs to no ongoing transaction."""
+    if transactional_id is None:
+        reason = "a transactional batch in a request without a transactional id"
+        raise ProducerRefused(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, reason)
+    producers = {
+        Producer(header.producer_id, header.producer_epoch)
+        for header, _ in iter_batches(records)
+        if isinstance(header, BatchHeader) and header.is_transactional
+    }
+    for producer in producers:
+        code, reason = await broker.transactions.may_append(transactional_id, producer, log)
+        if code is ErrorCode.TRANSACTION_ABORTABLE and request.version < _FIRST_ABORTABLE:
+            code = ErrorCode.INVALID_TXN_STATE
+        if code:
+            raise ProducerRefused(code, reason)

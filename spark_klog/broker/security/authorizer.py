@@ -1,7 +1,7 @@
 """Who may do what with which topic: the one place that decides. Handlers ask, and answer the code.
 
-    may read      Fetch, OffsetCommit
-    may write     Produce, and the topics that Metadata makes for who asks for them
+    may read      Fetch, OffsetCommit, TxnOffsetCommit, DescribeProducers
+    may write     Produce, AddPartitionsToTxn, and the topics that Metadata makes for who asks for them
     either        Metadata, ListOffsets, OffsetFetch, OffsetForLeaderEpoch, DescribeConfigs: the topic is seen
     admin         everything; what is in none of the handlers is for admins only
 
@@ -34,6 +34,12 @@ _CHECKED_BY_HANDLER = frozenset(
         apis.LEAVE_GROUP.key,
         apis.DESCRIBE_GROUPS.key,
         apis.LIST_GROUPS.key,
+        apis.INIT_PRODUCER_ID.key,
+        apis.ADD_PARTITIONS_TO_TXN.key,
+        apis.ADD_OFFSETS_TO_TXN.key,
+        apis.END_TXN.key,
+        apis.TXN_OFFSET_COMMIT.key,
+        apis.DESCRIBE_PRODUCERS.key,
         apis.API_VERSIONS.key,
         apis.CREATE_TOPICS.key,
         apis.DELETE_TOPICS.key,

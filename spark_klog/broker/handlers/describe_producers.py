@@ -1,0 +1,42 @@
+"""DescribeProducers v0: the producers that partitions led here know, and which have a transaction open (KIP-664)."""
+
+from __future__ import annotations
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.security.authorizer import READ
+from spark_klog.errors import ErrorCode
+from spark_klog.protocol.codec import Message
+
+_NONE = -1
+
+
+async def handle(broker: Broker, request: Request, message: Message) -> Message:
+    return {
+        "topics": [
+            {
+                "name": topic["name"],
+                "partitions": [
+                    await _partition(broker, request, topic["name"], index) for index in topic["partition_indexes"]
+                ],
+            }
+            for topic in message["topics"]
+        ]
+    }
+
+
+async def _partition(broker: Broker, request: Request, topic: str, index: int) -> Message:
+    log = broker.authorizer.refusal(request.session, READ, topic) or await broker.leader_log(topic, index)
+    if isinstance(log, ErrorCode):
+        return {"partition_index": index, "error_code": log, "active_producers": []}
+    producers = [
+        {
+            "producer_id": producer_id,
+            "producer_epoch": producer.epoch,
+            "last_sequence": producer.batches[-1].last_sequence if producer.batches else _NONE,
+            "last_timestamp": producer.last_timestamp,
+            "coordinator_epoch": producer.coordinator_epoch,
+            "current_txn_start_offset": producer.transaction_first_offset,
+        }
+        for producer_id, producer in log.producers.producers.items()
+    ]
+    return {"partition_index": index, "error_code": ErrorCode.NONE, "active_producers": producers}

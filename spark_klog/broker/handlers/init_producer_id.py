@@ -1,0 +1,36 @@
+"""InitProducerId v0-5: a producer id with an epoch (KIP-98, KIP-360).
+
+Without a transactional id it is a new one. With one it is that of the id, whose epoch grows: earlier instances are
+fenced, and what they left open is aborted (CONCURRENT_TRANSACTIONS meanwhile).
+"""
+
+from __future__ import annotations
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.transactions.transaction import Producer
+from spark_klog.errors import ErrorCode
+from spark_klog.protocol.codec import Message
+
+_FIRST_FENCED = 4
+_NONE = -1
+
+
+async def handle(broker: Broker, request: Request, message: Message) -> Message:
+    transactional_id = message["transactional_id"]
+    expected = Producer(message["producer_id"], message["producer_epoch"])
+    if transactional_id == "" or (expected.producer_id == _NONE) != (expected.epoch == _NONE):
+        return _failed(ErrorCode.INVALID_REQUEST)
+    if transactional_id is None:
+        producer_id = await broker.transactions.new_producer_id()
+        found = producer_id if isinstance(producer_id, ErrorCode) else Producer(producer_id, 0)
+    else:
+        known = None if expected.producer_id == _NONE else expected
+        found = await broker.transactions.init(transactional_id, message["transaction_timeout_ms"], known)
+    if isinstance(found, ErrorCode):
+        is_old = found is ErrorCode.PRODUCER_FENCED and request.version < _FIRST_FENCED
+        return _failed(ErrorCode.INVALID_PRODUCER_EPOCH if is_old else found)
+    return {"error_code": ErrorCode.NONE, "producer_id": found.producer_id, "producer_epoch": found.epoch}
+
+
+def _failed(code: ErrorCode) -> Message:
+    return {"error_code": code, "producer_id": _NONE, "producer_epoch": _NONE}

@@ -1,0 +1,83 @@
+"""TxnOffsetCommit v0-4: offsets that count when the transaction commits; from 3 on by members of a group (KIP-447)."""
+
+from __future__ import annotations
+
+import logging
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.security.authorizer import READ
+from spark_klog.broker.transactions.transaction import Producer
+from spark_klog.errors import ErrorCode
+from spark_klog.log.sequences import ProducerRefused
+from spark_klog.protocol.codec import Message
+
+_log = logging.getLogger(__name__)
+_FIRST_ABORTABLE = 4
+_NO_MEMBER = -1
+
+
+async def handle(broker: Broker, request: Request, message: Message) -> Message:
+    group = message["group_id"]
+    producer = Producer(message["producer_id"], message["producer_epoch"])
+    log = await broker.offsets_log(group)
+    failure = log if isinstance(log, ErrorCode) else ErrorCode.NONE
+    if not group:
+        failure = ErrorCode.INVALID_GROUP_ID
+    elif not failure:
+        failure = _membership(broker, message)
+    if not isinstance(log, ErrorCode) and not failure:
+        failure, reason = await broker.transactions.may_append(
+            message["transactional_id"], producer, log, of_offsets=True
+        )
+        if failure is ErrorCode.TRANSACTION_ABORTABLE and request.version < _FIRST_ABORTABLE:
+            failure = ErrorCode.INVALID_TXN_STATE
+        if failure:
+            _log.warning("%s (%s): %s", request.client_id, request.peer, reason)
+    codes: dict[tuple[str, int], ErrorCode] = {}
+    offsets: dict[tuple[str, int], tuple[int, int, str]] = {}
+    for topic in message["topics"]:
+        for entry in topic["partitions"]:
+            key = topic["name"], entry["partition_index"]
+            metadata = entry["committed_metadata"] or ""
+            codes[key] = failure
+            if failure:
+                continue
+            if refusal := broker.authorizer.refusal(request.session, READ, topic["name"]):
+                codes[key] = refusal
+            elif broker.registry.leads(*key) is None:
+                codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif len(metadata.encode()) > broker.config.offset_metadata_max_bytes:
+                codes[key] = ErrorCode.OFFSET_METADATA_TOO_LARGE
+            else:
+                offsets[key] = entry["committed_offset"], entry["committed_leader_epoch"], metadata
+    if offsets and not isinstance(log, ErrorCode):
+        try:
+            broker.offsets.stage(log, group, (producer.producer_id, producer.epoch), offsets)
+        except ProducerRefused as error:
+            codes |= dict.fromkeys(offsets, error.code)
+        except OSError as error:
+            _log.error("commit of group %s failed: %s", group, error)
+            codes |= dict.fromkeys(offsets, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    return {
+        "topics": [
+            {
+                "name": topic["name"],
+                "partitions": [
+                    {
+                        "partition_index": entry["partition_index"],
+                        "error_code": codes[topic["name"], entry["partition_index"]],
+                    }
+                    for entry in topic["partitions"]
+                ],
+            }
+            for topic in message["topics"]
+        ]
+    }
+
+
+def _membership(broker: Broker, message: Message) -> ErrorCode:
+    """A producer that names no member commits whatever the group's generation is, as before KIP-447."""
+    generation, member_id, instance_id = message["generation_id"], message["member_id"], message["group_instance_id"]
+    if generation == _NO_MEMBER and not member_id and instance_id is None:
+        return ErrorCode.NONE
+    return broker.groups.may_commit(message["group_id"], member_id, instance_id, generation)

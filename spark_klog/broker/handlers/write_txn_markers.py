@@ -1,0 +1,28 @@
+"""WriteTxnMarkers v1: another broker, or an admin, ends transactions in partitions that this broker leads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.transactions.markers import Marker, write_marker
+from spark_klog.broker.transactions.transaction import Producer
+from spark_klog.protocol.codec import Message
+
+
+def handle(broker: Broker, request: Request, message: Message) -> Message:
+    return {"markers": [_write(broker, entry) for entry in message["markers"]]}
+
+
+def _write(broker: Broker, entry: dict[str, Any]) -> Message:
+    producer = Producer(entry["producer_id"], entry["producer_epoch"])
+    marker = Marker(producer, entry["transaction_result"], entry["coordinator_epoch"])
+
+    def written(topic: str, partition: int) -> Message:
+        return {"partition_index": partition, "error_code": write_marker(broker, (topic, partition), marker)}
+
+    topics = [
+        {"name": topic["name"], "partitions": [written(topic["name"], each) for each in topic["partition_indexes"]]}
+        for topic in entry["topics"]
+    ]
+    return {"producer_id": producer.producer_id, "topics": topics}

@@ -1,0 +1,1 @@
+"""Producer ids, and the coordinator of transactions (KIP-98)."""

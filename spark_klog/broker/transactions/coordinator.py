@@ -1,0 +1,368 @@
+"""The coordinator of transactions: the state machine in `transaction.py`, given a clock, a log and requests to answer.
+
+A transactional id lives in a partition of __transaction_state, which the broker that leads it coordinates. Each change
+is answered after it has been appended there, so that a broker that was killed goes on where it was: what is prepared
+then (PrepareCommit, PrepareAbort) is completed. Markers go into the logs that this broker leads at once, so that most
+transactions have ended when EndTxn is answered; other brokers are asked to write theirs, again and again until they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from spark_klog.broker.offset_manager import TRANSACTIONS_TOPIC, partition_for
+from spark_klog.broker.registry import NO_LEADER
+from spark_klog.broker.transactions import transaction as machine
+from spark_klog.broker.transactions.markers import Marker, send_markers, write_marker
+from spark_klog.broker.transactions.peers import ask, peer_address
+from spark_klog.broker.transactions.producer_ids import ProducerIds
+from spark_klog.broker.transactions.records import decode_key, decode_value, state_batch
+from spark_klog.broker.transactions.transaction import (
+    NeedsProducerId,
+    Outcome,
+    Producer,
+    TopicPartition,
+    Transaction,
+)
+from spark_klog.errors import ErrorCode, KlogError
+from spark_klog.log.partition_log import PartitionLog, system_ms
+from spark_klog.protocol.apis import ADD_PARTITIONS_TO_TXN
+from spark_klog.records.batch import next_offset_after
+from spark_klog.records.reader import read_records
+
+if TYPE_CHECKING:
+    from spark_klog.broker.broker import Broker
+
+_log = logging.getLogger(__name__)
+_READ_BYTES = 4 * 1024 * 1024
+_LOADED_AT_ONCE = 1024 * 1024
+_RETRY_SECONDS = 0.5
+#: Of AddPartitionsToTxn: from here on brokers ask each other.
+_BATCHED = 4
+#: The marker can't, or need not, be written any more.
+_SETTLED = frozenset(
+    {
+        ErrorCode.NONE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+    }
+)
+#: What a broker that asks whether a producer may write is to be asked again.
+_PASSING = frozenset(
+    {
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+    }
+)
+
+
+class TransactionCoordinator:
+    """All transactional ids whose partitions this broker leads. For one event loop."""
+
+    def __init__(self, broker: Broker, producer_ids: ProducerIds, now_ms: Callable[[], int] = system_ms) -> None:
+        self._broker = broker
+        self._ids = producer_ids
+        self._now_ms = now_ms
+        self._transactions: dict[str, Transaction] = {}
+        #: Of those that are prepared: where markers are still missing.
+        self._missing: dict[str, set[TopicPartition]] = {}
+        self._is_due = asyncio.Event()
+        self.is_loading = True
+
+    def __iter__(self) -> Iterator[Transaction]:
+        return iter(list(self._transactions.values()))
+
+    def known(self, transactional_id: str) -> Transaction | None:
+        return self._transactions.get(transactional_id)
+
+    async def find(self, transactional_id: str) -> tuple[int, int]:
+        """(broker id, partition of __transaction_state) that keep it; makes that topic at first use."""
+        topic = await self._broker.internal_topic(TRANSACTIONS_TOPIC, self._broker.config.transaction_partitions)
+        partition = partition_for(transactional_id, len(topic.assignment))
+        return self._broker.registry.leader(topic, partition), partition
+
+    async def log_of(self, transactional_id: str) -> PartitionLog | ErrorCode:
+        """Where the id is kept, if that is here and has been read."""
+        _, partition = await self.find(transactional_id)
+        if not self._broker.registry.leads(TRANSACTIONS_TOPIC, partition):
+            return ErrorCode.NOT_COORDINATOR
+        log = self._broker.logs.get(TRANSACTIONS_TOPIC, partition)
+        if log is None:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self.is_loading else log
+
+    async def new_producer_id(self) -> int | ErrorCode:
+        """A producer id of its own; where none can be had now the client is to try again."""
+        try:
+            return await self._ids.next()
+        except (KlogError, OSError) as error:
+            _log.error("producer ids can't be claimed: %s", error)
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
+    async def init(self, transactional_id: str, timeout_ms: int, expected: Producer | None) -> Producer | ErrorCode:
+        """InitProducerId of a transactional id."""
+        log = await self.log_of(transactional_id)
+        if isinstance(log, ErrorCode):
+            return log
+        if not 0 < timeout_ms <= self._broker.config.transaction_max_timeout_ms:
+            return ErrorCode.INVALID_TRANSACTION_TIMEOUT
+        new_id: int | None = None
+        while True:
+            now = self._now_ms()
+            before = self._transactions.get(transactional_id)
+            try:
+                if before is None:
+                    if new_id is None:
+                        raise NeedsProducerId
+                    before = machine.created(transactional_id, new_id, timeout_ms, now)
+                outcome = machine.init(before, timeout_ms, expected, now, new_id)
+            except NeedsProducerId:
+                claimed = await self.new_producer_id()
+                if isinstance(claimed, ErrorCode):
+                    return claimed
+                new_id = claimed
+                continue
+            if code := self._keep(log, outcome):
+                return code
+            assert isinstance(outcome, Transaction)
+            if not outcome.is_prepared:
+                return outcome.producer
+            if transactional_id in self._missing:  # the earlier instance's transaction is aborted first
+                return ErrorCode.CONCURRENT_TRANSACTIONS
+
+    async def add(self, transactional_id: str, producer: Producer, partitions: frozenset[TopicPartition]) -> ErrorCode:
+        """AddPartitionsToTxn, AddOffsetsToTxn."""
+        return await self._change(
+            transactional_id, lambda before: machine.add(before, producer, partitions, self._now_ms())
+        )
+
+    async def end(self, transactional_id: str, producer: Producer, *, commits: bool) -> ErrorCode:
+        """EndTxn."""
+        return await self._change(
+            transactional_id, lambda before: machine.end(before, producer, commits=commits, now_ms=self._now_ms())
+        )
+
+    async def verify(self, transactional_id: str, producer: Producer, partition: TopicPartition) -> ErrorCode:
+        """Whether a producer may write to a partition: asked of this broker's transactions."""
+        return await self._change(transactional_id, lambda before: machine.verify(before, producer, partition))
+
+    async def _change(self, transactional_id: str, event: Callable[[Transaction], Outcome]) -> ErrorCode:
+        if not transactional_id:
+            return ErrorCode.INVALID_REQUEST
+        log = await self.log_of(transactional_id)
+        if isinstance(log, ErrorCode):
+            return log
+        before = self._transactions.get(transactional_id)
+        return ErrorCode.INVALID_PRODUCER_ID_MAPPING if before is None else self._keep(log, event(before))
+
+    def _keep(self, log: PartitionLog, outcome: Outcome) -> ErrorCode:
+        """Write what comes of an event; the error where there is one."""
+        if isinstance(outcome, ErrorCode):
+            return outcome
+        if code := self._append(log, outcome.transactional_id, outcome):
+            return code
+        self._transactions[outcome.transactional_id] = outcome
+        if outcome.is_prepared:
+            self._write_markers(log, outcome)
+            self._is_due.set()
+        return ErrorCode.NONE
+
+    def _append(self, log: PartitionLog, transactional_id: str, outcome: Transaction | None) -> ErrorCode:
+        try:
+            log.append(memoryview(state_batch(transactional_id, outcome, self._now_ms())))
+        except OSError as error:
+            _log.error("transaction %s can't be written to %s: %s", transactional_id, log.directory, error)
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        self._broker.purgatory.wake((log.topic, log.partition))
+        return ErrorCode.NONE
+
+    def _write_markers(self, log: PartitionLog, transaction: Transaction) -> None:
+        """Write those that this broker can; the others are left to `run`."""
+        marker = Marker(transaction.producer, transaction.commits, log.leader_epoch)
+        partitions = self._missing.pop(transaction.transactional_id, transaction.partitions)
+        missing = {key for key in partitions if write_marker(self._broker, key, marker) not in _SETTLED}
+        self._note_missing(log, transaction, missing)
+
+    def _note_missing(self, log: PartitionLog, transaction: Transaction, missing: set[TopicPartition]) -> None:
+        if missing:
+            self._missing[transaction.transactional_id] = missing
+            return
+        done = machine.complete(transaction, self._now_ms())
+        if self._append(log, transaction.transactional_id, done):
+            self._missing[transaction.transactional_id] = missing  # to be tried again
+            return
+        self._missing.pop(transaction.transactional_id, None)
+        self._transactions[transaction.transactional_id] = done
+
+    async def may_append(
+        self, transactional_id: str, producer: Producer, log: PartitionLog, *, of_offsets: bool = False
+    ) -> tuple[ErrorCode, str]:
+        """Whether a batch belongs to an ongoing transaction (KIP-890): the error it gets, and why.
+
+        Only the first batch of a transaction in a log is asked for. TRANSACTION_ABORTABLE is for those who know it.
+        """
+        key = log.topic, log.partition
+        while True:
+            known = log.producers.producers.get(producer.producer_id)
+            if known is not None and known.epoch == producer.epoch and known.is_in_transaction:
+                return ErrorCode.NONE, ""
+            ended = log.producers.ended_transactions
+            code = await self._asked(transactional_id, producer, key)
+            if ended == log.producers.ended_transactions:  # else the answer may be of before a marker
+                break
+        if code is ErrorCode.NONE:
+            return code, ""
+        reason = f"transaction {transactional_id!r} does not have {log.topic}-{log.partition}: {code.name}"
+        if code is ErrorCode.PRODUCER_FENCED:
+            return ErrorCode.INVALID_PRODUCER_EPOCH, reason
+        if code in _PASSING:  # what all clients know, and then try again
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if of_offsets else ErrorCode.NOT_ENOUGH_REPLICAS, reason
+        return ErrorCode.TRANSACTION_ABORTABLE, reason
+
+    async def _asked(self, transactional_id: str, producer: Producer, key: TopicPartition) -> ErrorCode:
+        broker = self._broker
+        node, _ = await self.find(transactional_id)
+        if node == broker.config.broker_id:
+            return await self.verify(transactional_id, producer, key)
+        entry = {
+            "transactional_id": transactional_id,
+            "producer_id": producer.producer_id,
+            "producer_epoch": producer.epoch,
+            "verify_only": True,
+            "topics": [{"name": key[0], "partitions": [key[1]]}],
+        }
+        try:
+            answer = await ask(
+                peer_address(broker.registry, node), ADD_PARTITIONS_TO_TXN, _BATCHED, {"transactions": [entry]}
+            )
+        except (KlogError, OSError, asyncio.TimeoutError) as error:
+            _log.warning("broker %d can't be asked for transaction %s: %s", node, transactional_id, error)
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        results = [
+            ErrorCode(entry["partition_error_code"])
+            for result in answer["results_by_transaction"]
+            for topic in result["topic_results"]
+            for entry in topic["results_by_partition"]
+        ]
+        return results[0] if results else ErrorCode(answer["error_code"])
+
+    async def load(self) -> None:
+        """Read the transactions from the log; until then their requests are answered with LOAD_IN_PROGRESS."""
+        logs = [log for (topic, _), log in self._broker.logs.logs.items() if topic == TRANSACTIONS_TOPIC]
+        for log in logs:
+            found: dict[str, Transaction] = {}
+            try:
+                if log.size <= _LOADED_AT_ONCE:
+                    _read(log, found)
+                else:
+                    await asyncio.to_thread(_read, log, found)
+            except (KlogError, OSError) as error:
+                _log.error("transactions of %s can't be read: %s", log.directory, error)
+            self._transactions |= found
+        self.is_loading = False
+        for transaction in list(self._transactions.values()):
+            if transaction.is_prepared and (log_of := self._log(transaction.transactional_id)) is not None:
+                _log.info("completing transaction %s: %s", transaction.transactional_id, transaction.state.text)
+                self._write_markers(log_of, transaction)
+
+    def _log(self, transactional_id: str) -> PartitionLog | None:
+        topic = self._broker.registry.topics.get(TRANSACTIONS_TOPIC)
+        if topic is None:
+            return None
+        return self._broker.logs.get(TRANSACTIONS_TOPIC, partition_for(transactional_id, len(topic.assignment)))
+
+    def forget_all(self) -> None:
+        """__transaction_state was deleted."""
+        self._transactions.clear()
+        self._missing.clear()
+
+    def highest_producer_id(self) -> int:
+        """Of the transactional ids known here, -1 without any."""
+        return max((known.producer.producer_id for known in self._transactions.values()), default=-1)
+
+    async def run(self) -> None:
+        """Load, then write the markers that are missing, and look after old transactions; until it is cancelled."""
+        config = self._broker.config
+        await self.load()
+        loop = asyncio.get_running_loop()
+        checked_at = expired_at = loop.time()
+        shortest = min(config.transaction_check_ms, config.transactional_id_check_ms) / 1000
+        while True:
+            try:
+                await asyncio.wait_for(self._is_due.wait(), min(_RETRY_SECONDS, shortest))
+            except asyncio.TimeoutError:
+                pass
+            self._is_due.clear()
+            await self._write_missing()
+            now = loop.time()
+            if now - checked_at >= config.transaction_check_ms / 1000:
+                self._abort_timed_out()
+                checked_at = now
+            if now - expired_at >= config.transactional_id_check_ms / 1000:
+                self._expire()
+                expired_at = now
+
+    async def _write_missing(self) -> None:
+        """Try again where this broker leads, and ask the others."""
+        wanted: dict[int, dict[Marker, list[TopicPartition]]] = defaultdict(lambda: defaultdict(list))
+        for transactional_id in list(self._missing):
+            log, transaction = self._log(transactional_id), self._transactions[transactional_id]
+            if log is None:
+                continue
+            self._write_markers(log, transaction)
+            marker = Marker(transaction.producer, transaction.commits, log.leader_epoch)
+            for key in self._missing.get(transactional_id, ()):
+                node = self._broker.registry.leader_of(*key)
+                if node not in (NO_LEADER, self._broker.config.broker_id):
+                    wanted[node][marker].append(key)
+        if not wanted:
+            return
+        answers = await asyncio.gather(*(send_markers(self._broker, node, each) for node, each in wanted.items()))
+        settled = {(found[0], found[1]) for answer in answers for found in answer if found[2] in _SETTLED}
+        for transactional_id, missing in list(self._missing.items()):
+            log, transaction = self._log(transactional_id), self._transactions[transactional_id]
+            left = {key for key in missing if (transaction.producer.producer_id, key) not in settled}
+            if log is not None and left != missing:
+                self._note_missing(log, transaction, left)
+
+    def _abort_timed_out(self) -> None:
+        now = self._now_ms()
+        for transaction in list(self._transactions.values()):
+            log = self._log(transaction.transactional_id)
+            if log is not None and machine.is_timed_out(transaction, now):
+                limit = transaction.timeout_ms
+                _log.info("transaction %s is aborted: its %d ms are over", transaction.transactional_id, limit)
+                self._keep(log, machine.fence(transaction, now))
+
+    def _expire(self) -> None:
+        before = self._now_ms() - self._broker.config.transactional_id_expiration_ms
+        for transactional_id, transaction in list(self._transactions.items()):
+            log = self._log(transactional_id)
+            if log is None or not machine.is_expired(transaction, before):
+                continue
+            if not self._append(log, transactional_id, None):
+                del self._transactions[transactional_id]
+
+
+def _read(log: PartitionLog, transactions: dict[str, Transaction]) -> None:
+    """What a partition of __transaction_state holds; later records win."""
+    offset = log.start_offset
+    while (found := log.read(offset, _READ_BYTES)) is not None:
+        data = found.read()
+        for record in read_records(data):
+            transactional_id = decode_key(record.key) if record.key else None
+            if transactional_id is None:
+                continue
+            if record.value is None:
+                transactions.pop(transactional_id, None)
+            else:
+                transactions[transactional_id] = decode_value(transactional_id, record.value)
+        offset = next_offset_after(data, offset)
+    _log.info("loaded %d transactions from %s", len(transactions), log.directory.name)

@@ -1,0 +1,264 @@
+"""The state machine of a transactional id (KIP-98, KIP-360, KIP-588). Nothing here waits, reads a clock or writes.
+
+    state            INIT          ADD        COMMIT           ABORT          FENCE          COMPLETE         EXPIRE
+    Empty            Empty         Ongoing    48               48             -              -                Dead
+    Ongoing          as FENCE, 51  Ongoing    PrepareCommit    PrepareAbort   PrepareAbort   -                -
+    PrepareCommit    51            51         51               48             -              CompleteCommit   -
+    PrepareAbort     51            51         48               51             -              CompleteAbort    -
+    CompleteCommit   Empty         Ongoing    0: done before   48             -              -                Dead
+    CompleteAbort    Empty         Ongoing    48               0              -              -                Dead
+
+INIT is InitProducerId, ADD is AddPartitionsToTxn or AddOffsetsToTxn, COMMIT and ABORT are EndTxn. FENCE aborts with the
+next epoch, which no producer has: a timeout does so, and an INIT of another instance. COMPLETE: all markers are there.
+48 is INVALID_TXN_STATE, 51 CONCURRENT_TRANSACTIONS (the client tries again). What is written to __transaction_state
+is a state of this table, never what is between two of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum, IntEnum, auto
+
+from spark_klog.errors import ErrorCode
+
+NO_ID, NO_EPOCH, NO_TIME = -1, -1, -1
+_MAX_EPOCH = 0x7FFF
+#: The last epoch that a producer gets: one is left to fence it.
+_LAST_EPOCH = _MAX_EPOCH - 1
+
+TopicPartition = tuple[str, int]
+
+
+class State(IntEnum):
+    """As records of __transaction_state number them."""
+
+    EMPTY = 0
+    ONGOING = 1
+    PREPARE_COMMIT = 2
+    PREPARE_ABORT = 3
+    COMPLETE_COMMIT = 4
+    COMPLETE_ABORT = 5
+    DEAD = 6
+    PREPARE_EPOCH_FENCE = 7
+
+    @property
+    def text(self) -> str:
+        """As Kafka's tools spell it."""
+        return self.name.title().replace("_", "")
+
+
+class Event(Enum):
+    """See the module."""
+
+    INIT = auto()
+    ADD = auto()
+    COMMIT = auto()
+    ABORT = auto()
+    FENCE = auto()
+    COMPLETE = auto()
+    EXPIRE = auto()
+
+
+_BUSY, _INVALID = ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.INVALID_TXN_STATE
+
+TRANSITIONS: dict[tuple[State, Event], State | ErrorCode] = {
+    (State.EMPTY, Event.INIT): State.EMPTY,
+    (State.EMPTY, Event.ADD): State.ONGOING,
+    (State.EMPTY, Event.COMMIT): _INVALID,
+    (State.EMPTY, Event.ABORT): _INVALID,
+    (State.EMPTY, Event.EXPIRE): State.DEAD,
+    (State.ONGOING, Event.INIT): State.PREPARE_ABORT,
+    (State.ONGOING, Event.ADD): State.ONGOING,
+    (State.ONGOING, Event.COMMIT): State.PREPARE_COMMIT,
+    (State.ONGOING, Event.ABORT): State.PREPARE_ABORT,
+    (State.ONGOING, Event.FENCE): State.PREPARE_ABORT,
+    (State.PREPARE_COMMIT, Event.INIT): _BUSY,
+    (State.PREPARE_COMMIT, Event.ADD): _BUSY,
+    (State.PREPARE_COMMIT, Event.COMMIT): _BUSY,
+    (State.PREPARE_COMMIT, Event.ABORT): _INVALID,
+    (State.PREPARE_COMMIT, Event.COMPLETE): State.COMPLETE_COMMIT,
+    (State.PREPARE_ABORT, Event.INIT): _BUSY,
+    (State.PREPARE_ABORT, Event.ADD): _BUSY,
+    (State.PREPARE_ABORT, Event.COMMIT): _INVALID,
+    (State.PREPARE_ABORT, Event.ABORT): _BUSY,
+    (State.PREPARE_ABORT, Event.COMPLETE): State.COMPLETE_ABORT,
+    (State.COMPLETE_COMMIT, Event.INIT): State.EMPTY,
+    (State.COMPLETE_COMMIT, Event.ADD): State.ONGOING,
+    (State.COMPLETE_COMMIT, Event.COMMIT): ErrorCode.NONE,
+    (State.COMPLETE_COMMIT, Event.ABORT): _INVALID,
+    (State.COMPLETE_COMMIT, Event.EXPIRE): State.DEAD,
+    (State.COMPLETE_ABORT, Event.INIT): State.EMPTY,
+    (State.COMPLETE_ABORT, Event.ADD): State.ONGOING,
+    (State.COMPLETE_ABORT, Event.COMMIT): _INVALID,
+    (State.COMPLETE_ABORT, Event.ABORT): ErrorCode.NONE,
+    (State.COMPLETE_ABORT, Event.EXPIRE): State.DEAD,
+}
+
+
+@dataclass(frozen=True)
+class Producer:
+    """A producer id with its epoch, as a client names itself."""
+
+    producer_id: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """What is known of a transactional id; times in ms. `last` is what its producer was before, where it said so."""
+
+    transactional_id: str
+    producer: Producer
+    last: Producer
+    timeout_ms: int
+    state: State
+    partitions: frozenset[TopicPartition]
+    started_ms: int
+    updated_ms: int
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether its end is decided, and markers are to be written."""
+        return self.state in (State.PREPARE_COMMIT, State.PREPARE_ABORT)
+
+    @property
+    def commits(self) -> bool:
+        return self.state in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT)
+
+
+#: What comes of an event: what is to be written, or why nothing is.
+Outcome = Transaction | ErrorCode
+_NOBODY = Producer(NO_ID, NO_EPOCH)
+
+
+class NeedsProducerId(Exception):
+    """A new producer id is wanted."""
+
+
+def created(transactional_id: str, producer_id: int, timeout_ms: int, now_ms: int) -> Transaction:
+    """A transactional id that was never seen; `init` gives it its first epoch."""
+    producer = Producer(producer_id, NO_EPOCH)
+    return Transaction(
+        transactional_id, producer, _NOBODY, timeout_ms, State.EMPTY, frozenset(), NO_TIME, now_ms
+    )  # fmt: skip
+
+
+def init(
+    transaction: Transaction, timeout_ms: int, expected: Producer | None, now_ms: int, new_id: int | None = None
+) -> Outcome:
+    """InitProducerId. `expected` is who the producer says it is (KIP-360), None for a new instance.
+
+    In state Ongoing the outcome is its abort; it is written, and the client told to try again. `NeedsProducerId` where
+    the epochs are used up, and no `new_id` is given.
+    """
+    now = transaction.producer
+    if expected is not None and not _may_continue(transaction, expected):
+        return ErrorCode.PRODUCER_FENCED
+    state = TRANSITIONS[transaction.state, Event.INIT]
+    if isinstance(state, ErrorCode):
+        return state
+    if state is State.PREPARE_ABORT:
+        return fence(transaction, now_ms)
+    if expected is not None and now.epoch != NO_EPOCH and expected.epoch != now.epoch:
+        if expected.epoch != transaction.last.epoch:
+            return ErrorCode.PRODUCER_FENCED
+        producer, last = now, transaction.last  # a retry of what was done: the answer was lost
+    elif now.epoch >= _LAST_EPOCH:
+        if new_id is None:
+            raise NeedsProducerId
+        producer = Producer(new_id, 0)
+        last = now if expected is not None else Producer(now.producer_id, NO_EPOCH)
+    else:
+        producer = Producer(now.producer_id, now.epoch + 1)
+        last = now if expected is not None else Producer(now.producer_id, NO_EPOCH)
+    return replace(
+        transaction,
+        producer=producer,
+        last=last,
+        timeout_ms=timeout_ms,
+        state=state,
+        partitions=frozenset(),
+        started_ms=NO_TIME,
+        updated_ms=now_ms,
+    )
+
+
+def _may_continue(transaction: Transaction, expected: Producer) -> bool:
+    now, last = transaction.producer, transaction.last
+    if now.epoch == NO_EPOCH or expected.producer_id == now.producer_id:
+        return True
+    return expected.producer_id == last.producer_id and expected.epoch >= _LAST_EPOCH
+
+
+def add(transaction: Transaction, producer: Producer, partitions: frozenset[TopicPartition], now_ms: int) -> Outcome:
+    """AddPartitionsToTxn, AddOffsetsToTxn; NONE where they are all in it."""
+    if code := _refusal(transaction, producer):
+        return code
+    state = TRANSITIONS[transaction.state, Event.ADD]
+    if isinstance(state, ErrorCode):
+        return state
+    is_open = transaction.state is State.ONGOING
+    if is_open and partitions <= transaction.partitions:
+        return ErrorCode.NONE
+    return replace(
+        transaction,
+        state=state,
+        partitions=transaction.partitions | partitions,
+        started_ms=transaction.started_ms if is_open else now_ms,
+        updated_ms=now_ms,
+    )
+
+
+def end(transaction: Transaction, producer: Producer, *, commits: bool, now_ms: int) -> Outcome:
+    """EndTxn; NONE where it has ended so before."""
+    if code := _refusal(transaction, producer):
+        return code
+    state = TRANSITIONS[transaction.state, Event.COMMIT if commits else Event.ABORT]
+    return state if isinstance(state, ErrorCode) else replace(transaction, state=state, updated_ms=now_ms)
+
+
+def verify(transaction: Transaction, producer: Producer, partition: TopicPartition) -> ErrorCode:
+    """Whether the producer may write to a partition within its transaction (KIP-890)."""
+    if code := _refusal(transaction, producer):
+        return code
+    if transaction.is_prepared:
+        return _BUSY
+    is_in_it = transaction.state is State.ONGOING and partition in transaction.partitions
+    return ErrorCode.NONE if is_in_it else ErrorCode.TRANSACTION_ABORTABLE
+
+
+def _refusal(transaction: Transaction, producer: Producer) -> ErrorCode:
+    if producer.producer_id != transaction.producer.producer_id:
+        return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    return ErrorCode.NONE if producer.epoch == transaction.producer.epoch else ErrorCode.PRODUCER_FENCED
+
+
+def fence(transaction: Transaction, now_ms: int) -> Transaction:
+    """Abort an ongoing transaction with the next epoch."""
+    state = TRANSITIONS[transaction.state, Event.FENCE]
+    assert isinstance(state, State)
+    now = transaction.producer
+    return replace(
+        transaction,
+        producer=Producer(now.producer_id, min(now.epoch + 1, _MAX_EPOCH)),
+        last=Producer(now.producer_id, NO_EPOCH),
+        state=state,
+        updated_ms=now_ms,
+    )
+
+
+def complete(transaction: Transaction, now_ms: int) -> Transaction:
+    """All markers are written."""
+    state = TRANSITIONS[transaction.state, Event.COMPLETE]
+    assert isinstance(state, State)
+    return replace(transaction, state=state, partitions=frozenset(), updated_ms=now_ms)
+
+
+def is_timed_out(transaction: Transaction, now_ms: int) -> bool:
+    """Whether it is to be fenced for its age."""
+    return transaction.state is State.ONGOING and transaction.started_ms + transaction.timeout_ms <= now_ms
+
+
+def is_expired(transaction: Transaction, before_ms: int) -> bool:
+    """Whether the id is to be forgotten: nothing has been done with it since."""
+    return (transaction.state, Event.EXPIRE) in TRANSITIONS and transaction.updated_ms <= before_ms

@@ -1,0 +1,137 @@
+"""Whether a log may take batches of producers with an id: their epochs and sequences (KIP-98, KIP-360).
+
+A producer numbers its records, per partition, from 0 on; after 2^31 - 1 comes 0 again. Of what it sends
+
+    a batch that is one of its last five     is a duplicate: it is answered as the first one was, and not written
+    an epoch below the one known             INVALID_PRODUCER_EPOCH: another instance has taken over
+    an epoch above it                        must begin at sequence 0
+    the epoch known                          must go on where the last batch ended
+    a producer id that is not known          may begin anywhere: its records may have been deleted (Kafka 2.5)
+
+else it is OUT_OF_ORDER_SEQUENCE_NUMBER. Within a transaction a batch that is of none is INVALID_TXN_STATE. What a
+broker writes itself (markers, offsets within a transaction) has no sequences: there the epoch alone counts, and of
+markers the coordinator's epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from spark_klog.errors import DecodeError, ErrorCode, KlogError
+from spark_klog.log.producer_state import Producer, ProducerState, advanced
+from spark_klog.records.batch_v2 import BatchHeader
+from spark_klog.records.control import Marker
+
+_NEW = Producer()
+
+
+class ProducerRefused(KlogError):
+    """A batch that its producer may not append; `code` says why, as a response does."""
+
+    def __init__(self, code: ErrorCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class Duplicate(NamedTuple):
+    """How batches that are sent again were appended at first: offsets of the first and the last record, and the
+    largest timestamp (ms) of the last batch.
+    """
+
+    base_offset: int
+    last_offset: int
+    timestamp: int
+
+
+class _Known(NamedTuple):
+    """What the next batch of a producer is compared with; epoch -1 where nothing is known."""
+
+    epoch: int
+    last_sequence: int
+    is_in_transaction: bool
+
+
+def check_clients(state: ProducerState, headers: Sequence[BatchHeader]) -> Duplicate | None:
+    """Check batches of clients that are to be appended together; all have producer ids.
+
+    `Duplicate` where every one of them has been appended already, None where they are to be appended.
+    `ProducerRefused`; `DecodeError` for an epoch or a sequence that is none.
+    """
+    duplicate = _duplicate(state, headers)
+    if duplicate is not None:
+        return duplicate
+    known: dict[int, _Known] = {}
+    for header in headers:
+        before = known.get(header.producer_id) or _known(state.producers.get(header.producer_id, _NEW))
+        _check(header, before)
+        last = advanced(header.base_sequence, header.last_offset_delta)
+        known[header.producer_id] = _Known(header.producer_epoch, last, before.is_in_transaction)
+    return None
+
+
+def check_brokers(state: ProducerState, header: BatchHeader, marker: Marker | None) -> None:
+    """Check a batch of a broker; `marker` where it is a control batch. `ProducerRefused`."""
+    known = state.producers.get(header.producer_id, _NEW)
+    _check_epoch(header, known.epoch)
+    if marker is not None and marker.coordinator_epoch < known.coordinator_epoch:
+        raise ProducerRefused(
+            ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+            f"a marker of coordinator epoch {marker.coordinator_epoch}; {known.coordinator_epoch} has written already",
+        )
+
+
+def _known(producer: Producer) -> _Known:
+    last = producer.batches[-1].last_sequence if producer.batches else -1
+    return _Known(producer.epoch, last, producer.is_in_transaction)
+
+
+def _duplicate(state: ProducerState, headers: Sequence[BatchHeader]) -> Duplicate | None:
+    first = last = None
+    for header in headers:
+        producer = state.producers.get(header.producer_id)
+        if producer is None or producer.epoch != header.producer_epoch:
+            return None
+        last_sequence = advanced(header.base_sequence, header.last_offset_delta)
+        for batch in producer.batches:
+            if batch.last_sequence == last_sequence and batch.offset_delta == header.last_offset_delta:
+                last = batch
+                break
+        else:
+            return None
+        first = first or last
+    assert first is not None
+    assert last is not None
+    return Duplicate(first.last_offset - first.offset_delta, last.last_offset, last.timestamp)
+
+
+def _check(header: BatchHeader, known: _Known) -> None:
+    if header.producer_epoch < 0 or header.base_sequence < 0:
+        raise DecodeError(
+            f"a batch of producer {header.producer_id} with epoch {header.producer_epoch}, "
+            f"base sequence {header.base_sequence}: below 0"
+        )
+    _check_epoch(header, known.epoch)
+    if known.epoch < 0:
+        return
+    is_new_epoch = header.producer_epoch != known.epoch
+    expected = 0 if is_new_epoch else advanced(known.last_sequence, 1) if known.last_sequence >= 0 else 0
+    if header.base_sequence != expected:
+        raise ProducerRefused(
+            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+            f"producer {header.producer_id} of epoch {header.producer_epoch} sends sequence {header.base_sequence}, "
+            f"{expected} is next",
+        )
+    if known.is_in_transaction and not header.is_transactional:
+        raise ProducerRefused(
+            ErrorCode.INVALID_TXN_STATE,
+            f"producer {header.producer_id} has an open transaction, but sends a batch that is of none",
+        )
+
+
+def _check_epoch(header: BatchHeader, known: int) -> None:
+    if header.producer_epoch < known:
+        raise ProducerRefused(
+            ErrorCode.INVALID_PRODUCER_EPOCH,
+            f"producer {header.producer_id} has epoch {header.producer_epoch}, the log knows epoch {known}",
+        )

@@ -1,0 +1,184 @@
+"""The APIs of idempotent and transactional producers (KIP-98, KIP-360, KIP-447, KIP-890).
+
+InitProducerId (22), AddPartitionsToTxn (24), AddOffsetsToTxn (25), EndTxn (26), WriteTxnMarkers (27), TxnOffsetCommit
+(28). Of AddPartitionsToTxn brokers send versions 4 and up, to each other; clients those below.
+"""
+
+from __future__ import annotations
+
+from spark_klog.protocol.schema import BOOLEAN, INT16, INT32, INT64, STRING, F, api, array, struct
+
+INIT_PRODUCER_ID = api(
+    22,
+    "InitProducerId",
+    "0-5",
+    2,
+    struct(
+        F("transactional_id", STRING, nullable="0+"),
+        F("transaction_timeout_ms", INT32),
+        F("producer_id", INT64, "3+", default=-1),
+        F("producer_epoch", INT16, "3+", default=-1),
+    ),
+    struct(
+        F("throttle_time_ms", INT32),
+        F("error_code", INT16),
+        F("producer_id", INT64, default=-1),
+        F("producer_epoch", INT16),
+    ),
+)
+
+ADD_PARTITIONS_TO_TXN = api(
+    24,
+    "AddPartitionsToTxn",
+    "0-5",
+    3,
+    struct(
+        F(
+            "transactions",
+            array(
+                F("transactional_id", STRING, "4+"),
+                F("producer_id", INT64, "4+"),
+                F("producer_epoch", INT16, "4+"),
+                F("verify_only", BOOLEAN, "4+"),
+                F("topics", array(F("name", STRING), F("partitions", array(INT32))), "4+"),
+            ),
+            "4+",
+        ),
+        F("v3_and_below_transactional_id", STRING, "0-3"),
+        F("v3_and_below_producer_id", INT64, "0-3"),
+        F("v3_and_below_producer_epoch", INT16, "0-3"),
+        F("v3_and_below_topics", array(F("name", STRING), F("partitions", array(INT32))), "0-3"),
+    ),
+    struct(
+        F("throttle_time_ms", INT32),
+        F("error_code", INT16, "4+"),
+        F(
+            "results_by_transaction",
+            array(
+                F("transactional_id", STRING, "4+"),
+                F(
+                    "topic_results",
+                    array(
+                        F("name", STRING),
+                        F("results_by_partition", array(F("partition_index", INT32), F("partition_error_code", INT16))),
+                    ),
+                    "4+",
+                ),
+            ),
+            "4+",
+        ),
+        F(
+            "results_by_topic_v3_and_below",
+            array(
+                F("name", STRING),
+                F("results_by_partition", array(F("partition_index", INT32), F("partition_error_code", INT16))),
+            ),
+            "0-3",
+        ),
+    ),
+)
+
+ADD_OFFSETS_TO_TXN = api(
+    25,
+    "AddOffsetsToTxn",
+    "0-4",
+    3,
+    struct(
+        F("transactional_id", STRING),
+        F("producer_id", INT64),
+        F("producer_epoch", INT16),
+        F("group_id", STRING),
+    ),
+    struct(
+        F("throttle_time_ms", INT32),
+        F("error_code", INT16),
+    ),
+)
+
+END_TXN = api(
+    26,
+    "EndTxn",
+    "0-4",
+    3,
+    struct(
+        F("transactional_id", STRING),
+        F("producer_id", INT64),
+        F("producer_epoch", INT16),
+        F("committed", BOOLEAN),
+    ),
+    struct(
+        F("throttle_time_ms", INT32),
+        F("error_code", INT16),
+    ),
+)
+
+WRITE_TXN_MARKERS = api(
+    27,
+    "WriteTxnMarkers",
+    "1-1",
+    1,
+    struct(
+        F(
+            "markers",
+            array(
+                F("producer_id", INT64),
+                F("producer_epoch", INT16),
+                F("transaction_result", BOOLEAN),
+                F("topics", array(F("name", STRING), F("partition_indexes", array(INT32)))),
+                F("coordinator_epoch", INT32),
+            ),
+        ),
+    ),
+    struct(
+        F(
+            "markers",
+            array(
+                F("producer_id", INT64),
+                F(
+                    "topics",
+                    array(
+                        F("name", STRING), F("partitions", array(F("partition_index", INT32), F("error_code", INT16)))
+                    ),
+                ),
+            ),
+        ),
+    ),
+)
+
+TXN_OFFSET_COMMIT = api(
+    28,
+    "TxnOffsetCommit",
+    "0-4",
+    3,
+    struct(
+        F("transactional_id", STRING),
+        F("group_id", STRING),
+        F("producer_id", INT64),
+        F("producer_epoch", INT16),
+        F("generation_id", INT32, "3+", default=-1),
+        F("member_id", STRING, "3+"),
+        F("group_instance_id", STRING, "3+", nullable="3+", default=None),
+        F(
+            "topics",
+            array(
+                F("name", STRING),
+                F(
+                    "partitions",
+                    array(
+                        F("partition_index", INT32),
+                        F("committed_offset", INT64),
+                        F("committed_leader_epoch", INT32, "2+", default=-1),
+                        F("committed_metadata", STRING, nullable="0+"),
+                    ),
+                ),
+            ),
+        ),
+    ),
+    struct(
+        F("throttle_time_ms", INT32),
+        F(
+            "topics",
+            array(F("name", STRING), F("partitions", array(F("partition_index", INT32), F("error_code", INT16)))),
+        ),
+    ),
+)
