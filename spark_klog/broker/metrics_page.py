@@ -160,7 +160,7 @@ def _logs(broker: Broker) -> Iterator[Family]:
 
 
 def _lags(broker: Broker) -> Iterator[Sample]:
-    for group, topic, partition, committed in broker.offsets.everything():
+    for group, topic, partition, committed in () if broker.is_loading else broker.offsets.everything():
         log = broker.logs.get(topic, partition)
         if log is not None:
             yield (group, topic, str(partition)), max(0, log.end_offset - committed.offset)
