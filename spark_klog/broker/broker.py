@@ -12,6 +12,7 @@ from uuid import UUID
 
 from spark_klog.broker.config import BrokerConfig
 from spark_klog.broker.controller import Controller
+from spark_klog.broker.coordinator.expiry import expire, forget_topics
 from spark_klog.broker.coordinator.groups import Groups
 from spark_klog.broker.coordinator.records import StoredGroup
 from spark_klog.broker.fetch_sessions import FetchSessions
@@ -99,6 +100,7 @@ class Broker:
                 else FileBlocks(config.data_dir / PRODUCER_IDS, config.broker_id)
             )
             self.transactions = TransactionCoordinator(self, ProducerIds(blocks, self._first_free_producer_id))
+            self._dropped_while_loading: set[str] = set()
             self.logs.set_cluster_id(self.registry.cluster_id(self.logs.cluster_id))
         except BaseException:
             self.logs.close()
@@ -240,14 +242,10 @@ class Broker:
         for partition in range(partitions):
             self.logs.delete(name, partition)
             self.purgatory.wake((name, partition))
-        for group in self.offsets.groups:
-            log = self._group_log(group)
-            keys = [(topic, partition) for topic, partition, _ in self.offsets.all(group) if topic == name]
-            if log is not None and keys:
-                try:
-                    self.offsets.remove(log, group, keys)
-                except OSError as error:
-                    _log.error("offsets of group %s for topic %s can't be removed: %s", group, name, error)
+        if self.is_loading:
+            self._dropped_while_loading.add(name)
+        else:
+            forget_topics({name}, self.offsets, self._group_log)
         self._overrides.pop(name, None)
         if name == TRANSACTIONS_TOPIC:
             self.transactions.forget_all()
@@ -377,7 +375,7 @@ class Broker:
         """Where the group's offsets are kept, if that is here and has been read."""
         _, partition = await self.coordinator_for(group)
         log = self.logs.get(OFFSETS_TOPIC, partition)
-        if log is None:
+        if log is None or not self.registry.leads(OFFSETS_TOPIC, partition):
             return ErrorCode.NOT_COORDINATOR
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self.is_loading else log
 
@@ -410,21 +408,15 @@ class Broker:
             except (DecodeError, OSError) as error:
                 _log.error("groups and offsets of %s can't be read: %s", log.directory, error)
         self.is_loading = False
+        forget_topics(self._dropped_while_loading - self.registry.topics.keys(), self.offsets, self._group_log)
         self.groups.start()
 
     def expire_offsets(self) -> None:
-        """Remove what groups without members committed long ago (offsets.retention.minutes)."""
-        now_ms = time.time_ns() // 1_000_000
-        before = now_ms - self.config.offsets_retention_minutes * 60_000
-        for group in [] if self.is_loading else self.offsets.groups:
-            log = self._group_log(group)
-            if log is None or self.groups.empty_since(group, now_ms) >= before:
-                continue
-            gone = self.offsets.expired(group, before)
-            try:
-                self.offsets.remove(log, group, gone)
-            except OSError as error:
-                _log.error("expired offsets of group %s can't be removed: %s", group, error)
+        """Remove what groups committed long ago and do not need, and groups without members and offsets."""
+        if not self.is_loading:
+            now_ms = time.time_ns() // 1_000_000
+            before_ms = now_ms - self.config.offsets_retention_minutes * 60_000
+            expire(self.groups, self.offsets, self._group_log, now_ms, before_ms)
 
     def note_answered(self, api: Api, response: Message | None, seconds: float) -> None:
         """Count a request that took that long, and what is fetched by it."""

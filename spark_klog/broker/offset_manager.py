@@ -24,13 +24,10 @@ from spark_klog.broker.coordinator.records import (
     encode_offset,
     encode_offset_key,
 )
-from spark_klog.errors import ErrorCode
-from spark_klog.log.partition_log import PartitionLog
-from spark_klog.records.batch import iter_batches
-from spark_klog.records.batch_v2 import BatchHeader, build_batch
-from spark_klog.records.contract import Record
-from spark_klog.records.control import COMMIT, read_marker
-from spark_klog.records.reader import records_of
+from spark_klog.broker.coordinator.stored_rows import Marker, stored_rows
+from spark_klog.errors import DecodeError, ErrorCode
+from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
+from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.reference import append_record
 
 _log = logging.getLogger(__name__)
@@ -38,7 +35,6 @@ _log = logging.getLogger(__name__)
 OFFSETS_TOPIC = "__consumer_offsets"
 TRANSACTIONS_TOPIC = "__transaction_state"
 INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
-_READ_BYTES = 4 * 1024 * 1024
 _TRANSACTIONAL = 0x10
 
 Offsets = dict[tuple[str, int], Committed]
@@ -71,39 +67,53 @@ class OffsetManager:
         self._pending: dict[int, dict[str, Offsets]] = defaultdict(dict)
 
     def load(self, log: PartitionLog) -> None:
-        """Take in what a partition of __consumer_offsets holds; later records win."""
-        count = 0
-        offset = log.start_offset
-        while (found := log.read(offset, _READ_BYTES)) is not None:
-            for header, batch in iter_batches(found.read()):
-                offset = header.next_offset
-                if isinstance(header, BatchHeader) and header.is_control:
-                    marker = read_marker(header, batch)
-                    if marker is not None:
-                        self.complete(header.producer_id, committed=marker.type == COMMIT)
-                    continue
-                producer_id = header.producer_id if isinstance(header, BatchHeader) and header.is_transactional else -1
-                for record in records_of(header, batch):
-                    self._load_record(record, producer_id)
-                    count += 1
+        """Take in what a partition of __consumer_offsets holds; later records win.
+
+        What does not decode is told in the log and left out. `DecodeError` where batches are damaged, OSError.
+        """
+        count = bad = 0
+        for item in stored_rows(log):
+            if isinstance(item, Marker):
+                self.complete(item.producer_id, committed=item.commits)
+                continue
+            load = self._load_record
+            for key, value in item.rows:
+                count += 1
+                try:
+                    load(key, value, item.producer_id)
+                except DecodeError as error:
+                    bad += 1
+                    _log.debug("%s: a record is left out: %s", log.directory.name, error)
+        if bad:
+            _log.error("%s: %d records of %d can't be read and are left out", log.directory.name, bad, count)
         _log.info("loaded %d commits and groups from %s", count, log.directory.name)
 
-    def _load_record(self, record: Record, producer_id: int) -> None:
-        key = decode_key(record.key) if record.key else None
-        if isinstance(key, GroupKey):
-            self._load_group(key.group, None if record.value is None else decode_group(record.value))
-        elif isinstance(key, OffsetKey) and record.value is None:
-            self._forget(key.group, [key[1:]])
-        elif isinstance(key, OffsetKey):
-            assert record.value is not None
+    def _load_record(self, data: bytes | None, value: bytes | None, producer_id: int) -> None:
+        key = decode_key(data) if data else None
+        if isinstance(key, OffsetKey):
+            group, topic, partition = key
+            if value is None:
+                self._forget(group, [(topic, partition)])
+                return
             groups = self._groups if producer_id < 0 else self._pending[producer_id]
-            groups.setdefault(key.group, {})[key[1:]] = decode_offset(record.value)
+            offsets = groups.get(group)
+            if offsets is None:
+                offsets = groups[group] = {}
+            offsets[topic, partition] = decode_offset(value)
+            if self._pending and producer_id < 0:
+                self._overtake(group, [(topic, partition)])
+        elif isinstance(key, GroupKey):
+            self._load_group(key.group, None if value is None else decode_group(value))
 
     def commit(self, log: PartitionLog, group: str, offsets: Mapping[tuple[str, int], tuple[int, int, str]]) -> None:
-        """Append commits of (offset, leader epoch, metadata) to the group's partition; OSError where that fails."""
+        """Append commits of (offset, leader epoch, metadata) to the group's partition.
+
+        OSError where that fails, `BatchTooLarge` where they are more than the topic takes at once.
+        """
         committed = self._committed(offsets)
         _append(log, _offset_records(group, committed))
         self._groups.setdefault(group, {}).update(committed)
+        self._overtake(group, committed)
 
     def stage(
         self,
@@ -145,6 +155,10 @@ class OffsetManager:
         """Those with offsets."""
         return [group for group, offsets in self._groups.items() if offsets]
 
+    def has_offsets(self, group: str) -> bool:
+        """Whether there are any, be they of an open transaction."""
+        return group in self._groups or any(groups.get(group) for groups in self._pending.values())
+
     def remove(self, log: PartitionLog, group: str, keys: Iterable[tuple[str, int]]) -> None:
         """Remove offsets, by records without a value; OSError."""
         gone = [key for key in keys if key in self._groups.get(group, {})]
@@ -162,6 +176,14 @@ class OffsetManager:
             offsets.pop(key, None)
         if not offsets:
             self._groups.pop(group, None)
+        self._overtake(group, keys)
+
+    def _overtake(self, group: str, keys: Iterable[tuple[str, int]]) -> None:
+        """What transactions have staged for these before must not count any more: there is something later."""
+        for groups in self._pending.values():
+            staged = groups.get(group, {})
+            for key in keys:
+                staged.pop(key, None)
 
 
 def write_group(log: PartitionLog, group: str, stored: StoredGroup | None) -> ErrorCode:
@@ -171,6 +193,9 @@ def write_group(log: PartitionLog, group: str, stored: StoredGroup | None) -> Er
     except OSError as error:
         _log.error("group %s can't be written to %s: %s", group, log.directory, error)
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    except BatchTooLarge as error:
+        _log.error("group %s: its members are too many, or tell too much: %s", group, error)
+        return ErrorCode.UNKNOWN_SERVER_ERROR
     return ErrorCode.NONE
 
 

@@ -17,14 +17,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from enum import Enum
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 from spark_klog.broker.coordinator.member import Join, Member
+from spark_klog.broker.coordinator.replies import Reply, refused_join, refused_sync
 from spark_klog.errors import ErrorCode
 
 _log = logging.getLogger(__name__)
-NO_GENERATION = -1
 
 
 class State(Enum):
@@ -44,13 +44,6 @@ _TRANSITIONS = {
     State.STABLE: {State.PREPARING, State.DEAD},
     State.DEAD: set(),
 }
-
-
-class Reply(NamedTuple):
-    """The answer to the request of `token`: fields of its response."""
-
-    token: object
-    message: dict[str, Any]
 
 
 class Group:
@@ -82,6 +75,8 @@ class Group:
         self._rebalance_until = inf
         #: Of the first rebalance: when it ends for all, however many come.
         self._initial_until: float | None = None
+        #: Members of this generation that have not asked for their assignment, and until when they are waited for.
+        self._unsynced: set[str] = set()
         self._sync_until = inf
         self._replies: list[Reply] = []
 
@@ -98,7 +93,7 @@ class Group:
             self._join_new(join, token, now)
         elif join.member_id in self._pending:
             del self._pending[join.member_id]
-            self._add(join.member_id, join, token, now)
+            self._add(join.member_id, join, token, now, is_named=True)
         else:
             self._rejoin(join, token, now)
         return self._taken()
@@ -124,6 +119,7 @@ class Group:
             return self._taken()
         member = self.members[member_id]
         self._hear_of(member, now)
+        self._unsynced.discard(member_id)
         if self.state is State.STABLE:
             self._answer_sync(token, ErrorCode.NONE, member.assignment)
             return self._taken()
@@ -153,11 +149,11 @@ class Group:
         return code, self._taken()
 
     def may_commit(self, member_id: str, instance_id: str | None, generation: int, now: float) -> ErrorCode:
-        """Whether OffsetCommit is for this generation; who is in no group commits to an empty one only."""
+        """Whether OffsetCommit is for this generation; who names none commits to an empty group only."""
         if self.state is State.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if generation < 0 and not member_id and instance_id is None:
-            return ErrorCode.NONE if self.state is State.EMPTY else ErrorCode.UNKNOWN_MEMBER_ID
+        if generation < 0 and self.state is State.EMPTY:
+            return ErrorCode.NONE
         code = self._member_code(member_id, instance_id) or self._generation_code(generation)
         if code:
             return code
@@ -176,15 +172,33 @@ class Group:
                 self._remove(member, now, f"was not heard of for {member.session_timeout_ms} ms")
         if self.state is State.PREPARING and self._rebalance_until <= now:
             self._complete_join(now)
-        if self.state is State.COMPLETING and self._sync_until <= now:
-            self._rebalance(now, "members did not ask for their assignment", without_silent=True)
+        if self._awaits_syncs and self._sync_until <= now:
+            self._rebalance(now, "members did not ask for their assignment", without=self._unsynced)
+        return self._taken()
+
+    def lost(self, token: object, now: float) -> list[Reply]:
+        """The connection of a request that waits is gone. Who was not told its id can't come back; others may."""
+        for member in list(self.members.values()):
+            if member.join_token is token and not member.is_named and member.instance_id is None:
+                member.join_token = None
+                self._remove(member, now, "has lost its connection")
+        return self._taken()
+
+    def release(self, code: ErrorCode) -> list[Reply]:
+        """Answer all that wait with an error."""
+        for member in self.members.values():
+            if member.join_token is not None:
+                self._answer_join(member.join_token, code, member.member_id)
+            if member.sync_token is not None:
+                self._answer_sync(member.sync_token, code)
+            member.join_token = member.sync_token = None
         return self._taken()
 
     def restart(self, now: float) -> None:
         """The group was read from the log: its members get the time of a session to be heard of."""
         for member in self.members.values():
             self._hear_of(member, now)
-        self.wake_at = now
+        self._taken()
 
     def kill(self) -> None:
         """The group is removed."""
@@ -204,19 +218,17 @@ class Group:
             return ErrorCode.GROUP_MAX_SIZE_REACHED
         if not join.protocols or not join.protocol_type:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        others = [member for member in self.members.values() if member.member_id != join.member_id]
-        if others and self.members:
-            common = set.intersection(*(set(member.names) for member in others))
-            names = {name for name, _ in join.protocols}
-            if join.protocol_type != self.protocol_type or not common & names:
-                return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if self.members and (
+            join.protocol_type != self.protocol_type
+            or not self._common_protocols() & {name for name, _ in join.protocols}
+        ):
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         return ErrorCode.NONE
 
     def _join_new(self, join: Join, token: object, now: float) -> None:
         member_id = f"{join.client_id}-{uuid4()}"
         if join.requires_id:
             self._pending[member_id] = now + join.session_timeout_ms / 1000
-            self.wake_at = min(self.wake_at, self._pending[member_id])
             self._answer_join(token, ErrorCode.MEMBER_ID_REQUIRED, member_id)
         else:
             self._add(member_id, join, token, now)
@@ -258,6 +270,9 @@ class Group:
 
     def _replace(self, old_id: str, new_id: str) -> Member:
         member = self.members.pop(old_id)
+        if old_id in self._unsynced:
+            self._unsynced.remove(old_id)
+            self._unsynced.add(new_id)
         if member.join_token is not None:
             self._answer_join(member.join_token, ErrorCode.FENCED_INSTANCE_ID, old_id)
         if member.sync_token is not None:
@@ -271,9 +286,9 @@ class Group:
             self.leader = new_id
         return member
 
-    def _add(self, member_id: str, join: Join, token: object, now: float) -> None:
+    def _add(self, member_id: str, join: Join, token: object, now: float, *, is_named: bool = False) -> None:
         member = self.members[member_id] = Member.joining(member_id, join)
-        member.join_token = token
+        member.join_token, member.is_named = token, is_named
         if join.instance_id is not None:
             self.instances[join.instance_id] = member_id
         if len(self.members) == 1:
@@ -311,23 +326,20 @@ class Group:
 
     # ----- rebalancing
 
-    def _rebalance(self, now: float, reason: str, *, without_silent: bool = False) -> None:
+    def _rebalance(self, now: float, reason: str, *, without: Iterable[str] = ()) -> None:
         _log.info("group %s rebalances after generation %d: %s", self.group_id, self.generation, reason)
         was_empty = self.state is State.EMPTY
-        silent = [member for member in self.members.values() if member.sync_token is None]
         for member in self.members.values():
             if member.sync_token is not None:
                 self._answer_sync(member.sync_token, ErrorCode.REBALANCE_IN_PROGRESS)
                 member.sync_token = None
                 self._hear_of(member, now)
         self._go(State.PREPARING)
-        if without_silent:
-            for member in silent:
-                self._forget(member)
+        for member_id in list(without):
+            self._forget(self.members[member_id])
         longest = max((member.rebalance_timeout_ms for member in self.members.values()), default=0) / 1000
         self._initial_until = now + max(longest, self._initial_delay) if was_empty and self._initial_delay else None
         self._rebalance_until = now + (longest if self._initial_until is None else self._initial_delay)
-        self.wake_at = min(self.wake_at, self._rebalance_until)
         self._complete_if_all_joined(now)
 
     def _complete_if_all_joined(self, now: float) -> None:
@@ -342,13 +354,12 @@ class Group:
         for member in list(self.members.values()):
             if member.join_token is None and member.instance_id is None:
                 self._forget(member)
-        self.generation += 1
         joined = [member for member in self.members.values() if member.join_token is not None]
+        if self.members and not joined:  # static ones, who have the rest of their sessions
+            self._rebalance_until = now + max(item.rebalance_timeout_ms for item in self.members.values()) / 1000
+            return
+        self.generation += 1
         if not joined:
-            if self.members:  # static ones, who have the rest of their sessions
-                self._rebalance_until = now + max(item.rebalance_timeout_ms for item in self.members.values()) / 1000
-                self.wake_at = min(self.wake_at, self._rebalance_until)
-                return
             self.protocol = self.leader = None
             self._go(State.EMPTY)
             self._store(self)
@@ -357,8 +368,8 @@ class Group:
             self.leader = joined[0].member_id
         self.protocol = self._choose_protocol()
         self._go(State.COMPLETING)
+        self._unsynced = set(self.members)
         self._sync_until = now + max(member.rebalance_timeout_ms for member in self.members.values()) / 1000
-        self.wake_at = min(self.wake_at, self._sync_until)
         _log.info(
             "group %s: generation %d of %d members, %s leads",
             *(self.group_id, self.generation, len(self.members), self.leader),
@@ -369,9 +380,12 @@ class Group:
             assert token is not None
             self._answer_joined(member, token)
 
+    def _common_protocols(self) -> set[str]:
+        return set.intersection(*(set(member.names) for member in self.members.values()))
+
     def _choose_protocol(self) -> str | None:
         """Of the protocols that all have, the one that most of them prefer."""
-        common = set.intersection(*(set(member.names) for member in self.members.values()))
+        common = self._common_protocols()
         votes = Counter(
             next(name for name in member.names if name in common) for member in self.members.values() if common
         )
@@ -384,7 +398,6 @@ class Group:
         code = self._store(self)
         if not code:
             self._go(State.STABLE)
-            self._sync_until = inf
         for member in self.members.values():
             if code:
                 member.assignment = b""
@@ -404,6 +417,7 @@ class Group:
 
     def _forget(self, member: Member) -> None:
         del self.members[member.member_id]
+        self._unsynced.discard(member.member_id)
         if member.instance_id is not None:
             self.instances.pop(member.instance_id, None)
         if member.join_token is not None:
@@ -420,9 +434,17 @@ class Group:
             assert state in _TRANSITIONS[self.state], f"{self.state} to {state}"
             self.state = state
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody is in it, or about to be."""
+        return self.state is State.EMPTY and not self._pending
+
+    @property
+    def _awaits_syncs(self) -> bool:
+        return bool(self._unsynced) and self.state in (State.COMPLETING, State.STABLE)
+
     def _hear_of(self, member: Member, now: float) -> None:
         member.deadline = now + member.session_timeout_ms / 1000
-        self.wake_at = min(self.wake_at, member.deadline)
 
     def _member_code(self, member_id: str, instance_id: str | None) -> ErrorCode:
         if self.state is State.DEAD:
@@ -443,18 +465,10 @@ class Group:
         member.sync_token = token
 
     def _answer_join(self, token: object, code: ErrorCode, member_id: str) -> None:
-        message: dict[str, Any] = {
-            "error_code": code,
-            "generation_id": NO_GENERATION,
-            "protocol_type": None,
-            "protocol_name": "",
-            "leader": "",
-            "member_id": member_id,
-            "members": [],
-        }
-        self._replies.append(Reply(token, message))
+        self._replies.append(Reply(token, refused_join(code, member_id)))
 
     def _joined(self, member: Member) -> dict[str, Any]:
+        member.is_named = True
         leads = member.member_id == self.leader
         return {
             "error_code": ErrorCode.NONE,
@@ -475,9 +489,13 @@ class Group:
             yield {"member_id": member.member_id, "group_instance_id": member.instance_id, "metadata": metadata}
 
     def _answer_sync(self, token: object, code: ErrorCode, assignment: bytes = b"") -> None:
-        message: dict[str, Any] = {"error_code": code, "assignment": assignment}
+        message = refused_sync(code)
         if not code:
-            message |= {"protocol_type": self.protocol_type, "protocol_name": self.protocol}
+            message |= {
+                "assignment": assignment,
+                "protocol_type": self.protocol_type,
+                "protocol_name": self.protocol,
+            }
         self._replies.append(Reply(token, message))
 
     def _taken(self) -> list[Reply]:
@@ -488,7 +506,7 @@ class Group:
                 *self._pending.values(),
                 *(member.deadline for member in self.members.values() if not member.is_waiting),
                 self._rebalance_until if self.state is State.PREPARING else inf,
-                self._sync_until if self.state is State.COMPLETING else inf,
+                self._sync_until if self._awaits_syncs else inf,
             ),
             default=inf,
         )

@@ -6,11 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import Any
 
-from spark_klog.broker.coordinator.group import Group, Reply, State
+from spark_klog.broker.coordinator.group import Group, State
 from spark_klog.broker.coordinator.member import Join, Member
 from spark_klog.broker.coordinator.records import StoredGroup, StoredMember
+from spark_klog.broker.coordinator.replies import Reply, refused_join, refused_sync
 from spark_klog.errors import ErrorCode
 
 _log = logging.getLogger(__name__)
@@ -29,11 +31,9 @@ class Groups:
         self._max_size = max_size
         self._groups: dict[str, Group] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        #: Who waits for a rebalance, and what it is told when the broker stops.
-        self._waiting: dict[asyncio.Future[dict[str, Any]], dict[str, Any]] = {}
-        self._is_stopped = False
         #: When groups lost their last member, in ms.
         self._emptied: dict[str, int] = {}
+        self._is_stopped = False
 
     def __iter__(self) -> Iterator[Group]:
         return iter(list(self._groups.values()))
@@ -52,6 +52,7 @@ class Groups:
         for item in stored.members:
             protocols = ((stored.protocol or "", item.subscription),)
             member = Member(*item[:4], item.session_timeout_ms, item.rebalance_timeout_ms, protocols, item.assignment)
+            member.is_named = True
             group.members[item.member_id] = member
             if item.instance_id is not None:
                 group.instances[item.instance_id] = item.member_id
@@ -66,23 +67,13 @@ class Groups:
             self._set_timer(group)
 
     def stop(self) -> None:
-        """Answer all that wait: members look for another coordinator, or for this one again."""
+        """Answer all that wait, so that they look for the coordinator again, and let nobody wait from now on."""
         self._is_stopped = True
-        for answer, refusal in list(self._waiting.items()):
-            if not answer.done():
-                answer.set_result(refusal)
+        for group in self._groups.values():
+            _tell(group.release(ErrorCode.COORDINATOR_NOT_AVAILABLE))
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-
-    def _awaited(self, refusal: dict[str, Any]) -> asyncio.Future[dict[str, Any]]:
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        if self._is_stopped:
-            answer.set_result(refusal)
-        else:
-            self._waiting[answer] = refusal
-            answer.add_done_callback(lambda done: self._waiting.pop(done, None))
-        return answer
 
     def _make(self, group_id: str) -> Group:
         group = self._groups[group_id] = Group(group_id, self._write, self._initial_delay_ms, self._max_size)
@@ -102,14 +93,20 @@ class Groups:
 
     async def join(self, group_id: str, join: Join) -> dict[str, Any]:
         """The answer to JoinGroup, which may take as long as a rebalance."""
+        if self._is_stopped:
+            return refused_join(ErrorCode.COORDINATOR_NOT_AVAILABLE, join.member_id)
         group = self._groups.get(group_id)
         if group is None:
             if join.member_id:
-                return _refused(ErrorCode.UNKNOWN_MEMBER_ID, join)
+                return refused_join(ErrorCode.UNKNOWN_MEMBER_ID, join.member_id)
             group = self._make(group_id)
-        answer = self._awaited(_refused(ErrorCode.NOT_COORDINATOR, join))
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._deliver(group, group.join(join, answer, time.monotonic()))
-        return await answer
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self._deliver(group, group.lost(answer, time.monotonic()))
+            raise
 
     async def sync(
         self,
@@ -121,10 +118,12 @@ class Groups:
         assignments: dict[str, bytes],
     ) -> dict[str, Any]:
         """The answer to SyncGroup: it comes when the leader has assigned."""
+        if self._is_stopped:
+            return refused_sync(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         group = self._groups.get(group_id)
         if group is None:
-            return {"error_code": ErrorCode.UNKNOWN_MEMBER_ID, "assignment": b""}
-        answer = self._awaited({"error_code": ErrorCode.NOT_COORDINATOR, "assignment": b""})
+            return refused_sync(ErrorCode.UNKNOWN_MEMBER_ID)
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         now = time.monotonic()
         self._deliver(group, group.sync(member_id, instance_id, generation, protocol, assignments, answer, now))
         return await answer
@@ -153,32 +152,33 @@ class Groups:
         return group.may_commit(member_id, instance_id, generation, time.monotonic())
 
     def delete(self, group_id: str) -> ErrorCode:
-        """Remove an empty group; NON_EMPTY_GROUP, or GROUP_ID_NOT_FOUND where it has had no members."""
+        """Remove an empty group; NON_EMPTY_GROUP, or GROUP_ID_NOT_FOUND where nobody has asked to join it."""
         group = self._groups.get(group_id)
         if group is None:
             return ErrorCode.GROUP_ID_NOT_FOUND
         if group.state is not State.EMPTY:
             return ErrorCode.NON_EMPTY_GROUP
-        code = self._store(group_id, None)
+        code = self._store(group_id, None) if group.generation else ErrorCode.NONE
         if not code:
             group.kill()
             del self._groups[group_id]
             self._emptied.pop(group_id, None)
+            timer = self._timers.pop(group_id, None)
+            if timer is not None:
+                timer.cancel()
         return code
 
     def _deliver(self, group: Group, replies: list[Reply]) -> None:
-        for token, message in replies:
-            assert isinstance(token, asyncio.Future)
-            if not token.done():  # its connection may be gone
-                token.set_result(message)
-        self._set_timer(group)
+        _tell(replies)
+        if not self._is_stopped and group.state is not State.DEAD:
+            self._set_timer(group)
 
     def _set_timer(self, group: Group) -> None:
         loop = asyncio.get_running_loop()
         timer = self._timers.pop(group.group_id, None)
         if timer is not None:
             timer.cancel()
-        if group.members or group.wake_at < float("inf"):
+        if group.wake_at < inf:
             delay = max(0.0, group.wake_at - time.monotonic())
             self._timers[group.group_id] = loop.call_later(delay, self._tick, group)
 
@@ -186,8 +186,11 @@ class Groups:
         self._deliver(group, group.tick(time.monotonic()))
 
 
-def _refused(code: ErrorCode, join: Join) -> dict[str, Any]:
-    return {"error_code": code, "member_id": join.member_id, "protocol_type": None, "protocol_name": ""}
+def _tell(replies: list[Reply]) -> None:
+    for token, message in replies:
+        assert isinstance(token, asyncio.Future)
+        if not token.done():  # its connection may be gone
+            token.set_result(message)
 
 
 def _stored(group: Group) -> StoredGroup:

@@ -38,6 +38,8 @@ class Member:
     protocols: tuple[tuple[str, bytes], ...]
     assignment: bytes = b""
     deadline: float = 0.0
+    #: Whether it has been told its id.
+    is_named: bool = False
     #: Whose answer is due: the caller's, opaque here.
     join_token: object | None = field(default=None, repr=False)
     sync_token: object | None = field(default=None, repr=False)

@@ -18,12 +18,16 @@ strings, bytes and arrays, tagged fields at the end of each structure (of an off
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
+from struct import Struct
 from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
 from spark_klog.wire.primitives import Buffer, Reader, Writer
 
 _OFFSET_KEYS, _GROUP_KEY = (0, 1), 2
+_KEY_START, _PARTITION, _SIZE = Struct(">hh"), Struct(">i"), Struct(">h")
+_OFFSET_START, _OFFSET_END = Struct(">hqih"), Struct(">q")
 _VALUE_VERSION = 3
 _FLEXIBLE = 4
 
@@ -94,8 +98,27 @@ def encode_group_key(group: str) -> bytes:
     return writer.to_bytes()
 
 
-def decode_key(data: Buffer) -> OffsetKey | GroupKey | None:
+@lru_cache(maxsize=1 << 14)
+def _names(start: bytes) -> tuple[str, str] | None:
+    """Group and topic of an offset's key without its partition; None for what is none."""
+    version, group = _KEY_START.unpack_from(start)
+    if version not in _OFFSET_KEYS or not 0 <= group <= len(start) - 6:
+        return None
+    (topic,) = _SIZE.unpack_from(start, 4 + group)
+    if 6 + group + topic != len(start):
+        return None
+    try:
+        return str(start[4 : 4 + group], "utf-8"), str(start[6 + group :], "utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def decode_key(data: bytes) -> OffsetKey | GroupKey | None:
     """None for a key of another kind, as later Kafkas have them; `DecodeError`."""
+    if len(data) >= 10:  # there may be a million of them at start: without a reader, if it goes
+        names = _names(data[:-4])
+        if names is not None:
+            return OffsetKey(*names, _PARTITION.unpack_from(data, len(data) - 4)[0])
     reader = Reader(data)
     version = reader.int16()
     if version in _OFFSET_KEYS:
@@ -114,8 +137,12 @@ def encode_offset(committed: Committed) -> bytes:
     return writer.to_bytes()
 
 
-def decode_offset(data: Buffer) -> Committed:
+def decode_offset(data: bytes) -> Committed:
     """Versions 0-4; `DecodeError`."""
+    if len(data) == 24:  # without metadata, as nearly all are
+        version, offset, leader_epoch, size = _OFFSET_START.unpack_from(data)
+        if version == _VALUE_VERSION and size == 0:
+            return Committed(offset, leader_epoch, "", _OFFSET_END.unpack_from(data, 16)[0])
     reader = Reader(data)
     version = reader.int16()
     if not 0 <= version <= _FLEXIBLE:

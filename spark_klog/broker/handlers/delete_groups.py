@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
+
+_log = logging.getLogger(__name__)
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
@@ -21,5 +25,9 @@ async def _delete(broker: Broker, group: str) -> ErrorCode:
     if code == ErrorCode.GROUP_ID_NOT_FOUND and keys:
         code = ErrorCode.NONE
     if not code:
-        broker.offsets.remove(log, group, keys)
+        try:
+            broker.offsets.remove(log, group, keys)
+        except OSError as error:
+            _log.error("offsets of group %s can't be removed: %s", group, error)
+            code = ErrorCode.COORDINATOR_NOT_AVAILABLE
     return code

@@ -17,8 +17,9 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 
 async def _describe(broker: Broker, request: Request, group_id: str) -> Message:
     described: Message = {"group_id": group_id, "group_state": "", "protocol_type": "", "protocol_data": ""}
-    if code := await broker.coordinator_code(group_id):
-        return described | {"error_code": code}
+    log = await broker.offsets_log(group_id)  # not coordinator_code: a group without a name may have offsets
+    if isinstance(log, ErrorCode):
+        return described | {"error_code": log}
     group = broker.groups.get(group_id)
     if group is not None:
         return described | _of(group)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.coordinator.member import Join
+from spark_klog.broker.coordinator.replies import refused_join
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 
@@ -13,7 +14,7 @@ _FIRST_WITH_REBALANCE_TIMEOUT, _FIRST_WITH_IDS, _FIRST_NULL_PROTOCOL, _FIRST_SKI
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     answer = await _join(broker, request, message)
     if request.version < _FIRST_NULL_PROTOCOL:
-        del answer["protocol_type"]
+        answer.pop("protocol_type", None)
         answer["protocol_name"] = answer["protocol_name"] or ""
     if request.version < _FIRST_SKIPPING:
         answer.pop("skip_assignment", None)
@@ -26,7 +27,7 @@ async def _join(broker: Broker, request: Request, message: Message) -> Message:
     if not code and not config.group_min_session_ms <= timeout <= config.group_max_session_ms:
         code = ErrorCode.INVALID_SESSION_TIMEOUT
     if code:
-        return _refused(code, message["member_id"])
+        return refused_join(code, message["member_id"])
     has_rebalance_timeout = request.version >= _FIRST_WITH_REBALANCE_TIMEOUT
     join = Join(
         member_id=message["member_id"],
@@ -41,7 +42,3 @@ async def _join(broker: Broker, request: Request, message: Message) -> Message:
         can_skip=request.version >= _FIRST_SKIPPING,
     )
     return await broker.groups.join(group, join)
-
-
-def _refused(code: ErrorCode, member_id: str) -> Message:
-    return {"error_code": code, "member_id": member_id, "protocol_type": None, "protocol_name": ""}

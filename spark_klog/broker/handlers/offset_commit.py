@@ -11,6 +11,7 @@ import logging
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.security.authorizer import READ
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
+from spark_klog.log.partition_log import BatchTooLarge
 from spark_klog.protocol.codec import Message
 
 _log = logging.getLogger(__name__)
@@ -21,9 +22,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     group = message["group_id"]
     log = await broker.offsets_log(group)
     failure = log if isinstance(log, ErrorCode) else ErrorCode.NONE
-    if not group:
-        failure = ErrorCode.INVALID_GROUP_ID
-    elif not failure:
+    if not failure:  # a group without a name may commit, as before KIP-289
         failure = broker.groups.may_commit(
             group, message["member_id"], message["group_instance_id"], message["generation_id_or_member_epoch"]
         )
@@ -51,6 +50,9 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
                 await asyncio.to_thread(directory.commit, {key: entry[0] for key, entry in offsets.items()})
             else:
                 broker.offsets.commit(log, group, offsets)
+        except BatchTooLarge as error:
+            _log.error("commit of group %s refused: %s", group, error)
+            codes |= dict.fromkeys(offsets, ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
         except (OSError, DirectoryError, ConfigError) as error:
             _log.error("commit of group %s failed: %s", group, error)
             codes |= dict.fromkeys(offsets, ErrorCode.COORDINATOR_NOT_AVAILABLE)

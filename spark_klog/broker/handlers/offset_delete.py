@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.coordinator.subscription import subscribed_topics
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
+
+_log = logging.getLogger(__name__)
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
@@ -24,7 +28,11 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         name, partitions = topic["name"], [entry["partition_index"] for entry in topic["partitions"]]
         code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if name in subscribed else ErrorCode.NONE
         if not code:
-            broker.offsets.remove(log, group_id, [(name, index) for index in partitions])
+            try:
+                broker.offsets.remove(log, group_id, [(name, index) for index in partitions])
+            except OSError as error:
+                _log.error("offsets of group %s can't be removed: %s", group_id, error)
+                code = ErrorCode.COORDINATOR_NOT_AVAILABLE
         topics.append(
             {"name": name, "partitions": [{"partition_index": index, "error_code": code} for index in partitions]}
         )

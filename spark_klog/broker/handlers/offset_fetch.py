@@ -1,5 +1,7 @@
 """OffsetFetch v0-9: committed offsets, -1 where there is none; null topics (v2) ask for all of a group's.
 
+`require_stable` (v7, KIP-447) asks to wait, by UNSTABLE_OFFSET_COMMIT, for the end of a transaction that commits some.
+
 Version 0 asks for those in the directories that brokers share.
 """
 
@@ -23,11 +25,14 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     if request.version == _FROM_DIRECTORIES and broker.config.directories is not None:
         return {"topics": await _of_directories(broker, request, message["group_id"], message["topics"])}
     if request.version >= 8:
-        groups = [await _group(broker, request, entry["group_id"], entry["topics"]) for entry in message["groups"]]
+        is_strict = message["require_stable"]
+        groups = [
+            await _group(broker, request, entry["group_id"], entry["topics"], is_strict) for entry in message["groups"]
+        ]
         return {"groups": groups}
-    answer = await _group(broker, request, message["group_id"], message["topics"])
+    answer = await _group(broker, request, message["group_id"], message["topics"], message["require_stable"])
     if request.version <= 1 and answer["error_code"]:
-        answer["topics"] = [_topic(broker, None, entry, answer["error_code"]) for entry in message["topics"]]
+        answer["topics"] = [_refused(entry, answer["error_code"]) for entry in message["topics"]]
     del answer["group_id"]
     return answer
 
@@ -60,30 +65,37 @@ async def _of_directories(broker: Broker, request: Request, group: str, topics: 
     return answer
 
 
-async def _group(broker: Broker, request: Request, group: str, topics: list[dict[str, Any]] | None) -> Message:
+async def _group(
+    broker: Broker, request: Request, group: str, topics: list[dict[str, Any]] | None, is_strict: bool
+) -> Message:
+    def found_for(topic: str, partition: int) -> Message:
+        if is_strict and broker.offsets.is_pending(group, topic, partition):
+            return _entry(partition, None, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+        return _entry(partition, broker.offsets.fetch(group, topic, partition), ErrorCode.NONE)
+
     log = await broker.offsets_log(group)
     if isinstance(log, ErrorCode):
         return {"group_id": group, "topics": [], "error_code": log}
     if topics is None:
         found: dict[str, list[Message]] = {}
-        for topic, partition, committed in broker.offsets.all(group):
+        for topic, partition, _ in broker.offsets.all(group):
             if broker.authorizer.allows(request.session, SEE, topic):
-                found.setdefault(topic, []).append(_entry(partition, committed, ErrorCode.NONE))
+                found.setdefault(topic, []).append(found_for(topic, partition))
         answer = [{"name": topic, "partitions": partitions} for topic, partitions in found.items()]
     else:
         answer = []
         for entry in topics:
-            code = broker.authorizer.refusal(request.session, SEE, entry["name"])
-            answer.append(_topic(broker, None if code else group, entry, code))
+            name = entry["name"]
+            if code := broker.authorizer.refusal(request.session, SEE, name):
+                answer.append(_refused(entry, code))
+                continue
+            partitions = [found_for(name, index) for index in entry["partition_indexes"]]
+            answer.append({"name": name, "partitions": partitions})
     return {"group_id": group, "topics": answer, "error_code": ErrorCode.NONE}
 
 
-def _topic(broker: Broker, group: str | None, entry: dict[str, Any], code: ErrorCode) -> Message:
-    partitions = [
-        _entry(index, None if group is None else broker.offsets.fetch(group, entry["name"], index), code)
-        for index in entry["partition_indexes"]
-    ]
-    return {"name": entry["name"], "partitions": partitions}
+def _refused(entry: dict[str, Any], code: ErrorCode) -> Message:
+    return {"name": entry["name"], "partitions": [_entry(index, None, code) for index in entry["partition_indexes"]]}
 
 
 def _entry(partition: int, committed: Committed | None, code: ErrorCode) -> Message:

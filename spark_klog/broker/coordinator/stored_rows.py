@@ -1,0 +1,80 @@
+"""Keys and values of a partition of __consumer_offsets, from its beginning on.
+
+There may be millions, most of them in batches of one record: runs of plain batches are taken apart by the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from spark_klog.log.partition_log import PartitionLog
+from spark_klog.records import kernels
+from spark_klog.records.batch import check_crc, iter_batches
+from spark_klog.records.batch_v2 import BatchHeader
+from spark_klog.records.contract import BinaryColumn
+from spark_klog.records.control import COMMIT, read_marker
+from spark_klog.records.reader import records_of
+
+_READ_BYTES = 4 * 1024 * 1024
+_NO_LIMIT = (1 << 31) - 1
+_LAST_OFFSET = (1 << 63) - 1
+Row = tuple[bytes | None, bytes | None]
+
+
+class Rows(NamedTuple):
+    """Records of one producer's open transaction, or of none (-1)."""
+
+    producer_id: int
+    rows: Iterable[Row]
+
+
+class Marker(NamedTuple):
+    """The end of a producer's transaction."""
+
+    producer_id: int
+    commits: bool
+
+
+def stored_rows(log: PartitionLog) -> Iterator[Rows | Marker]:
+    """All there is, in order; `DecodeError` where it is damaged, OSError."""
+    builder = kernels.load().builder(frozenset({"key", "value"}))
+    offset = log.start_offset
+    while (found := log.read(offset, _READ_BYTES)) is not None:
+        data = memoryview(found.read())
+        position, begin = 0, offset
+        while True:
+            position, offset = builder.append_batches(data, position, offset, _LAST_OFFSET, _NO_LIMIT, _NO_LIMIT)
+            columns = builder.finish()
+            if columns.count:
+                assert columns.key is not None
+                assert columns.value is not None
+                yield Rows(-1, zip(_values(columns.key), _values(columns.value), strict=True))
+            other = next(iter_batches(data[position:]), None)
+            if other is None:
+                break
+            header, batch = other
+            check_crc(header, batch)
+            position, offset = position + len(batch), header.next_offset
+            if isinstance(header, BatchHeader) and header.is_control:
+                marker = read_marker(header, batch)
+                if marker is not None:
+                    yield Marker(header.producer_id, marker.type == COMMIT)
+                continue
+            is_open = isinstance(header, BatchHeader) and header.is_transactional
+            rows = [(record.key, record.value) for record in records_of(header, batch)]
+            yield Rows(header.producer_id if isinstance(header, BatchHeader) and is_open else -1, rows)
+        if offset == begin:
+            return
+
+
+def _values(column: BinaryColumn) -> list[bytes | None]:
+    offsets = memoryview(column.offsets).cast("B").cast("i").tolist()
+    data = bytes(column.data)
+    values: list[bytes | None] = [data[start:end] for start, end in pairwise(offsets)]
+    if column.null_count:
+        assert column.validity is not None
+        valid = memoryview(column.validity).cast("B")
+        values = [value if valid[row >> 3] >> (row & 7) & 1 else None for row, value in enumerate(values)]
+    return values
