@@ -1,0 +1,308 @@
+"""Brokers that are killed within transactions; several brokers; Apache Kafka on our directory, and its tools."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from spark_klog.broker.transactions.producer_ids import FileBlocks, TreeBlocks
+from spark_klog.directories.memory import MemoryTree
+from spark_klog.directories.paths import PRODUCER_IDS_PATH
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import DecodeError
+from spark_klog.protocol import apis
+from spark_klog.records.batch import iter_batches
+from tests.support.broker import KlogBroker
+from tests.support.dump import dump_files
+from tests.support.kafka import Kafka
+from tests.support.raw_client import RawClient
+from tests.support.transactional.confluent import ConfluentClient
+from tests.support.transactional.readers import by_confluent, by_kafka_python
+
+SETTINGS = ["--set", "transaction.abort.timed.out.transaction.cleanup.interval.ms=100"]
+
+
+@pytest.fixture
+def broker(server_dir: Path) -> Iterator[KlogBroker]:
+    with KlogBroker(server_dir, *SETTINGS) as running:
+        yield running
+
+
+def _create(servers: str, topic: str, partitions: int = 1) -> None:
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(20)
+
+
+def _log_file(broker: KlogBroker, folder: str) -> Path:
+    (path,) = (broker.data_dir / folder).glob("*.log")
+    return path
+
+
+def _cut_last(path: Path) -> None:
+    """The file as it was before its last batch was written."""
+    data = path.read_bytes()
+    *_, (header, _) = iter_batches(data)
+    path.write_bytes(data[: -header.size])
+
+
+def _transaction(servers: str, end: str, topic: str) -> None:
+    with ConfluentClient(servers) as client:
+        client.ask("open", "p", "transactional.id=cut")
+        client.ask("init", "p")
+        client.ask("begin", "p")
+        for partition in ("0", "1"):
+            client.ask("send", "p", topic, partition, "a", "b")
+        client.ask(end, "p")
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+@pytest.mark.parametrize("point", ["one marker", "no marker", "all markers"])
+def test_what_was_decided_is_completed_after_a_kill(broker: KlogBroker, topic: str, end: str, point: str) -> None:
+    """Killed after the decision was written down: the files are cut to what they held at that point."""
+    _create(broker.bootstrap_servers, topic, 2)
+    _transaction(broker.bootstrap_servers, end, topic)
+    broker.kill()
+    _cut_last(_log_file(broker, "__transaction_state-0"))  # the completion
+    for partition in {"all markers": (), "one marker": (1,), "no marker": (0, 1)}[point]:
+        _cut_last(_log_file(broker, f"{topic}-{partition}"))
+    broker.start()
+    expected = ["a", "b"] if end == "commit" else []
+    for partition in (0, 1):
+        assert by_confluent(broker.bootstrap_servers, topic, partition) == expected
+        assert by_kafka_python(broker.bootstrap_servers, topic, partition) == expected
+    assert "completing transaction cut" in broker.log.read_text()
+    # and all goes on
+    _transaction(broker.bootstrap_servers, "commit", topic)
+    assert by_confluent(broker.bootstrap_servers, topic, 0) == [*expected, "a", "b"]
+
+
+def test_what_was_not_decided_is_aborted_by_the_next_instance(broker: KlogBroker, topic: str) -> None:
+    _create(broker.bootstrap_servers, topic, 2)
+    _transaction(broker.bootstrap_servers, "commit", topic)
+    broker.kill()
+    for folder in ("__transaction_state-0", "__transaction_state-0", f"{topic}-0", f"{topic}-1"):
+        _cut_last(_log_file(broker, folder))
+    broker.start()
+    assert by_confluent(broker.bootstrap_servers, topic, 0) == []
+    _transaction(broker.bootstrap_servers, "commit", topic)
+    for partition in (0, 1):
+        assert by_confluent(broker.bootstrap_servers, topic, partition) == ["a", "b"]
+        assert by_confluent(broker.bootstrap_servers, topic, partition, committed=False) == ["a", "b"] * 2
+
+
+def test_one_that_was_open_at_the_kill_times_out(broker: KlogBroker, topic: str) -> None:
+    with ConfluentClient(broker.bootstrap_servers) as client:
+        client.ask("open", "p", "transactional.id=open", "transaction.timeout.ms=1500")
+        client.ask("init", "p")
+        client.ask("begin", "p")
+        client.ask("send", "p", topic, "0", "lost")
+        broker.kill()
+        broker.start()
+        broker.wait_for_log("transaction open is aborted")
+        assert by_confluent(broker.bootstrap_servers, topic, 0) == []
+        with pytest.raises(KafkaException):
+            client.ask("commit", "p")
+
+
+def _write(servers: str, topic: str, stop: threading.Event, committed: list[str], unsure: list[str]) -> None:
+    """Transactions of two records, one a partition, each begun anew by a producer of the same id after an error."""
+    number = 0
+    producer: Producer | None = None
+    while not stop.is_set():
+        values = [f"{number}-{partition}" for partition in (0, 1)]
+        is_committing = False
+        try:
+            if producer is None:
+                settings = {"transactional.id": topic, "retry.backoff.ms": 20, "reconnect.backoff.max.ms": 50}
+                producer = Producer({"bootstrap.servers": servers, "log_level": 0, **settings})
+                producer.init_transactions(20)
+            producer.begin_transaction()
+            for partition, value in enumerate(values):
+                producer.produce(topic, value, partition=partition)
+            if number % 5 == 4:
+                producer.flush(20)
+                producer.abort_transaction(20)
+            else:
+                is_committing = True
+                producer.commit_transaction(20)
+                committed += values
+        except KafkaException:
+            producer = None
+            if is_committing:
+                unsure += values
+        number += 1
+
+
+def test_kills_at_any_time(server_dir: Path, topic: str) -> None:
+    """What was committed is read once, and nothing else but what may have been: its commit was not answered."""
+    rng = random.Random(8)
+    committed: list[str] = []
+    unsure: list[str] = []
+    stop = threading.Event()
+    with KlogBroker(server_dir, *SETTINGS) as broker:
+        _create(broker.bootstrap_servers, topic, 2)
+        writer = threading.Thread(target=_write, args=(broker.bootstrap_servers, topic, stop, committed, unsure))
+        writer.start()
+        try:
+            for _ in range(6):
+                time.sleep(rng.uniform(0.3, 1.2))
+                broker.kill()
+                broker.start()
+            time.sleep(0.5)
+        finally:
+            stop.set()
+            writer.join(60)
+        found = [by_confluent(broker.bootstrap_servers, topic, partition) for partition in (0, 1)]
+    values = [value for part in found for value in part]
+    assert len(values) == len(set(values))
+    assert set(committed) <= set(values) <= {*committed, *unsure}
+    assert [value[:-2] for value in found[0]] == [value[:-2] for value in found[1]]  # both partitions or none
+    numbers = [int(value[:-2]) for value in found[0]]
+    assert numbers == sorted(numbers)
+    assert len(committed) > 20
+
+
+def _ids(port: int, count: int) -> list[int]:
+    with RawClient(port) as raw:
+        request = {"transactional_id": None, "transaction_timeout_ms": 1}
+        answers = [raw.request(apis.INIT_PRODUCER_ID, 1, request) for _ in range(count)]
+    assert {(answer["error_code"], answer["producer_epoch"]) for answer in answers} == {(0, 0)}
+    return [answer["producer_id"] for answer in answers]
+
+
+def test_no_producer_id_is_given_twice(broker: KlogBroker) -> None:
+    found = _ids(broker.port, 1001)
+    for _ in range(3):
+        broker.kill()
+        broker.start()
+        found += _ids(broker.port, 3)
+    assert len(set(found)) == len(found)
+    (broker.data_dir / "latest_producer_id_block").unlink()
+
+
+def test_ids_that_logs_know_are_not_given(broker: KlogBroker, topic: str) -> None:
+    """A directory may come from a cluster whose ids were counted elsewhere."""
+    _ids(broker.port, 5)
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "enable.idempotence": True})
+    producer.produce(topic, b"v")
+    assert producer.flush(20) == 0
+    broker.stop()
+    (broker.data_dir / "latest_producer_id_block").unlink()
+    broker.start()
+    assert _ids(broker.port, 1) == [6]
+
+
+def test_blocks_of_producer_ids(tmp_path: Path) -> None:
+    """The node as Kafka 3.9 writes it, over two brokers that claim in turn."""
+    tree = MemoryTree()
+    first, second = TreeBlocks(tree, 0), TreeBlocks(tree.session(), 1)
+    assert first.claim(0) == range(1000)
+    assert tree.get(PRODUCER_IDS_PATH) == b'{"version":1,"broker":0,"block_start":"0","block_end":"999"}'
+    assert second.claim(0) == range(1000, 2000)
+    assert first.claim(2500) == range(2500, 3500)
+    assert tree.get(PRODUCER_IDS_PATH) == b'{"version":1,"broker":0,"block_start":"2500","block_end":"3499"}'
+    path = tmp_path / "ids"
+    assert FileBlocks(path, 0).claim(0) == range(1000)
+    assert FileBlocks(path, 0).claim(0) == range(1000, 2000)
+    for bad in (b"no JSON", b'{"block_end":"-1"}', b'{"block_end":7}', b'{"block_end":"' + b"9" * 30 + b'"}'):
+        path.write_bytes(bad)
+        with pytest.raises(DecodeError):
+            FileBlocks(path, 0).claim(0)
+
+
+def test_a_transaction_over_several_brokers(make_cluster: Callable[..., EmbeddedCluster], topic: str) -> None:
+    """The coordinator asks the others to write their markers; one that is dead is asked again when it is back."""
+    cluster = make_cluster(3)
+    servers = cluster.bootstrap_servers
+    _create(servers, topic, 3)
+    leaders = {
+        partition: entry.leader
+        for partition, entry in AdminClient({"bootstrap.servers": servers})
+        .list_topics(topic, 10)
+        .topics[topic]
+        .partitions.items()
+    }
+    assert sorted(leaders.values()) == [0, 1, 2]
+    with ConfluentClient(servers) as client:
+        client.ask("open", "p", "transactional.id=wide")
+        client.ask("init", "p")
+        for end in ("commit", "abort", "commit"):
+            client.ask("begin", "p")
+            for partition in leaders:
+                client.ask("send", "p", topic, str(partition), end)
+            client.ask(end, "p")
+        assert _soon(servers, topic, leaders, 2) == [["commit", "commit"]] * 3
+        places = AdminClient({"bootstrap.servers": servers}).list_topics("__transaction_state", 10)
+        coordinator = places.topics["__transaction_state"].partitions[0].leader
+        dead = next(broker for broker in leaders.values() if broker != coordinator)
+        client.ask("begin", "p")
+        for partition in leaders:
+            client.ask("send", "p", topic, str(partition), "last")
+        cluster.kill(dead)
+        client.ask("commit", "p")
+        cluster.restart(dead)
+        assert _soon(servers, topic, leaders, 3) == [["commit", "commit", "last"]] * 3
+
+
+def _soon(servers: str, topic: str, partitions: dict[int, int], count: int) -> list[list[str]]:
+    """What is read when so many records of each partition are: markers on other brokers follow the answer."""
+    deadline = time.monotonic() + 20
+    while True:
+        found = [by_confluent(servers, topic, partition) for partition in sorted(partitions)]
+        if all(len(values) >= count for values in found) or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
+
+
+@pytest.mark.peer
+def test_kafkas_tool_reads_the_transactions(broker: KlogBroker, topic: str) -> None:
+    _create(broker.bootstrap_servers, topic, 2)
+    _transaction(broker.bootstrap_servers, "commit", topic)
+    broker.stop()
+    output = dump_files("3.9.1", [_log_file(broker, "__transaction_state-0")], "--transaction-log-decoder")
+    states = re.findall(r"transactionalId=cut.*?state=(\w+), partitions=\[(.*?)\]", output)
+    both = {f"{topic}-0", f"{topic}-1"}
+    assert [state for state, _ in states] == [
+        "Empty", "Ongoing", "Ongoing", "PrepareCommit", "CompleteCommit"
+    ]  # fmt: skip
+    assert [set(filter(None, partitions.split(","))) for _, partitions in states] == [
+        set(), {f"{topic}-0"}, both, both, set()
+    ]  # fmt: skip
+    markers = dump_files("3.9.1", [_log_file(broker, f"{topic}-0")], "--deep-iteration", "--print-data-log")
+    assert "endTxnMarker: COMMIT coordinatorEpoch: 0" in markers
+
+
+@pytest.mark.peer
+def test_a_real_kafka_goes_on_with_our_directory(server_dir: Path, topic: str) -> None:
+    """What we had decided it completes; the transactional id goes on, and the last five batches are known."""
+    with KlogBroker(server_dir) as broker:
+        _create(broker.bootstrap_servers, topic, 2)
+        _transaction(broker.bootstrap_servers, "abort", topic)
+        _transaction(broker.bootstrap_servers, "commit", topic)
+        broker.kill()
+    _cut_last(_log_file(broker, "__transaction_state-0"))
+    _cut_last(_log_file(broker, f"{topic}-1"))
+    kafka = Kafka("3.9.1", server_dir / "kafka")
+    shutil.copytree(broker.data_dir, kafka.log_dir)
+    for path in [
+        kafka.log_dir / "meta.properties",
+        kafka.log_dir / ".lock",
+        *kafka.log_dir.glob("*/partition.metadata"),
+    ]:
+        path.unlink(missing_ok=True)  # its cluster has other ids
+    with kafka:
+        kafka.create_topic(topic, 2)
+        kafka.create_topic("__transaction_state", 1, {"cleanup.policy": "compact"})
+        assert _soon(kafka.bootstrap_servers, topic, {0: 0, 1: 0}, 2) == [["a", "b"]] * 2
+        _transaction(kafka.bootstrap_servers, "commit", topic)
+        assert by_confluent(kafka.bootstrap_servers, topic, 1) == ["a", "b"] * 2

@@ -1,0 +1,270 @@
+"""The state machine of a transactional id: its table beside Kafka's, any sequence of events beside a model; its records."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_klog.broker.transactions import transaction as machine
+from spark_klog.broker.transactions.records import decode_key, decode_value, encode_key, encode_value
+from spark_klog.broker.transactions.transaction import (
+    TRANSITIONS,
+    Event,
+    NeedsProducerId,
+    Producer,
+    State,
+    Transaction,
+)
+from spark_klog.errors import DecodeError, ErrorCode
+
+#: By what each state may be preceded: `TransactionMetadata` of Kafka 3.9, where PrepareEpochFence is never written.
+KAFKAS_PREDECESSORS = {
+    State.EMPTY: {State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT},
+    State.ONGOING: {State.ONGOING, State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT},
+    State.PREPARE_COMMIT: {State.ONGOING},
+    State.PREPARE_ABORT: {State.ONGOING, State.PREPARE_EPOCH_FENCE},
+    State.COMPLETE_COMMIT: {State.PREPARE_COMMIT},
+    State.COMPLETE_ABORT: {State.PREPARE_ABORT},
+    State.DEAD: {State.EMPTY, State.COMPLETE_ABORT, State.COMPLETE_COMMIT},
+    State.PREPARE_EPOCH_FENCE: {State.ONGOING},
+}
+NOW, TIMEOUT = 1_700_000_000_000, 60_000
+FENCED, BUSY = ErrorCode.PRODUCER_FENCED, ErrorCode.CONCURRENT_TRANSACTIONS
+INVALID, NO_MAPPING = ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_PRODUCER_ID_MAPPING
+P0, P1 = ("t", 0), ("t", 1)
+
+
+def test_the_states_follow_each_other_as_kafkas_do() -> None:
+    for (before, _), after in TRANSITIONS.items():
+        assert isinstance(after, ErrorCode) or before in KAFKAS_PREDECESSORS[after]
+    reached = {after for after in TRANSITIONS.values() if isinstance(after, State)}
+    assert reached == set(State) - {State.PREPARE_EPOCH_FENCE}
+    clients = {Event.INIT, Event.ADD, Event.COMMIT, Event.ABORT}
+    for state in reached - {State.DEAD}:
+        assert {event for before, event in TRANSITIONS if before is state} >= clients
+
+
+def begun(epoch: int = 0) -> Transaction:
+    """Ongoing, with one partition."""
+    start = Transaction("id", Producer(7, epoch - 1), Producer(-1, -1), 1, State.EMPTY, frozenset(), -1, NOW)
+    ready = machine.init(start, TIMEOUT, None, NOW)
+    assert isinstance(ready, Transaction)
+    outcome = machine.add(ready, Producer(7, epoch), frozenset({P0}), NOW + 5)
+    assert isinstance(outcome, Transaction)
+    return outcome
+
+
+def test_a_new_instance_aborts_what_the_old_one_left_open() -> None:
+    outcome = machine.init(begun(3), TIMEOUT, None, NOW)
+    assert isinstance(outcome, Transaction)
+    assert (outcome.state, outcome.producer, outcome.partitions) == (State.PREPARE_ABORT, Producer(7, 4), {P0})
+    assert machine.init(outcome, TIMEOUT, None, NOW) == BUSY
+    after = machine.init(machine.complete(outcome, NOW), TIMEOUT, None, NOW)
+    assert isinstance(after, Transaction)
+    assert (after.state, after.producer, after.partitions) == (State.EMPTY, Producer(7, 5), frozenset())
+    assert machine.end(after, Producer(7, 3), commits=True, now_ms=NOW) == FENCED
+
+
+def test_used_up_epochs_take_another_producer_id() -> None:
+    done = machine.complete(machine.fence(begun(32766), NOW), NOW)
+    assert done.producer == Producer(7, 32767)
+    with pytest.raises(NeedsProducerId):
+        machine.init(done, TIMEOUT, None, NOW)
+    outcome = machine.init(done, TIMEOUT, None, NOW, new_id=8)
+    assert isinstance(outcome, Transaction)
+    assert outcome.producer == Producer(8, 0)
+
+
+def test_an_instance_goes_on_after_an_error_and_may_ask_again() -> None:
+    """KIP-360: it names itself; where the answer is lost, the same request gives the same one."""
+    ended = machine.end(begun(3), Producer(7, 3), commits=True, now_ms=NOW)
+    assert isinstance(ended, Transaction)
+    ended = machine.complete(ended, NOW)
+    assert machine.init(ended, TIMEOUT, Producer(7, 2), NOW) == FENCED
+    assert machine.init(ended, TIMEOUT, Producer(6, 3), NOW) == FENCED
+    first = machine.init(ended, TIMEOUT, Producer(7, 3), NOW)
+    assert isinstance(first, Transaction)
+    assert first.producer == Producer(7, 4)
+    again = machine.init(first, TIMEOUT, Producer(7, 3), NOW)
+    assert isinstance(again, Transaction)
+    assert again.producer == Producer(7, 4)
+    other = machine.init(again, TIMEOUT, None, NOW)
+    assert isinstance(other, Transaction)
+    assert machine.init(other, TIMEOUT, Producer(7, 4), NOW) == FENCED
+
+
+def test_the_same_over_a_change_of_the_producer_id() -> None:
+    last = machine.end(begun(32766), Producer(7, 32766), commits=False, now_ms=NOW)
+    assert isinstance(last, Transaction)
+    rotated = machine.init(machine.complete(last, NOW), TIMEOUT, Producer(7, 32766), NOW, new_id=9)
+    assert isinstance(rotated, Transaction)
+    assert rotated.producer == Producer(9, 0)
+    again = machine.init(rotated, TIMEOUT, Producer(7, 32766), NOW, new_id=10)
+    assert isinstance(again, Transaction)
+    assert again.producer == Producer(9, 0)
+    assert machine.init(rotated, TIMEOUT, Producer(7, 32765), NOW) == FENCED
+
+
+def test_time_counts_from_the_first_partition() -> None:
+    transaction = begun()
+    more = machine.add(transaction, Producer(7, 0), frozenset({P1}), NOW + 50_000)
+    assert isinstance(more, Transaction)
+    assert not machine.is_timed_out(more, NOW + 5 + TIMEOUT - 1)
+    assert machine.is_timed_out(more, NOW + 5 + TIMEOUT)
+    assert not machine.is_timed_out(machine.fence(more, NOW), NOW + 10 * TIMEOUT)
+    assert not machine.is_expired(more, NOW + 10 * TIMEOUT)
+    assert machine.is_expired(machine.complete(machine.fence(more, NOW), NOW), NOW)
+
+
+def test_what_may_be_written() -> None:
+    """KIP-890."""
+    transaction = begun(2)
+    assert machine.verify(transaction, Producer(7, 2), P0) == ErrorCode.NONE
+    assert machine.verify(transaction, Producer(7, 2), P1) == ErrorCode.TRANSACTION_ABORTABLE
+    assert machine.verify(transaction, Producer(7, 1), P0) == FENCED
+    assert machine.verify(transaction, Producer(8, 2), P0) == NO_MAPPING
+    ended = machine.end(transaction, Producer(7, 2), commits=True, now_ms=NOW)
+    assert isinstance(ended, Transaction)
+    assert machine.verify(ended, Producer(7, 2), P0) == BUSY
+    assert machine.verify(machine.complete(ended, NOW), Producer(7, 2), P0) == ErrorCode.TRANSACTION_ABORTABLE
+
+
+@dataclass
+class Model:
+    """A transactional id by what has happened to it, told as Kafka's documents tell it."""
+
+    epoch: int = 0
+    ends: list[str] = field(default_factory=list)
+    is_open: bool = False
+    deciding: str = ""
+    partitions: set[tuple[str, int]] = field(default_factory=set)
+
+    def add(self, epoch: int, partition: tuple[str, int]) -> ErrorCode | None:
+        if epoch != self.epoch:
+            return FENCED
+        if self.deciding:
+            return BUSY
+        is_known = self.is_open and partition in self.partitions
+        self.is_open = True
+        self.partitions.add(partition)
+        return ErrorCode.NONE if is_known else None
+
+    def end(self, epoch: int, how: str) -> ErrorCode | None:
+        if epoch != self.epoch:
+            return FENCED
+        if self.deciding:
+            return BUSY if self.deciding == how else INVALID
+        if not self.is_open:
+            return ErrorCode.NONE if self.ends[-1:] == [how] else INVALID
+        self.is_open, self.deciding = False, how
+        return None
+
+    def init(self) -> ErrorCode | None:
+        if self.deciding:
+            return BUSY
+        self.epoch += 1
+        if self.is_open:
+            self.is_open, self.deciding = False, "abort"
+        else:
+            self.ends.append("")  # what ended before is not told any more
+        return None
+
+    def complete(self) -> None:
+        self.ends.append(self.deciding)
+        self.deciding = ""
+        self.partitions.clear()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["add", "add", "commit", "abort", "init", "complete", "restart"]),
+            st.integers(-1, 0),
+            st.sampled_from([P0, P1]),
+        ),
+        max_size=40,
+    )
+)
+def test_any_events_are_answered_as_the_model_does(events: list[tuple[str, int, tuple[str, int]]]) -> None:
+    model = Model()
+    first = machine.init(machine.created("id", 7, TIMEOUT, NOW), TIMEOUT, None, NOW)
+    assert isinstance(first, Transaction)
+    transaction = first
+    for what, age, partition in events:
+        producer = Producer(7, model.epoch + age)
+        if what == "restart":
+            transaction = decode_value("id", encode_value(transaction))
+            continue
+        if what == "complete":
+            if model.deciding:
+                assert transaction.commits == (model.deciding == "commit")
+                transaction = machine.complete(transaction, NOW)
+                model.complete()
+            assert not transaction.is_prepared
+            continue
+        if what == "add":
+            expected = model.add(producer.epoch, partition)
+            outcome = machine.add(transaction, producer, frozenset({partition}), NOW)
+        elif what == "init":
+            expected = model.init()
+            outcome = machine.init(transaction, TIMEOUT, None, NOW)
+        else:
+            expected = model.end(producer.epoch, what)
+            outcome = machine.end(transaction, producer, commits=what == "commit", now_ms=NOW)
+        if expected is not None:
+            assert outcome == expected
+            continue
+        assert isinstance(outcome, Transaction)
+        transaction = outcome
+        assert transaction.producer == Producer(7, model.epoch)
+        assert transaction.partitions == model.partitions
+        assert transaction.is_prepared == bool(model.deciding)
+
+
+def text(value: str) -> bytes:
+    return struct.pack(">h", len(value)) + value.encode()
+
+
+def test_records_are_kafkas_byte_for_byte() -> None:
+    assert encode_key("my-id") == struct.pack(">h", 0) + text("my-id")
+    assert decode_key(encode_key("my-id")) == "my-id"
+    assert decode_key(struct.pack(">h", 1) + text("of the future")) is None
+    transaction = Transaction(
+        "my-id", Producer(7, 3), Producer(7, -1), TIMEOUT, State.PREPARE_ABORT,
+        frozenset({("b", 2), ("a", 1), ("b", 0)}), NOW, NOW + 1,
+    )  # fmt: skip
+    topics = struct.pack(">i", 2) + text("a") + struct.pack(">ii", 1, 1) + text("b") + struct.pack(">iii", 2, 0, 2)
+    expected = struct.pack(">hqhib", 0, 7, 3, TIMEOUT, 3) + topics + struct.pack(">qq", NOW + 1, NOW)
+    assert encode_value(transaction) == expected
+    assert decode_value("my-id", expected) == transaction
+    empty = machine.created("my-id", 7, TIMEOUT, NOW)
+    assert encode_value(empty) == struct.pack(">hqhibiqq", 0, 7, -1, TIMEOUT, 0, -1, NOW, -1)
+    assert decode_value("my-id", encode_value(empty)).state is State.EMPTY
+
+
+def test_flexible_records_are_read() -> None:
+    """Version 1, with previous and next producer id as tagged fields, as Kafka 4 writes it."""
+    head = struct.pack(">hqhib", 1, 7, 3, TIMEOUT, 1)
+    topics = b"\x02" + b"\x02t" + b"\x03" + struct.pack(">ii", 0, 1) + b"\x00"
+    tags = b"\x02" + b"\x00\x08" + struct.pack(">q", 6) + b"\x01\x08" + struct.pack(">q", -1)
+    found = decode_value("id", head + topics + struct.pack(">qq", NOW, NOW - 9) + tags)
+    assert (found.producer, found.state, found.partitions) == (Producer(7, 3), State.ONGOING, {P0, P1})
+    assert (found.started_ms, found.updated_ms, found.timeout_ms) == (NOW - 9, NOW, TIMEOUT)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_decode_or_raise(data: bytes) -> None:
+    for decode in (
+        decode_key,
+        lambda found: decode_value("id", found),
+        lambda found: decode_value("id", b"\0\1" + found),
+    ):
+        try:
+            decode(data)
+        except DecodeError:
+            pass

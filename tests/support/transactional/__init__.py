@@ -1,0 +1,1 @@
+"""Producers of transactions, by several clients."""

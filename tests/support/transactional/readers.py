@@ -1,0 +1,59 @@
+"""What consumers of several clients see of a partition, up to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import kafka as kafka_python
+from confluent_kafka import Consumer, TopicPartition
+
+_SECONDS = 20.0
+
+
+def by_confluent(servers: str, topic: str, partition: int, *, committed: bool = True) -> list[str]:
+    """All values; with `committed` as read_committed does."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "none",
+            "isolation.level": "read_committed" if committed else "read_uncommitted",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
+    consumer.assign([TopicPartition(topic, partition, 0)])
+    found: list[str] = []
+    deadline = time.monotonic() + _SECONDS
+    try:
+        while time.monotonic() < deadline:
+            message = consumer.poll(0.2)
+            if message is None:
+                continue
+            if message.error() is not None:  # the end
+                return found
+            found.append((message.value() or b"").decode())
+    finally:
+        consumer.close()
+    raise TimeoutError(f"no end of {topic}-{partition} in {_SECONDS} s, but {found}")
+
+
+def by_kafka_python(servers: str, topic: str, partition: int, *, committed: bool = True) -> list[str]:
+    """The same by kafka-python."""
+    consumer = kafka_python.KafkaConsumer(
+        bootstrap_servers=servers,
+        isolation_level="read_committed" if committed else "read_uncommitted",
+    )
+    place = kafka_python.TopicPartition(topic, partition)
+    found: list[str] = []
+    with contextlib.closing(consumer):
+        consumer.assign([place])
+        consumer.seek_to_beginning(place)
+        end = consumer.end_offsets([place])[place]
+        deadline = time.monotonic() + _SECONDS
+        while consumer.position(place) < end:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no end of {topic}-{partition} in {_SECONDS} s, but {found}")
+            for records in consumer.poll(timeout_ms=200).values():
+                found += [(record.value or b"").decode() for record in records]
+    return found
