@@ -15,6 +15,8 @@ from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
 
 _log = logging.getLogger(__name__)
+#: Versions 10 and 11 have the ids of topics, but are not asked by them (KIP-516).
+_FIRST_BY_ID = 12
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
@@ -40,6 +42,8 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 
 async def _asked(broker: Broker, request: Request, entry: dict[str, Any], may_create: bool) -> Message:
     name, topic_id = entry["name"], entry["topic_id"]
+    if name is None and request.version < _FIRST_BY_ID:
+        return missing_topic("", topic_id, ErrorCode.INVALID_REQUEST)
     if name is None:
         topic = await broker.topic_by_id(topic_id)
         if topic is None or not broker.authorizer.allows(request.session, SEE, topic.name):

@@ -1,0 +1,332 @@
+"""Produce and Fetch as clients meet them: acks, limits, times, errors by partition, waiting, sendfile, old versions."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import statistics
+import struct
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from tests.support.broker import KlogBroker
+from tests.support.kafka_python_wire import KafkaPythonWire, Message, encode, make_records, read_records
+from tests.support.tools import program
+
+NOW = 1_700_000_000_000
+NONE, OUT_OF_RANGE, CORRUPT, UNKNOWN_PARTITION, TOO_LARGE, INVALID_ACKS, INVALID_RECORD = 0, 1, 2, 3, 10, 21, 87
+LARGE = 50_000
+
+
+@pytest.fixture(scope="module")
+def broker(module_server_dir: Path) -> Iterator[KlogBroker]:
+    with KlogBroker(module_server_dir) as running:
+        yield running
+
+
+@pytest.fixture
+def wire(broker: KlogBroker) -> Iterator[KafkaPythonWire]:
+    with closing(KafkaPythonWire(broker.bootstrap_servers)) as connected:
+        yield connected
+
+
+def _create(wire: KafkaPythonWire, topic: str, partitions: int = 1, **configs: str) -> uuid.UUID:
+    settings = [{"name": name.replace("_", "."), "value": value} for name, value in configs.items()]
+    entry = {"name": topic, "num_partitions": partitions, "replication_factor": 1, "assignments": []}
+    request = {"topics": [entry | {"configs": settings}], "timeout_ms": 5000}
+    (made,) = wire.ask("CreateTopics", 7, request)["topics"]
+    assert made["error_code"] == NONE, made
+    topic_id: uuid.UUID = made["topic_id"]
+    return topic_id
+
+
+def _produce_request(topic: str, records: dict[int, bytes], acks: int = -1) -> Message:
+    data = [{"index": index, "records": entry} for index, entry in records.items()]
+    return {
+        "transactional_id": None,
+        "acks": acks,
+        "timeout_ms": 5000,
+        "topic_data": [{"name": topic, "partition_data": data}],
+    }
+
+
+def _produce(wire: KafkaPythonWire, topic: str, records: dict[int, bytes], acks: int = -1, version: int = 8) -> Any:
+    (answer,) = wire.ask("Produce", version, _produce_request(topic, records, acks))["responses"]
+    assert answer["name"] == topic
+    return answer["partition_responses"]
+
+
+def _fetch_request(topic: str, offsets: dict[int, int], **limits: int) -> Message:
+    partitions = [
+        {
+            "partition": index,
+            "current_leader_epoch": -1,
+            "fetch_offset": offset,
+            "log_start_offset": -1,
+            "partition_max_bytes": limits.get("partition_max_bytes", 1_000_000),
+        }
+        for index, offset in offsets.items()
+    ]
+    return {
+        "replica_id": -1,
+        "max_wait_ms": limits.get("max_wait_ms", 0),
+        "min_bytes": limits.get("min_bytes", 1),
+        "max_bytes": limits.get("max_bytes", 10_000_000),
+        "isolation_level": 0,
+        "session_id": 0,
+        "session_epoch": -1,
+        "topics": [{"topic": topic, "partitions": partitions}],
+        "forgotten_topics_data": [],
+    }
+
+
+def _fetch(wire: KafkaPythonWire, topic: str, offsets: dict[int, int], version: int = 11, **limits: int) -> Any:
+    (answer,) = wire.ask("Fetch", version, _fetch_request(topic, offsets, **limits))["responses"]
+    assert answer["topic"] == topic
+    return answer["partitions"]
+
+
+def _corrupt(records: bytes) -> bytes:
+    return records[:-1] + bytes([records[-1] ^ 1])
+
+
+@pytest.mark.parametrize("version", [0, 2, 3, 12])
+def test_each_partition_has_its_own_error(wire: KafkaPythonWire, topic: str, version: int) -> None:
+    _create(wire, topic, 3)
+    good = make_records(0 if version < 2 else min(version - 1, 2), [b"good"], NOW)
+    records = {0: good, 7: good, 1: _corrupt(good), 2: good}
+    answers = _produce(wire, topic, records, version=version)
+    assert [(entry["index"], entry["error_code"], entry["base_offset"]) for entry in answers] == [
+        (0, NONE, 0),
+        (7, UNKNOWN_PARTITION, -1),
+        (1, CORRUPT, -1),
+        (2, NONE, 0),
+    ]
+    fetched = _fetch(wire, topic, {0: 0, 7: 0, 1: 0, 2: 5}, max_wait_ms=5000)
+    assert [(entry["partition_index"], entry["error_code"], entry["high_watermark"]) for entry in fetched] == [
+        (0, NONE, 1),
+        (7, UNKNOWN_PARTITION, -1),
+        (1, NONE, 0),
+        (2, OUT_OF_RANGE, 1),
+    ]
+    assert read_records(fetched[0]["records"]) == [(2, 0, b"good")]
+    assert [bool(entry["records"]) for entry in fetched] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("acks", [1, pytest.param(-1, id="all")])
+def test_acks_that_are_answered(wire: KafkaPythonWire, topic: str, acks: int) -> None:
+    _create(wire, topic)
+    (answer,) = _produce(wire, topic, {0: make_records(2, [b"v"], NOW)}, acks)
+    assert (answer["error_code"], answer["base_offset"]) == (NONE, 0)
+
+
+def test_acks_0_is_not_answered(wire: KafkaPythonWire, topic: str) -> None:
+    _create(wire, topic)
+    for _ in range(3):
+        wire.send(encode("Produce", 8, _produce_request(topic, {0: make_records(2, [b"v"], NOW)}, acks=0)))
+    (entry,) = _fetch(wire, topic, {0: 0}, max_wait_ms=5000)  # the next answer is that of the next request
+    assert entry["high_watermark"] == 3
+
+
+@pytest.mark.parametrize("acks", [2, pytest.param(-2, id="minus-2"), 32767])
+def test_acks_that_are_none(wire: KafkaPythonWire, topic: str, acks: int) -> None:
+    _create(wire, topic)
+    (answer,) = _produce(wire, topic, {0: make_records(2, [b"v"], NOW)}, acks)
+    assert answer["error_code"] == INVALID_ACKS
+    assert _fetch(wire, topic, {0: 0})[0]["high_watermark"] == 0
+
+
+def test_the_largest_message_is_a_setting_of_a_topic(wire: KafkaPythonWire, topic: str) -> None:
+    records = make_records(2, [bytes(2000)], NOW)
+    _create(wire, topic, max_message_bytes=str(len(records) - 1))
+    assert _produce(wire, topic, {0: records})[0]["error_code"] == TOO_LARGE
+    change = {"name": "max.message.bytes", "config_operation": 0, "value": str(len(records))}
+    resource = {"resource_type": 2, "resource_name": topic, "configs": [change]}
+    (done,) = wire.ask("IncrementalAlterConfigs", 1, {"resources": [resource], "validate_only": False})["responses"]
+    assert done["error_code"] == NONE
+    assert _produce(wire, topic, {0: records})[0]["error_code"] == NONE
+    assert _produce(wire, topic, {0: make_records(2, [bytes(2001)], NOW)})[0]["error_code"] == TOO_LARGE
+
+
+@pytest.mark.parametrize("version", [2, 8, 12])
+def test_log_append_time(wire: KafkaPythonWire, topic: str, version: int) -> None:
+    _create(wire, topic, message_timestamp_type="LogAppendTime")
+    begin = time.time_ns() // 1_000_000
+    (answer,) = _produce(wire, topic, {0: make_records(1 if version == 2 else 2, [b"a", b"b"], NOW)}, version=version)
+    end = time.time_ns() // 1_000_000
+    assert begin <= answer["log_append_time_ms"] <= end
+    (entry,) = _fetch(wire, topic, {0: 0})
+    attributes, _, base, largest = struct.unpack_from(">hiqq", entry["records"], 21)
+    assert (attributes & 8, largest) == (8, answer["log_append_time_ms"])
+    assert base <= largest
+    assert [value for _, _, value in read_records(entry["records"])] == [b"a", b"b"]
+
+
+def test_what_a_compacted_topic_refuses(wire: KafkaPythonWire, topic: str) -> None:
+    _create(wire, topic, cleanup_policy="compact")
+    assert _produce(wire, topic, {0: make_records(2, [b"v"], NOW)})[0]["error_code"] == INVALID_RECORD
+    assert _produce(wire, topic, {0: make_records(2, [b"v"], NOW, key=b"k")})[0]["error_code"] == NONE
+
+
+def test_control_batches_are_the_brokers(wire: KafkaPythonWire, topic: str) -> None:
+    _create(wire, topic)
+    records = bytearray(make_records(2, [b"v"], NOW))
+    records[22] |= 0x20
+    assert _produce(wire, topic, {0: bytes(records)})[0]["error_code"] == INVALID_RECORD
+    assert _fetch(wire, topic, {0: 0})[0]["high_watermark"] == 0
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_waiting_fetches_cost_nothing_and_wake_at_once(broker: KlogBroker, wire: KafkaPythonWire, topic: str) -> None:
+    _create(wire, topic, 2)
+    with ExitStack() as stack:
+        waiting = [stack.enter_context(closing(KafkaPythonWire(broker.bootstrap_servers))) for _ in range(50)]
+        for number, other in enumerate(waiting):
+            other.send(encode("Fetch", 11, _fetch_request(topic, {0: 0, number % 2: 0}, max_wait_ms=30_000)))
+        time.sleep(0.5)  # until all of them wait
+        before = _cpu_seconds(broker.pid)
+        time.sleep(2)
+        assert _cpu_seconds(broker.pid) - before < 0.1
+        begin = time.monotonic()
+        assert _produce(wire, topic, {0: make_records(2, [b"v"], NOW)})[0]["error_code"] == NONE
+        for other in waiting:
+            assert b"v" in other.receive()
+        assert time.monotonic() - begin < 2
+
+
+def test_an_append_is_seen_within_milliseconds(broker: KlogBroker, wire: KafkaPythonWire, topic: str) -> None:
+    _create(wire, topic)
+    records, took = make_records(2, [b"v"], NOW), []
+    with closing(KafkaPythonWire(broker.bootstrap_servers)) as reader:
+        for offset in range(20):
+            reader.send(encode("Fetch", 11, _fetch_request(topic, {0: offset}, max_wait_ms=30_000)))
+            time.sleep(0.02)
+            begin = time.monotonic()
+            wire.send(encode("Produce", 8, _produce_request(topic, {0: records}, acks=0)))
+            reader.receive()
+            took.append(time.monotonic() - begin)
+    assert statistics.median(took) < 0.05
+
+
+def test_min_bytes_are_counted_over_partitions(broker: KlogBroker, wire: KafkaPythonWire, topic: str) -> None:
+    _create(wire, topic, 3)
+    records = make_records(2, [bytes(1000)], NOW)
+    with closing(KafkaPythonWire(broker.bootstrap_servers)) as reader:
+        request = _fetch_request(topic, {0: 0, 1: 0, 2: 0}, max_wait_ms=30_000, min_bytes=3 * len(records))
+        reader.send(encode("Fetch", 11, request))
+        reader.socket.settimeout(0.3)
+        for index in (0, 1):
+            assert _produce(wire, topic, {index: records})[0]["error_code"] == NONE
+            with pytest.raises(TimeoutError):
+                reader.receive()
+        reader.socket.settimeout(10)
+        assert _produce(wire, topic, {2: records})[0]["error_code"] == NONE
+        assert len(reader.receive()) > 3 * len(records)
+
+
+def test_max_bytes_are_shared_by_partitions(wire: KafkaPythonWire, topic: str) -> None:
+    _create(wire, topic, 3)
+    records = make_records(2, [bytes(1000)], NOW)
+    _produce(wire, topic, dict.fromkeys(range(3), records))
+
+    def sizes(**limits: int) -> list[int]:
+        return [len(entry["records"] or b"") for entry in _fetch(wire, topic, dict.fromkeys(range(3), 0), **limits)]
+
+    size = len(records)
+    assert sizes() == [size, size, size]
+    assert sizes(max_bytes=1) == [size, 0, 0]  # what is first is whole
+    assert sizes(max_bytes=2 * size) == [size, size, 0]
+    assert sizes(max_bytes=0) == sizes(max_bytes=-1) == [size, 0, 0]
+    assert sizes(partition_max_bytes=-1)[0] == size
+
+
+def test_large_answers_leave_by_sendfile(broker: KlogBroker, wire: KafkaPythonWire, topic: str, tmp_path: Path) -> None:
+    _create(wire, topic)
+    for _ in range(8):
+        assert _produce(wire, topic, {0: make_records(2, [os.urandom(500_000)], NOW)})[0]["error_code"] == NONE
+    trace = tmp_path / "trace"
+    calls = "trace=sendfile,read,pread64,preadv,sendto,write,writev,sendmsg"
+    strace = subprocess.Popen(
+        [program(("strace",), "strace"), "-f", "-e", calls, "-o", str(trace), "-p", str(broker.pid)],
+        stderr=subprocess.PIPE,
+    )
+    assert strace.stderr is not None
+    try:
+        attached = strace.stderr.readline().decode()
+        if "attached" not in attached:
+            pytest.skip(f"NOT SHOWN: strace may not look at processes here: {attached.strip()}")
+        (entry,) = _fetch(wire, topic, {0: 0}, partition_max_bytes=10_000_000)
+    finally:
+        strace.send_signal(signal.SIGINT)
+        strace.wait(20)
+    assert len(entry["records"]) > 4_000_000
+    done = re.findall(r"(\w+)\(.*\) = (\d+)$", trace.read_text(), re.MULTILINE)
+    by_call: dict[str, int] = {}
+    for call, size in done:
+        by_call[call] = by_call.get(call, 0) + int(size)
+    assert by_call.pop("sendfile") == len(entry["records"])
+    assert sum(by_call.values()) < 100_000, by_call
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 3])
+def test_old_fetchers_get_a_part_of_a_message_or_a_whole_one(wire: KafkaPythonWire, topic: str, version: int) -> None:
+    _create(wire, topic)
+    values = [bytes([number]) * 1000 for number in range(5)]
+    for value in values:
+        assert _produce(wire, topic, {0: make_records(2, [value], NOW)})[0]["error_code"] == NONE
+    whole = _fetch(wire, topic, {0: 0}, version)[0]["records"]
+    magic = 1 if version >= 2 else 0
+    assert read_records(whole) == [(magic, offset, value) for offset, value in enumerate(values)]
+    one = len(whole) // 5
+    for limit in (1, 500, one - 1, one, one + 1, 2 * one + 500, len(whole) + 1):
+        data = _fetch(wire, topic, {0: 0}, version, partition_max_bytes=limit)[0]["records"]
+        assert whole.startswith(data)
+        if version < 3:
+            # which batches are read goes by their size in the log, which is larger than the message's
+            assert len(data) <= limit
+            assert len(data) >= min(limit, one)
+        else:
+            assert len(data) >= one
+            assert len(data) % one == 0
+
+
+@pytest.mark.parametrize("fallback", ["0.8.2", "0.9.0"])
+def test_old_consumers_ask_for_more(broker: KlogBroker, wire: KafkaPythonWire, topic: str, fallback: str) -> None:
+    _create(wire, topic)
+    values = [b"small", b"x" * LARGE, b"last"]
+    for value in values:
+        assert _produce(wire, topic, {0: make_records(2, [value], NOW)})[0]["error_code"] == NONE
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "group.id": topic,
+            "api.version.request": False,
+            "broker.version.fallback": fallback,
+            "fetch.message.max.bytes": 1000,
+            "fetch.wait.max.ms": 20,
+            "enable.auto.commit": False,
+        }
+    )
+    with closing(consumer):
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        found: list[bytes | None] = []
+        deadline = time.monotonic() + 20
+        while len(found) < len(values) and time.monotonic() < deadline:
+            message = consumer.poll(1)
+            if message is not None:
+                assert message.error() is None, message.error()
+                found.append(message.value())
+    assert found == values
