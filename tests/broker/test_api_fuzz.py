@@ -145,12 +145,27 @@ def _ask(port: int, frames: list[bytes]) -> None:
     """All of them, over a new connection after each that the broker closes."""
     waiting = list(reversed(frames))
     while waiting:
-        with RawClient(port, 20) as client, contextlib.suppress(ConnectionError):
+        with RawClient(port, 20) as client, contextlib.suppress(ConnectionError, FetchWaits):
             while waiting:
                 frame = waiting.pop()
                 client.send_frame(frame)
-                if frame[:2] != b"\0\0":  # a produce with acks 0 has no answer
+                (key,) = struct.unpack_from(">h", frame)
+                if key == apis.FETCH.key:
+                    _receive_fetch(client)
+                elif key != apis.PRODUCE.key:  # with acks 0 it has no answer
                     client.receive_frame()
+
+
+class FetchWaits(Exception):
+    """As the bent time says for which it may wait."""
+
+
+def _receive_fetch(client: RawClient) -> None:
+    client.socket.settimeout(0.2)
+    try:
+        client.receive_frame()
+    except TimeoutError:
+        raise FetchWaits from None
 
 
 @pytest.mark.slow
