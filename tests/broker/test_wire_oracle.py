@@ -458,6 +458,9 @@ def _describe_topic_partitions(asked: Asked, version: int) -> None:
             (topic["name"], topic["error_code"], [entry["partition_index"] for entry in topic["partitions"]])
             for topic in answer["topics"]
         ]
+        for topic in answer["topics"]:
+            for entry in topic["partitions"]:
+                _has(entry, error_code=NONE, leader_id=0, eligible_leader_replicas=[], last_known_elr=[])
         cursor = answer["next_cursor"]
         if cursor is None:
             break
