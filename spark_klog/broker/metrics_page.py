@@ -160,10 +160,11 @@ def _logs(broker: Broker) -> Iterator[Family]:
 
 
 def _lags(broker: Broker) -> Iterator[Sample]:
-    for group, topic, partition, committed in () if broker.is_loading else broker.offsets.everything():
-        log = broker.logs.get(topic, partition)
-        if log is not None:
-            yield (group, topic, str(partition)), max(0, log.end_offset - committed.offset)
+    for group in () if broker.is_loading else sorted(broker.offsets.groups):
+        for topic, partition, committed in broker.offsets.all(group):
+            log = broker.logs.get(topic, partition)
+            if log is not None:
+                yield (group, topic, str(partition)), max(0, log.end_offset - committed.offset)
 
 
 def _process() -> Iterator[Family]:
