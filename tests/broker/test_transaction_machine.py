@@ -1,4 +1,4 @@
-"""The state machine of a transactional id: its table beside Kafka's, any sequence of events beside a model; its records."""
+"""The state machine of a transactional id: its table beside Kafka's, events beside a model; its records."""
 
 from __future__ import annotations
 
