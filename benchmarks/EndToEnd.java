@@ -36,7 +36,6 @@ public class EndToEnd {
                 KafkaProducer<byte[], byte[]> producer = new KafkaProducer<>(Map.of(
                         "bootstrap.servers", arguments[0],
                         "acks", "1",
-                        "enable.idempotence", false,
                         "key.serializer", ByteArraySerializer.class,
                         "value.serializer", ByteArraySerializer.class))) {
             consumer.assign(List.of(partition));

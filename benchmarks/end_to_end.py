@@ -32,7 +32,7 @@ def _end_to_end(bench: Bench) -> Iterator[Result]:
     is_full = bench.records >= 1_000_000
     warm_up, messages, one_by_one = (5_000, 20_000, 10_000) if is_full else (1_000, 2_000, 1_000)
     properties = folder / "client.properties"
-    properties.write_text("enable.idempotence=false\n")
+    properties.write_text("")
 
     def at_rate(broker: Broker, name: str) -> list[float]:
         arguments = map(str, (broker.bootstrap_servers, name, _RATE, warm_up, messages))
@@ -81,7 +81,7 @@ END_TO_END = Work(
     _end_to_end,
     (
         "End to end: one topic of one partition, messages of 100 B, one JVM that produces and consumes with an "
-        "assigned partition, the clients' defaults without idempotence. At the fixed rate latency is from the time at "
+        "assigned partition, the clients' defaults. At the fixed rate latency is from the time at "
         "which a message was to be sent to the return of the poll that brings it; the first messages warm the JVM and "
         "do not count. Kafka's EndToEndLatency sends a message when the one before has come, polls with "
         "fetch.max.wait.ms 0 and counts from its first message on. Wanted: a 99th percentile not above Kafka's.",

@@ -207,7 +207,6 @@ def python_producer(request: pytest.FixtureRequest, cluster: EmbeddedCluster) ->
         compression_type=request.param,
         acks="all",
         linger_ms=20,
-        enable_idempotence=False,  # on by default here; it takes InitProducerId, which is not served
     )
     yield producer
     producer.close(10)
