@@ -125,7 +125,7 @@ async def _serve(
     loading = loop.create_task(broker.load_groups())
     background = [
         loading,
-        loop.create_task(broker.transactions.run()),
+        loop.create_task(broker.transactions.run(loading)),
         loop.create_task(keep_house(broker)),
         loop.create_task(watch(server.connections, broker.config)),
     ]

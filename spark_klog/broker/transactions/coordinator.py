@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
 
 from spark_klog.broker.offset_manager import TRANSACTIONS_TOPIC, partition_for
@@ -29,7 +29,7 @@ from spark_klog.broker.transactions.transaction import (
     Transaction,
 )
 from spark_klog.errors import ErrorCode, KlogError
-from spark_klog.log.partition_log import PartitionLog, system_ms
+from spark_klog.log.partition_log import BatchTooLarge, PartitionLog, system_ms
 from spark_klog.protocol.apis import ADD_PARTITIONS_TO_TXN
 from spark_klog.records.batch import next_offset_after
 from spark_klog.records.reader import read_records
@@ -177,6 +177,9 @@ class TransactionCoordinator:
     def _append(self, log: PartitionLog, transactional_id: str, outcome: Transaction | None) -> ErrorCode:
         try:
             log.append(memoryview(state_batch(transactional_id, outcome, self._now_ms())))
+        except BatchTooLarge as error:
+            _log.error("transaction %s has too many partitions: %s", transactional_id, error)
+            return ErrorCode.UNKNOWN_SERVER_ERROR
         except OSError as error:
             _log.error("transaction %s can't be written to %s: %s", transactional_id, log.directory, error)
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
@@ -287,9 +290,13 @@ class TransactionCoordinator:
         """Of the transactional ids known here, -1 without any."""
         return max((known.producer.producer_id for known in self._transactions.values()), default=-1)
 
-    async def run(self) -> None:
-        """Load, then write the markers that are missing, and look after old transactions; until it is cancelled."""
+    async def run(self, offsets_are_read: Awaitable[None]) -> None:
+        """Load, then write the markers that are missing, and look after old transactions; until it is cancelled.
+
+        Nothing is completed before `offsets_are_read`: markers make them count.
+        """
         config = self._broker.config
+        await offsets_are_read
         await self.load()
         loop = asyncio.get_running_loop()
         checked_at = expired_at = loop.time()
