@@ -24,7 +24,8 @@ def checkpoint_offsets(address: str) -> dict[tuple[str, int], int]:
     """Where the last micro-batch that is done ended, by topic and partition; of all its sources of topics.
 
     A partition that several of them read has the lowest of their offsets. `address` is a path or a URI of pyarrow's
-    file systems. `ConfigError` where there is no such batch, `DecodeError` where its file is not as above, `DirectoryError`.
+    file systems. `ConfigError` where there is no such batch, `DecodeError` where its file is not as above,
+    `DirectoryError`.
     """
     names, read = _files(address)
     try:

@@ -3,64 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from kazoo.client import KazooClient
 
+from tests.cli.place import Place, only_ours
 from tests.spark.support import Group, Sent, create_topic, produce
-from tests.support.broker import KlogBroker
 from tests.support.consumer_groups import seen_by_kafka
-from tests.support.kafka import Kafka, ZooKeeperServer
 from tests.support.klog import klog, klog_lines, klog_refusal
 
 DAY = 86_400_000
 START = 1_700_000_000_000  # 2023-11-14T22:13:20Z
-
-
-only_ours = pytest.mark.parametrize("place", ["ours"], indirect=True)
-
-
-class Place(NamedTuple):
-    """A cluster and a ZooKeeper, which Kafka shares with us."""
-
-    servers: str
-    connect: str
-
-    @property
-    def coordinator(self) -> str:
-        return f"kafka://{self.servers}"
-
-    @property
-    def zookeeper(self) -> str:
-        return f"zookeeper://{self.connect}/klog"
-
-
-@pytest.fixture(scope="module", params=["ours", pytest.param("3.9.1", marks=pytest.mark.peer)])
-def place(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[Place]:
-    if request.param == "ours":
-        with KlogBroker(module_server_dir) as broker, ZooKeeperServer(module_server_dir / "zk") as zookeeper:
-            yield Place(broker.bootstrap_servers, zookeeper.connect)
-    else:
-        with Kafka("3.9.1", module_server_dir / "kafka") as kafka:
-            assert kafka.zookeeper_connect is not None
-            yield Place(kafka.bootstrap_servers, kafka.zookeeper_connect)
-
-
-@pytest.fixture
-def zookeeper(place: Place) -> Iterator[KazooClient]:
-    client = KazooClient(place.connect)
-    client.start()
-    client.ensure_path("/klog")
-    client.chroot = "/klog"
-    yield client
-    client.stop()
-    client.close()
 
 
 def fill(place: Place, topic: str) -> None:
