@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 #: Commands in modules of their own, which are imported when they run.
-_MODULES = {"log": "spark_klog.cli.log", "topics": "spark_klog.cli.topics", "users": "spark_klog.cli.users"}
+_MODULES = {name: f"spark_klog.cli.{name}" for name in ("groups", "log", "offsets", "topics", "users")}
 
 _log_format_option = click.option(
     "--log-format", default=TEXT, show_default=True, type=click.Choice(FORMATS), help="Of the log on stderr."

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from spark_klog.broker.config import parse_settings
+from spark_klog.cli.clusters import cluster_options, connected, quiet_client
+from spark_klog.cli.output import cell, print_json, print_table, say
 from spark_klog.client.admin import add_partitions, alter_topic_settings, create_topic, delete_topic, topic_settings
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets
@@ -21,9 +18,6 @@ from spark_klog.errors import ErrorCode, ProtocolError
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-#: Tables are not folded where nobody sees them, but a program may.
-_WIDE = 10_000
 #: A broker may not know yet what another one has created.
 _UNKNOWN_MS = 1_000
 
@@ -32,33 +26,7 @@ _UNKNOWN_MS = 1_000
 @click.pass_context
 def topics(ctx: click.Context) -> None:
     """Create, list, describe, alter and delete topics."""
-    if ctx.find_root().get_parameter_source("log_level") is ParameterSource.DEFAULT:
-        # what is tried again is nobody's business where it succeeds, and an error where it does not
-        logging.getLogger("spark_klog.client").setLevel(logging.WARNING)
-
-
-def _options(function: _F) -> _F:
-    """What all commands take."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="A line of JSON a topic."),
-        click.option(
-            "--command-config",
-            type=click.Path(path_type=Path, exists=True, dir_okay=False),
-            help="Client settings, in the syntax of Kafka's properties files.",
-        ),
-        click.option("--bootstrap-server", "servers", default="127.0.0.1:9092", show_default=True),
-    ):
-        function = option(function)
-    return function
-
-
-@contextmanager
-def _cluster(servers: str, command_config: Path | None) -> Iterator[Cluster]:
-    from spark_klog.broker.properties import parse_properties
-
-    settings = parse_properties(command_config.read_bytes(), str(command_config)) if command_config else {}
-    with Cluster.connect(settings | {"bootstrap.servers": servers}) as cluster:
-        yield cluster
+    quiet_client(ctx)
 
 
 def _await_known(cluster: Cluster, names: Sequence[str]) -> None:
@@ -72,7 +40,7 @@ def _await_known(cluster: Cluster, names: Sequence[str]) -> None:
 @click.option("--replication-factor", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--config", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the topic; repeatable.")
 @click.option("--if-not-exists", is_flag=True, help="A topic that is there is no error, and stays as it is.")
-@_options
+@cluster_options
 def create(
     name: str,
     partitions: int,
@@ -85,22 +53,22 @@ def create(
 ) -> None:
     """Create the topic NAME."""
     created = True
-    with _cluster(servers, command_config) as cluster:
+    with connected(servers, command_config) as cluster:
         try:
             create_topic(cluster, name, partitions, parse_settings(settings), replication_factor)
         except ProtocolError as error:
             if not (if_not_exists and error.code == ErrorCode.TOPIC_ALREADY_EXISTS):
                 raise
             created = False
-    _say(as_json, {"name": name, "created": created}, f"{name} {'created' if created else 'was there'}")
+    say(as_json, {"name": name, "created": created}, f"{name} {'created' if created else 'was there'}")
 
 
 @topics.command("list")
 @click.option("--all", "internal_too", is_flag=True, help="Internal topics, too.")
-@_options
+@cluster_options
 def list_(internal_too: bool, servers: str, command_config: Path | None, as_json: bool) -> None:
     """List topics with their numbers of partitions."""
-    with _cluster(servers, command_config) as cluster:
+    with connected(servers, command_config) as cluster:
         found = sorted(cluster.metadata(None).items())
     lines = [
         {"name": name, "partitions": len(topic["partitions"]), "internal": topic["is_internal"]}
@@ -108,30 +76,30 @@ def list_(internal_too: bool, servers: str, command_config: Path | None, as_json
         if internal_too or not topic["is_internal"]
     ]
     if as_json:
-        _print_json(lines)
+        print_json(lines)
     else:
-        _print_table(("topic", "partitions"), [(str(line["name"]), str(line["partitions"])) for line in lines])
+        print_table(("topic", "partitions"), [(str(line["name"]), str(line["partitions"])) for line in lines])
 
 
 @topics.command()
 @click.argument("names", nargs=-1)
-@_options
+@cluster_options
 def describe(names: tuple[str, ...], servers: str, command_config: Path | None, as_json: bool) -> None:
     """Describe topics (without NAMES: all but internal ones).
 
     Ids, the settings that differ from the defaults (by the topic's or the brokers' configuration); of each partition
     the leader, replicas, those in sync, and the earliest and latest offset (nothing where no broker leads it).
     """
-    with _cluster(servers, command_config) as cluster:
+    with connected(servers, command_config) as cluster:
         described = _describe(cluster, names)
     if as_json:
-        _print_json(described)
+        print_json(described)
         return
     for topic in described:
         differing = [f"{name}={value}" for name, value in topic["settings"].items()]
         click.echo("  ".join([topic["name"], topic["id"] or "no id", *differing]))
         columns = ("partition", "leader", "replicas", "inSync", "earliest", "latest")
-        _print_table(columns, [[_cell(entry[column]) for column in columns] for entry in topic["partitions"]])
+        print_table(columns, [[cell(entry[column]) for column in columns] for entry in topic["partitions"]])
 
 
 def _describe(cluster: Cluster, names: Sequence[str]) -> list[Message]:
@@ -183,7 +151,7 @@ def _id(cluster: Cluster, name: str) -> str | None:
 @click.option("--partitions", type=click.IntRange(1), help="So many partitions: more than there are.")
 @click.option("--config", "settings", multiple=True, metavar="NAME=VALUE", help="Set a setting; repeatable.")
 @click.option("--delete-config", "removed", multiple=True, metavar="NAME", help="Back to the default; repeatable.")
-@_options
+@cluster_options
 def alter(
     name: str,
     partitions: int | None,
@@ -199,20 +167,20 @@ def alter(
     changes = parse_settings(settings)
     if both := set(changes) & set(removed):
         raise click.UsageError(f"{', '.join(sorted(both))}: --config and --delete-config exclude each other")
-    with _cluster(servers, command_config) as cluster:
+    with connected(servers, command_config) as cluster:
         _await_known(cluster, [name])
         if changes or removed:
             alter_topic_settings(cluster, name, changes, removed)
         if partitions is not None:
             add_partitions(cluster, name, partitions)
-    _say(as_json, {"name": name, "altered": True}, f"{name} altered")
+    say(as_json, {"name": name, "altered": True}, f"{name} altered")
 
 
 @topics.command()
 @click.argument("names", nargs=-1, required=True)
 @click.option("--if-exists", is_flag=True, help="A topic that is not there is no error.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@_options
+@cluster_options
 def delete(
     names: tuple[str, ...], if_exists: bool, yes: bool, servers: str, command_config: Path | None, as_json: bool
 ) -> None:
@@ -220,7 +188,7 @@ def delete(
     if not yes:
         click.confirm(f"Delete {', '.join(names)} with all records?", abort=True, err=True)
     failed = False
-    with _cluster(servers, command_config) as cluster:
+    with connected(servers, command_config) as cluster:
         for name in dict.fromkeys(names):
             deleted = True
             try:
@@ -232,34 +200,6 @@ def delete(
                     click.echo(f"klog: {error}", err=True)
                     continue
                 deleted = False
-            _say(as_json, {"name": name, "deleted": deleted}, f"{name} {'deleted' if deleted else 'was not there'}")
+            say(as_json, {"name": name, "deleted": deleted}, f"{name} {'deleted' if deleted else 'was not there'}")
     if failed:
         sys.exit(1)
-
-
-def _say(as_json: bool, line: Message, text: str) -> None:
-    click.echo(json.dumps(line) if as_json else text)
-
-
-def _print_json(lines: Iterable[Message]) -> None:
-    for line in lines:
-        click.echo(json.dumps(line))
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return "-" if value is None else str(value)
-
-
-def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(markup=False, emoji=False, highlight=False)
-    if not console.is_terminal:
-        console.width = _WIDE
-    table = Table(*columns, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)

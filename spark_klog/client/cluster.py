@@ -81,6 +81,11 @@ class Cluster:
             time.sleep(self.config.retry_backoff_ms / 1000)
         return answer
 
+    @property
+    def nodes(self) -> list[int]:
+        """The brokers of the last metadata, by node id."""
+        return sorted(self._brokers)
+
     def partitions(self, topics: Collection[str], *, create: bool = False) -> dict[str, list[int]]:
         """Partition numbers of each topic; `ProtocolError` for one that does not exist."""
         found = self.metadata(topics, create=create)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.errors import ErrorCode, ProtocolError, raise_for_code
+from spark_klog.errors import ErrorCode, ProtocolError, UnsupportedVersionError, raise_for_code
 from spark_klog.protocol.apis import FIND_COORDINATOR, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.coordinator import GROUP
@@ -13,6 +13,8 @@ from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 
 #: The answer where no record is as late as the timestamp.
 NO_OFFSET = -1
+#: The version of OffsetFetch that can ask for all offsets of a group (KIP-88).
+_FIRST_OF_ALL = 2
 
 
 def list_offsets(cluster: Cluster, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
@@ -58,6 +60,23 @@ def offset_range(cluster: Cluster, topic: str, partition: int) -> tuple[int, int
     return list_offsets(cluster, {key: EARLIEST})[key], list_offsets(cluster, {key: LATEST})[key]
 
 
+def find_coordinator(cluster: Cluster, group: str) -> int:
+    """The node id of the broker that coordinates a group; `ProtocolError` where there is none now."""
+    node = cluster.controller_id
+    if node < 0:
+        cluster.metadata([])
+        node = cluster.controller_id
+    connection = cluster.connection(node)
+    request: Message = {"key": group, "key_type": GROUP}
+    if connection.version_of(FIND_COORDINATOR) >= 4:
+        request = {"coordinator_keys": [group], "key_type": GROUP}
+    answer = connection.request(FIND_COORDINATOR, request)
+    entry = answer["coordinators"][0] if answer["coordinators"] else answer
+    raise_for_code(entry["error_code"], f"coordinator of group {group}")
+    cluster.metadata([])
+    return int(entry["node_id"])
+
+
 class GroupOffsets:
     """The committed offsets of a group, at its coordinator."""
 
@@ -68,20 +87,7 @@ class GroupOffsets:
 
     def _find(self) -> int:
         if self._coordinator is None:
-            node = self._cluster.controller_id
-            if node < 0:
-                self._cluster.metadata([])
-                node = self._cluster.controller_id
-            connection = self._cluster.connection(node)
-            request: Message = {"key": self.group, "key_type": GROUP}
-            if connection.version_of(FIND_COORDINATOR) >= 4:
-                request = {"coordinator_keys": [self.group], "key_type": GROUP}
-            answer = connection.request(FIND_COORDINATOR, request)
-            entry = answer["coordinators"][0] if answer["coordinators"] else answer
-            raise_for_code(entry["error_code"], f"coordinator of group {self.group}")
-            self._cluster.metadata([])
-            self._coordinator = int(entry["node_id"])
-        assert self._coordinator is not None
+            self._coordinator = find_coordinator(self._cluster, self.group)
         return self._coordinator
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
@@ -104,19 +110,22 @@ class GroupOffsets:
 
         self._cluster.attempt(ask)
 
-    def fetch(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Committed offsets of those of the partitions that have one."""
+    def fetch(self, partitions: Collection[TopicPartition] | None = None) -> dict[TopicPartition, int]:
+        """Committed offsets of those of the partitions that have one; of all that have one (Kafka 0.10.2 or later)."""
 
         def ask() -> dict[TopicPartition, int]:
             topics: dict[str, list[int]] = {}
-            for topic, partition in partitions:
+            for topic, partition in partitions or ():
                 topics.setdefault(topic, []).append(partition)
             wanted = [{"name": topic, "partition_indexes": indexes} for topic, indexes in topics.items()]
 
             def fetch(node: int) -> Message:
                 connection = self._cluster.connection(node)
-                request: Message = {"group_id": self.group, "topics": wanted}
-                if connection.version_of(OFFSET_FETCH) >= 8:
+                version = connection.version_of(OFFSET_FETCH)
+                if partitions is None and version < _FIRST_OF_ALL:
+                    raise UnsupportedVersionError(f"broker {connection.address} does not tell all offsets of a group")
+                request: Message = {"group_id": self.group, "topics": None if partitions is None else wanted}
+                if version >= 8:
                     request = {"groups": [request]}
                 answer = connection.request(OFFSET_FETCH, request)
                 return answer["groups"][0] if answer["groups"] else answer

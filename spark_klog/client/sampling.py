@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from spark_klog.client.cluster import Cluster, TopicPartition
@@ -55,6 +55,20 @@ def _ask(cluster: Cluster, offsets: Mapping[TopicPartition, int], size: int) -> 
     Apache Kafka gives such a batch to the first partition of a request only.
     """
     found: dict[TopicPartition, list[Header]] = {}
+    for key, entry in small_fetch(cluster, offsets, size):
+        headers = _headers(entry)
+        if headers is not None and offsets[key] < entry["high_watermark"]:
+            found[key] = headers
+    return found
+
+
+def small_fetch(
+    cluster: Cluster, offsets: Mapping[TopicPartition, int], size: int
+) -> Iterator[tuple[TopicPartition, Message]]:
+    """The entries of Fetch responses for up to `size` bytes from each partition; they last until the next one is taken.
+
+    Errors as of `Cluster.connection`, to be used in `Cluster.attempt`; those of a partition are in its entry.
+    """
     for node, topics in cluster.by_leader(offsets).items():
         request = {
             "max_wait_ms": 0,
@@ -77,11 +91,7 @@ def _ask(cluster: Cluster, offsets: Mapping[TopicPartition, int], size: int) -> 
         answer = cluster.connection(node).request(FETCH, request)
         for topic in answer["responses"]:
             for entry in topic["partitions"]:
-                key = topic["topic"], entry["partition_index"]
-                headers = _headers(entry)
-                if headers is not None and offsets[key] < entry["high_watermark"]:
-                    found[key] = headers
-    return found
+                yield (topic["topic"], entry["partition_index"]), entry
 
 
 def _headers(entry: Message) -> list[Header] | None:

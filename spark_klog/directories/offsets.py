@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from spark_klog.directories.paths import consumer_offset_path, offset_payload, parse_offset
+from spark_klog.directories.paths import (
+    consumer_ids_path,
+    consumer_offset_path,
+    consumer_offsets_path,
+    offset_payload,
+    parse_offset,
+)
 from spark_klog.directories.tree import Tree
+from spark_klog.errors import DecodeError
 
 
 class OffsetDirectory:
@@ -29,12 +36,21 @@ class OffsetDirectory:
         for path, payload in nodes:
             self._tree.put(path, payload)
 
-    def fetch(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """The stored offsets; partitions without one are left out."""
-        found = {}
-        for topic, partition in partitions:
-            path = consumer_offset_path(self._group, topic, partition)
-            payload = self._tree.get(path)
-            if payload is not None:
-                found[topic, partition] = parse_offset(payload, path)
-        return found
+    def fetch(self, partitions: Iterable[tuple[str, int]] | None = None) -> dict[tuple[str, int], int]:
+        """The stored offsets, all there are or those of the partitions; partitions without one are left out."""
+        keys = list(self._stored() if partitions is None else partitions)
+        nodes = [consumer_offset_path(self._group, topic, partition) for topic, partition in keys]
+        found = zip(keys, nodes, self._tree.get_many(nodes), strict=True)
+        return {key: parse_offset(payload, path) for key, path, payload in found if payload is not None}
+
+    def _stored(self) -> Iterator[tuple[str, int]]:
+        top = consumer_offsets_path(self._group)
+        for topic in self._tree.children(top):
+            for name in self._tree.children(f"{top}/{topic}"):
+                if not (name.isascii() and name.isdecimal()) or int(name[:11]) >= 1 << 31:
+                    raise DecodeError(f"{top}/{topic}/{name}: {name!r} is no number of a partition")
+                yield topic, int(name)
+
+    def consumers(self) -> list[str]:
+        """The ids of the group's running consumers that registered here, as those of before Kafka 0.9 do."""
+        return self._tree.children(consumer_ids_path(self._group))

@@ -12,6 +12,7 @@
     /config/topics/T                             {"version":1,"config":{...}}
     /config/changes/config_change_NNNNNNNNNN     told by tools after a change of a node of /config
     /consumers/G/offsets/T/P                     the offset in ASCII decimal
+    /consumers/G/ids/C                           a consumer of the group that runs (ephemeral)
 
 Payloads are compact JSON in UTF-8. The order of their keys is that of Kafka's builds for Scala 2.12 (a hash
 order, so those for 2.13 differ); readers take any order. Sources: 0.10 documentation, "ZooKeeper
@@ -271,9 +272,19 @@ def parse_producer_ids(payload: bytes, path: str = PRODUCER_IDS_PATH) -> int:
     return int(last)
 
 
+def consumer_ids_path(group: str) -> str:
+    """The node above a group's running consumers; ConfigError for a name that no path can have."""
+    return f"/consumers/{_name('group', group)}/ids"
+
+
+def consumer_offsets_path(group: str) -> str:
+    """The node above the topics of which a group has offsets; ConfigError."""
+    return f"/consumers/{_name('group', group)}/offsets"
+
+
 def consumer_offset_path(group: str, topic: str, partition: int) -> str:
-    """The node with a group's offset; ConfigError for a name that no path can have."""
-    return f"/consumers/{_name('group', group)}/offsets/{_name('topic', topic)}/{partition}"
+    """The node with a group's offset; ConfigError."""
+    return f"{consumer_offsets_path(group)}/{_name('topic', topic)}/{partition}"
 
 
 def offset_payload(offset: int) -> bytes:

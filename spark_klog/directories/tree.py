@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote, urlsplit
 
 from spark_klog.errors import ConfigError, DirectoryError
 
@@ -99,31 +98,35 @@ def open_tree(uri: str, session_timeout: float = SESSION_SECONDS) -> Tree:
     a path, or file:PATH                      a local folder
     s3://..., gs://..., hdfs://..., ...       whatever pyarrow.fs.FileSystem.from_uri takes
     """
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", uri)  # two letters at least: C:\ is a path
-    if scheme is None:
-        if not uri:
-            raise ConfigError("an empty URI names no directories: give a path or zookeeper://HOST:PORT")
-        from spark_klog.directories.files import FileTree
-        from spark_klog.directories.local_files import LocalFiles
-
-        return FileTree(LocalFiles(uri))
-    kind = scheme[1].lower()
-    if kind == "zookeeper":
+    scheme, _, rest = uri.partition(":")
+    if scheme.lower() == "zookeeper":
         from spark_klog.directories.zookeeper import ZooKeeperTree
 
-        rest = uri[scheme.end() :]
         if not rest.startswith("//") or not rest[2:].strip("/"):
             raise ConfigError(f"{uri!r} names no ZooKeeper: write zookeeper://HOST:PORT,HOST:PORT/CHROOT")
         return ZooKeeperTree(rest[2:], session_timeout)
     from spark_klog.directories.files import FileTree
 
-    if kind == "file":
+    path = local_path(uri)
+    if path is not None:
         from spark_klog.directories.local_files import LocalFiles
 
-        parts = urlsplit(uri)
-        if parts.netloc not in ("", "localhost") or not parts.path:
-            raise ConfigError(f"{uri!r} names no local folder: write file:///PATH")
-        return FileTree(LocalFiles(url2pathname(parts.path)))
+        return FileTree(LocalFiles(path))
     from spark_klog.directories.arrow_files import ArrowFiles
 
     return FileTree(ArrowFiles.from_uri(uri))
+
+
+def local_path(uri: str) -> str | None:
+    """The folder that a path or file:PATH names, None for a URI of another kind; ConfigError where it is neither."""
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", uri)  # two letters at least: C:\ is a path
+    if scheme is None:
+        if not uri:
+            raise ConfigError("an empty URI names no directories: give a path or zookeeper://HOST:PORT")
+        return uri
+    if scheme[1].lower() != "file":
+        return None
+    parts = urlsplit(uri)
+    if parts.netloc not in ("", "localhost") or not parts.path:
+        raise ConfigError(f"{uri!r} names no local folder: write file:///PATH")
+    return unquote(parts.path)

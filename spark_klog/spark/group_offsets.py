@@ -67,8 +67,17 @@ class GroupProgress:
             published |= changed
 
     def fetch(self, partitions: Collection[TopicPartition]) -> Offsets:
-        """The group's offsets of those partitions that have one, from the first store; errors as of the store."""
-        return self._store(self._names()[0]).fetch(partitions)
+        """The group's offsets of those partitions that have one, from the first store; errors as of the store.
+
+        With dual commit the larger one of coordinator and ZooKeeper: others of the group may still commit, or have
+        committed, to one of them only.
+        """
+        names = self._names()
+        found = self._store(names[0]).fetch(partitions)
+        if self._options.dual:  # the first one is the coordinator then
+            for key, offset in self._store(names[-1]).fetch(partitions).items():
+                found[key] = max(offset, found.get(key, offset))
+        return found
 
     def close(self) -> None:
         for tree in self._trees:

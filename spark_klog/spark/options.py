@@ -97,12 +97,14 @@ ALL_TOPICS = Subscription(pattern="")
 class GroupOffsetsOptions:
     """Where a query's progress is shown: the group's offsets at its coordinator, and in trees of directories.
 
-    `trees` are addresses as `directories.tree.open_tree` takes them.
+    `trees` are addresses as `directories.tree.open_tree` takes them. With `dual` the group moves between coordinator
+    and ZooKeeper, which is the last of them: what either has counts.
     """
 
     group: str
     coordinator: bool
     trees: tuple[str, ...]
+    dual: bool = False
 
 
 @dataclass(frozen=True)
@@ -269,11 +271,13 @@ def _group_offsets(settings: dict[str, str], own: dict[str, str]) -> GroupOffset
         raise ConfigError(f"option kafka.offsets.storage={storage}: kafka or zookeeper is wanted")
     if storage == "zookeeper" and connect is None:
         raise ConfigError("option kafka.offsets.storage=zookeeper needs kafka.zookeeper.connect")
-    dual = _boolean({f"{_PREFIX}{name}": value for name, value in settings.items()}, "kafka.dual.commit.enabled", True)
+    dotted = {f"{_PREFIX}{name}": value for name, value in settings.items()}
+    # as Kafka's default: who keeps offsets in ZooKeeper says so to begin the way back
+    dual = _boolean(dotted, "kafka.dual.commit.enabled", storage == "kafka") and connect is not None
     trees = [path] if path is not None else []
     if connect is not None and (storage == "zookeeper" or dual):
         trees.append(f"zookeeper://{connect}")
-    return GroupOffsetsOptions(group, storage == "kafka", tuple(trees))
+    return GroupOffsetsOptions(group, storage == "kafka" or dual, tuple(trees), dual)
 
 
 def _now_ms() -> int:

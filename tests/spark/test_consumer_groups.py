@@ -8,38 +8,18 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.support.consumer_groups import seen_by_kafka
 from tests.support.kafka import Kafka
 
 from .support import Job, create_topic, produce, values, wait_for
 
 pytestmark = [pytest.mark.peer, pytest.mark.slow]
 
-_TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
-Figures = dict[tuple[str, int], tuple[int, int, int]]
-
 
 @pytest.fixture(scope="module")
 def kafka(module_server_dir: Path) -> Iterator[Kafka]:
     with Kafka("3.9.1", module_server_dir / "kafka") as running:
         yield running
-
-
-def described(kafka: Kafka, group: str) -> Figures:
-    """CURRENT-OFFSET, LOG-END-OFFSET and LAG of each partition, by the headings of the tool's table."""
-    done = kafka.tool(_TOOL, "--bootstrap-server", kafka.bootstrap_servers, "--describe", "--group", group)
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
-    start = next(number for number, words in enumerate(lines) if words[0] == "GROUP")
-    rows = [dict(zip(lines[start], words, strict=True)) for words in lines[start + 1 :]]
-    assert {row["GROUP"] for row in rows} == {group}
-    return {
-        (row["TOPIC"], int(row["PARTITION"])): (
-            int(row["CURRENT-OFFSET"]),
-            int(row["LOG-END-OFFSET"]),
-            int(row["LAG"]),
-        )
-        for row in rows
-    }
 
 
 def test_offsets_and_lag_of_a_query(spark: SparkSession, kafka: Kafka, topic: str, tmp_path: Path) -> None:
@@ -53,7 +33,7 @@ def test_offsets_and_lag_of_a_query(spark: SparkSession, kafka: Kafka, topic: st
         wait_for(lambda: sum(job.committed().values()) == 600, "the end", query=query)
         # Spark asks for the next offsets, and so tells of the last batch, at the next trigger.
         wait_for(
-            lambda: described(kafka, group) == {(topic, partition): (200, 200, 0) for partition in range(3)},
+            lambda: seen_by_kafka(servers, group) == {(topic, partition): (200, 200, 0) for partition in range(3)},
             "the group at the end of the topic",
             query=query,
         )
@@ -62,9 +42,13 @@ def test_offsets_and_lag_of_a_query(spark: SparkSession, kafka: Kafka, topic: st
 
     produce(servers, topic, [record._replace(partition=1) for record in values(70, 600)])
     produce(servers, topic, [record._replace(partition=2) for record in values(5, 670)])
-    assert described(kafka, group) == {(topic, 0): (200, 200, 0), (topic, 1): (200, 270, 70), (topic, 2): (200, 205, 5)}
+    assert seen_by_kafka(servers, group) == {
+        (topic, 0): (200, 200, 0),
+        (topic, 1): (200, 270, 70),
+        (topic, 2): (200, 205, 5),
+    }
 
     # A bounded run, of which the tool is asked after its end.
     assert sum(job.run()) == 75
     ends = {(topic, 0): (200, 200, 0), (topic, 1): (270, 270, 0), (topic, 2): (205, 205, 0)}
-    assert described(kafka, group) == ends
+    assert seen_by_kafka(servers, group) == ends

@@ -226,6 +226,18 @@ def test_fetch_asks_the_first_store(stores: Stores) -> None:
     assert progress(stores, False, ONE).fetch([]) == {}
 
 
+def test_fetch_while_a_group_moves(stores: Stores) -> None:
+    """With dual commit the larger offset of coordinator and ZooKeeper counts, as in Kafka's consumer."""
+    stores.kept = {A: 7, C: 3}
+    progress(stores, False, OTHER).publish({A: 1, B: 2, C: 4})
+    progress(stores, False, ONE).publish({A: 100})
+    cluster: Any = stores.cluster
+    for trees in ((OTHER,), (ONE, OTHER)):
+        moving = GroupProgress(GroupOffsetsOptions("g", True, trees, dual=True), cluster)
+        assert moving.fetch([A, B, C]) == {A: 7, B: 2, C: 4}
+        assert moving.fetch([B]) == {B: 2}
+
+
 @pytest.mark.parametrize("name", [COORDINATOR, ONE])
 def test_fetch_fails_where_the_store_does(stores: Stores, name: str) -> None:
     """Reading on from the wrong place would be worse than not to read."""

@@ -341,6 +341,7 @@ STORAGE, DUAL = "kafka.offsets.storage", "kafka.dual.commit.enabled"
         ({CONNECT: "h:1/x"}, False, (TREE,)),
         ({CONNECT: "h:1/x", STORAGE: "zookeeper"}, False, (TREE,)),
         ({CONNECT: "h:1/x", STORAGE: "zookeeper", DUAL: "false"}, False, (TREE,)),
+        ({CONNECT: "h:1/x", STORAGE: "zookeeper", DUAL: "true"}, True, (TREE,)),
         ({CONNECT: "h:1/x", STORAGE: "kafka"}, True, (TREE,)),
         ({CONNECT: "h:1/x", STORAGE: "kafka", DUAL: "TRUE"}, True, (TREE,)),
         ({CONNECT: "h:1/x", STORAGE: "kafka", DUAL: "false"}, True, ()),
@@ -353,7 +354,7 @@ STORAGE, DUAL = "kafka.offsets.storage", "kafka.dual.commit.enabled"
     ],
 )
 def test_where_a_groups_offsets_are_kept(options: dict[str, str], coordinator: bool, trees: tuple[str, ...]) -> None:
-    expected = GroupOffsetsOptions("g", coordinator, trees)
+    expected = GroupOffsetsOptions("g", coordinator, trees, dual=coordinator and TREE in trees)
     assert stream(**GROUP, **options).group_offsets == batch(**GROUP, **options).group_offsets == expected
 
 

@@ -1,0 +1,270 @@
+"""`klog groups`: groups at their coordinators, and how far they are behind."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+from spark_klog.cli.clusters import client_settings, cluster_options, connected, quiet_client
+from spark_klog.cli.output import cell, console, print_json, print_table, table
+from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.groups import DEAD, GroupDescription, GroupMember, describe_group, list_groups
+from spark_klog.client.lag import Lag, PartitionLag, partition_lags
+from spark_klog.client.offset_stores import CoordinatorStore, OffsetStore, open_store
+from spark_klog.errors import ConfigError
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_Line = dict[str, Any]
+_UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"))
+
+
+@click.group()
+@click.pass_context
+def groups(ctx: click.Context) -> None:
+    """List and describe groups, and show how far they are behind."""
+    quiet_client(ctx)
+
+
+def _stores_options(function: _F) -> _F:
+    """Where a group's offsets are, beside its coordinator."""
+    for option in (
+        click.option("--offsets-path", metavar="PATH", help="Offsets as plain files: a folder, or a URI."),
+        click.option("--zookeeper", metavar="CONNECT", help="Offsets in ZooKeeper: HOST:PORT[,HOST:PORT...][/CHROOT]."),
+    ):
+        function = option(function)
+    return function
+
+
+@groups.command("list")
+@cluster_options
+def list_(servers: str, command_config: Path | None, as_json: bool) -> None:
+    """List all groups, those that have offsets only, too."""
+    with connected(servers, command_config) as cluster:
+        found = list_groups(cluster)
+    lines = [
+        {
+            "group": one.group,
+            "state": one.state,
+            "protocolType": one.protocol_type,
+            "coordinator": one.coordinator,
+        }
+        for one in found
+    ]
+    if as_json:
+        print_json(lines)
+    else:
+        columns = ("group", "state", "type", "coordinator")
+        rows = [[one.group, one.state, one.protocol_type or "-", str(one.coordinator)] for one in found]
+        print_table(columns, rows)
+
+
+class _Places(NamedTuple):
+    """What is asked about a group."""
+
+    cluster: Cluster
+    group: str
+    stores: list[OffsetStore]
+
+
+@contextmanager
+def _places(
+    group: str, servers: str, command_config: Path | None, zookeeper: str | None, offsets_path: str | None
+) -> Iterator[_Places]:
+    others = [f"zookeeper://{zookeeper}"] if zookeeper else []
+    others += [offsets_path] if offsets_path else []
+    settings = client_settings(command_config)
+    with ExitStack() as stack:
+        cluster = stack.enter_context(connected(servers, command_config))
+        stores = [stack.enter_context(open_store(address, group, settings)) for address in others]
+        yield _Places(cluster, group, [CoordinatorStore(cluster, group), *stores])
+
+
+def _look(places: _Places) -> tuple[GroupDescription, list[_Line]]:
+    """The group now, and a line for each partition; `ConfigError` where nothing is known of it."""
+    described = describe_group(places.cluster, places.group)
+    owners = {
+        (topic, partition): member.member_id
+        for member in described.members
+        for topic, partitions in (member.assignment or {}).items()
+        for partition in partitions
+    }
+    offsets = {store.kind: store.fetch() for store in places.stores}
+    if described.state == DEAD and not any(offsets.values()):
+        raise ConfigError(f"there is no group {places.group}")
+    return described, [_partition_line(lag, owners) for lag in partition_lags(places.cluster, offsets, owners)]
+
+
+def _partition_line(lag: PartitionLag, owners: Mapping[TopicPartition, str]) -> _Line:
+    return {
+        "topic": lag.topic,
+        "partition": lag.partition,
+        "latest": lag.latest,
+        "member": owners.get((lag.topic, lag.partition)),
+        "stores": {name: _lag_line(found) for name, found in lag.stores.items()},
+    }
+
+
+def _lag_line(lag: Lag) -> _Line:
+    return {"offset": lag.offset, "lag": lag.records, "lagMs": lag.time_ms}
+
+
+def _lags_table(places: _Places, lines: Sequence[_Line]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows: by store the offset, the lag in records and in time."""
+    kinds = [store.kind for store in places.stores]
+    columns = ["topic", "partition", "member", "latest"]
+    columns += [column for kind in kinds for column in (kind, "lag", "time")]
+    rows = []
+    for line in lines:
+        row = [cell(line[column]) for column in columns[:4]]
+        for kind in kinds:
+            found = line["stores"].get(kind, {})
+            row += [cell(found.get("offset")), cell(found.get("lag")), _duration(found.get("lagMs"))]
+        rows.append(row)
+    return columns, rows
+
+
+def _duration(ms: int | None) -> str:
+    """12.3s, 4m05s, 3h07m, 2d01h."""
+    if ms is None:
+        return "-"
+    for (size, unit), (smaller, smaller_unit) in zip(_UNITS, (*_UNITS[1:], (1000, "s")), strict=True):
+        if ms >= size:
+            return f"{ms // size}{unit}{ms % size // smaller:02}{smaller_unit}"
+    return f"{ms / 1000:.1f}s"
+
+
+@groups.command()
+@click.argument("group")
+@_stores_options
+@cluster_options
+def describe(
+    group: str,
+    zookeeper: str | None,
+    offsets_path: str | None,
+    servers: str,
+    command_config: Path | None,
+    as_json: bool,
+) -> None:
+    """Describe GROUP: its state, its members with what they are assigned, its offsets and lag.
+
+    The offsets at the coordinator are side by side with those in ZooKeeper or plain files, where these are named.
+    """
+    with _places(group, servers, command_config, zookeeper, offsets_path) as places:
+        described, lines = _look(places)
+        columns, rows = _lags_table(places, lines)
+    if as_json:
+        head = {
+            "group": group,
+            "state": described.state,
+            "protocolType": described.protocol_type,
+            "protocol": described.protocol,
+            "coordinator": described.coordinator,
+            "members": [_member_line(member) for member in described.members],
+        }
+        print_json([head | {"partitions": lines}])
+        return
+    parts = [
+        group,
+        described.state,
+        described.protocol_type,
+        described.protocol,
+        f"coordinator {described.coordinator}",
+    ]
+    click.echo("  ".join(filter(None, parts)))
+    if described.members:
+        names = ("member", "instance", "client", "host", "assignment")
+        print_table(names, [_member_row(member) for member in described.members])
+    if rows:
+        print_table(columns, rows)
+
+
+def _member_line(member: GroupMember) -> _Line:
+    return {
+        "member": member.member_id,
+        "instance": member.instance_id,
+        "client": member.client_id,
+        "host": member.host,
+        "assignment": member.assignment,
+    }
+
+
+def _member_row(member: GroupMember) -> list[str]:
+    assigned = [f"{topic}:{cell(partitions)}" for topic, partitions in sorted((member.assignment or {}).items())]
+    return [member.member_id, cell(member.instance_id), member.client_id, member.host, " ".join(assigned) or "-"]
+
+
+@groups.command()
+@click.argument("group")
+@click.option("--watch", is_flag=True, help="Go on until Ctrl-C; with --json a line a round.")
+@click.option("--interval", default=2.0, show_default=True, type=click.FloatRange(0.1), help="Seconds between rounds.")
+@_stores_options
+@cluster_options
+def lag(
+    group: str,
+    watch: bool,
+    interval: float,
+    zookeeper: str | None,
+    offsets_path: str | None,
+    servers: str,
+    command_config: Path | None,
+    as_json: bool,
+) -> None:
+    """Show how far GROUP is behind: records that wait, and the time since the first of them was written."""
+    with _places(group, servers, command_config, zookeeper, offsets_path) as places:
+        rounds = _rounds(places, interval if watch else None)
+        with suppress(KeyboardInterrupt):
+            if as_json:
+                for line in rounds:
+                    click.echo(json.dumps(line))
+            else:
+                _show(places, rounds, watch)
+
+
+def _rounds(places: _Places, interval: float | None) -> Iterator[_Line]:
+    """What each look shows; one only without an interval (seconds)."""
+    while True:
+        began = time.monotonic()
+        described, lines = _look(places)
+        totals = {store.kind: _total(store.kind, lines) for store in places.stores}
+        yield {
+            "time": time.time_ns() // 1_000_000,
+            "group": places.group,
+            "state": described.state,
+            "stores": totals,
+            "partitions": lines,
+        }
+        if interval is None:
+            return
+        time.sleep(max(0.0, began + interval - time.monotonic()))
+
+
+def _total(kind: str, lines: Sequence[_Line]) -> _Line:
+    """The sum of records and the longest time, of what is known."""
+    found = [line["stores"][kind] for line in lines if kind in line["stores"]]
+    times = [one["lagMs"] for one in found if one["lagMs"] is not None]
+    return {"lag": sum(one["lag"] or 0 for one in found), "lagMs": max(times, default=None)}
+
+
+def _show(places: _Places, rounds: Iterator[_Line], watch: bool) -> None:
+    """Tables, one in the place of the other on a terminal."""
+    screen = console()
+    if not (watch and screen.is_terminal):
+        for line in rounds:
+            print_table(*_lags_table(places, _with_totals(line)))
+        return
+    from rich.live import Live
+
+    with Live(console=screen, auto_refresh=False) as live:
+        for line in rounds:
+            live.update(table(*_lags_table(places, _with_totals(line))), refresh=True)
+
+
+def _with_totals(line: _Line) -> list[_Line]:
+    total = {"topic": "total", "partition": None, "member": None, "latest": None, "stores": line["stores"]}
+    return [*line["partitions"], total]

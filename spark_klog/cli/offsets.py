@@ -1,0 +1,286 @@
+"""`klog offsets`: the offsets of groups, wherever they are kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from spark_klog.cli.clusters import client_settings, command_config_option, quiet_client
+from spark_klog.cli.output import cell, print_json, print_table
+from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.offset_moves import (
+    Change,
+    ShiftBy,
+    Target,
+    ToOffset,
+    ToTime,
+    plan_changes,
+    wanted_offsets,
+)
+from spark_klog.client.offset_stores import CoordinatorStore, OffsetStore, open_store
+from spark_klog.errors import ConfigError
+from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@click.group()
+@click.pass_context
+def offsets(ctx: click.Context) -> None:
+    """Show, set and copy the offsets of groups.
+
+    \b
+    STORE is where they are kept:
+      kafka://HOST:PORT              the group's coordinator
+      zookeeper://HOST:PORT/CHROOT   /consumers/GROUP/offsets in ZooKeeper
+      file:///PATH, s3://..., ...    the same as plain files
+      checkpoint:///PATH             the checkpoint of a Spark query, only to be read
+    """
+    quiet_client(ctx)
+
+
+_group_option = click.option("--group", required=True)
+_json_option = click.option("--json", "as_json", is_flag=True, help="A line of JSON a partition.")
+_servers_option = click.option(
+    "--bootstrap-server", "servers", help="The cluster that has the topics, unless a STORE is kafka://HOST:PORT."
+)
+
+
+def _writing_options(function: _F) -> _F:
+    for option in (
+        _json_option,
+        command_config_option,
+        _servers_option,
+        click.option(
+            "--force", is_flag=True, help="Also while the group is active; a coordinator refuses it all the same."
+        ),
+        click.option("--dry-run", is_flag=True, help="Show what would change, and write nothing."),
+    ):
+        function = option(function)
+    return function
+
+
+def _parse_topics(texts: Sequence[str]) -> dict[str, set[int] | None]:
+    """TOPIC (all partitions: None) or TOPIC:0,1."""
+    found: dict[str, set[int] | None] = {}
+    for text in texts:
+        name, colon, numbers = text.partition(":")
+        parts = numbers.split(",")
+        if not name or (colon and not all(part.isascii() and part.isdecimal() for part in parts)):
+            raise click.UsageError(f"--topic {text}: TOPIC or TOPIC:0,1 is wanted")
+        found[name] = {int(part) for part in parts} if colon else None
+    return found
+
+
+def _chosen(offsets: Mapping[TopicPartition, int], topics: Mapping[str, set[int] | None]) -> dict[TopicPartition, int]:
+    """The offsets of the topics; all where there are none."""
+
+    def is_chosen(topic: str, partition: int) -> bool:
+        if topic not in topics:
+            return not topics
+        partitions = topics[topic]
+        return partitions is None or partition in partitions
+
+    return {key: offset for key, offset in offsets.items() if is_chosen(*key)}
+
+
+def _stored(store: OffsetStore, address: str, group: str, topics: Mapping[str, set[int] | None]) -> dict[Any, int]:
+    found = _chosen(store.fetch(), topics)
+    if not found:
+        of = f" of {', '.join(topics)}" if topics else ""
+        raise ConfigError(f"{address} holds no offsets{of} for group {group}")
+    return found
+
+
+@offsets.command()
+@_group_option
+@click.option("--from", "source", required=True, metavar="STORE")
+@click.option("--topic", "topics", multiple=True, metavar="TOPIC[:0,1]", help="These only; repeatable.")
+@command_config_option
+@_json_option
+def show(group: str, source: str, topics: tuple[str, ...], command_config: Path | None, as_json: bool) -> None:
+    """Show a group's offsets: of the next record to read, by partition."""
+    chosen = _parse_topics(topics)
+    with open_store(source, group, client_settings(command_config)) as store:
+        found = sorted(_stored(store, source, group, chosen).items())
+    lines = [{"topic": topic, "partition": partition, "offset": offset} for (topic, partition), offset in found]
+    _print(as_json, ("topic", "partition", "offset"), lines)
+
+
+@offsets.command("copy")
+@_group_option
+@click.option("--from", "source", required=True, metavar="STORE")
+@click.option("--to", "target", required=True, metavar="STORE")
+@click.option("--topic", "topics", multiple=True, metavar="TOPIC[:0,1]", help="These only; repeatable.")
+@_writing_options
+def copy(
+    group: str,
+    source: str,
+    target: str,
+    topics: tuple[str, ...],
+    dry_run: bool,
+    force: bool,
+    servers: str | None,
+    command_config: Path | None,
+    as_json: bool,
+) -> None:
+    """Copy a group's offsets from one STORE to another.
+
+    Where one of them is a cluster's coordinator, or --bootstrap-server is given, offsets that the partitions do not
+    have become their first or last one, and partitions that are not there are left out. A checkpoint tells where its
+    last micro-batch that is done ended.
+    """
+    chosen = _parse_topics(topics)
+    with _opened(group, target, [source], servers, command_config, force) as (to_store, (from_store,), cluster):
+        wanted = _stored(from_store, source, group, chosen)
+        _apply(to_store, plan_changes(to_store.fetch(), wanted, cluster), dry_run, as_json)
+
+
+@offsets.command("set")
+@_group_option
+@click.option("--to", "store", required=True, metavar="STORE")
+@click.option("--topic", "topics", multiple=True, metavar="TOPIC[:0,1]", help="Which partitions; repeatable.")
+@click.option("--to-earliest", "to_earliest", is_flag=True, help="The first record there is.")
+@click.option("--to-latest", "to_latest", is_flag=True, help="The end: records that come from now on.")
+@click.option("--to-time", metavar="TIME", help="The first record since: ISO 8601 (UTC without a zone), ms, or -10m.")
+@click.option("--shift-by", type=int, metavar="N", help="So many records on, back where N is negative.")
+@click.option("--to-offset", type=click.IntRange(0), metavar="N", help="This offset.")
+@click.option(
+    "--from-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="JSON",
+    help='An offset for each: {"TOPIC":{"0":23}}.',
+)
+@_writing_options
+def set_(
+    group: str,
+    store: str,
+    topics: tuple[str, ...],
+    to_earliest: bool,
+    to_latest: bool,
+    to_time: str | None,
+    shift_by: int | None,
+    to_offset: int | None,
+    from_file: Path | None,
+    dry_run: bool,
+    force: bool,
+    servers: str | None,
+    command_config: Path | None,
+    as_json: bool,
+) -> None:
+    """Set a group's offsets. What a partition does not have becomes its first or last offset."""
+    targets: list[Target] = []
+    targets += [ToTime(EARLIEST)] if to_earliest else []
+    targets += [ToTime(LATEST)] if to_latest else []
+    targets += [ToTime(_parse_time(to_time))] if to_time is not None else []
+    targets += [ShiftBy(shift_by)] if shift_by is not None else []
+    targets += [ToOffset(to_offset)] if to_offset is not None else []
+    if len(targets) + (from_file is not None) != 1:
+        raise click.UsageError(
+            "exactly one of --to-earliest, --to-latest, --to-time, --shift-by, --to-offset and --from-file is wanted"
+        )
+    chosen = _parse_topics(topics)
+    if not chosen and targets:
+        raise click.UsageError("--topic is wanted: which topics are meant?")
+    with _opened(group, store, [], servers, command_config, force) as (opened, _, cluster):
+        if cluster is None:
+            raise click.UsageError("--bootstrap-server is wanted: the cluster that has the topics")
+        current = opened.fetch()
+        if from_file is not None:
+            wanted = _chosen(_parse_file(from_file), chosen)
+        else:
+            wanted = wanted_offsets(cluster, targets[0], _partitions(cluster, chosen), current)
+        _apply(opened, plan_changes(current, wanted, cluster), dry_run, as_json)
+
+
+def _parse_time(text: str) -> int:
+    """ms since the epoch; `ConfigError`."""
+    from spark_klog.spark.offsets import TimeSpec, parse_offsets, parse_timestamp
+
+    if text.strip().isdecimal():
+        spec = parse_timestamp("--to-time", text, strict=False)
+    else:
+        parsed = parse_offsets("--to-time", text, lambda: time.time_ns() // 1_000_000)
+        if not isinstance(parsed, TimeSpec):
+            raise ConfigError(f"option --to-time={text!r}: an ISO time, ms since the epoch, or -10m is wanted")
+        spec = parsed
+    assert spec.everywhere is not None
+    return spec.everywhere
+
+
+def _parse_file(path: Path) -> dict[TopicPartition, int]:
+    from spark_klog.spark.offsets import OffsetSpec, parse_offsets
+
+    try:
+        text = path.read_text()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} can't be read: {error}") from None
+    spec = parse_offsets("--from-file", text, lambda: 0)
+    if not isinstance(spec, OffsetSpec) or not spec.each or any(offset < 0 for _, offset in spec.each):
+        raise ConfigError(f'{path}: an offset from 0 on for each partition is wanted: {{"TOPIC":{{"0":23}}}}')
+    return dict(spec.each)
+
+
+def _partitions(cluster: Cluster, topics: Mapping[str, set[int] | None]) -> list[TopicPartition]:
+    """`ProtocolError` for a topic that is not there, `ConfigError` for a partition."""
+    found = []
+    for topic, there in cluster.partitions(list(topics)).items():
+        wanted = topics[topic]
+        if missing := (wanted or set()).difference(there):
+            raise ConfigError(f"topic {topic} has no partition {', '.join(map(str, sorted(missing)))}")
+        found += [(topic, partition) for partition in there if wanted is None or partition in wanted]
+    return found
+
+
+@contextmanager
+def _opened(
+    group: str, target: str, sources: Sequence[str], servers: str | None, command_config: Path | None, force: bool
+) -> Iterator[tuple[OffsetStore, list[OffsetStore], Cluster | None]]:
+    """The store to write, those to read, and the cluster that has the topics.
+
+    `ConfigError` where one of them says that the group is active, unless `force` is used.
+    """
+    settings = client_settings(command_config)
+    with ExitStack() as stack:
+        to_store = stack.enter_context(open_store(target, group, settings, writing=True))
+        from_stores = [stack.enter_context(open_store(source, group, settings)) for source in sources]
+        asked = list(zip((target, *sources), (to_store, *from_stores), strict=True))
+        cluster = next((store.cluster for _, store in asked if store.cluster is not None), None)
+        if servers is not None:
+            cluster = stack.enter_context(Cluster.connect(settings | {"bootstrap.servers": servers}))
+            asked.append((servers, CoordinatorStore(cluster, group)))
+        if not force:
+            for address, store in asked:
+                _check_inactive(group, address, store.members())
+        yield to_store, from_stores, cluster
+
+
+def _check_inactive(group: str, address: str, members: Sequence[str]) -> None:
+    if members:
+        raise ConfigError(
+            f"group {group} is active: {address} has its member{'s' if len(members) > 1 else ''} "
+            f"{', '.join(sorted(members))}; stop them first, or use --force"
+        )
+
+
+def _apply(store: OffsetStore, changes: Iterable[Change], dry_run: bool, as_json: bool) -> None:
+    changes = list(changes)
+    written = {(one.topic, one.partition): one.new for one in changes if one.new is not None}
+    if not dry_run:
+        store.commit(written)
+    lines = [change._asdict() | {"written": not dry_run and change.new is not None} for change in changes]
+    _print(as_json, ("topic", "partition", "old", "new", "note"), lines)
+    if dry_run and not as_json:
+        click.echo("nothing was written", err=True)
+
+
+def _print(as_json: bool, columns: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> None:
+    if as_json:
+        print_json(lines)
+    else:
+        print_table(columns, [[cell(line[column]) for column in columns] for line in lines])

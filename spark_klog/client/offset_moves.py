@@ -1,0 +1,101 @@
+"""Where a group's offsets are to go: what a target means for each partition, within what the partition has."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.offsets import NO_OFFSET, list_offsets
+from spark_klog.errors import ConfigError, ErrorCode
+from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+
+
+@dataclass(frozen=True)
+class ToTime:
+    """The first record at or after a time (ms), the end where none is that late; EARLIEST or LATEST."""
+
+    time: int
+
+
+@dataclass(frozen=True)
+class ShiftBy:
+    """So many records on, or back where it is negative."""
+
+    records: int
+
+
+@dataclass(frozen=True)
+class ToOffset:
+    """The same offset in all partitions."""
+
+    offset: int
+
+
+Target = ToTime | ShiftBy | ToOffset
+
+
+class Change(NamedTuple):
+    """A partition's offset in a store before (None: there was none) and after (None: it is left as it is), and why."""
+
+    topic: str
+    partition: int
+    old: int | None
+    new: int | None
+    note: str = ""
+
+
+def wanted_offsets(
+    cluster: Cluster,
+    target: Target,
+    partitions: Collection[TopicPartition],
+    current: Mapping[TopicPartition, int],
+) -> dict[TopicPartition, int]:
+    """What the target means for each partition; `ConfigError` where it can't be told."""
+    if isinstance(target, ToOffset):
+        return dict.fromkeys(partitions, target.offset)
+    if isinstance(target, ToTime):
+        found = list_offsets(cluster, dict.fromkeys(partitions, target.time))
+        late = [key for key, offset in found.items() if offset == NO_OFFSET]
+        return found | list_offsets(cluster, dict.fromkeys(late, LATEST))
+    if missing := [f"{topic}-{partition}" for topic, partition in partitions if (topic, partition) not in current]:
+        raise ConfigError(f"nothing to shift: the group has no offset of {', '.join(sorted(missing))}")
+    return {key: current[key] + target.records for key in partitions}
+
+
+def plan_changes(
+    current: Mapping[TopicPartition, int], wanted: Mapping[TopicPartition, int], cluster: Cluster | None
+) -> list[Change]:
+    """The change of each wanted offset.
+
+    With a cluster, offsets are clamped to what the partition has, and the note says so; partitions that the cluster
+    does not have are left as they are.
+    """
+    if cluster is None:
+        return [Change(*key, current.get(key), offset) for key, offset in sorted(wanted.items())]
+    there = existing(cluster, wanted)
+    first = list_offsets(cluster, dict.fromkeys(there, EARLIEST))
+    end = list_offsets(cluster, dict.fromkeys(there, LATEST))
+    changes = []
+    for key, offset in sorted(wanted.items()):
+        if key not in first:
+            changes.append(Change(*key, current.get(key), None, "the cluster has no such partition: left as it is"))
+            continue
+        new = min(max(offset, first[key]), end[key])
+        note = f"{offset} is {'before the first' if offset < new else 'after the last'} offset" if offset != new else ""
+        changes.append(Change(*key, current.get(key), new, note))
+    return changes
+
+
+def existing(cluster: Cluster, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
+    """Those of the partitions that the cluster has, with a leader."""
+    topics = {topic for topic, _ in partitions}
+    led = {
+        (name, entry["partition_index"])
+        for name, topic in (cluster.metadata(topics) if topics else {}).items()
+        if topic["error_code"] in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE)
+        for entry in topic["partitions"]
+        if entry["leader_id"] >= 0
+    }
+    return [key for key in partitions if key in led]

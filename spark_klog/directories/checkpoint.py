@@ -1,0 +1,100 @@
+"""Offsets in the checkpoint of a Spark query (Spark's OffsetSeqLog and CommitLog):
+
+    offsets/N    where micro-batch N ends: a line "v1", a line of metadata in JSON, a line for each source
+    commits/N    is there when batch N is done
+
+The line of a source klog or kafka is {"TOPIC":{"PARTITION":OFFSET}}; other sources have other lines, "-" for none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from spark_klog.directories.tree import local_path
+from spark_klog.errors import ConfigError, DecodeError, DirectoryError
+
+_VERSION = "v1"
+_INT32_MAX, _INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
+
+
+def checkpoint_offsets(address: str) -> dict[tuple[str, int], int]:
+    """Where the last micro-batch that is done ended, by topic and partition; of all its sources of topics.
+
+    A partition that several of them read has the lowest of their offsets. `address` is a path or a URI of pyarrow's
+    file systems. `ConfigError` where there is no such batch, `DecodeError` where its file is not as above,
+    `DirectoryError`.
+    """
+    names, read = _files(address)
+    try:
+        done = _numbers(names("commits")) & _numbers(names("offsets"))
+        if not done:
+            raise ConfigError(f"{address} holds no micro-batch that is done: is it the checkpointLocation of a query?")
+        path = f"offsets/{max(done)}"
+        content = read(path)
+    except OSError as error:
+        raise DirectoryError(f"checkpoint {address} can't be read: {error}") from error
+    if content is None:
+        raise DirectoryError(f"checkpoint {address}: {path} has just been removed; try again")
+    return parse_offsets_file(content, f"{address}/{path}")
+
+
+def _files(address: str) -> tuple[Callable[[str], Iterable[str]], Callable[[str], bytes | None]]:
+    """(the names in a folder of the checkpoint, none where it is not there; the bytes of a file)."""
+    path = local_path(address)
+    if path is None:
+        from spark_klog.directories.arrow_files import ArrowFiles
+
+        files = ArrowFiles.from_uri(address)
+        return files.entries, files.read
+    root = Path(path)
+
+    def names(folder: str) -> list[str]:
+        return [path.name for path in (root / folder).iterdir()] if (root / folder).is_dir() else []
+
+    return names, lambda path: (root / path).read_bytes()
+
+
+def _numbers(names: Iterable[str]) -> set[int]:
+    return {int(name) for name in names if name.isascii() and name.isdecimal()}
+
+
+def parse_offsets_file(content: bytes, path: str) -> dict[tuple[str, int], int]:
+    """The offsets of topics in a file offsets/N; `DecodeError` where it is none, or holds none."""
+    try:
+        version, _, *sources = content.decode().splitlines()
+    except ValueError:
+        raise DecodeError(f"{path} is no file of offsets: {content[:100]!r}") from None
+    if version != _VERSION:
+        raise DecodeError(f"{path} has version {version[:20]!r} of Spark's offsets; {_VERSION} is known")
+    found: dict[tuple[str, int], int] = {}
+    for line in sources:
+        for key, offset in _of_source(line).items():
+            found[key] = min(offset, found.get(key, offset))
+    if not found:
+        raise DecodeError(f"{path}: no source of the query reads topics")
+    return found
+
+
+def _of_source(line: str) -> dict[tuple[str, int], int]:
+    """The offsets of a source of topics; {} of another."""
+    try:
+        value: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(partitions, dict) for partitions in value.values()):
+        return {}
+    entries = [(topic, name, offset) for topic, partitions in value.items() for name, offset in partitions.items()]
+    if not all(_is_partition(name) and _is_offset(offset) for _, name, offset in entries):
+        return {}
+    return {(topic, int(name)): offset for topic, name, offset in entries}
+
+
+def _is_partition(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and int(name[:11]) <= _INT32_MAX
+
+
+def _is_offset(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _INT64_MAX

@@ -1,0 +1,35 @@
+"""A cluster with a ZooKeeper, of ours or of Apache Kafka, for a module's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+
+from tests.cli.place import Place
+from tests.support.broker import KlogBroker
+from tests.support.kafka import Kafka, ZooKeeperServer
+
+
+@pytest.fixture(scope="module", params=["ours", pytest.param("3.9.1", marks=pytest.mark.peer)])
+def place(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[Place]:
+    if request.param == "ours":
+        with KlogBroker(module_server_dir) as broker, ZooKeeperServer(module_server_dir / "zk") as zookeeper:
+            yield Place(broker.bootstrap_servers, zookeeper.connect)
+    else:
+        with Kafka("3.9.1", module_server_dir / "kafka") as kafka:
+            assert kafka.zookeeper_connect is not None
+            yield Place(kafka.bootstrap_servers, kafka.zookeeper_connect)
+
+
+@pytest.fixture
+def zookeeper(place: Place) -> Iterator[KazooClient]:
+    client = KazooClient(place.connect)
+    client.start()
+    client.ensure_path("/klog")
+    client.chroot = "/klog"
+    yield client
+    client.stop()
+    client.close()

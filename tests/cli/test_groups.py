@@ -1,0 +1,170 @@
+"""`klog groups`, with a broker of ours and with Apache Kafka, beside Kafka's own ConsumerGroupCommand."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from kazoo.client import KazooClient
+
+from tests.cli.place import Place, only_kafka
+from tests.spark.support import Sent, create_topic, produce
+from tests.support.consumer_groups import seen_by_kafka
+from tests.support.klog import klog, klog_command, klog_lines, klog_refusal
+
+MINUTE = 60_000
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def consumer(place: Place, group: str, **settings: str) -> Consumer:
+    config = {"bootstrap.servers": place.servers, "group.id": group, "enable.auto.commit": "false", "log_level": "0"}
+    return Consumer(config | {name.replace("_", "."): value for name, value in settings.items()})
+
+
+def commit(place: Place, group: str, offsets: Sequence[TopicPartition]) -> None:
+    committing = consumer(place, group)
+    committing.commit(offsets=list(offsets), asynchronous=False)
+    committing.close()
+
+
+def lags(partition: dict[str, Any], written: dict[str, int | None]) -> dict[str, tuple[int, int, bool]]:
+    """(offset, lag, whether the time is that since `written` ms by store; None where it is to be 0)."""
+    now, found = now_ms(), {}
+    for name, store in partition["stores"].items():
+        since = written[name]
+        right = store["lagMs"] == 0 if since is None else 0 <= now - since - store["lagMs"] < 20_000
+        found[name] = (store["offset"], store["lag"], right)
+    return found
+
+
+@pytest.mark.peer
+def test_a_group(place: Place, topic: str, zookeeper: KazooClient, tmp_path: Path) -> None:
+    create_topic(place.servers, topic, 2)
+    start = now_ms() - 60 * MINUTE
+    # one compressed batch, of which the next record is in the middle
+    produce(
+        place.servers,
+        topic,
+        [Sent(b"v%d" % number, timestamp=start + number * MINUTE) for number in range(10)],
+        compression_type="lz4",
+        linger_ms=200,
+    )
+    produce(place.servers, topic, [Sent(b"v", partition=1, timestamp=start) for _ in range(3)])
+    group = f"{topic}-readers"
+    commit(place, "idle", [TopicPartition(topic, 1, 1)])
+    zookeeper.create(f"/consumers/{group}/offsets/{topic}/0", b"2", makepath=True)
+    offset_file = tmp_path / "consumers" / group / "offsets" / topic / "1"
+    offset_file.parent.mkdir(parents=True)
+    offset_file.write_bytes(b"0")
+
+    reader = consumer(place, group, client_id="reader-1")
+    reader.subscribe([topic])
+    while len(reader.assignment()) < 2:
+        reader.poll(0.1)
+    reader.commit(offsets=[TopicPartition(topic, 0, 4), TopicPartition(topic, 1, 3)], asynchronous=False)
+
+    servers = ("--bootstrap-server", place.servers)
+    listed = {line["group"]: line for line in klog_lines("groups", "list", *servers)}
+    node = reader.list_topics(timeout=10).orig_broker_id
+    assert listed["idle"] == {"group": "idle", "state": "Empty", "protocolType": "", "coordinator": node}
+    assert listed[group] == {"group": group, "state": "Stable", "protocolType": "consumer", "coordinator": node}
+
+    others = ("--zookeeper", f"{place.connect}/klog", "--offsets-path", str(tmp_path))
+    (described,) = klog_lines("groups", "describe", group, *servers, *others)
+    (member,) = described.pop("members")
+    first, second = described.pop("partitions")
+    assert described == listed[group] | {"protocol": "range"}
+    assert member == {
+        "member": reader.memberid(),
+        "instance": None,
+        "client": "reader-1",
+        "host": "/127.0.0.1",
+        "assignment": {topic: [0, 1]},
+    }
+    for partition, number, latest in ((first, 0, 10), (second, 1, 3)):
+        head = {name: partition[name] for name in ("topic", "partition", "latest", "member")}
+        assert head == {"topic": topic, "partition": number, "latest": latest, "member": reader.memberid()}
+    written: dict[str, int | None] = {"kafka": start + 4 * MINUTE, "zookeeper": start + 2 * MINUTE}
+    assert lags(first, written) == {"kafka": (4, 6, True), "zookeeper": (2, 8, True)}
+    assert lags(second, {"kafka": None, "files": start}) == {"kafka": (3, 0, True), "files": (0, 3, True)}
+    assert seen_by_kafka(place.servers, group) == {(topic, 0): (4, 10, 6), (topic, 1): (3, 3, 0)}
+
+    shown = klog("groups", "describe", group, *servers, *others).stdout.splitlines()
+    assert shown[0] == f"{group}  Stable  consumer  range  coordinator {node}"
+    assert shown[2].split() == [reader.memberid(), "-", "reader-1", "/127.0.0.1", f"{topic}:0,1"]
+    stores = [column for name in ("kafka", "zookeeper", "files") for column in (name, "lag", "time")]
+    assert shown[3].split() == ["topic", "partition", "member", "latest", *stores]
+    cells = shown[5].split()
+    assert cells[:7] == [topic, "1", reader.memberid(), "3", "3", "0", "0.0s"]
+    assert cells[7:12] == ["-", "-", "-", "0", "3"]
+    assert cells[12].startswith("1h0")
+    reader.close()
+
+
+def test_the_lag_is_watched(place: Place, topic: str) -> None:
+    create_topic(place.servers, topic, 1)
+    produce(place.servers, topic, [Sent(b"v", timestamp=now_ms()) for _ in range(5)])
+    commit(place, topic, [TopicPartition(topic, 0, 5)])
+    servers = ("--bootstrap-server", place.servers)
+    (line,) = klog_lines("groups", "lag", topic, *servers)
+    assert (line["group"], line["state"], line["stores"]) == (topic, "Empty", {"kafka": {"lag": 0, "lagMs": 0}})
+    command = klog_command("groups", "lag", topic, *servers, "--watch", "--interval", "0.2", "--json")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        try:
+            assert json.loads(watching.stdout.readline())["stores"]["kafka"] == {"lag": 0, "lagMs": 0}
+            produce(place.servers, topic, [Sent(b"v", timestamp=now_ms() - MINUTE) for _ in range(7)])
+            seen = []
+            while not seen or seen[-1]["lag"] < 7:
+                seen.append(json.loads(watching.stdout.readline())["stores"]["kafka"])
+            assert MINUTE <= seen[-1]["lagMs"] < 2 * MINUTE
+            commit(place, topic, [TopicPartition(topic, 0, 12)])
+            while seen[-1]["lag"]:
+                seen.append(json.loads(watching.stdout.readline())["stores"]["kafka"])
+            assert seen[-1] == {"lag": 0, "lagMs": 0}
+            watching.send_signal(signal.SIGINT)
+            assert watching.wait(20) == 0
+            assert watching.stderr.read() == ""
+        finally:
+            watching.kill()
+
+
+@pytest.mark.peer
+@only_kafka
+def test_markers_of_transactions_are_no_records(place: Place, topic: str) -> None:
+    create_topic(place.servers, topic, 1)
+    producer = Producer({"bootstrap.servers": place.servers, "transactional.id": topic, "log_level": 0})
+    producer.init_transactions(30)
+    written = [now_ms() - 10 * MINUTE, now_ms() - 5 * MINUTE]
+    for timestamp in written:
+        producer.begin_transaction()
+        producer.produce(topic, b"v", timestamp=timestamp)
+        producer.commit_transaction(30)
+    for offset, since in ((0, written[0]), (1, written[1]), (2, written[1]), (3, None)):
+        commit(place, topic, [TopicPartition(topic, 0, offset)])
+        (line,) = klog_lines("groups", "lag", topic, "--bootstrap-server", place.servers)
+        assert lags(line["partitions"][0], {"kafka": since}) == {"kafka": (offset, 4 - offset, True)}
+
+
+def test_a_topic_that_is_gone_and_a_group_that_never_was(place: Place, topic: str, tmp_path: Path) -> None:
+    servers = ("--bootstrap-server", place.servers)
+    for command in ("describe", "lag"):
+        assert klog_refusal("groups", command, "nobody", *servers) == "klog: there is no group nobody"
+    offset_file = tmp_path / "consumers" / "g" / "offsets" / topic / "0"
+    offset_file.parent.mkdir(parents=True)
+    offset_file.write_bytes(b"3")
+    (described,) = klog_lines("groups", "describe", "g", *servers, "--offsets-path", str(tmp_path))
+    assert (described["state"], described["members"]) == ("Dead", [])
+    (partition,) = described["partitions"]
+    assert (partition["latest"], partition["stores"]) == (None, {"files": {"offset": 3, "lag": None, "lagMs": None}})
