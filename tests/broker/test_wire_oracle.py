@@ -605,6 +605,107 @@ def _offset_delete(asked: Asked, version: int) -> None:
     assert answer["error_code"] == GROUP_ID_NOT_FOUND
 
 
+def _producer(asked: Asked, version: int = 3) -> Message:
+    """What names a new transactional producer."""
+    name = f"{asked.topic}-txn"
+    request = {"transactional_id": name, "transaction_timeout_ms": 30_000, "producer_id": -1, "producer_epoch": -1}
+    answer = asked.ask("InitProducerId", version, request)
+    _has(answer, error_code=NONE, producer_epoch=0)
+    assert answer["producer_id"] >= 0
+    return {"transactional_id": name, "producer_id": answer["producer_id"], "producer_epoch": 0}
+
+
+def _init_producer_id(asked: Asked, version: int) -> None:
+    _producer(asked, version)
+    request = {"transactional_id": None, "transaction_timeout_ms": 1000, "producer_id": -1, "producer_epoch": -1}
+    first, second = (asked.ask("InitProducerId", version, request) for _ in range(2))
+    assert (first["error_code"], second["error_code"]) == (NONE, NONE)
+    assert first["producer_id"] != second["producer_id"]
+
+
+def _add_partitions(asked: Asked, producer: Message, version: int = 3) -> list[Message]:
+    topics = [{"name": asked.topic, "partitions": [0]}]
+    request: Message = {f"v3_and_below_{name}": value for name, value in producer.items()}
+    request |= {"v3_and_below_topics": topics}
+    request["transactions"] = [producer | {"verify_only": False, "topics": topics}]
+    answer = asked.ask("AddPartitionsToTxn", version, request)
+    if version >= 4:
+        assert answer["error_code"] == NONE
+        (answer,) = answer["results_by_transaction"]
+        (topic,) = answer["topic_results"]
+    else:
+        (topic,) = answer["results_by_topic_v3_and_below"]
+    assert topic["name"] == asked.topic
+    found: list[Message] = topic["results_by_partition"]
+    return found
+
+
+def _add_partitions_to_txn(asked: Asked, version: int) -> None:
+    producer = _producer(asked)
+    (entry,) = _add_partitions(asked, producer, version)
+    _has(entry, partition_index=0, partition_error_code=NONE)
+    (entry,) = _add_partitions(asked, producer | {"producer_epoch": 7}, version)
+    assert entry["partition_error_code"] != NONE
+
+
+def _add_offsets_to_txn(asked: Asked, version: int) -> None:
+    producer = _producer(asked)
+    request = producer | {"group_id": asked.topic}
+    assert asked.ask("AddOffsetsToTxn", version, request)["error_code"] == NONE
+    assert asked.ask("AddOffsetsToTxn", version, request | {"producer_epoch": 7})["error_code"] != NONE
+
+
+def _end_txn(asked: Asked, version: int) -> None:
+    producer = _producer(asked)
+    _add_partitions(asked, producer)
+    assert asked.ask("EndTxn", version, producer | {"producer_epoch": 7, "committed": True})["error_code"] != NONE
+    assert asked.ask("EndTxn", version, producer | {"committed": True})["error_code"] == NONE
+
+
+def _txn_offset_commit(asked: Asked, version: int) -> None:
+    producer = _producer(asked)
+    asked.ask("AddOffsetsToTxn", 3, producer | {"group_id": asked.topic})
+    entry = {"partition_index": 0, "committed_offset": 5, "committed_leader_epoch": 0, "committed_metadata": ""}
+    request = producer | {"group_id": asked.topic, "topics": [{"name": asked.topic, "partitions": [entry]}]}
+    (topic,) = asked.ask("TxnOffsetCommit", version, request)["topics"]
+    _has(topic["partitions"][0], partition_index=0, error_code=NONE)
+    assert _fetched(asked, 5)[0]["committed_offset"] == -1
+    assert asked.ask("EndTxn", 3, producer | {"committed": True})["error_code"] == NONE
+
+
+def _describe_transactions(asked: Asked, version: int) -> None:
+    producer = _producer(asked)
+    _add_partitions(asked, producer)
+    request = {"transactional_ids": [producer["transactional_id"], "unknown"]}
+    there, unknown = asked.ask("DescribeTransactions", version, request)["transaction_states"]
+    _has(there, error_code=NONE, producer_id=producer["producer_id"], transaction_state="Ongoing")
+    assert unknown["error_code"] != NONE
+
+
+def _list_transactions(asked: Asked, version: int) -> None:
+    producer = _producer(asked)
+    _add_partitions(asked, producer)
+    answer = asked.ask("ListTransactions", version, {"state_filters": [], "producer_id_filters": []})
+    name = producer["transactional_id"]
+    (entry,) = [entry for entry in answer["transaction_states"] if entry["transactional_id"] == name]
+    _has(entry, producer_id=producer["producer_id"], transaction_state="Ongoing")
+
+
+def _describe_producers(asked: Asked, version: int) -> None:
+    topics = [{"name": asked.topic, "partition_indexes": [0]}]
+    (topic,) = asked.ask("DescribeProducers", version, {"topics": topics})["topics"]
+    _has(topic["partitions"][0], partition_index=0, error_code=NONE, active_producers=[])
+
+
+def _write_txn_markers(asked: Asked, version: int) -> None:
+    marker = {"producer_id": 5, "producer_epoch": 0, "transaction_result": True, "coordinator_epoch": 0}
+    marker["topics"] = [{"name": asked.topic, "partition_indexes": [0]}]
+    (answer,) = asked.ask("WriteTxnMarkers", version, {"markers": [marker]})["markers"]
+    _has(answer, producer_id=5)
+    (topic,) = answer["topics"]
+    _has(topic["partitions"][0], partition_index=0)
+
+
 CHECKS: dict[str, Callable[[Asked, int], None]] = {
     "Produce": _produce,
     "Fetch": _fetch,
@@ -633,6 +734,15 @@ CHECKS: dict[str, Callable[[Asked, int], None]] = {
     "ListGroups": _list_groups,
     "DeleteGroups": _delete_groups,
     "OffsetDelete": _offset_delete,
+    "InitProducerId": _init_producer_id,
+    "AddPartitionsToTxn": _add_partitions_to_txn,
+    "AddOffsetsToTxn": _add_offsets_to_txn,
+    "EndTxn": _end_txn,
+    "TxnOffsetCommit": _txn_offset_commit,
+    "DescribeTransactions": _describe_transactions,
+    "ListTransactions": _list_transactions,
+    "DescribeProducers": _describe_producers,
+    "WriteTxnMarkers": _write_txn_markers,
 }
 
 
