@@ -357,23 +357,33 @@ class Broker:
         _log.info("deleted topic %s", name)
 
     async def internal_topic(self, name: str, partitions: int) -> Topic:
-        """A topic of this broker's own, made at first use."""
+        """A topic of this broker's own, made at first use; `DirectoryError` where it can't be."""
         if name not in self.registry.topics:
             try:
                 await self.create_topic(name, partitions, {"cleanup.policy": "compact"})
             except TopicExists:
                 await self.refresh()
-        return self.registry.topics[name]
+        topic = self.registry.topics.get(name)
+        if topic is None:
+            raise DirectoryError(f"{name} exists, but can't be read")
+        return topic
 
     async def coordinator_for(self, group: str) -> tuple[int, int]:
-        """(broker id, partition of __consumer_offsets) that keep a group's offsets; makes that topic at first use."""
+        """(broker id, partition of __consumer_offsets) that keep a group's offsets; makes that topic at first use.
+
+        `DirectoryError` where it can't be made.
+        """
         topic = await self.internal_topic(OFFSETS_TOPIC, self.config.offsets_partitions)
         partition = partition_for(group, len(topic.assignment))
         return self.registry.leader(topic, partition), partition
 
     async def offsets_log(self, group: str) -> PartitionLog | ErrorCode:
         """Where the group's offsets are kept, if that is here and has been read."""
-        _, partition = await self.coordinator_for(group)
+        try:
+            _, partition = await self.coordinator_for(group)
+        except DirectoryError as error:
+            _log.error("group %s has no coordinator: %s", group, error)
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
         log = self.logs.get(OFFSETS_TOPIC, partition)
         if log is None or not self.registry.leads(OFFSETS_TOPIC, partition):
             return ErrorCode.NOT_COORDINATOR

@@ -27,6 +27,7 @@ from tests.support.raw_client import CLIENT_ID, RawClient
 
 SECONDS = int(os.environ.get("SPARK_KLOG_FUZZ_SECONDS", "5"))
 NOW = 1_700_000_000_000
+MAY_WAIT = (apis.FETCH.key, apis.JOIN_GROUP.key, apis.SYNC_GROUP.key)
 MORE_MEMORY = 60_000_000
 TOPIC = "known"
 _COUNTS = (0x7FFFFFFF, 0x7FFFFFFE, -1, -2, -0x80000000, 0x00FFFFFF, 0x10000)
@@ -49,6 +50,8 @@ class Maker:
             nullable = field.nullable is not None and self.version in field.nullable
             if field.name in ("timeout_ms", "max_wait_ms"):
                 message[field.name] = 0
+            elif field.name == "session_timeout_ms":
+                message[field.name] = self.random.choice((6_000, 30_000, 0))  # the bounds are 6 s and half an hour
             elif nullable and self.random.random() < 0.2:
                 message[field.name] = None
             else:
@@ -145,27 +148,27 @@ def _ask(port: int, frames: list[bytes]) -> None:
     """All of them, over a new connection after each that the broker closes."""
     waiting = list(reversed(frames))
     while waiting:
-        with RawClient(port, 20) as client, contextlib.suppress(ConnectionError, FetchWaits):
+        with RawClient(port, 20) as client, contextlib.suppress(ConnectionError, AnswerWaits):
             while waiting:
                 frame = waiting.pop()
                 client.send_frame(frame)
                 (key,) = struct.unpack_from(">h", frame)
-                if key == apis.FETCH.key:
-                    _receive_fetch(client)
+                if key in MAY_WAIT:
+                    _receive_soon(client)
                 elif key != apis.PRODUCE.key:  # with acks 0 it has no answer
                     client.receive_frame()
 
 
-class FetchWaits(Exception):
-    """As the bent time says for which it may wait."""
+class AnswerWaits(Exception):
+    """For records or for other members, as long as the bent request says."""
 
 
-def _receive_fetch(client: RawClient) -> None:
+def _receive_soon(client: RawClient) -> None:
     client.socket.settimeout(0.2)
     try:
         client.receive_frame()
     except TimeoutError:
-        raise FetchWaits from None
+        raise AnswerWaits from None
 
 
 @pytest.mark.slow

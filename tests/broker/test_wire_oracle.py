@@ -20,6 +20,8 @@ TOPIC, BROKER = 2, 4
 SASL = {"SaslHandshake", "SaslAuthenticate"}
 NONE, OFFSET_OUT_OF_RANGE, UNKNOWN_PARTITION, INVALID_PARTITIONS, INVALID_CONFIG = 0, 1, 3, 37, 40
 INVALID_REPLICATION_FACTOR, UNKNOWN_EPOCH, UNKNOWN_TOPIC_ID = 38, 75, 100
+ILLEGAL_GENERATION, INVALID_GROUP_ID, UNKNOWN_MEMBER, NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND = 22, 24, 25, 68, 69
+MEMBER_ID_REQUIRED = 79
 CASES = [
     (api.name, version)
     for api in apis.BY_KEY.values()
@@ -471,6 +473,239 @@ def _describe_topic_partitions(asked: Asked, version: int) -> None:
     ]
 
 
+def _join(asked: Asked, version: int = 5, group: str = "") -> tuple[Message, str]:
+    """The answer to the only member of a new group, and the group."""
+    group = group or f"{asked.topic}-group"
+    request = {
+        "group_id": group,
+        "session_timeout_ms": 10_000,
+        "rebalance_timeout_ms": 10_000,
+        "member_id": "",
+        "group_instance_id": None,
+        "protocol_type": "consumer",
+        "reason": None,
+        "protocols": [{"name": "range", "metadata": b"subscription"}],
+    }
+    answer = asked.ask("JoinGroup", version, request)
+    if version >= 4:
+        _has(answer, error_code=MEMBER_ID_REQUIRED, generation_id=-1)
+        answer = asked.ask("JoinGroup", version, request | {"member_id": answer["member_id"]})
+    return answer, group
+
+
+def _sync(asked: Asked, joined: Message, group: str, version: int = 3, **other: Any) -> Message:
+    request = {
+        "group_id": group,
+        "generation_id": joined["generation_id"],
+        "member_id": joined["member_id"],
+        "group_instance_id": None,
+        "protocol_type": "consumer",
+        "protocol_name": "range",
+        "assignments": [{"member_id": joined["member_id"], "assignment": b"all of it"}],
+    }
+    return asked.ask("SyncGroup", version, request | other)
+
+
+def _join_group(asked: Asked, version: int) -> None:
+    answer, _ = _join(asked, version)
+    member = answer["member_id"]
+    assert member
+    _has(answer, error_code=NONE, generation_id=1, leader=member, protocol_name="range", protocol_type="consumer")
+    (entry,) = answer["members"]
+    _has(entry, member_id=member, metadata=b"subscription", group_instance_id=None)
+    wrong = {"group_id": "", "session_timeout_ms": 10_000, "member_id": "", "protocol_type": "consumer"}
+    wrong |= {"rebalance_timeout_ms": 10_000, "protocols": [{"name": "range", "metadata": b""}]}
+    assert asked.ask("JoinGroup", version, wrong)["error_code"] == INVALID_GROUP_ID
+    unknown = wrong | {"group_id": asked.topic, "member_id": "nobody"}
+    assert asked.ask("JoinGroup", version, unknown)["error_code"] == UNKNOWN_MEMBER
+
+
+def _sync_group(asked: Asked, version: int) -> None:
+    joined, group = _join(asked)
+    for other, code in (({"member_id": "nobody"}, UNKNOWN_MEMBER), ({"generation_id": 9}, ILLEGAL_GENERATION)):
+        _has(_sync(asked, joined, group, version, **other), error_code=code, assignment=b"")
+    answer = _sync(asked, joined, group, version)
+    _has(answer, error_code=NONE, assignment=b"all of it", protocol_type="consumer", protocol_name="range")
+
+
+def _heartbeat(asked: Asked, version: int) -> None:
+    joined, group = _join(asked)
+    _sync(asked, joined, group)
+    request = {"group_id": group, "generation_id": 1, "member_id": joined["member_id"], "group_instance_id": None}
+    for other, code in (
+        ({}, NONE),
+        ({"member_id": "nobody"}, UNKNOWN_MEMBER),
+        ({"generation_id": 9}, ILLEGAL_GENERATION),
+    ):
+        assert asked.ask("Heartbeat", version, request | other)["error_code"] == code
+
+
+def _leave_group(asked: Asked, version: int) -> None:
+    joined, group = _join(asked)
+    members = [{"member_id": name, "group_instance_id": None} for name in (joined["member_id"], "nobody")]
+    request = {"group_id": group, "member_id": joined["member_id"], "members": members}
+    answer = asked.ask("LeaveGroup", version, request)
+    assert answer["error_code"] == NONE
+    if version >= 3:
+        gone, unknown = answer["members"]
+        _has(gone, member_id=joined["member_id"], error_code=NONE, group_instance_id=None)
+        _has(unknown, member_id="nobody", error_code=UNKNOWN_MEMBER)
+    (described,) = asked.ask("DescribeGroups", 5, {"groups": [group]})["groups"]
+    assert described["members"] == []
+
+
+def _describe_groups(asked: Asked, version: int) -> None:
+    joined, group = _join(asked)
+    _sync(asked, joined, group)
+    missing = f"{group}-missing"
+    there, unknown = asked.ask("DescribeGroups", version, {"groups": [group, missing]})["groups"]
+    _has(there, group_id=group, error_code=NONE, group_state="Stable", protocol_type="consumer", protocol_data="range")
+    (member,) = there["members"]
+    _has(member, member_id=joined["member_id"], client_id="kafka-python", member_assignment=b"all of it")
+    _has(member, member_metadata=b"subscription", client_host=f"/{asked.host}")
+    code = GROUP_ID_NOT_FOUND if version >= 6 else NONE
+    _has(unknown, group_id=missing, error_code=code, group_state="Dead", members=[])
+
+
+def _list_groups(asked: Asked, version: int) -> None:
+    joined, group = _join(asked)
+    _sync(asked, joined, group)
+    answer = asked.ask("ListGroups", version, {"states_filter": [], "types_filter": []})
+    assert answer["error_code"] == NONE
+    (entry,) = [entry for entry in answer["groups"] if entry["group_id"] == group]
+    _has(entry, group_id=group, protocol_type="consumer", group_state="Stable")
+    if version >= 4:
+        answer = asked.ask("ListGroups", version, {"states_filter": ["Empty"], "types_filter": []})
+        assert group not in [entry["group_id"] for entry in answer["groups"]]
+
+
+def _delete_groups(asked: Asked, version: int) -> None:
+    joined, group = _join(asked)
+    _sync(asked, joined, group)
+    _commit(asked, 6, 5)  # of a group without members, named as the topic
+    names = [group, asked.topic, f"{group}-missing"]
+    results = asked.ask("DeleteGroups", version, {"groups_names": names})["results"]
+    assert [(entry["group_id"], entry["error_code"]) for entry in results] == [
+        (group, NON_EMPTY_GROUP),
+        (asked.topic, NONE),
+        (f"{group}-missing", GROUP_ID_NOT_FOUND),
+    ]
+    assert _fetched(asked, 5)[0]["committed_offset"] == -1
+
+
+def _offset_delete(asked: Asked, version: int) -> None:
+    _commit(asked, 6, 5)
+    topics = [{"name": asked.topic, "partitions": [{"partition_index": 0}]}]
+    answer = asked.ask("OffsetDelete", version, {"group_id": asked.topic, "topics": topics})
+    _has(answer, error_code=NONE)
+    (topic,) = answer["topics"]
+    _has(topic["partitions"][0], partition_index=0, error_code=NONE)
+    assert _fetched(asked, 5)[0]["committed_offset"] == -1
+    answer = asked.ask("OffsetDelete", version, {"group_id": f"{asked.topic}-missing", "topics": topics})
+    assert answer["error_code"] == GROUP_ID_NOT_FOUND
+
+
+def _producer(asked: Asked, version: int = 3) -> Message:
+    """What names a new transactional producer."""
+    name = f"{asked.topic}-txn"
+    request = {"transactional_id": name, "transaction_timeout_ms": 30_000, "producer_id": -1, "producer_epoch": -1}
+    answer = asked.ask("InitProducerId", version, request)
+    _has(answer, error_code=NONE, producer_epoch=0)
+    assert answer["producer_id"] >= 0
+    return {"transactional_id": name, "producer_id": answer["producer_id"], "producer_epoch": 0}
+
+
+def _init_producer_id(asked: Asked, version: int) -> None:
+    _producer(asked, version)
+    request = {"transactional_id": None, "transaction_timeout_ms": 1000, "producer_id": -1, "producer_epoch": -1}
+    first, second = (asked.ask("InitProducerId", version, request) for _ in range(2))
+    assert (first["error_code"], second["error_code"]) == (NONE, NONE)
+    assert first["producer_id"] != second["producer_id"]
+
+
+def _add_partitions(asked: Asked, producer: Message, version: int = 3) -> list[Message]:
+    topics = [{"name": asked.topic, "partitions": [0]}]
+    request: Message = {f"v3_and_below_{name}": value for name, value in producer.items()}
+    request |= {"v3_and_below_topics": topics}
+    request["transactions"] = [producer | {"verify_only": False, "topics": topics}]
+    answer = asked.ask("AddPartitionsToTxn", version, request)
+    if version >= 4:
+        assert answer["error_code"] == NONE
+        (answer,) = answer["results_by_transaction"]
+        (topic,) = answer["topic_results"]
+    else:
+        (topic,) = answer["results_by_topic_v3_and_below"]
+    assert topic["name"] == asked.topic
+    found: list[Message] = topic["results_by_partition"]
+    return found
+
+
+def _add_partitions_to_txn(asked: Asked, version: int) -> None:
+    producer = _producer(asked)
+    (entry,) = _add_partitions(asked, producer, version)
+    _has(entry, partition_index=0, partition_error_code=NONE)
+    (entry,) = _add_partitions(asked, producer | {"producer_epoch": 7}, version)
+    assert entry["partition_error_code"] != NONE
+
+
+def _add_offsets_to_txn(asked: Asked, version: int) -> None:
+    producer = _producer(asked)
+    request = producer | {"group_id": asked.topic}
+    assert asked.ask("AddOffsetsToTxn", version, request)["error_code"] == NONE
+    assert asked.ask("AddOffsetsToTxn", version, request | {"producer_epoch": 7})["error_code"] != NONE
+
+
+def _end_txn(asked: Asked, version: int) -> None:
+    producer = _producer(asked)
+    _add_partitions(asked, producer)
+    assert asked.ask("EndTxn", version, producer | {"producer_epoch": 7, "committed": True})["error_code"] != NONE
+    assert asked.ask("EndTxn", version, producer | {"committed": True})["error_code"] == NONE
+
+
+def _txn_offset_commit(asked: Asked, version: int) -> None:
+    producer = _producer(asked)
+    asked.ask("AddOffsetsToTxn", 3, producer | {"group_id": asked.topic})
+    entry = {"partition_index": 0, "committed_offset": 5, "committed_leader_epoch": 0, "committed_metadata": ""}
+    request = producer | {"group_id": asked.topic, "topics": [{"name": asked.topic, "partitions": [entry]}]}
+    (topic,) = asked.ask("TxnOffsetCommit", version, request)["topics"]
+    _has(topic["partitions"][0], partition_index=0, error_code=NONE)
+    assert _fetched(asked, 5)[0]["committed_offset"] == -1
+    assert asked.ask("EndTxn", 3, producer | {"committed": True})["error_code"] == NONE
+
+
+def _describe_transactions(asked: Asked, version: int) -> None:
+    producer = _producer(asked)
+    _add_partitions(asked, producer)
+    request = {"transactional_ids": [producer["transactional_id"], "unknown"]}
+    there, unknown = asked.ask("DescribeTransactions", version, request)["transaction_states"]
+    _has(there, error_code=NONE, producer_id=producer["producer_id"], transaction_state="Ongoing")
+    assert unknown["error_code"] != NONE
+
+
+def _list_transactions(asked: Asked, version: int) -> None:
+    producer = _producer(asked)
+    _add_partitions(asked, producer)
+    answer = asked.ask("ListTransactions", version, {"state_filters": [], "producer_id_filters": []})
+    name = producer["transactional_id"]
+    (entry,) = [entry for entry in answer["transaction_states"] if entry["transactional_id"] == name]
+    _has(entry, producer_id=producer["producer_id"], transaction_state="Ongoing")
+
+
+def _describe_producers(asked: Asked, version: int) -> None:
+    topics = [{"name": asked.topic, "partition_indexes": [0]}]
+    (topic,) = asked.ask("DescribeProducers", version, {"topics": topics})["topics"]
+    _has(topic["partitions"][0], partition_index=0, error_code=NONE, active_producers=[])
+
+
+def _write_txn_markers(asked: Asked, version: int) -> None:
+    marker = {"producer_id": 5, "producer_epoch": 0, "transaction_result": True, "coordinator_epoch": 0}
+    marker["topics"] = [{"name": asked.topic, "partition_indexes": [0]}]
+    (answer,) = asked.ask("WriteTxnMarkers", version, {"markers": [marker]})["markers"]
+    _has(answer, producer_id=5)
+    (topic,) = answer["topics"]
+    _has(topic["partitions"][0], partition_index=0)
+
+
 CHECKS: dict[str, Callable[[Asked, int], None]] = {
     "Produce": _produce,
     "Fetch": _fetch,
@@ -491,6 +726,23 @@ CHECKS: dict[str, Callable[[Asked, int], None]] = {
     "CreatePartitions": _create_partitions,
     "DescribeCluster": _describe_cluster,
     "DescribeTopicPartitions": _describe_topic_partitions,
+    "JoinGroup": _join_group,
+    "SyncGroup": _sync_group,
+    "Heartbeat": _heartbeat,
+    "LeaveGroup": _leave_group,
+    "DescribeGroups": _describe_groups,
+    "ListGroups": _list_groups,
+    "DeleteGroups": _delete_groups,
+    "OffsetDelete": _offset_delete,
+    "InitProducerId": _init_producer_id,
+    "AddPartitionsToTxn": _add_partitions_to_txn,
+    "AddOffsetsToTxn": _add_offsets_to_txn,
+    "EndTxn": _end_txn,
+    "TxnOffsetCommit": _txn_offset_commit,
+    "DescribeTransactions": _describe_transactions,
+    "ListTransactions": _list_transactions,
+    "DescribeProducers": _describe_producers,
+    "WriteTxnMarkers": _write_txn_markers,
 }
 
 

@@ -1,0 +1,54 @@
+"""Requests that need the brokers' shared directories, while these can't be used: an answer, and no trace in the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from spark_klog.errors import ErrorCode
+from spark_klog.protocol import apis
+from tests.support.broker import KlogBroker
+from tests.support.raw_client import RawClient
+
+_TOPIC = {"name": "there", "num_partitions": 1, "replication_factor": 1}
+_OFFSET = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
+
+
+def _codes(value: Any) -> list[int]:
+    """All error codes of an answer."""
+    if isinstance(value, dict):
+        own = [value["error_code"]] if "error_code" in value else []
+        return own + [code for entry in value.values() for code in _codes(entry)]
+    return [code for entry in value for code in _codes(entry)] if isinstance(value, (list, tuple)) else []
+
+
+def test_what_needs_the_directories(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    with (
+        KlogBroker(tmp_path, "--directories", str(tree), "--set", "offsets.topic.num.partitions=1") as broker,
+        RawClient(broker.port) as client,
+    ):
+
+        def codes(api: Any, version: int, message: dict[str, Any]) -> list[int]:
+            return _codes(client.request(api, version, message))
+
+        assert codes(apis.CREATE_TOPICS, 2, {"topics": [_TOPIC], "timeout_ms": 1000}) == [0]
+        tree.rename(tmp_path / "away")
+        tree.write_text("no folder")
+        partitions = {"topics": [{"name": "there", "partitions": [_OFFSET]}]}
+        commit = {"group_id": "g", "generation_id_or_member_epoch": -1} | partitions
+        fetch = {"group_id": "g", "topics": [{"name": "there", "partition_indexes": [0]}]}
+        not_available = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert codes(apis.FIND_COORDINATOR, 1, {"key": "g"}) == [not_available]
+        assert codes(apis.OFFSET_COMMIT, 5, commit) == [not_available]
+        assert not_available in codes(apis.OFFSET_FETCH, 5, fetch)
+        assert codes(apis.HEARTBEAT, 1, {"group_id": "g", "generation_id": 1, "member_id": "m"}) == [not_available]
+        new = {"topics": [_TOPIC | {"name": "new"}], "timeout_ms": 1000}
+        assert codes(apis.CREATE_TOPICS, 2, new) == [ErrorCode.UNKNOWN_SERVER_ERROR]
+        assert codes(apis.METADATA, 4, {"topics": [{"name": "new"}]}) == [0, ErrorCode.LEADER_NOT_AVAILABLE]
+        assert codes(apis.METADATA, 4, {"topics": [{"name": "there"}]}) == [0, 0, 0]  # what is known is served
+        tree.unlink()
+        (tmp_path / "away").rename(tree)
+        assert codes(apis.FIND_COORDINATOR, 1, {"key": "g"}) == [0]
+        log = broker.log.read_text()
+    assert "a request failed" not in log
