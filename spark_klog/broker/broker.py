@@ -45,6 +45,7 @@ from spark_klog.protocol.schema import Api
 
 _log = logging.getLogger(__name__)
 _LOADED_AT_ONCE = 1024 * 1024
+_LOOK_AGAIN_SECONDS = 0.05
 #: The client does not say which leader epoch it knows.
 ANY_EPOCH = -1
 
@@ -77,6 +78,7 @@ class Broker:
         self.logs = LogDirectory(config.data_dir, config.broker_id, config.log)
         # One change of the tree, or reading of it, at a time: an older view must never replace a newer one.
         self._tree_lock = asyncio.Lock()
+        self._looked_again_at = -_LOOK_AGAIN_SECONDS
         try:
             session_seconds = config.zookeeper_session_timeout_ms / 1000
             tree = self._open_tree(session_seconds)
@@ -251,16 +253,23 @@ class Broker:
             self.transactions.forget_all()
         self.metrics.forget_topic(name)
 
+    async def look_again(self) -> None:
+        """Refresh for something that is not known; not for each name of a request that has many."""
+        now = time.monotonic()
+        if now - self._looked_again_at >= _LOOK_AGAIN_SECONDS:
+            self._looked_again_at = now
+            await self.refresh()
+
     async def topic(self, name: str) -> Topic | None:
         """The topic of that name; the tree is asked where none is known."""
         if name not in self.registry.topics:
-            await self.refresh()
+            await self.look_again()
         return self.registry.topics.get(name)
 
     async def topic_by_id(self, topic_id: UUID) -> Topic | None:
         """The same by topic id."""
         if topic_id not in self.registry.names:
-            await self.refresh()
+            await self.look_again()
         name = self.registry.names.get(topic_id)
         return None if name is None else self.registry.topics.get(name)
 
@@ -276,7 +285,7 @@ class Broker:
             is_older = epoch < log.leader_epoch
             return ErrorCode.FENCED_LEADER_EPOCH if is_older else ErrorCode.UNKNOWN_LEADER_EPOCH
         if self.registry.leads(topic, partition) is None:
-            await self.refresh()
+            await self.look_again()
         leads = self.registry.leads(topic, partition)
         if leads is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

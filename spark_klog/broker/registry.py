@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 from spark_klog.directories import paths
 from spark_klog.directories.offsets import OffsetDirectory
 from spark_klog.directories.tree import SESSION_SECONDS, NodeExists, Tree
-from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.errors import ConfigError, DecodeError, DirectoryError
 from spark_klog.log.directory import new_cluster_id
 from spark_klog.log.partition_log import check_topic_name
 
@@ -83,6 +83,7 @@ class Registry:
         self.empty: list[str] = []
         #: Who has entered itself as the controller.
         self.controller: int | None = None
+        self._cluster_id: str | None = None
         self._entry: bytes | None = None
         self._told: dict[str, str] = {}
 
@@ -97,7 +98,8 @@ class Registry:
                 pass
             found = self._tree.get(paths.CLUSTER_ID_PATH)
         assert found is not None
-        return paths.parse_cluster_id(found)
+        self._cluster_id = paths.parse_cluster_id(found)
+        return self._cluster_id
 
     def register(self, endpoints: Sequence[paths.Endpoint]) -> None:
         """Enter this broker, for as long as it lives.
@@ -176,7 +178,19 @@ class Registry:
         self._tree.watch(paths.DELETE_TOPICS_PATH, changed)
 
     def refresh(self) -> None:
-        """Read all of it again. One call at a time: a slow reading must not replace a later one."""
+        """Read all of it again. One call at a time: a slow reading must not replace a later one.
+
+        `DirectoryError` where the tree is not our cluster's: one that is empty, say, since its disk was not mounted,
+        would have no topics, and these would be taken for deleted.
+        """
+        whose = self._tree.get(paths.CLUSTER_ID_PATH)
+        cluster_id = self._decoded(paths.parse_cluster_id, whose, paths.CLUSTER_ID_PATH) if whose else None
+        if cluster_id != self._cluster_id:
+            there = f"cluster {cluster_id}" if cluster_id else "no cluster"
+            raise DirectoryError(
+                f"{paths.CLUSTER_ID_PATH} names {there}, this broker belongs to {self._cluster_id}: restore the "
+                "directories, or start the broker on those that it is to follow"
+            )
         self._keep_entry()
         brokers = {}
         for name, value in self._values(paths.BROKER_IDS_PATH):

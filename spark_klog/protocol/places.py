@@ -23,6 +23,8 @@ _NOTHING = Struct(())
 EVERYTHING: Place = (None, None)
 _TOPIC = ("topic", "name")
 _PARTITION = ("partition_index", "partition", "index")
+#: The second one is AddPartitionsToTxn's.
+_CODE_NAMES = ("error_code", "partition_error_code")
 #: What tells an entry of an answer from the others.
 _IDENTITY = frozenset(
     {
@@ -77,7 +79,7 @@ def place_error(api: Api, version: int, answer: Message, code: int, names: Topic
     that, or the answer has no entry to bear it.
     """
     answer, placed = _place(api.request, api.response, version, answer, code, names, chosen)
-    if not placed and "error_code" in _fields(api.response, version):
+    if not placed and _code_name(api.response, version):
         answer = _blank(api.response, version, answer, code)
     return answer
 
@@ -89,6 +91,11 @@ def merge(api: Api, version: int, answer: Message, other: Message) -> Message:
 
 def _fields(struct: Struct, version: int) -> dict[str, Field]:
     return {field.name: field for field in struct.fields if version in field.versions}
+
+
+def _code_name(struct: Struct, version: int) -> str | None:
+    """How the struct's error code is called."""
+    return next((name for name in _CODE_NAMES if name in _fields(struct, version)), None)
 
 
 def _arrays(struct: Struct, version: int) -> list[tuple[Field, Array]]:
@@ -103,9 +110,9 @@ def _arrays(struct: Struct, version: int) -> list[tuple[Field, Array]]:
 def _has_codes(array: Array, version: int) -> bool:
     if not isinstance(array.element, Struct):
         return False
-    fields = _fields(array.element, version)
-    return "error_code" in fields or any(
-        isinstance(field.type, Array) and _has_codes(field.type, version) for field in fields.values()
+    fields = _fields(array.element, version).values()
+    return bool(_code_name(array.element, version)) or any(
+        isinstance(field.type, Array) and _has_codes(field.type, version) for field in fields
     )
 
 
@@ -205,7 +212,7 @@ def _narrow(
 def _mirror(request: Struct, response: Struct, version: int, message: Message) -> Message:
     result: Message = {}
     # Entries without a name (log directories) can bear a code, but a place outside them is a better one.
-    has_own = "error_code" in _fields(response, version)
+    has_own = bool(_code_name(response, version))
     for asked, kind, field, element in _pairs(request, response, version):
         entries = []
         for entry in message.get(asked.name) or ():
@@ -238,7 +245,9 @@ def _identity(entry: Any, element: Struct, version: int) -> Message:
 def _blank(struct: Struct, version: int, entry: Message, code: int) -> Message:
     fields = _fields(struct, version)
     result: Message = {name: value for name, value in entry.items() if name in _IDENTITY and name in fields}
-    result["error_code"] = code
+    name = _code_name(struct, version)
+    assert name is not None
+    result[name] = code
     if "error_message" in fields:
         result["error_message"] = "injected fault"
     return result
@@ -255,7 +264,7 @@ def _place(
     place: Place = EVERYTHING,
 ) -> tuple[Message, bool]:
     """(the answer with the code, whether it found a place)."""
-    has_own = "error_code" in _fields(response, version)
+    has_own = bool(_code_name(response, version))
     if has_own and code in _OF_THE_WHOLE and chosen(*place):
         return _blank(response, version, answer, code), True
     result, placed, is_inner = dict(answer), False, False

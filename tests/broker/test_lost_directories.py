@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol import apis
+from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
 from tests.support.raw_client import RawClient
 
 _TOPIC = {"name": "there", "num_partitions": 1, "replication_factor": 1}
 _OFFSET = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_directories_that_are_empty_or_of_others_delete_no_logs(tmp_path: Path, other: bool) -> None:
+    """As where a disk is not mounted: a topic that is not there need not have been deleted."""
+    tree = tmp_path / "tree"
+    with KlogBroker(tmp_path, "--directories", str(tree)) as broker, RawClient(broker.port) as client:
+        assert client.request(apis.CREATE_TOPICS, 2, {"topics": [_TOPIC], "timeout_ms": 1000})["topics"]
+        assert client.produce("there", bytes(make_batch([(b"k", b"v")], [1])), 7)[0] == 0
+        tree.rename(tmp_path / "away")
+        if other:
+            with KlogBroker(tmp_path / "other", "--directories", str(tree), "--broker-id", "9"):
+                broker.wait_for_log("this broker belongs to")
+        else:
+            tree.mkdir()
+            client.request(apis.METADATA, 4, {"topics": [{"name": "unknown"}]})
+            broker.wait_for_log("names no cluster")
+        assert client.produce("there", bytes(make_batch([(b"k", b"w")], [2])), 7) == (0, 1)
+        assert (broker.data_dir / "there-0" / f"{0:020d}.log").stat().st_size
+        shutil.rmtree(tree)
+        (tmp_path / "away").rename(tree)
+        assert client.request(apis.CREATE_TOPICS, 2, {"topics": [_TOPIC | {"name": "next"}], "timeout_ms": 1000})
+    with KlogBroker(tmp_path, "--directories", str(tree)) as broker, RawClient(broker.port) as client:
+        assert client.produce("there", bytes(make_batch([(b"k", b"x")], [3])), 7) == (0, 2)
 
 
 def _codes(value: Any) -> list[int]:

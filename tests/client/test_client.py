@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka import Producer as ConfluentProducer
 from confluent_kafka.admin import AdminClient
 
@@ -387,13 +387,3 @@ def test_read_committed(server: Server) -> None:
         assert offset_range(cluster, topic, 0)[1] == end + 1
         assert offset_range(careful, topic, 0)[1] == end
     producers[0].abort_transaction(30)
-
-
-def test_a_transaction_of_confluent_is_refused_by_our_broker(tmp_path: Path) -> None:
-    with KlogBroker(tmp_path) as broker:
-        producer = ConfluentProducer(
-            {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "t", "log_level": 0}
-        )
-        with pytest.raises(Exception, match=r"not support|TIMED_OUT|UNSUPPORTED") as failed:
-            producer.init_transactions(3)
-        assert isinstance(failed.value.args[0], KafkaError)

@@ -64,7 +64,8 @@ def codes(value: object, path: str = "") -> dict[str, int]:
         return {key: code for at, entry in enumerate(value) for key, code in codes(entry, f"{path}[{at}]").items()}
     if not isinstance(value, dict):
         return {}
-    found = {path: value["error_code"]} if value.get("error_code") else {}
+    code = value.get("error_code") or value.get("partition_error_code")
+    found = {path: code} if code else {}
     for name, entry in value.items():
         found |= codes(entry, f"{path}.{name}" if path else name)
     return found
