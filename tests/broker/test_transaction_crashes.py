@@ -15,11 +15,7 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from spark_klog.broker.transactions.producer_ids import FileBlocks, TreeBlocks
-from spark_klog.directories.memory import MemoryTree
-from spark_klog.directories.paths import PRODUCER_IDS_PATH
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import DecodeError
 from spark_klog.protocol import apis
 from spark_klog.records.batch import iter_batches
 from spark_klog.records.batch_v2 import build_batch
@@ -197,7 +193,6 @@ def test_no_producer_id_is_given_twice(broker: KlogBroker) -> None:
         broker.start()
         found += _ids(broker.port, 3)
     assert len(set(found)) == len(found)
-    (broker.data_dir / "latest_producer_id_block").unlink()
 
 
 def test_ids_that_logs_know_are_not_given(broker: KlogBroker, topic: str) -> None:
@@ -210,24 +205,6 @@ def test_ids_that_logs_know_are_not_given(broker: KlogBroker, topic: str) -> Non
     (broker.data_dir / "latest_producer_id_block").unlink()
     broker.start()
     assert _ids(broker.port, 1) == [6]
-
-
-def test_blocks_of_producer_ids(tmp_path: Path) -> None:
-    """The node as Kafka 3.9 writes it, over two brokers that claim in turn."""
-    tree = MemoryTree()
-    first, second = TreeBlocks(tree, 0), TreeBlocks(tree.session(), 1)
-    assert first.claim(0) == range(1000)
-    assert tree.get(PRODUCER_IDS_PATH) == b'{"version":1,"broker":0,"block_start":"0","block_end":"999"}'
-    assert second.claim(0) == range(1000, 2000)
-    assert first.claim(2500) == range(2500, 3500)
-    assert tree.get(PRODUCER_IDS_PATH) == b'{"version":1,"broker":0,"block_start":"2500","block_end":"3499"}'
-    path = tmp_path / "ids"
-    assert FileBlocks(path, 0).claim(0) == range(1000)
-    assert FileBlocks(path, 0).claim(0) == range(1000, 2000)
-    for bad in (b"no JSON", b'{"block_end":"-1"}', b'{"block_end":7}', b'{"block_end":"' + b"9" * 30 + b'"}'):
-        path.write_bytes(bad)
-        with pytest.raises(DecodeError):
-            FileBlocks(path, 0).claim(0)
 
 
 def test_a_transaction_over_several_brokers(make_cluster: Callable[..., EmbeddedCluster], topic: str) -> None:
@@ -272,6 +249,49 @@ def _soon(servers: str, topic: str, partitions: dict[int, int], count: int) -> l
         if all(len(values) >= count for values in found) or time.monotonic() > deadline:
             return found
         time.sleep(0.1)
+
+
+@pytest.mark.peer
+def test_kafkas_tool_finds_and_aborts_transactions(broker: KlogBroker, topic: str) -> None:
+    """TransactionsCommand of 3.9.1: list, describe-producers, and abort of one that hangs."""
+    kafka = Kafka("3.9.1", broker.data_dir.parent / "kafka")
+
+    def tool(*arguments: str) -> list[list[str]]:
+        words = ("--bootstrap-server", broker.bootstrap_servers, *arguments)
+        done = kafka.tool("org.apache.kafka.tools.TransactionsCommand", *words)
+        assert done.returncode == 0, done.stderr
+        return [line.split() for line in done.stdout.splitlines()[1:]]
+
+    _create(broker.bootstrap_servers, topic)
+    with ConfluentClient(broker.bootstrap_servers) as client:
+        client.ask("open", "p", "transactional.id=hangs")
+        client.ask("init", "p")
+        client.ask("begin", "p")
+        client.ask("send", "p", topic, "0", "x")
+        ((listed, coordinator, producer_id, state),) = tool("list")
+        assert (listed, coordinator, state) == ("hangs", "0", "Ongoing")
+        place = ("--topic", topic, "--partition", "0")
+        (active,) = tool("describe-producers", *place)
+        assert (active[0], active[-1]) == (producer_id, "0")
+        tool("abort", *place, "--start-offset", "0")
+    assert by_confluent(broker.bootstrap_servers, topic, 0) == []
+
+
+def test_a_damaged_log_of_transactions_is_not_served(broker: KlogBroker, topic: str) -> None:
+    """Else its ids would begin anew, with epochs that fence nobody."""
+    _create(broker.bootstrap_servers, topic, 2)
+    _transaction(broker.bootstrap_servers, "commit", topic)
+    broker.stop()
+    path = _log_file(broker, "__transaction_state-0")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    broker.start()
+    with RawClient(broker.port) as raw:
+        request = {"transactional_id": "cut", "transaction_timeout_ms": 1000}
+        answer = raw.request(apis.INIT_PRODUCER_ID, 1, request)
+    assert answer["error_code"] in (14, 15)
+    broker.wait_for_log("can't be read, and are not served")
 
 
 @pytest.mark.peer

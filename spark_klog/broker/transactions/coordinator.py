@@ -73,6 +73,8 @@ class TransactionCoordinator:
         self._transactions: dict[str, Transaction] = {}
         #: Of those that are prepared: where markers are still missing.
         self._missing: dict[str, set[TopicPartition]] = {}
+        #: Partitions of __transaction_state that can't be read: their ids would lose their epochs.
+        self._unread: set[int] = set()
         self._is_due = asyncio.Event()
         self.is_loading = True
 
@@ -94,7 +96,7 @@ class TransactionCoordinator:
         if not self._broker.registry.leads(TRANSACTIONS_TOPIC, partition):
             return ErrorCode.NOT_COORDINATOR
         log = self._broker.logs.get(TRANSACTIONS_TOPIC, partition)
-        if log is None:
+        if log is None or partition in self._unread:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self.is_loading else log
 
@@ -267,8 +269,10 @@ class TransactionCoordinator:
                 else:
                     await asyncio.to_thread(_read, log, found)
             except (KlogError, OSError) as error:
-                _log.error("transactions of %s can't be read: %s", log.directory, error)
-            self._transactions |= found
+                _log.error("transactions of %s can't be read, and are not served: %s", log.directory, error)
+                self._unread.add(log.partition)
+            else:
+                self._transactions |= found
         self.is_loading = False
         for transaction in list(self._transactions.values()):
             if transaction.is_prepared and (log_of := self._log(transaction.transactional_id)) is not None:
@@ -284,6 +288,7 @@ class TransactionCoordinator:
     def forget_all(self) -> None:
         """__transaction_state was deleted."""
         self._transactions.clear()
+        self._unread.clear()
         self._missing.clear()
 
     def highest_producer_id(self) -> int:
