@@ -1,18 +1,22 @@
 """Every client against our broker: each creates a topic, writes it with every codec, and reads what each other wrote.
 
-What a client is expected to do stands in its class in tests/support/clients. Partitions are assigned: no groups.
+What a client is expected to do stands in its class in tests/support/clients. Partitions are assigned there; then two of
+each client share a topic as a group.
 """
 
 from __future__ import annotations
 
 import io
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import kafka.errors
 import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 from kafka.record import MemoryRecords
 
@@ -133,7 +137,8 @@ def _stored(servers: str, topic: str, partition: int) -> list[Stored]:
 
 @pytest.fixture(scope="module")
 def cluster(module_server_dir: object) -> Iterator[EmbeddedCluster]:
-    with EmbeddedCluster(data_dir=f"{module_server_dir}/cluster", settings={"num.partitions": str(PARTITIONS)}) as made:
+    settings = {"num.partitions": str(PARTITIONS), "group.initial.rebalance.delay.ms": "0"}
+    with EmbeddedCluster(data_dir=f"{module_server_dir}/cluster", settings=settings) as made:
         yield made
 
 
@@ -218,6 +223,79 @@ def _consumed(
     for partition, start in starts.items():
         assert [seen.offset for seen in found[partition]] == list(range(start, start + len(found[partition])))
     return {partition: [seen.record for seen in lines] for partition, lines in found.items()}
+
+
+class Share:
+    """Two members of a group, and what has come to each."""
+
+    def __init__(self, client: Client, topic: str) -> None:
+        self.members = [client.member(topic, topic), client.member(topic, topic)]
+        self.has: list[set[int]] = [set(), set()]
+        self.seen: list[list[tuple[int, int]]] = [[], []]
+
+    def poll(self, number: int) -> None:
+        self.has[number], came = self.members[number].poll(0.2)
+        self.seen[number] += came
+
+    def wait(self, is_so: Callable[[], bool], *numbers: int) -> None:
+        """Poll them until then: side by side, as a poll may last as long as a rebalance."""
+        deadline = time.monotonic() + 60
+        with ThreadPoolExecutor() as threads:
+            while not is_so():
+                assert time.monotonic() < deadline, (self.has, self.seen)
+                list(threads.map(self.poll, numbers))
+
+    def take(self) -> list[list[tuple[int, int]]]:
+        seen, self.seen = self.seen, [[], []]
+        return [sorted(lines) for lines in seen]
+
+
+@pytest.mark.parametrize("kind", [_row(kind) for kind in ALL if kind.has_groups])
+def test_two_of_a_group_share_a_topic(matrix: Matrix, kind: type[Client]) -> None:
+    """One leaves: the other takes over from where that has committed."""
+    client, topic = matrix.client(kind), f"group-of-{kind.__name__}"
+    admin = AdminClient({"bootstrap.servers": matrix.servers})
+    admin.create_topics([NewTopic(topic, 4, 1)])[topic].result(30)
+    producer = Producer({"bootstrap.servers": matrix.servers})
+
+    def produce() -> None:
+        for number in range(40):
+            producer.produce(topic, b"value", partition=number % 4)
+        assert producer.flush(30) == 0
+
+    produce()
+    share = Share(client, topic)
+    # some clients read before the other one has come: what they have not committed comes again
+    share.wait(lambda: all(len(has) == 2 for has in share.has) and not set.intersection(*share.has), 0, 1)
+    share.wait(lambda: {line for seen in share.seen for line in seen} == _lines(range(4), 0, 10), 0, 1)
+    time.sleep(0.3)
+    for number, member in enumerate(share.members):
+        share.poll(number)
+        member.commit()
+    share.take()
+    produce()
+    share.wait(lambda: sum(map(len, share.seen)) >= 40, 0, 1)
+    first, second = share.take()
+    assert (set(first), set(second)) == (_lines(share.has[0], 10, 20), _lines(share.has[1], 10, 20))
+    assert len(first) == len(second) == 20
+    share.members[0].commit()
+    share.members[1].leave()
+    share.wait(lambda: len(share.has[0]) == 4, 0)
+    produce()
+    uncommitted = [] if client.commits_when_leaving else second
+    share.wait(lambda: len(share.seen[0]) >= 40 + len(uncommitted), 0)
+    assert share.take()[0] == sorted([*uncommitted, *_lines(range(4), 20, 30)])
+    share.members[0].commit()
+    share.members[0].leave()
+    # and what was committed is what another client finds
+    reader = Consumer({"bootstrap.servers": matrix.servers, "group.id": topic})
+    places = reader.committed([TopicPartition(topic, partition) for partition in range(4)], 30)
+    reader.close()
+    assert [place.offset for place in places] == [30] * 4
+
+
+def _lines(partitions: Iterable[int], start: int, end: int) -> set[tuple[int, int]]:
+    return {(partition, offset) for partition in partitions for offset in range(start, end)}
 
 
 @pytest.mark.parametrize("version", range(apis.API_VERSIONS.versions.first, apis.API_VERSIONS.versions.last + 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.clients.aio import AioKafka
-from tests.support.clients.client import CODECS, Client, Record, Seen, as_magic
+from tests.support.clients.client import CODECS, Client, Member, Record, Seen, as_magic
 from tests.support.clients.confluent import Confluent, ConfluentAs082, ConfluentAs090
 from tests.support.clients.franz_go import FranzGo
 from tests.support.clients.java import Java0102, Java39, Java41
@@ -11,7 +11,7 @@ from tests.support.clients.kafka_js import KafkaJs
 from tests.support.clients.kafka_python import KafkaPython
 from tests.support.clients.kcat import Kcat
 
-__all__ = ["ALL", "CODECS", "Client", "Record", "Seen", "as_magic"]
+__all__ = ["ALL", "CODECS", "Client", "Member", "Record", "Seen", "as_magic"]
 
 ALL: tuple[type[Client], ...] = (
     Kcat,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from tests.support.clients.client import SECONDS, Client, Record, Seen
+from tests.support.clients.client import SECONDS, Client, Member, Record, Seen
+
+_T = TypeVar("_T")
 
 
 class AioKafka(Client):
@@ -25,6 +29,9 @@ class AioKafka(Client):
 
     def offset_at(self, topic: str, partition: int, timestamp: int) -> int:
         return asyncio.run(self._offset_at(topic, partition, timestamp))
+
+    def member(self, topic: str, group: str) -> Member:
+        return _Member(self.servers, topic, group)
 
     async def _create(self, topic: str, partitions: int) -> None:
         admin = AIOKafkaAdminClient(bootstrap_servers=self.servers)
@@ -70,3 +77,43 @@ class AioKafka(Client):
             consumer.assign([place])
             found = (await consumer.offsets_for_times({place: timestamp}))[place]
         return -1 if found is None else found.offset
+
+
+class _Member(Member):
+    """It sends heartbeats by a loop that goes on between the calls."""
+
+    def __init__(self, servers: str, topic: str, group: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._consumer = self._do(self._started(servers, topic, group))
+
+    def _do(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(SECONDS)
+
+    @staticmethod
+    async def _started(servers: str, topic: str, group: str) -> AIOKafkaConsumer:
+        consumer = AIOKafkaConsumer(
+            topic,
+            bootstrap_servers=servers,
+            group_id=group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            heartbeat_interval_ms=200,
+        )
+        await consumer.start()
+        return consumer
+
+    def poll(self, seconds: float) -> tuple[set[int], list[tuple[int, int]]]:
+        polled = self._do(self._consumer.getmany(timeout_ms=int(seconds * 1000)))
+        found = [(record.partition, record.offset) for records in polled.values() for record in records]
+        return {place.partition for place in self._consumer.assignment()}, found
+
+    def commit(self) -> None:
+        self._do(self._consumer.commit())
+
+    def leave(self) -> None:
+        self._do(self._consumer.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(SECONDS)
+        self._loop.close()

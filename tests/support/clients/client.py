@@ -28,6 +28,22 @@ class Seen(NamedTuple):
     record: Record
 
 
+class Member(ABC):
+    """A member of a group, that subscribes to one topic and commits when it is told to."""
+
+    @abstractmethod
+    def poll(self, seconds: float) -> tuple[set[int], list[tuple[int, int]]]:
+        """What comes in that time: (the partitions that it has at the end, (partition, offset) of each record)."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Commit what `poll` has returned; that is durable when this returns."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Leave the group without another commit, and end."""
+
+
 def as_magic(record: Record, magic: int) -> Record:
     """What the format keeps: headers came with magic 2 (KIP-82), timestamps with magic 1 (KIP-32)."""
     if magic < 2:
@@ -49,6 +65,10 @@ class Client(ABC):
     sets_timestamps: ClassVar[bool] = True
     #: Whether it finds offsets by time.
     finds_times: ClassVar[bool] = True
+    #: Whether it joins groups.
+    has_groups: ClassVar[bool] = True
+    #: Whether a member that leaves commits what it has read, asked or not.
+    commits_when_leaving: ClassVar[bool] = False
     #: Whether it writes header values that are null; else they are empty.
     has_null_headers: ClassVar[bool] = True
 
@@ -70,6 +90,10 @@ class Client(ABC):
     def offset_at(self, topic: str, partition: int, timestamp: int) -> int:
         """The first offset whose timestamp is not less; -1 or, as some clients have it, the end where none is."""
         raise NotImplementedError(f"{self.name} does not look up times")
+
+    def member(self, topic: str, group: str) -> Member:
+        """A new member, which reads from the beginning where nothing is committed."""
+        raise NotImplementedError(f"{self.name} joins no groups")
 
     def close(self) -> None:  # noqa: B027 - most have nothing to end
         """End its connections and processes."""

@@ -9,7 +9,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaException, M
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic  # the stubs of .admin do not export it
 
-from tests.support.clients.client import NO_TIMESTAMP, SECONDS, Client, Record, Seen
+from tests.support.clients.client import NO_TIMESTAMP, SECONDS, Client, Member, Record, Seen
 
 
 class Confluent(Client):
@@ -58,11 +58,39 @@ class Confluent(Client):
             raise KafkaException(found.error)
         return found.offset
 
+    def member(self, topic: str, group: str) -> Member:
+        settings = {"enable.auto.commit": False, "auto.offset.reset": "earliest", "heartbeat.interval.ms": 200}
+        return _Member(Consumer(self._configured(**{"group.id": group, **settings})), topic)
+
     def _consumer(self) -> Consumer:
         return Consumer(self._configured(**{"group.id": "unused", "enable.auto.commit": False, "check.crcs": True}))
 
     def _configured(self, **more: object) -> dict[str, object]:
         return {"bootstrap.servers": self.servers, **self.settings, **more}
+
+
+class _Member(Member):
+    def __init__(self, consumer: Consumer, topic: str) -> None:
+        self._consumer = consumer
+        self._next: dict[int, TopicPartition] = {}
+        consumer.subscribe([topic])
+
+    def poll(self, seconds: float) -> tuple[set[int], list[tuple[int, int]]]:
+        found = []
+        for message in self._consumer.consume(1000, seconds):
+            seen = _seen(message)
+            found.append((seen.partition, seen.offset))
+            self._next[seen.partition] = TopicPartition(message.topic() or "", seen.partition, seen.offset + 1)
+        return {place.partition for place in self._consumer.assignment()}, found
+
+    def commit(self) -> None:
+        mine = {place.partition for place in self._consumer.assignment()}
+        self._consumer.commit(
+            offsets=[place for partition, place in self._next.items() if partition in mine], asynchronous=False
+        )
+
+    def leave(self) -> None:
+        self._consumer.close()
 
 
 class _Old(Confluent):
@@ -79,6 +107,7 @@ class _Old(Confluent):
 
 class ConfluentAs082(_Old):
     name = "librdkafka as of 0.8.2"
+    has_groups = False
     settings = {"api.version.request": "false", "broker.version.fallback": "0.8.2"}
 
 

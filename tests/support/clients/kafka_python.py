@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import kafka
 
-from tests.support.clients.client import NO_TIMESTAMP, SECONDS, Client, Record, Seen
+from tests.support.clients.client import NO_TIMESTAMP, SECONDS, Client, Member, Record, Seen
 
 
 class KafkaPython(Client):
@@ -57,7 +57,36 @@ class KafkaPython(Client):
         consumer.close()
         return -1 if found is None else int(found.offset)
 
+    def member(self, topic: str, group: str) -> Member:
+        return _Member(
+            kafka.KafkaConsumer(
+                topic,
+                bootstrap_servers=self.servers,
+                group_id=group,
+                enable_auto_commit=False,
+                auto_offset_reset="earliest",
+                heartbeat_interval_ms=200,
+                fetch_max_wait_ms=50,
+            )
+        )
+
     def _consumer(self) -> kafka.KafkaConsumer:
         return kafka.KafkaConsumer(
             bootstrap_servers=self.servers, consumer_timeout_ms=SECONDS * 1000, check_crcs=True, group_id=None
         )
+
+
+class _Member(Member):
+    def __init__(self, consumer: kafka.KafkaConsumer) -> None:
+        self._consumer = consumer
+
+    def poll(self, seconds: float) -> tuple[set[int], list[tuple[int, int]]]:
+        polled = self._consumer.poll(timeout_ms=int(seconds * 1000))
+        found = [(record.partition, record.offset) for records in polled.values() for record in records]
+        return {place.partition for place in self._consumer.assignment()}, found
+
+    def commit(self) -> None:
+        self._consumer.commit()
+
+    def leave(self) -> None:
+        self._consumer.close(autocommit=False)

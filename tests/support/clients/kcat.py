@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import select
+import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from tests.support.clients.client import Client, Record, Seen
-from tests.support.tools import kcat
+from tests.support.clients.client import SECONDS, Client, Member, Record, Seen
+from tests.support.tools import kcat, kcat_path
 
 _KEY, _END = b"|key|", b"|end|"
+_REBALANCED = re.compile(rb"rebalanced .*?: (assigned|revoked):?(.*)")
+_PARTITION = re.compile(rb"\[(\d+)\]")
 _FIELDS = re.compile(rb"@(\d+) (\d+) (-?\d+) (-?\d+) (-?\d+) ([^\n]*)\n")
 
 
@@ -17,6 +23,7 @@ class Kcat(Client):
     name = "kcat"
     has_admin = False
     sets_timestamps = False
+    commits_when_leaving = True
     has_null_headers = False
 
     def create(self, topic: str, partitions: int) -> None:
@@ -52,6 +59,52 @@ class Kcat(Client):
     def offset_at(self, topic: str, partition: int, timestamp: int) -> int:
         answer = kcat("-Q", "-b", self.servers, "-t", f"{topic}:{partition}:{timestamp}")
         return int(answer.split()[-1])
+
+    def member(self, topic: str, group: str) -> Member:
+        return _Member(self.servers, topic, group)
+
+
+class _Member(Member):
+    """A process that commits by itself, ten times a second."""
+
+    def __init__(self, servers: str, topic: str, group: str) -> None:
+        settings = ("auto.offset.reset=earliest", "auto.commit.interval.ms=100", "heartbeat.interval.ms=200")
+        options = [word for setting in settings for word in ("-X", setting)]
+        self._process = subprocess.Popen(
+            [kcat_path(), "-b", servers, *options, "-u", "-f", r"%p,%o\n", "-G", group, topic],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._partitions: set[int] = set()
+        self._rest = {True: b"", False: b""}
+
+    def poll(self, seconds: float) -> tuple[set[int], list[tuple[int, int]]]:
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        found: list[tuple[int, int]] = []
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            readable, _, _ = select.select([self._process.stdout, self._process.stderr], [], [], left)
+            for pipe in readable:
+                is_output = pipe is self._process.stdout
+                *lines, self._rest[is_output] = (self._rest[is_output] + os.read(pipe.fileno(), 65536)).split(b"\n")
+                for line in lines:
+                    if is_output:
+                        partition, offset = line.split(b",")
+                        found.append((int(partition), int(offset)))
+                    elif assigned := _REBALANCED.search(line):
+                        places = {int(number) for number in _PARTITION.findall(assigned.group(2))}
+                        self._partitions = places if assigned.group(1) == b"assigned" else set()
+        return self._partitions, found
+
+    def commit(self) -> None:
+        time.sleep(0.5)
+
+    def leave(self) -> None:
+        self._process.terminate()
+        self._process.communicate(timeout=SECONDS)
 
 
 def _has_nulls(record: Record) -> bool:

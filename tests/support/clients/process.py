@@ -6,6 +6,10 @@ A request is a line of words, the answer is a line that begins with `ok` or `err
     produce TOPIC PARTITION CODEC RECORD...     ok OFFSET...
     consume TOPIC COUNT PARTITION:OFFSET...     ok PARTITION,OFFSET,RECORD...
     offset-at TOPIC PARTITION TIMESTAMP         ok OFFSET
+    join TOPIC GROUP                            ok    (one member a process)
+    poll MILLISECONDS                           ok PARTITION... | PARTITION,OFFSET...    (what it has, what came)
+    commit                                      ok
+    leave                                       ok
 
     RECORD is TIMESTAMP,KEY,VALUE followed by ,NAME:VALUE for each header. Bytes, and header names as UTF-8, are in
     base64; `-` is null, `=` is empty. The process ends with its standard input.
@@ -20,7 +24,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.support.clients.client import SECONDS, Client, Record, Seen
+from tests.support.clients.client import SECONDS, Client, Member, Record, Seen
 from tests.support.maven import RegistryUnreachable
 
 #: A client may be patient itself; then this is to be the second to give up.
@@ -42,19 +46,23 @@ class ProcessClient(Client):
         """The command line, to which the servers are appended, and the environment."""
 
     def create(self, topic: str, partitions: int) -> None:
-        self._ask("create", topic, str(partitions))
+        self.ask("create", topic, str(partitions))
 
     def produce(self, topic: str, partition: int, codec: str, records: Sequence[Record]) -> list[int]:
         words = [_record_word(record) for record in records]
-        return [int(word) for word in self._ask("produce", topic, str(partition), codec, *words)]
+        return [int(word) for word in self.ask("produce", topic, str(partition), codec, *words)]
 
     def consume(self, topic: str, starts: Mapping[int, int], count: int) -> list[Seen]:
         places = [f"{partition}:{offset}" for partition, offset in starts.items()]
-        return [_seen(word) for word in self._ask("consume", topic, str(count), *places)]
+        return [_seen(word) for word in self.ask("consume", topic, str(count), *places)]
 
     def offset_at(self, topic: str, partition: int, timestamp: int) -> int:
-        (offset,) = self._ask("offset-at", topic, str(partition), str(timestamp))
+        (offset,) = self.ask("offset-at", topic, str(partition), str(timestamp))
         return int(offset)
+
+    def member(self, topic: str, group: str) -> Member:
+        """In a process of its own."""
+        return _Member(type(self)(self.servers), topic, group)
 
     def close(self) -> None:
         process, self._process = self._process, None
@@ -70,7 +78,8 @@ class ProcessClient(Client):
             process.wait()
         process.stdout.close()
 
-    def _ask(self, *words: str) -> list[str]:
+    def ask(self, *words: str) -> list[str]:
+        """Send a request; the words of its answer. `ClientFailed` where it is an error, or does not come."""
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -101,6 +110,24 @@ class ProcessClient(Client):
             start_new_session=True,
         )
         return self._process
+
+
+class _Member(Member):
+    def __init__(self, client: ProcessClient, topic: str, group: str) -> None:
+        self._client = client
+        client.ask("join", topic, group)
+
+    def poll(self, seconds: float) -> tuple[set[int], list[tuple[int, int]]]:
+        has, _, came = " ".join(self._client.ask("poll", str(int(seconds * 1000)))).partition("|")
+        records = [word.split(",") for word in came.split()]
+        return {int(word) for word in has.split()}, [(int(partition), int(offset)) for partition, offset in records]
+
+    def commit(self) -> None:
+        self._client.ask("commit")
+
+    def leave(self) -> None:
+        self._client.ask("leave")
+        self._client.close()
 
 
 def _word(data: bytes | None) -> str:

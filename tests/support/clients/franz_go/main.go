@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -45,6 +46,17 @@ func main() {
 func answer(servers kgo.Opt, words []string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
+	switch words[0] {
+	case "join":
+		return nil, joined.join(servers, words[1], words[2])
+	case "poll":
+		return joined.poll(words[1])
+	case "commit":
+		return nil, joined.client.CommitUncommittedOffsets(ctx)
+	case "leave":
+		joined.client.Close()
+		return nil, nil
+	}
 	topic, rest := words[1], words[2:]
 	switch words[0] {
 	case "create":
@@ -137,6 +149,67 @@ func consume(ctx context.Context, servers kgo.Opt, topic, count string, places [
 		fetches.EachRecord(func(record *kgo.Record) { found = append(found, printed(record)) })
 	}
 	return found, nil
+}
+
+// member is the process's member of a group.
+type member struct {
+	client *kgo.Client
+	lock   sync.Mutex
+	has    map[int32]bool
+}
+
+var joined = &member{has: map[int32]bool{}}
+
+func (m *member) join(servers kgo.Opt, topic, group string) (err error) {
+	change := func(has bool) func(context.Context, *kgo.Client, map[string][]int32) {
+		return func(_ context.Context, _ *kgo.Client, places map[string][]int32) {
+			m.lock.Lock()
+			defer m.lock.Unlock()
+			for _, partition := range places[topic] {
+				if has {
+					m.has[partition] = true
+				} else {
+					delete(m.has, partition)
+				}
+			}
+		}
+	}
+	m.client, err = kgo.NewClient(
+		servers,
+		kgo.ConsumerGroup(group),
+		kgo.ConsumeTopics(topic),
+		kgo.DisableAutoCommit(),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+		kgo.HeartbeatInterval(200*time.Millisecond),
+		kgo.OnPartitionsAssigned(change(true)),
+		kgo.OnPartitionsRevoked(change(false)),
+		kgo.OnPartitionsLost(change(false)),
+	)
+	return err
+}
+
+func (m *member) poll(milliseconds string) ([]string, error) {
+	count, err := strconv.Atoi(milliseconds)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(count)*time.Millisecond)
+	defer cancel()
+	fetches := m.client.PollFetches(ctx)
+	if err := fetches.Err(); err != nil && ctx.Err() == nil {
+		return nil, err
+	}
+	m.lock.Lock()
+	defer m.lock.Unlock()
+	var words []string
+	for partition := range m.has {
+		words = append(words, strconv.Itoa(int(partition)))
+	}
+	words = append(words, "|")
+	fetches.EachRecord(func(record *kgo.Record) {
+		words = append(words, fmt.Sprintf("%d,%d", record.Partition, record.Offset))
+	})
+	return words, nil
 }
 
 func offsetAt(ctx context.Context, servers kgo.Opt, topic, partition, timestamp string) ([]string, error) {

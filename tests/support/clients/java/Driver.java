@@ -27,6 +27,7 @@ public final class Driver {
 
     private final String servers;
     private final KafkaConsumer<byte[], byte[]> consumer;
+    private KafkaConsumer<byte[], byte[]> member;
 
     private Driver(String servers) {
         this.servers = servers;
@@ -65,8 +66,19 @@ public final class Driver {
     }
 
     private List<String> answer(String[] words) throws Exception {
-        String topic = words[1];
+        String topic = words.length > 1 ? words[1] : "";
         switch (words[0]) {
+            case "join":
+                join(topic, words[2]);
+                return Collections.emptyList();
+            case "poll":
+                return poll(Integer.parseInt(words[1]));
+            case "commit":
+                member.commitSync();
+                return Collections.emptyList();
+            case "leave":
+                member.close();
+                return Collections.emptyList();
             case "create":
                 Features.create(servers, topic, Integer.parseInt(words[2]));
                 return Collections.emptyList();
@@ -129,6 +141,31 @@ public final class Driver {
             }
         }
         return found;
+    }
+
+    private void join(String topic, String group) {
+        Properties settings = settings(servers);
+        settings.put("group.id", group);
+        settings.put("enable.auto.commit", "false");
+        settings.put("auto.offset.reset", "earliest");
+        settings.put("heartbeat.interval.ms", "200");
+        settings.put("fetch.max.wait.ms", "50");
+        member = new KafkaConsumer<>(settings, new ByteArrayDeserializer(), new ByteArrayDeserializer());
+        member.subscribe(Collections.singletonList(topic));
+    }
+
+    private List<String> poll(int milliseconds) {
+        List<String> found = new ArrayList<>();
+        for (ConsumerRecord<byte[], byte[]> record : Features.poll(member, milliseconds)) {
+            found.add(record.partition() + "," + record.offset());
+        }
+        List<String> words = new ArrayList<>();
+        for (TopicPartition partition : member.assignment()) {
+            words.add(Integer.toString(partition.partition()));
+        }
+        words.add("|");
+        words.addAll(found);
+        return words;
     }
 
     private List<String> offsetAt(TopicPartition partition, long timestamp) {

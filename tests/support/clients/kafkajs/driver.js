@@ -102,6 +102,10 @@ async function consume(topic, count, places) {
 }
 
 const REQUESTS = {
+  join: (topic, group) => join(topic, group),
+  poll: milliseconds => poll(milliseconds),
+  commit: () => commit(),
+  leave: () => leave(),
   create: async (topic, partitions) => {
     const wanted = { topic, numPartitions: Number(partitions), replicationFactor: 1 }
     if (!(await admin.createTopics({ topics: [wanted], waitForLeaders: true }))) {
@@ -119,6 +123,49 @@ const REQUESTS = {
     const found = await admin.fetchTopicOffsetsByTimestamp(topic, Number(timestamp))
     return [found.find(entry => entry.partition === Number(partition)).offset]
   },
+}
+
+// The process's member of a group: what it has, what came since the last poll, and where it goes on.
+const member = { consumer: null, topic: '', has: [], came: [], next: new Map() }
+
+async function join(topic, groupId) {
+  const settings = { sessionTimeout: 30000, heartbeatInterval: 200, maxWaitTimeInMs: 50 }
+  member.consumer = kafka.consumer({ groupId, ...settings })
+  member.topic = topic
+  member.consumer.on(member.consumer.events.GROUP_JOIN, ({ payload }) => {
+    member.has = payload.memberAssignment[topic] || []
+  })
+  member.consumer.on(member.consumer.events.REBALANCING, () => (member.has = []))
+  await member.consumer.connect()
+  await member.consumer.subscribe({ topics: [topic], fromBeginning: true })
+  await member.consumer.run({
+    autoCommit: false,
+    eachMessage: async ({ partition, message }) => {
+      member.came.push(`${partition},${message.offset}`)
+      member.next.set(partition, (BigInt(message.offset) + 1n).toString())
+    },
+  })
+  return []
+}
+
+async function poll(milliseconds) {
+  const deadline = Date.now() + Number(milliseconds)
+  while (!member.came.length && Date.now() < deadline) {
+    await new Promise(resolve => setTimeout(resolve, 20))
+  }
+  return [...member.has, '|', ...member.came.splice(0)]
+}
+
+async function commit() {
+  const { topic, has, next } = member
+  const mine = has.filter(partition => next.has(partition))
+  await member.consumer.commitOffsets(mine.map(partition => ({ topic, partition, offset: next.get(partition) })))
+  return []
+}
+
+async function leave() {
+  await member.consumer.disconnect()
+  return []
 }
 
 async function main() {
