@@ -1,0 +1,124 @@
+"""Offsets in ZooKeeper, by requests and consumers of before Kafka 0.9; and how a group of theirs moves to Kafka.
+
+The requests are put to Apache Kafka 0.10.2.2 as well: there it is the test that is tested.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from kazoo.client import KazooClient
+
+from tests.support.broker import KlogBroker
+from tests.support.kafka import Kafka
+from tests.support.klog import klog_lines, klog_refusal
+from tests.support.raw_client import RawClient
+from tests.support.shared_tree import create_topic, known_brokers, old_tool, wait_for
+
+pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore:No chroot path exists")]
+
+MakeBroker = Callable[..., KlogBroker]
+OFFSET_COMMIT, OFFSET_FETCH = 8, 9
+UNKNOWN_TOPIC_OR_PARTITION = 3
+
+
+def _string(text: str) -> bytes:
+    return struct.pack(">h", len(text)) + text.encode()
+
+
+def _request(client: RawClient, key: int, group: str, topic: str, partitions: bytes) -> bytes:
+    """The partition's part of the answer to a request of version 0 for one partition."""
+    header = struct.pack(">hhi", key, 0, 5) + _string("old")
+    client.send_frame(header + _string(group) + struct.pack(">i", 1) + _string(topic) + partitions)
+    answer = client.receive_frame()
+    start = struct.pack(">ii", 5, 1) + _string(topic) + struct.pack(">i", 1)
+    assert answer.startswith(start)
+    return answer[len(start) :]
+
+
+def commit(client: RawClient, group: str, topic: str, partition: int, offset: int) -> int:
+    body = struct.pack(">iiq", 1, partition, offset) + _string("metadata")
+    number, code = struct.unpack(">ih", _request(client, OFFSET_COMMIT, group, topic, body))
+    assert number == partition
+    return int(code)
+
+
+def fetch(client: RawClient, group: str, topic: str, partition: int) -> tuple[int, int]:
+    """(offset, error code)."""
+    answer = _request(client, OFFSET_FETCH, group, topic, struct.pack(">ii", 1, partition))
+    number, offset, metadata, code = struct.unpack(">iqhh", answer)
+    assert (number, metadata) == (partition, 0)
+    return offset, code
+
+
+@pytest.fixture(params=["ours", "0.10.2.2"])
+def place(
+    request: pytest.FixtureRequest, server_dir: Path, tree: KazooClient, make_broker: MakeBroker
+) -> Iterator[tuple[str, KazooClient]]:
+    """A broker's address and its ZooKeeper."""
+    if request.param == "ours":
+        yield make_broker(0).bootstrap_servers, tree
+        return
+    with Kafka("0.10.2.2", server_dir / "kafka") as kafka:
+        client = KazooClient(kafka.zookeeper_connect)
+        client.start()
+        yield kafka.bootstrap_servers, client
+        client.stop()
+        client.close()
+
+
+def test_requests_of_version_0(place: tuple[str, KazooClient]) -> None:
+    servers, tree = place
+    create_topic(servers, "t", 2)
+    with RawClient(int(servers.split(":")[1])) as client:
+        assert fetch(client, "g", "t", 0) == (-1, UNKNOWN_TOPIC_OR_PARTITION)
+        assert commit(client, "g", "t", 0, 42) == 0
+        assert fetch(client, "g", "t", 0) == (42, 0)
+        assert tree.get("/consumers/g/offsets/t/0")[0] == b"42"
+        assert commit(client, "g", "t", 0, 7) == 0
+        tree.create("/consumers/g/offsets/t/1", b"9")
+        assert (fetch(client, "g", "t", 0), fetch(client, "g", "t", 1)) == ((7, 0), (9, 0))
+        assert commit(client, "g", "missing", 0, 1) == UNKNOWN_TOPIC_OR_PARTITION
+        assert sorted(tree.get_children("/consumers/g/offsets")) == ["t"]
+        assert fetch(client, "other", "t", 0) == (-1, UNKNOWN_TOPIC_OR_PARTITION)
+
+
+def test_a_group_of_old_consumers_moves_to_kafka(tree: KazooClient, chroot: str, make_broker: MakeBroker) -> None:
+    """By the steps of the 1.0 documentation, with the consumer of Kafka 0.10.2.2 that has these settings."""
+    servers = make_broker(0).bootstrap_servers
+    wait_for(lambda: known_brokers(servers) == 1)
+    create_topic(servers, "t", 1)
+    producer = Producer({"bootstrap.servers": servers, "log_level": 0})
+    for number in range(20):
+        producer.produce("t", str(number))
+    assert producer.flush(20) == 0
+    zookeeper, coordinator = f"zookeeper://{chroot}", f"kafka://{servers}"
+
+    def consume(count: int, **settings: str) -> list[int]:
+        given = {"group.id": "old", **{name.replace("_", "."): value for name, value in settings.items()}}
+        properties = [word for name, value in given.items() for word in ("--consumer-property", f"{name}={value}")]
+        arguments = ["--topic", "t", "--max-messages", str(count), *properties]
+        return [int(line) for line in old_tool("kafka.tools.ConsoleConsumer", chroot, *arguments).splitlines()]
+
+    def stored(store: str) -> list[int]:
+        return [line["offset"] for line in klog_lines("offsets", "show", "--group", "old", "--from", store)]
+
+    to = ("offsets", "set", "--group", "old", "--to", zookeeper, "--bootstrap-server", servers, "--topic", "t")
+    assert [line["written"] for line in klog_lines(*to, "--to-offset", "3")] == [True]
+    assert consume(4, offsets_storage="zookeeper") == [3, 4, 5, 6]
+    assert stored(zookeeper) == [7]
+    assert "holds no offsets" in klog_refusal("offsets", "show", "--group", "old", "--from", coordinator)
+    assert consume(3, offsets_storage="kafka", dual_commit_enabled="true") == [7, 8, 9]
+    assert stored(zookeeper) == stored(coordinator) == [10]
+    assert consume(2, offsets_storage="kafka", dual_commit_enabled="false") == [10, 11]
+    assert (stored(zookeeper), stored(coordinator)) == ([10], [12])
+    # what their tool makes of it; and the way back, by a copy
+    told = old_tool("kafka.tools.ConsumerOffsetChecker", chroot, "--group", "old", "--topic", "t")
+    assert told.splitlines()[-1].split()[:6] == ["old", "t", "0", "12", "20", "8"]
+    copied = klog_lines("offsets", "copy", "--group", "old", "--from", coordinator, "--to", zookeeper)
+    assert [(line["old"], line["new"]) for line in copied] == [(10, 12)]
+    assert consume(1, offsets_storage="zookeeper") == [12]
