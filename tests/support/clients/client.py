@@ -81,7 +81,10 @@ class Client(ABC):
 
     @abstractmethod
     def produce(self, topic: str, partition: int, codec: str, records: Sequence[Record]) -> list[int] | None:
-        """Produce with acks=all, without idempotence; the offsets acknowledged, None where the client does not tell."""
+        """Produce with acks=all, idempotent where that is the default.
+
+        The offsets acknowledged, None where the client does not tell.
+        """
 
     @abstractmethod
     def consume(self, topic: str, starts: Mapping[int, int], count: int) -> list[Seen]:

@@ -24,7 +24,6 @@ class KafkaPython(Client):
             compression_type=None if codec == "none" else codec,
             acks="all",
             linger_ms=50,
-            enable_idempotence=False,
         )
         sent = [
             producer.send(topic, record.value, record.key, list(record.headers), partition, record.timestamp)

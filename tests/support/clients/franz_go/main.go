@@ -92,7 +92,6 @@ func produce(ctx context.Context, servers kgo.Opt, topic, partition, codec strin
 	}
 	client, err := kgo.NewClient(
 		servers,
-		kgo.DisableIdempotentWrite(),
 		kgo.RequiredAcks(kgo.AllISRAcks()),
 		kgo.RecordPartitioner(kgo.ManualPartitioner()),
 		kgo.ProducerBatchCompression(codecs[codec]),

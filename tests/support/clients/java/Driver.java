@@ -97,7 +97,6 @@ public final class Driver {
         Properties settings = settings(servers);
         settings.put("compression.type", codec);
         settings.put("acks", "all");
-        settings.put("enable.idempotence", "false");
         settings.put("linger.ms", "50");
         List<String> offsets = new ArrayList<>();
         try (KafkaProducer<byte[], byte[]> producer =
