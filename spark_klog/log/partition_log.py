@@ -16,7 +16,7 @@ import re
 import shutil
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ from spark_klog.log.producer_state import SNAPSHOT
 from spark_klog.log.recovery import DELETED, open_segments
 from spark_klog.log.retention import SegmentFacts, expired
 from spark_klog.log.segment import FileRange, Segment, segment_name
-from spark_klog.log.sequences import check_brokers, check_clients
+from spark_klog.log.sequences import check_batches, headers_at
 from spark_klog.log.transaction_index import AbortedTransaction
 from spark_klog.records import kernels
 from spark_klog.records.assignment import assign_offsets
@@ -45,7 +45,6 @@ from spark_klog.records.batch import MAX_HEADER_SIZE, iter_batches, read_header
 from spark_klog.records.batch_run import MAX_RELATIVE, run_of
 from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.contract import BatchRun, IndexState
-from spark_klog.records.control import read_marker
 
 _log = logging.getLogger(__name__)
 _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -225,9 +224,10 @@ class PartitionLog:
                 f"batch of {run.largest} bytes for {self.directory.name}, max.message.bytes is "
                 f"{self.config.max_message_bytes}"
             )
-        producers = _headers_at(data, run.producers)
-        if producers and (known := self._check_producers(data, run, producers, of_client)) is not None:
-            return known
+        producers = headers_at(data, run.producers)
+        known = check_batches(self.producers, data, run.producers, producers, of_client=of_client)
+        if known is not None:
+            return Appended(*known[:2], _NONE if append_time is None else known.timestamp)
         first = self.end_offset
         if self._is_full(len(data), run):
             self._roll()
@@ -294,21 +294,6 @@ class PartitionLog:
     def _write_snapshot(self) -> None:
         path = self.directory / (segment_name(self.end_offset) + SNAPSHOT)
         self.files.replace(path, self.producers.encode())
-
-    def _check_producers(
-        self, data: memoryview, run: BatchRun, headers: list[BatchHeader], of_client: bool
-    ) -> Appended | None:
-        """What is to be answered without an append: to a duplicate."""
-        if of_client:
-            found = check_clients(self.producers, headers)
-            if found is None:
-                return None
-            of_broker = self.config.message_timestamp_type == LOG_APPEND_TIME
-            return Appended(*found[:2], found.timestamp if of_broker else _NONE)
-        for position, header in zip(run.producers, headers, strict=True):
-            batch = data[position : position + header.size]
-            check_brokers(self.producers, header, read_marker(header, batch) if header.is_control else None)
-        return None
 
     def _note_producers(self, data: memoryview, run: BatchRun, headers: list[BatchHeader]) -> None:
         for position, header in zip(run.producers, headers, strict=True):
@@ -498,11 +483,6 @@ class PartitionLog:
     def delete(self) -> None:
         """Remove the log. The folder is renamed first, so that a crash in between leaves no half a log."""
         shutil.rmtree(self.retire("delete"), ignore_errors=True)
-
-
-def _headers_at(data: memoryview, positions: Sequence[int]) -> list[BatchHeader]:
-    headers = [read_header(data, position) for position in positions]
-    return [header for header in headers if isinstance(header, BatchHeader)]
 
 
 def _run_of(data: memoryview, segment: Segment) -> BatchRun:

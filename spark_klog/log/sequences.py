@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from spark_klog.errors import DecodeError, ErrorCode, KlogError
 from spark_klog.log.producer_state import Producer, ProducerState, advanced
-from spark_klog.records.batch_v2 import BatchHeader
-from spark_klog.records.control import Marker
+from spark_klog.records.batch_v2 import BatchHeader, read_batch_header
+from spark_klog.records.control import Marker, read_marker
 
 _NEW = Producer()
 
@@ -50,6 +50,30 @@ class _Known(NamedTuple):
     epoch: int
     last_sequence: int
     is_in_transaction: bool
+
+
+def headers_at(data: memoryview, positions: Sequence[int]) -> list[BatchHeader]:
+    """The headers of the batches that begin there, which have producer ids."""
+    return [read_batch_header(data, position) for position in positions]
+
+
+def check_batches(
+    state: ProducerState,
+    data: memoryview,
+    positions: Sequence[int],
+    headers: Sequence[BatchHeader],
+    *,
+    of_client: bool,
+) -> Duplicate | None:
+    """Check what is to be appended together; results and errors as of `check_clients`."""
+    if not headers:
+        return None
+    if of_client:
+        return check_clients(state, headers)
+    for position, header in zip(positions, headers, strict=True):
+        batch = data[position : position + header.size]
+        check_brokers(state, header, read_marker(header, batch) if header.is_control else None)
+    return None
 
 
 def check_clients(state: ProducerState, headers: Sequence[BatchHeader]) -> Duplicate | None:

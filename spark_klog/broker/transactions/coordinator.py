@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from spark_klog.broker.offset_manager import TRANSACTIONS_TOPIC, partition_for
@@ -41,6 +41,7 @@ _log = logging.getLogger(__name__)
 _READ_BYTES = 4 * 1024 * 1024
 _LOADED_AT_ONCE = 1024 * 1024
 _RETRY_SECONDS = 0.5
+_UNANSWERED = (KlogError, OSError, asyncio.TimeoutError)
 #: Of AddPartitionsToTxn: from here on brokers ask each other.
 _BATCHED = 4
 #: The marker can't, or need not, be written any more.
@@ -75,6 +76,8 @@ class TransactionCoordinator:
         self._missing: dict[str, set[TopicPartition]] = {}
         #: Partitions of __transaction_state that can't be read: their ids would lose their epochs.
         self._unread: set[int] = set()
+        #: Brokers that do not answer.
+        self._silent: set[int] = set()
         self._is_due = asyncio.Event()
         self.is_loading = True
 
@@ -247,7 +250,7 @@ class TransactionCoordinator:
             answer = await ask(
                 peer_address(broker.registry, node), ADD_PARTITIONS_TO_TXN, _BATCHED, {"transactions": [entry]}
             )
-        except (KlogError, OSError, asyncio.TimeoutError) as error:
+        except _UNANSWERED as error:
             _log.warning("broker %d can't be asked for transaction %s: %s", node, transactional_id, error)
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         results = [
@@ -336,13 +339,27 @@ class TransactionCoordinator:
                     wanted[node][marker].append(key)
         if not wanted:
             return
-        answers = await asyncio.gather(*(send_markers(self._broker, node, each) for node, each in wanted.items()))
+        answers = await asyncio.gather(*(self._send(node, markers) for node, markers in wanted.items()))
         settled = {(found[0], found[1]) for answer in answers for found in answer if found[2] in _SETTLED}
         for transactional_id, missing in list(self._missing.items()):
             log, transaction = self._log(transactional_id), self._transactions[transactional_id]
             left = {key for key in missing if (transaction.producer.producer_id, key) not in settled}
             if log is not None and left != missing:
                 self._note_missing(log, transaction, left)
+
+    async def _send(
+        self, node: int, markers: Mapping[Marker, list[TopicPartition]]
+    ) -> set[tuple[int, TopicPartition, ErrorCode]]:
+        """What another broker has done; nothing where it does not answer, which is told once."""
+        try:
+            answer = await send_markers(self._broker, node, markers)
+        except _UNANSWERED as error:
+            if node not in self._silent:
+                _log.warning("broker %d can't be asked to write markers, trying again and again: %s", node, error)
+            self._silent.add(node)
+            return set()
+        self._silent.discard(node)
+        return answer
 
     def _abort_timed_out(self) -> None:
         now = self._now_ms()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,7 +10,7 @@ from spark_klog.broker.offset_manager import OFFSETS_TOPIC
 from spark_klog.broker.transactions.peers import ask, peer_address
 from spark_klog.broker.transactions.records import marker_batch, partitions_by_topic
 from spark_klog.broker.transactions.transaction import Producer, TopicPartition
-from spark_klog.errors import ErrorCode, KlogError
+from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import system_ms
 from spark_klog.log.sequences import ProducerRefused
 from spark_klog.protocol.apis import WRITE_TXN_MARKERS
@@ -59,7 +58,7 @@ def write_marker(broker: Broker, key: TopicPartition, marker: Marker) -> ErrorCo
 async def send_markers(
     broker: Broker, node: int, wanted: Mapping[Marker, list[TopicPartition]]
 ) -> set[tuple[int, TopicPartition, ErrorCode]]:
-    """Have another broker write markers: (producer id, partition, error) of each; nothing where it does not answer."""
+    """Have another broker write markers: (producer id, partition, error) of each; errors as of `peers.ask`."""
     entries = []
     for marker, keys in wanted.items():
         topics = partitions_by_topic(keys)
@@ -72,12 +71,8 @@ async def send_markers(
                 "coordinator_epoch": marker.coordinator_epoch,
             }
         )
-    try:
-        address = peer_address(broker.registry, node)
-        answer = await ask(address, WRITE_TXN_MARKERS, _VERSION, {"markers": entries})
-    except (KlogError, OSError, asyncio.TimeoutError) as error:
-        _log.warning("broker %d can't be asked to write %d markers: %s", node, len(entries), error)
-        return set()
+    address = peer_address(broker.registry, node)
+    answer = await ask(address, WRITE_TXN_MARKERS, _VERSION, {"markers": entries})
     return {
         (entry["producer_id"], (topic["name"], found["partition_index"]), ErrorCode(found["error_code"]))
         for entry in answer["markers"]
