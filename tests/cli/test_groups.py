@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import time
@@ -14,7 +16,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from kazoo.client import KazooClient
 
-from tests.cli.place import Place, only_kafka
+from tests.cli.place import Place, only_kafka, only_ours
 from tests.spark.support import Sent, create_topic, produce
 from tests.support.consumer_groups import seen_by_kafka
 from tests.support.klog import klog, klog_command, klog_lines, klog_refusal
@@ -138,6 +140,28 @@ def test_the_lag_is_watched(place: Place, topic: str) -> None:
             assert watching.stderr.read() == ""
         finally:
             watching.kill()
+
+
+@only_ours
+def test_the_lag_on_a_terminal(place: Place, topic: str) -> None:
+    """A table in the place of the one before."""
+    create_topic(place.servers, topic, 1)
+    produce(place.servers, topic, [Sent(b"v", timestamp=now_ms()) for _ in range(5)])
+    commit(place, topic, [TopicPartition(topic, 0, 2)])
+    command = klog_command("groups", "lag", topic, "--bootstrap-server", place.servers, "--watch", "--interval", "0.1")
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as watching:
+        os.close(theirs)
+        shown = b""
+        try:
+            while shown.count(b"total") < 3:
+                shown += os.read(ours, 65536)
+            assert b"\x1b[1A" in shown, "one line up"
+            watching.send_signal(signal.SIGINT)
+            assert watching.wait(20) == 0
+        finally:
+            watching.kill()
+            os.close(ours)
 
 
 @pytest.mark.peer
