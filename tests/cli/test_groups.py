@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from kazoo.client import KazooClient
 
-from tests.cli.place import Place, only_kafka, only_ours
+from tests.cli.place import Place, only_ours
 from tests.spark.support import Sent, create_topic, produce
 from tests.support.consumer_groups import seen_by_kafka
 from tests.support.klog import klog, klog_command, klog_lines, klog_refusal
@@ -170,8 +170,6 @@ def test_the_lag_on_a_terminal(place: Place, topic: str) -> None:
             os.close(ours)
 
 
-@pytest.mark.peer
-@only_kafka
 def test_markers_of_transactions_are_no_records(place: Place, topic: str) -> None:
     create_topic(place.servers, topic, 1)
     producer = Producer({"bootstrap.servers": place.servers, "transactional.id": topic, "log_level": 0})
