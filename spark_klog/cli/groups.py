@@ -96,7 +96,7 @@ def _look(places: _Places) -> tuple[GroupDescription, list[_Line]]:
     }
     offsets = {store.kind: store.fetch() for store in places.stores}
     if described.state == DEAD and not any(offsets.values()):
-        raise ConfigError(f"there is no group {places.group}")
+        raise ConfigError(described.reason or f"there is no group {places.group}")
     return described, [_partition_line(lag, owners) for lag in partition_lags(places.cluster, offsets, owners)]
 
 

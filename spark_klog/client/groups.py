@@ -40,7 +40,11 @@ class GroupMember:
 
 @dataclass(frozen=True)
 class GroupDescription:
-    """A group at its coordinator (a node id). One that is not there has the state `DEAD`."""
+    """A group at its coordinator (a node id).
+
+    One that is not there, or is of another protocol than this (KIP-848), has the state `DEAD`; since Kafka 4.0 the
+    coordinator gives a `reason`.
+    """
 
     group: str
     state: str
@@ -48,6 +52,7 @@ class GroupDescription:
     protocol: str
     coordinator: int
     members: tuple[GroupMember, ...]
+    reason: str | None
 
 
 def list_groups(cluster: Cluster) -> list[GroupListing]:
@@ -94,6 +99,7 @@ def _describe(cluster: Cluster, node: int, groups: list[str]) -> list[GroupDescr
                 entry["protocol_data"],
                 node,
                 tuple(_members(entry)),
+                entry["error_message"],
             )
         )
     return found

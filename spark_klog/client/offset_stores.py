@@ -33,8 +33,10 @@ class OffsetStore(Protocol):
 
     #: What kind of place: kafka, zookeeper, files or checkpoint.
     kind: str
-    #: The cluster of a coordinator, None elsewhere.
-    cluster: Cluster | None
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The cluster of a coordinator, None elsewhere."""
 
     def fetch(self) -> dict[TopicPartition, int]:
         """All offsets (of the next record to read) there are."""
@@ -76,9 +78,8 @@ class CoordinatorStore:
     kind = "kafka"
 
     def __init__(self, cluster: Cluster, group: str) -> None:
-        self.cluster: Cluster | None = cluster
+        self.cluster = cluster
         self._offsets = GroupOffsets(cluster, group)
-        self._connected, self._group = cluster, group
 
     def fetch(self) -> dict[TopicPartition, int]:
         return self._offsets.fetch()
@@ -87,13 +88,13 @@ class CoordinatorStore:
         self._offsets.commit(offsets)
 
     def members(self) -> list[str]:
-        return [member.member_id for member in describe_group(self._connected, self._group).members]
+        return [member.member_id for member in describe_group(self.cluster, self._offsets.group).members]
 
 
 class _TreeStore:
     """In ZooKeeper or as plain files. A local folder comes into being by a commit, not by a look."""
 
-    cluster: Cluster | None = None
+    cluster = None
 
     def __init__(self, address: str, group: str) -> None:
         self.kind = "zookeeper" if address.startswith(_ZOOKEEPER) else "files"
@@ -127,7 +128,7 @@ class _TreeStore:
 
 class _CheckpointStore:
     kind = "checkpoint"
-    cluster: Cluster | None = None
+    cluster = None
 
     def __init__(self, address: str) -> None:
         self._address = address

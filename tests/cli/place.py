@@ -7,7 +7,6 @@ from typing import NamedTuple
 import pytest
 
 only_ours = pytest.mark.parametrize("place", ["ours"], indirect=True)
-only_kafka = pytest.mark.parametrize("place", ["3.9.1"], indirect=True)
 
 
 class Place(NamedTuple):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import time
@@ -14,7 +16,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from kazoo.client import KazooClient
 
-from tests.cli.place import Place, only_kafka
+from tests.cli.place import Place, only_ours
 from tests.spark.support import Sent, create_topic, produce
 from tests.support.consumer_groups import seen_by_kafka
 from tests.support.klog import klog, klog_command, klog_lines, klog_refusal
@@ -59,13 +61,15 @@ def test_a_group(place: Place, topic: str, zookeeper: KazooClient, tmp_path: Pat
         compression_type="lz4",
         linger_ms=200,
     )
-    produce(place.servers, topic, [Sent(b"v", partition=1, timestamp=start) for _ in range(3)])
+    # larger than what is asked for first; beside another partition Kafka gives none of it then
+    produce(place.servers, topic, [Sent(bytes(100_000), partition=1, timestamp=start) for _ in range(3)])
     group = f"{topic}-readers"
     commit(place, "idle", [TopicPartition(topic, 1, 1)])
     zookeeper.create(f"/consumers/{group}/offsets/{topic}/0", b"2", makepath=True)
-    offset_file = tmp_path / "consumers" / group / "offsets" / topic / "1"
-    offset_file.parent.mkdir(parents=True)
-    offset_file.write_bytes(b"0")
+    folder = tmp_path / "consumers" / group / "offsets" / topic
+    folder.mkdir(parents=True)
+    (folder / "0").write_bytes(b"9")
+    (folder / "1").write_bytes(b"0")
 
     reader = consumer(place, group, client_id="reader-1")
     reader.subscribe([topic])
@@ -94,8 +98,12 @@ def test_a_group(place: Place, topic: str, zookeeper: KazooClient, tmp_path: Pat
     for partition, number, latest in ((first, 0, 10), (second, 1, 3)):
         head = {name: partition[name] for name in ("topic", "partition", "latest", "member")}
         assert head == {"topic": topic, "partition": number, "latest": latest, "member": reader.memberid()}
-    written: dict[str, int | None] = {"kafka": start + 4 * MINUTE, "zookeeper": start + 2 * MINUTE}
-    assert lags(first, written) == {"kafka": (4, 6, True), "zookeeper": (2, 8, True)}
+    written: dict[str, int | None] = {
+        "kafka": start + 4 * MINUTE,
+        "zookeeper": start + 2 * MINUTE,
+        "files": start + 9 * MINUTE,
+    }
+    assert lags(first, written) == {"kafka": (4, 6, True), "zookeeper": (2, 8, True), "files": (9, 1, True)}
     assert lags(second, {"kafka": None, "files": start}) == {"kafka": (3, 0, True), "files": (0, 3, True)}
     assert seen_by_kafka(place.servers, group) == {(topic, 0): (4, 10, 6), (topic, 1): (3, 3, 0)}
 
@@ -140,8 +148,28 @@ def test_the_lag_is_watched(place: Place, topic: str) -> None:
             watching.kill()
 
 
-@pytest.mark.peer
-@only_kafka
+@only_ours
+def test_the_lag_on_a_terminal(place: Place, topic: str) -> None:
+    """A table in the place of the one before."""
+    create_topic(place.servers, topic, 1)
+    produce(place.servers, topic, [Sent(b"v", timestamp=now_ms()) for _ in range(5)])
+    commit(place, topic, [TopicPartition(topic, 0, 2)])
+    command = klog_command("groups", "lag", topic, "--bootstrap-server", place.servers, "--watch", "--interval", "0.1")
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as watching:
+        os.close(theirs)
+        shown = b""
+        try:
+            while shown.count(b"total") < 3:
+                shown += os.read(ours, 65536)
+            assert b"\x1b[1A" in shown, "one line up"
+            watching.send_signal(signal.SIGINT)
+            assert watching.wait(20) == 0
+        finally:
+            watching.kill()
+            os.close(ours)
+
+
 def test_markers_of_transactions_are_no_records(place: Place, topic: str) -> None:
     create_topic(place.servers, topic, 1)
     producer = Producer({"bootstrap.servers": place.servers, "transactional.id": topic, "log_level": 0})

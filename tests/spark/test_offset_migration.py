@@ -5,18 +5,23 @@ Source: 1.0 documentation, "Migrating offsets from ZooKeeper to Kafka".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.spark.source import KlogDataSource
+from spark_klog.spark.stream import RangePartition
 from tests.support.klog import klog_lines, klog_refusal
 
 from .support import Group, Job, Sent, create_topic, produce
+
+Config = dict[str, str]
 
 STORAGE, DUAL = "kafka.offsets.storage", "kafka.dual.commit.enabled"
 BEFORE = {STORAGE: "zookeeper"}
@@ -33,82 +38,110 @@ ROLL = [
     (TO_ZOOKEEPER, TO_ZOOKEEPER),
     (IN_ZOOKEEPER, IN_ZOOKEEPER),
 ]
-RECORDS = 3
+
+
+@pytest.fixture(scope="module")
+def cluster(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(zookeeper=True, data_dir=module_server_dir / "cluster") as running:
+        yield running
+
+
+class Place:
+    """A topic of two partitions, and what a group has of it in ZooKeeper and at its coordinator."""
+
+    def __init__(self, cluster: EmbeddedCluster, topic: str) -> None:
+        self.servers, self.topic = cluster.bootstrap_servers, topic
+        self.end = 0
+        create_topic(self.servers, topic, 2)
+        self._group = Group(self.servers, topic, topic, 2)
+        self._zookeeper = KazooClient(cluster.zookeeper_connect)
+        self._zookeeper.start()
+        #: A query has no memory but the group's offsets: each one is given a new checkpoint.
+        self.options = {
+            "kafka.bootstrap.servers": self.servers,
+            "kafka.zookeeper.connect": str(cluster.zookeeper_connect),
+            "kafka.group.id": topic,
+            "startingOffsets": "group",
+        }
+
+    def produce(self) -> None:
+        produce(self.servers, self.topic, [Sent(b"v", partition=number) for number in (0, 1) for _ in range(3)])
+        self.end += 3
+
+    def check_seen(self, seen: Sequence[tuple[int, int]]) -> None:
+        """Each record once."""
+        assert sorted(seen) == [(partition, offset) for partition in range(2) for offset in range(self.end)]
+
+    def check_stored(self, config: Config) -> None:
+        """After all consumers have read to the end with `config`."""
+        top = f"/consumers/{self.topic}/offsets/{self.topic}"
+        in_zookeeper = {number: int(self._zookeeper.get(f"{top}/{number}")[0]) for number in range(2)}
+        in_kafka = {number: offset for (_, number), offset in self._group.offsets().items()}
+        both = {0: self.end, 1: self.end}
+        if config is BEFORE:
+            assert (in_kafka, in_zookeeper) == ({}, both)
+        elif config in (TO_KAFKA, TO_ZOOKEEPER):
+            assert in_kafka == in_zookeeper == both
+        else:
+            current, other = (in_kafka, in_zookeeper) if config is IN_KAFKA else (in_zookeeper, in_kafka)
+            assert current == both
+            assert all(offset < self.end for offset in other.values())
+
+    def close(self) -> None:
+        self._zookeeper.stop()
+        self._zookeeper.close()
+        self._group.close()
 
 
 @pytest.fixture
-def cluster(make_cluster: Callable[..., EmbeddedCluster]) -> EmbeddedCluster:
-    return make_cluster(zookeeper=True)
+def place(cluster: EmbeddedCluster, topic: str) -> Iterator[Place]:
+    made = Place(cluster, topic)
+    yield made
+    made.close()
 
 
-class Consumers:
-    """Queries whose only memory is the group's offsets: each has a new checkpoint, and reads what is there."""
+def read(options: Config) -> Iterator[tuple[int, int]]:
+    """(partition, offset) of what is there, by the reader of a stream, asked in the order in which Spark asks."""
+    source = KlogDataSource(options)
+    reader = source.streamReader(source.schema())
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    for task in reader.partitions(start, end):
+        assert isinstance(task, RangePartition)
+        for batch in reader.read(task):
+            yield from zip(batch["partition"].to_pylist(), batch["offset"].to_pylist(), strict=True)
+    reader.commit(end)
+    reader.stop()
 
-    def __init__(self, spark: SparkSession, cluster: EmbeddedCluster, topic: str, folder: Path) -> None:
-        self._spark, self._topic, self._folder = spark, topic, folder
-        self._options = {
-            "kafka.bootstrap.servers": cluster.bootstrap_servers,
-            "kafka.zookeeper.connect": str(cluster.zookeeper_connect),
-            "kafka.group.id": "g",
-            "startingOffsets": "group",
-        }
-        self.seen: list[tuple[int, int]] = []
-        self._started = 0
 
-    def start(self, partition: int, config: dict[str, str]) -> StreamingQuery:
-        options = {**self._options, **config, "assign": f'{{"{self._topic}":[{partition}]}}'}
-        frame = self._spark.readStream.format("klog").options(**options).load()
-        self._started += 1
-        checkpoint = self._folder / f"checkpoint-{self._started}"
-        writer = frame.select("partition", "offset").writeStream.foreachBatch(self._note)
-        return writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
-
-    def _note(self, rows: DataFrame, _: int) -> None:
-        self.seen += [(row.partition, row.offset) for row in rows.collect()]
+def test_a_rolling_bounce_and_one_back(place: Place) -> None:
+    """In each bounce the consumers take over each other's partition: one reads on where another config ended."""
+    seen: list[tuple[int, int]] = []
+    for bounce, configs in enumerate(ROLL):
+        place.produce()
+        for number, config in enumerate(configs):
+            assigned = json.dumps({place.topic: [(bounce + number) % 2]})
+            seen += read({**place.options, **config, "assign": assigned})
+        place.check_seen(seen)
+        if configs[0] is configs[1]:
+            place.check_stored(configs[0])
 
 
 @pytest.mark.slow
-def test_the_steps_of_the_documentation_and_back(
-    spark: SparkSession, cluster: EmbeddedCluster, topic: str, tmp_path: Path
-) -> None:
-    """In each roll the consumers take over each other's partition, so that one reads on where another config ended."""
-    servers = cluster.bootstrap_servers
-    create_topic(servers, topic, 2)
-    consumers = Consumers(spark, cluster, topic, tmp_path)
-    group = Group(servers, "g", topic, 2)
-    zookeeper = KazooClient(cluster.zookeeper_connect)
-    zookeeper.start()
+def test_a_query_moves(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
 
-    def in_zookeeper() -> dict[int, int]:
-        top = f"/consumers/g/offsets/{topic}"
-        return {number: int(zookeeper.get(f"{top}/{number}")[0]) for number in range(2)}
+    def note(rows: DataFrame, _: int) -> None:
+        seen.extend((row.partition, row.offset) for row in rows.collect())
 
-    def in_kafka() -> dict[int, int]:
-        return {partition: offset for (_, partition), offset in group.offsets().items()}
-
-    try:
-        for bounce, configs in enumerate(ROLL):
-            produce(servers, topic, [Sent(b"v", partition=number) for number in (0, 1) for _ in range(RECORDS)])
-            end = RECORDS * (bounce + 1)
-            queries = [consumers.start((bounce + number) % 2, config) for number, config in enumerate(configs)]
-            assert all(query.awaitTermination(60) for query in queries)
-            expected = [(partition, offset) for partition in range(2) for offset in range(end)]
-            assert sorted(consumers.seen) == expected, f"each record once, after bounce {bounce}"
-            both = {0: end, 1: end}
-            if configs == (BEFORE, BEFORE):
-                assert (in_kafka(), in_zookeeper()) == ({}, both)
-            elif configs in ((TO_KAFKA, TO_KAFKA), (TO_ZOOKEEPER, TO_ZOOKEEPER)):
-                assert in_kafka() == in_zookeeper() == both
-            elif configs == (IN_KAFKA, IN_KAFKA):
-                assert in_kafka() == both
-                assert all(offset < end for offset in in_zookeeper().values())
-            elif configs == (IN_ZOOKEEPER, IN_ZOOKEEPER):
-                assert in_zookeeper() == both
-                assert all(offset < end for offset in in_kafka().values())
-    finally:
-        zookeeper.stop()
-        zookeeper.close()
-        group.close()
+    for bounce, config in enumerate((BEFORE, TO_KAFKA, IN_KAFKA)):
+        place.produce()
+        frame = spark.readStream.format("klog").options(**place.options, **config, subscribe=place.topic).load()
+        writer = frame.select("partition", "offset").writeStream.foreachBatch(note).trigger(availableNow=True)
+        assert writer.option("checkpointLocation", str(tmp_path / str(bounce))).start().awaitTermination(60)
+        place.check_seen(seen)
+        place.check_stored(config)
 
 
 def test_a_checkpoint_gives_a_group_its_offsets(
