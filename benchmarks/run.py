@@ -27,6 +27,7 @@ from benchmarks.decode import DECODE
 from benchmarks.directory_read import DIRECTORY_READ
 from benchmarks.encode import ENCODE
 from benchmarks.end_to_end import END_TO_END
+from benchmarks.groups import GROUPS
 from benchmarks.latency import LATENCY
 from benchmarks.log import LOG
 from benchmarks.machine import code_state
@@ -57,6 +58,7 @@ WORK: tuple[Work, ...] = (
     CONSUME,
     END_TO_END,
     CONNECTIONS,
+    GROUPS,
 )
 
 _DESCRIPTION = "Measure klog beside its peers and write the report."

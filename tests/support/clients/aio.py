@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from tests.support.clients.client import SECONDS, Client, Member, Record, Seen
+from tests.support.clients.client import SECONDS, SESSION_MS, Client, Member, Record, Seen
 
 _T = TypeVar("_T")
 
@@ -30,8 +30,8 @@ class AioKafka(Client):
     def offset_at(self, topic: str, partition: int, timestamp: int) -> int:
         return asyncio.run(self._offset_at(topic, partition, timestamp))
 
-    def member(self, topic: str, group: str) -> Member:
-        return _Member(self.servers, topic, group)
+    def member(self, topic: str, group: str, session_ms: int = SESSION_MS) -> Member:
+        return _Member(self.servers, topic, group, session_ms)
 
     async def _create(self, topic: str, partitions: int) -> None:
         admin = AIOKafkaAdminClient(bootstrap_servers=self.servers)
@@ -82,17 +82,17 @@ class AioKafka(Client):
 class _Member(Member):
     """It sends heartbeats by a loop that goes on between the calls."""
 
-    def __init__(self, servers: str, topic: str, group: str) -> None:
+    def __init__(self, servers: str, topic: str, group: str, session_ms: int) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._consumer = self._do(self._started(servers, topic, group))
+        self._consumer = self._do(self._started(servers, topic, group, session_ms))
 
     def _do(self, work: Coroutine[Any, Any, _T]) -> _T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(SECONDS)
 
     @staticmethod
-    async def _started(servers: str, topic: str, group: str) -> AIOKafkaConsumer:
+    async def _started(servers: str, topic: str, group: str, session_ms: int) -> AIOKafkaConsumer:
         consumer = AIOKafkaConsumer(
             topic,
             bootstrap_servers=servers,
@@ -100,6 +100,7 @@ class _Member(Member):
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             heartbeat_interval_ms=200,
+            session_timeout_ms=session_ms,
         )
         await consumer.start()
         return consumer

@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 SECONDS = 30
 NO_TIMESTAMP = -1
+SESSION_MS = 10_000
 
 
 class Record(NamedTuple):
@@ -94,7 +95,7 @@ class Client(ABC):
         """The first offset whose timestamp is not less; -1 or, as some clients have it, the end where none is."""
         raise NotImplementedError(f"{self.name} does not look up times")
 
-    def member(self, topic: str, group: str) -> Member:
+    def member(self, topic: str, group: str, session_ms: int = SESSION_MS) -> Member:
         """A new member, which reads from the beginning where nothing is committed."""
         raise NotImplementedError(f"{self.name} joins no groups")
 

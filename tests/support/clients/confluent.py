@@ -9,7 +9,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaException, M
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic  # the stubs of .admin do not export it
 
-from tests.support.clients.client import NO_TIMESTAMP, SECONDS, Client, Member, Record, Seen
+from tests.support.clients.client import NO_TIMESTAMP, SECONDS, SESSION_MS, Client, Member, Record, Seen
 
 
 class Confluent(Client):
@@ -58,8 +58,9 @@ class Confluent(Client):
             raise KafkaException(found.error)
         return found.offset
 
-    def member(self, topic: str, group: str) -> Member:
+    def member(self, topic: str, group: str, session_ms: int = SESSION_MS) -> Member:
         settings = {"enable.auto.commit": False, "auto.offset.reset": "earliest", "heartbeat.interval.ms": 200}
+        settings["session.timeout.ms"] = session_ms
         return _Member(Consumer(self._configured(**{"group.id": group, **settings})), topic)
 
     def _consumer(self) -> Consumer:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import kafka
 
-from tests.support.clients.client import NO_TIMESTAMP, SECONDS, Client, Member, Record, Seen
+from tests.support.clients.client import NO_TIMESTAMP, SECONDS, SESSION_MS, Client, Member, Record, Seen
 
 
 class KafkaPython(Client):
@@ -56,7 +56,7 @@ class KafkaPython(Client):
         consumer.close()
         return -1 if found is None else int(found.offset)
 
-    def member(self, topic: str, group: str) -> Member:
+    def member(self, topic: str, group: str, session_ms: int = SESSION_MS) -> Member:
         return _Member(
             kafka.KafkaConsumer(
                 topic,
@@ -65,6 +65,7 @@ class KafkaPython(Client):
                 enable_auto_commit=False,
                 auto_offset_reset="earliest",
                 heartbeat_interval_ms=200,
+                session_timeout_ms=session_ms,
                 fetch_max_wait_ms=50,
             )
         )

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from tests.support.clients.client import SECONDS, Client, Member, Record, Seen
+from tests.support.clients.client import SECONDS, SESSION_MS, Client, Member, Record, Seen
 from tests.support.tools import kcat, kcat_path
 
 _KEY, _END = b"|key|", b"|end|"
@@ -60,15 +60,20 @@ class Kcat(Client):
         answer = kcat("-Q", "-b", self.servers, "-t", f"{topic}:{partition}:{timestamp}")
         return int(answer.split()[-1])
 
-    def member(self, topic: str, group: str) -> Member:
-        return _Member(self.servers, topic, group)
+    def member(self, topic: str, group: str, session_ms: int = SESSION_MS) -> Member:
+        return _Member(self.servers, topic, group, session_ms)
 
 
 class _Member(Member):
     """A process that commits by itself, ten times a second."""
 
-    def __init__(self, servers: str, topic: str, group: str) -> None:
-        settings = ("auto.offset.reset=earliest", "auto.commit.interval.ms=100", "heartbeat.interval.ms=200")
+    def __init__(self, servers: str, topic: str, group: str, session_ms: int) -> None:
+        settings = (
+            f"session.timeout.ms={session_ms}",
+            "auto.offset.reset=earliest",
+            "auto.commit.interval.ms=100",
+            "heartbeat.interval.ms=200",
+        )
         options = [word for setting in settings for word in ("-X", setting)]
         self._process = subprocess.Popen(
             [kcat_path(), "-b", servers, *options, "-u", "-f", r"%p,%o\n", "-G", group, topic],

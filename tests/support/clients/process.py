@@ -6,9 +6,9 @@ A request is a line of words, the answer is a line that begins with `ok` or `err
     produce TOPIC PARTITION CODEC RECORD...     ok OFFSET...
     consume TOPIC COUNT PARTITION:OFFSET...     ok PARTITION,OFFSET,RECORD...
     offset-at TOPIC PARTITION TIMESTAMP         ok OFFSET
-    join TOPIC GROUP                            ok    (one member a process)
+    join TOPIC GROUP SESSION_MS                 ok    (one member a process)
     poll MILLISECONDS                           ok PARTITION... | PARTITION,OFFSET...    (what it has, what came)
-    commit                                      ok
+    commit                                      ok [refused REASON]
     leave                                       ok
 
     RECORD is TIMESTAMP,KEY,VALUE followed by ,NAME:VALUE for each header. Bytes, and header names as UTF-8, are in
@@ -24,7 +24,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.support.clients.client import SECONDS, Client, Member, Record, Seen
+from tests.support.clients.client import SECONDS, SESSION_MS, Client, Member, Record, Seen
 from tests.support.maven import RegistryUnreachable
 
 #: A client may be patient itself; then this is to be the second to give up.
@@ -60,9 +60,14 @@ class ProcessClient(Client):
         (offset,) = self.ask("offset-at", topic, str(partition), str(timestamp))
         return int(offset)
 
-    def member(self, topic: str, group: str) -> Member:
+    def member(self, topic: str, group: str, session_ms: int = SESSION_MS) -> Member:
         """In a process of its own."""
-        return _Member(type(self)(self.servers), topic, group)
+        return _Member(type(self)(self.servers), topic, group, session_ms)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self._process is not None:
+            self._process.kill()
 
     def close(self) -> None:
         process, self._process = self._process, None
@@ -113,9 +118,9 @@ class ProcessClient(Client):
 
 
 class _Member(Member):
-    def __init__(self, client: ProcessClient, topic: str, group: str) -> None:
+    def __init__(self, client: ProcessClient, topic: str, group: str, session_ms: int) -> None:
         self._client = client
-        client.ask("join", topic, group)
+        client.ask("join", topic, group, str(session_ms))
 
     def poll(self, seconds: float) -> tuple[set[int], list[tuple[int, int]]]:
         has, _, came = " ".join(self._client.ask("poll", str(int(seconds * 1000)))).partition("|")
@@ -123,7 +128,9 @@ class _Member(Member):
         return {int(word) for word in has.split()}, [(int(partition), int(offset)) for partition, offset in records]
 
     def commit(self) -> None:
-        self._client.ask("commit")
+        refusal = self._client.ask("commit")
+        if refusal:
+            raise ClientFailed(f"{self._client.name} could not commit: {refusal}")
 
     def leave(self) -> None:
         self._client.ask("leave")

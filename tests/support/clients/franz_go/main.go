@@ -48,7 +48,7 @@ func answer(servers kgo.Opt, words []string) ([]string, error) {
 	defer cancel()
 	switch words[0] {
 	case "join":
-		return nil, joined.join(servers, words[1], words[2])
+		return nil, joined.join(servers, words[1], words[2], words[3])
 	case "poll":
 		return joined.poll(words[1])
 	case "commit":
@@ -159,7 +159,11 @@ type member struct {
 
 var joined = &member{has: map[int32]bool{}}
 
-func (m *member) join(servers kgo.Opt, topic, group string) (err error) {
+func (m *member) join(servers kgo.Opt, topic, group, sessionMs string) (err error) {
+	session, err := strconv.Atoi(sessionMs)
+	if err != nil {
+		return err
+	}
 	change := func(has bool) func(context.Context, *kgo.Client, map[string][]int32) {
 		return func(_ context.Context, _ *kgo.Client, places map[string][]int32) {
 			m.lock.Lock()
@@ -180,6 +184,7 @@ func (m *member) join(servers kgo.Opt, topic, group string) (err error) {
 		kgo.DisableAutoCommit(),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 		kgo.HeartbeatInterval(200*time.Millisecond),
+		kgo.SessionTimeout(time.Duration(session)*time.Millisecond),
 		kgo.OnPartitionsAssigned(change(true)),
 		kgo.OnPartitionsRevoked(change(false)),
 		kgo.OnPartitionsLost(change(false)),

@@ -17,6 +17,7 @@ import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndTimestamp;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.RecordMetadata;
+import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
@@ -69,12 +70,16 @@ public final class Driver {
         String topic = words.length > 1 ? words[1] : "";
         switch (words[0]) {
             case "join":
-                join(topic, words[2]);
+                join(topic, words[2], words[3]);
                 return Collections.emptyList();
             case "poll":
                 return poll(Integer.parseInt(words[1]));
             case "commit":
-                member.commitSync();
+                try {
+                    member.commitSync();
+                } catch (KafkaException error) {
+                    return Arrays.asList("refused", error.getClass().getSimpleName());
+                }
                 return Collections.emptyList();
             case "leave":
                 member.close();
@@ -142,12 +147,13 @@ public final class Driver {
         return found;
     }
 
-    private void join(String topic, String group) {
+    private void join(String topic, String group, String sessionMs) {
         Properties settings = settings(servers);
         settings.put("group.id", group);
         settings.put("enable.auto.commit", "false");
         settings.put("auto.offset.reset", "earliest");
         settings.put("heartbeat.interval.ms", "200");
+        settings.put("session.timeout.ms", sessionMs);
         settings.put("fetch.max.wait.ms", "50");
         member = new KafkaConsumer<>(settings, new ByteArrayDeserializer(), new ByteArrayDeserializer());
         member.subscribe(Collections.singletonList(topic));

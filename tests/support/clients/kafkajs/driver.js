@@ -102,7 +102,7 @@ async function consume(topic, count, places) {
 }
 
 const REQUESTS = {
-  join: (topic, group) => join(topic, group),
+  join: (topic, group, session) => join(topic, group, session),
   poll: milliseconds => poll(milliseconds),
   commit: () => commit(),
   leave: () => leave(),
@@ -128,8 +128,8 @@ const REQUESTS = {
 // The process's member of a group: what it has, what came since the last poll, and where it goes on.
 const member = { consumer: null, topic: '', has: [], came: [], next: new Map() }
 
-async function join(topic, groupId) {
-  const settings = { sessionTimeout: 30000, heartbeatInterval: 200, maxWaitTimeInMs: 50 }
+async function join(topic, groupId, sessionTimeout) {
+  const settings = { sessionTimeout: Number(sessionTimeout), heartbeatInterval: 200, maxWaitTimeInMs: 50 }
   member.consumer = kafka.consumer({ groupId, ...settings })
   member.topic = topic
   member.consumer.on(member.consumer.events.GROUP_JOIN, ({ payload }) => {
