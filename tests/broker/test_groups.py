@@ -1,0 +1,198 @@
+"""Groups and offsets by hand-made requests, and the offset manager on a log of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spark_klog.broker.coordinator.expiry import expire, forget_topics
+from spark_klog.broker.coordinator.groups import Groups
+from spark_klog.broker.coordinator.records import Committed, OffsetKey, StoredGroup, encode_offset, encode_offset_key
+from spark_klog.broker.offset_manager import OffsetManager
+from spark_klog.errors import ErrorCode
+from spark_klog.log.config import LogConfig
+from spark_klog.log.partition_log import PartitionLog
+from spark_klog.protocol.apis import DESCRIBE_GROUPS, JOIN_GROUP
+from spark_klog.protocol.codec import decode_response
+from tests.support.batches import make_batch
+from tests.support.broker import KlogBroker
+from tests.support.raw_client import CLIENT_ID, RawClient
+
+PLACE = ("t", 0)
+NOW = 1_700_000_000_000
+
+
+@pytest.fixture
+def broker(server_dir: Path) -> Iterator[KlogBroker]:
+    with KlogBroker(server_dir, "--set", "group.initial.rebalance.delay.ms=0") as running:
+        yield running
+
+
+def _join(version: int, member_id: str = "") -> dict[str, object]:
+    message: dict[str, object] = {
+        "group_id": "g",
+        "session_timeout_ms": 10_000,
+        "member_id": member_id,
+        "protocol_type": "consumer",
+        "protocols": [{"name": "range", "metadata": b"\0\0\0\0\0\0\xff\xff\xff\xff"}],
+    }
+    return message | ({"rebalance_timeout_ms": 60_000} if version else {})
+
+
+@pytest.mark.parametrize("version", range(JOIN_GROUP.versions.first, JOIN_GROUP.versions.last + 1))
+def test_a_member_of_an_unknown_group_is_told_so(broker: KlogBroker, version: int) -> None:
+    """It was a member before the group was deleted."""
+    with RawClient(broker.port) as client:
+        answer = client.request(JOIN_GROUP, version, _join(version, "member-of-before"))
+    assert (answer["error_code"], answer["member_id"]) == (ErrorCode.UNKNOWN_MEMBER_ID, "member-of-before")
+
+
+def _members(broker: KlogBroker) -> list[str]:
+    with RawClient(broker.port) as client:
+        (group,) = client.request(DESCRIBE_GROUPS, 0, {"groups": ["g"]})["groups"]
+    return [member["member_id"] for member in group["members"]]
+
+
+def test_attempts_to_join_that_are_given_up_leave_nobody_behind(broker: KlogBroker) -> None:
+    """Before version 4 a member is told its id with the generation only: it never comes back for that id."""
+    with RawClient(broker.port) as first:
+        (leader,) = [first.request(JOIN_GROUP, 2, _join(2))["member_id"]]
+        for _ in range(3):
+            with RawClient(broker.port, timeout=0.3) as other, pytest.raises(TimeoutError):
+                other.request(JOIN_GROUP, 2, _join(2))
+        deadline = time.monotonic() + 5
+        while _members(broker) != [leader]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert leader.startswith(CLIENT_ID)
+
+
+def test_members_that_wait_are_answered_when_the_broker_stops(broker: KlogBroker) -> None:
+    with RawClient(broker.port) as first, RawClient(broker.port) as second:
+        first.request(JOIN_GROUP, 2, _join(2))
+        second.socket.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            second.request(JOIN_GROUP, 2, _join(2))
+        second.socket.settimeout(10)
+        started = time.monotonic()
+        assert broker.stop() == 0
+        assert time.monotonic() - started < 3
+        _, answer = decode_response(JOIN_GROUP, 2, second.receive_frame())
+        assert answer["error_code"] == ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+# ----- the offset manager
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[PartitionLog]:
+    made = PartitionLog(tmp_path / "__consumer_offsets-0", LogConfig())
+    yield made
+    made.close()
+
+
+def _loaded(log: PartitionLog) -> OffsetManager:
+    offsets = OffsetManager(lambda group, stored: None)
+    offsets.load(log)
+    return offsets
+
+
+def _offset(offsets: OffsetManager) -> int | None:
+    found = offsets.fetch("g", *PLACE)
+    return None if found is None else found.offset
+
+
+@pytest.mark.parametrize("kernel", ["native", "reference"])
+def test_what_was_committed_is_loaded(log: PartitionLog, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+    monkeypatch.setenv("SPARK_KLOG_KERNEL", kernel)
+    offsets = OffsetManager(lambda group, stored: None)
+    for number in range(300):
+        committed = {("t", partition): (number, 3, "meta" * (number % 2)) for partition in range(1 + number % 7)}
+        offsets.commit(log, f"g{number % 10}", committed)
+    offsets.remove(log, "g3", [("t", 0)])
+    again = _loaded(log)
+    assert sorted(again.groups) == sorted(offsets.groups)
+    for group in offsets.groups:
+        assert list(again.all(group)) == list(offsets.all(group))
+    assert again.fetch("g3", "t", 0) is None
+    assert again.fetch("g3", "t", 1) is not None
+
+
+def test_what_does_not_decode_is_left_out(log: PartitionLog) -> None:
+    """Whatever comes after it counts."""
+    key = encode_offset_key(OffsetKey("g", *PLACE))
+    value = encode_offset(Committed(5, -1, "", NOW))
+    bad: list[tuple[bytes | None, bytes | None]] = [
+        (key, b"\0\x09" + value[2:]),
+        (key, value[:-1]),
+        (key[:-1], value),
+        (b"\0\x01\0\x01\xff\0\x01t\0\0\0\0", value),
+        (b"\0\x02\0\x01g", b"\0\x03\0\x08consumer"),
+        (b"\0\x63what comes later", b"?"),
+        (b"", value),
+        (None, value),
+    ]
+    for pair in bad:
+        log.append(memoryview(make_batch([pair], [NOW])))
+    assert _loaded(log).groups == []
+    log.append(memoryview(make_batch([(key, value)], [NOW])))
+    assert _offset(_loaded(log)) == 5
+
+
+@pytest.mark.parametrize("commits", [False, True])
+def test_offsets_of_a_transaction_count_from_its_end_on(log: PartitionLog, commits: bool) -> None:
+    offsets = OffsetManager(lambda group, stored: None)
+    offsets.commit(log, "g", {PLACE: (1, -1, "")})
+    offsets.stage(log, "g", (7, 0), {PLACE: (2, -1, "")})
+    assert (offsets.is_pending("g", *PLACE), _offset(offsets)) == (True, 1)
+    loaded = _loaded(log)
+    assert (loaded.is_pending("g", *PLACE), _offset(loaded)) == (True, 1)
+    offsets.complete(7, committed=commits)
+    assert (offsets.is_pending("g", *PLACE), _offset(offsets)) == (False, 2 if commits else 1)
+
+
+def test_a_later_commit_is_not_undone_by_the_end_of_a_transaction(log: PartitionLog) -> None:
+    """As in Kafka the later record wins, whenever the transaction ends; and what was removed stays away."""
+    offsets = OffsetManager(lambda group, stored: None)
+    offsets.stage(log, "g", (7, 0), {PLACE: (2, -1, "")})
+    offsets.commit(log, "g", {PLACE: (9, -1, "")})
+    loaded = _loaded(log)
+    for each in (offsets, loaded):
+        each.complete(7, committed=True)
+        assert _offset(each) == 9
+    offsets.stage(log, "g", (7, 0), {PLACE: (12, -1, "")})
+    offsets.remove(log, "g", [PLACE])
+    offsets.complete(7, committed=True)
+    assert _offset(offsets) is None
+
+
+def test_what_expires(log: PartitionLog) -> None:
+    """Offsets of groups that have been empty for long, then the groups; not what members consume."""
+    offsets = OffsetManager(lambda group, stored: None)
+    groups = Groups(lambda group, stored: ErrorCode.NONE, 0, 10)
+    before = time.time_ns() // 1_000_000
+    groups.load("emptied long ago", StoredGroup("consumer", 3, None, None, before - 10_000))
+    groups.load("emptied now", StoredGroup("consumer", 3, None, None, before + 10_000))
+    groups.load("without offsets", StoredGroup("consumer", 3, None, None, before + 10_000))
+    for group in ("emptied long ago", "emptied now", "simple"):
+        offsets.commit(log, group, {PLACE: (1, -1, "")})
+    time.sleep(0.01)
+    expire(groups, offsets, lambda group: log, before + 5, before)
+    assert sorted(offsets.groups) == ["emptied long ago", "emptied now", "simple"]
+    assert sorted(group.group_id for group in groups) == ["emptied long ago", "emptied now"]
+    later = before + 5_000
+    expire(groups, offsets, lambda group: log, later, later)
+    assert offsets.groups == ["emptied now"]
+    assert [group.group_id for group in groups] == ["emptied now"]
+    assert _loaded(log).groups == ["emptied now"]
+
+
+def test_offsets_of_deleted_topics_go(log: PartitionLog) -> None:
+    offsets = OffsetManager(lambda group, stored: None)
+    offsets.commit(log, "g", {PLACE: (1, -1, ""), ("kept", 0): (2, -1, "")})
+    forget_topics({"t"}, offsets, lambda group: log)
+    for each in (offsets, _loaded(log)):
+        assert [(topic, partition) for topic, partition, _ in each.all("g")] == [("kept", 0)]
