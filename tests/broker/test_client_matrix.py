@@ -238,12 +238,16 @@ class Share:
         self.seen[number] += came
 
     def wait(self, is_so: Callable[[], bool], *numbers: int) -> None:
-        """Poll them until then: side by side, as a poll may last as long as a rebalance."""
+        """Poll them until then, each for itself: a poll may last as long as a rebalance, which takes the other one."""
         deadline = time.monotonic() + 60
+
+        def poll(number: int) -> None:
+            while not is_so() and time.monotonic() < deadline:
+                self.poll(number)
+
         with ThreadPoolExecutor() as threads:
-            while not is_so():
-                assert time.monotonic() < deadline, (self.has, self.seen)
-                list(threads.map(self.poll, numbers))
+            list(threads.map(poll, numbers))
+        assert is_so(), (self.has, self.seen)
 
     def take(self) -> list[list[tuple[int, int]]]:
         seen, self.seen = self.seen, [[], []]
