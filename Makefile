@@ -19,10 +19,10 @@ demo: $(VENV)/demo.installed
 test: $(VENV)/test.installed
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=30 $(ARGS)
 
-# The long runs of which CI has a short slice: tens of kills, ten minutes of fuzzing for each target.
+# The long runs of which CI has a short slice: tens of kills, a storm of rebalances, ten minutes of fuzzing for each target.
 soak: $(VENV)/test.installed
 	SPARK_KLOG_KILLS=30 $(BIN)/python -m pytest --timeout=3600 -k 'kill or acknowledged' tests/broker tests/zookeeper tests/jobs tests/log tests/spark $(ARGS)
-	SPARK_KLOG_FUZZ_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/fuzz $(ARGS)
+	SPARK_KLOG_FUZZ_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/fuzz tests/broker/test_api_fuzz.py tests/broker/test_fetch_sessions.py $(ARGS)
 
 # The native kernel under AddressSanitizer and UndefinedBehaviorSanitizer.
 asan: $(VENV)/test.installed
