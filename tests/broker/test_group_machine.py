@@ -656,6 +656,7 @@ class Members(RuleBasedStateMachine):
             before = set(self.talk.answers)
             _, token = client.request
             self.talk.take(self.talk.group.lost(token, self.talk.now))
+            self.talk.waiting.discard(token)  # nobody is there to be answered
             client.request = None
             self.clients.remove(client)
             self._read(before)
