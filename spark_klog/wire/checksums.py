@@ -6,6 +6,7 @@ CRC-32C comes from the hardware instruction where the `crc32c` package has a whe
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from zlib import crc32 as crc32
 
 __all__ = ["crc32", "crc32c"]
@@ -20,7 +21,9 @@ def _crcmod_crc32c() -> Callable[[Bytes], int]:
     return lambda data: function(bytes(data) if isinstance(data, memoryview) else data)
 
 
-def _pick() -> Callable[[Bytes], int]:
+@cache
+def _crc32c() -> Callable[[Bytes], int]:
+    """Made at the first use: both packages take long to import, and the native kernel has one of its own."""
     try:
         from crc32c import crc32c as hardware
     except ImportError:
@@ -29,5 +32,6 @@ def _pick() -> Callable[[Bytes], int]:
     return function
 
 
-#: crc32c(data) -> the unsigned 32-bit CRC-32C of a contiguous buffer.
-crc32c: Callable[[Bytes], int] = _pick()
+def crc32c(data: Bytes) -> int:
+    """The unsigned 32-bit CRC-32C of a contiguous buffer."""
+    return _crc32c()(data)

@@ -10,6 +10,8 @@
 No bytes at all are no compressed data. Decompression is bounded: what would grow beyond `limit` is a `DecodeError`.
 Beside the result it takes no more than a few pieces of 4 MB; a zstd frame that does not say its size takes its window
 once more (128 MB at the most, and no more than it fills), a snappy block its size.
+
+The libraries are imported when they are used first: a broker that starts needs none of them.
 """
 
 from __future__ import annotations
@@ -17,17 +19,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from struct import Struct
-from typing import Any
-
-import lz4.frame
-import snappy
-import zstandard
+from typing import TYPE_CHECKING, Any
 
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.wire.lz4_frames import read_lz4_header
 from spark_klog.wire.primitives import Buffer
 from spark_klog.wire.zstd_frames import ZstdFrame, zstd_frames
+
+if TYPE_CHECKING:
+    import zstandard
 
 #: Bytes that one compressed batch may decompress to, where the caller has no other limit.
 MAX_DECOMPRESSED = 256 * 1024 * 1024
@@ -156,6 +158,8 @@ def _gzip_decompress(data: Buffer, limit: int) -> Buffer:
 
 
 def _snappy_compress(data: Buffer, _: int) -> bytes:
+    import snappy
+
     view = memoryview(data)
     parts: list[bytes] = [_XERIAL_HEADER]
     for start in range(0, len(view), _XERIAL_BLOCK):
@@ -198,6 +202,8 @@ def _check_xerial_header(header: memoryview, *, is_first: bool) -> None:
 
 
 def _snappy_block(block: memoryview, output: _Output) -> bytes:
+    import snappy
+
     claimed = shift = 0
     for byte in block[:5]:
         claimed |= (byte & 0x7F) << shift
@@ -218,6 +224,8 @@ def _snappy_block(block: memoryview, output: _Output) -> bytes:
 
 
 def _lz4_compress(data: Buffer, level: int) -> bytes:
+    import lz4.frame
+
     compressed: bytes = lz4.frame.compress(
         data,
         # Kafka calls its fast compressor level 9, and 1-8 and 10-17 are levels of the slow one
@@ -230,6 +238,8 @@ def _lz4_compress(data: Buffer, level: int) -> bytes:
 
 
 def _lz4_decompress(data: Buffer, limit: int) -> Buffer:
+    import lz4.frame
+
     output = _Output(data, limit)
     view = memoryview(data)
     context = lz4.frame.create_decompression_context()
@@ -257,11 +267,15 @@ class _ZstdOfThread(threading.local):
     """What zstd needs, kept: to make it takes longer than a small batch. Only what does not hold much memory is."""
 
     def __init__(self) -> None:
+        import zstandard
+
         self.decompressor = zstandard.ZstdDecompressor()
         self._level = 3
         self._compressor = zstandard.ZstdCompressor(level=self._level)
 
     def compressor(self, level: int) -> zstandard.ZstdCompressor:
+        import zstandard
+
         if level > _ZSTD_KEPT_LEVEL:
             return zstandard.ZstdCompressor(level=level)
         if level != self._level:
@@ -269,14 +283,18 @@ class _ZstdOfThread(threading.local):
         return self._compressor
 
 
-_zstd = _ZstdOfThread()
+@cache
+def _zstd() -> _ZstdOfThread:
+    return _ZstdOfThread()
 
 
 def _zstd_compress(data: Buffer, level: int) -> bytes:
-    return _zstd.compressor(level).compress(data)
+    return _zstd().compressor(level).compress(data)
 
 
 def _zstd_decompress(data: Buffer, limit: int) -> Buffer:
+    import zstandard
+
     output = _Output(data, limit)
     large: zstandard.ZstdDecompressor | None = None
     try:
@@ -284,7 +302,7 @@ def _zstd_decompress(data: Buffer, limit: int) -> Buffer:
             if not frame.most:
                 continue
             if frame.window <= _ZSTD_KEPT_WINDOW:
-                output.add(_zstd_frame(frame, _zstd.decompressor, output))
+                output.add(_zstd_frame(frame, _zstd().decompressor, output))
             else:
                 large = large or zstandard.ZstdDecompressor()
                 output.add(_zstd_frame(frame, large, output))
@@ -294,6 +312,8 @@ def _zstd_decompress(data: Buffer, limit: int) -> Buffer:
 
 
 def _zstd_frame(frame: ZstdFrame, decompressor: zstandard.ZstdDecompressor, output: _Output) -> bytes:
+    import zstandard
+
     if frame.claimed is not None and frame.claimed >= output.room:
         raise output.too_large()
     size = min(frame.most, output.room)

@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import zstandard
-
 from spark_klog.errors import DecodeError
 
 _SKIPPABLE = 0x184D2A50
@@ -40,6 +38,8 @@ def zstd_frames(view: memoryview) -> Iterator[ZstdFrame]:
     `DecodeError` or `zstandard.ZstdError` where one is cut off, is none, or claims more than its blocks can hold. A
     frame that holds nothing (`most` is 0) is whole and right; all others are still to be decompressed.
     """
+    import zstandard
+
     position = 0
     while position < len(view):
         if int.from_bytes(view[position : position + 4], "little") & ~0xF == _SKIPPABLE:
