@@ -49,7 +49,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     while True:
         answers, size, failed = await _read(broker, request, message, wanted)
         left = deadline - time.monotonic()
-        if failed or size >= message["min_bytes"] or left <= 0 or broker.purgatory.is_closed:
+        if failed or not wanted or size >= message["min_bytes"] or left <= 0 or broker.purgatory.is_closed:
             break
         await broker.purgatory.wait([broker.registry.key(*key) for key, _ in wanted], left)
     if session is None:
