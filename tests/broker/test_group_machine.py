@@ -560,6 +560,8 @@ class Members(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        #: Requests whose connections are gone: they may be answered, or not.
+        self.gone: set[int] = set()
         self.talk = Talk(delay=2)
         self.clients: list[Client] = []
         self.leaders: dict[int, str] = {}
@@ -656,7 +658,7 @@ class Members(RuleBasedStateMachine):
             before = set(self.talk.answers)
             _, token = client.request
             self.talk.take(self.talk.group.lost(token, self.talk.now))
-            self.talk.waiting.discard(token)  # nobody is there to be answered
+            self.gone.add(token)
             client.request = None
             self.clients.remove(client)
             self._read(before)
@@ -736,7 +738,7 @@ class Members(RuleBasedStateMachine):
     @invariant()
     def nobody_is_forgotten(self) -> None:
         """As long as somebody waits or may die, there is a time to look again."""
-        if self.talk.waiting or self.talk.group.members:
+        if self.talk.waiting - self.gone or self.talk.group.members:
             assert self.talk.group.wake_at < inf
 
     def teardown(self) -> None:
