@@ -30,6 +30,7 @@ from spark_klog.broker.registry import MAX_PARTITIONS, Registry, Topic, UnknownT
 from spark_klog.broker.security.authorizer import Authorizer
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.security.users import Users
+from spark_klog.broker.stored_rows import read_log
 from spark_klog.broker.topics_07 import Topics07
 from spark_klog.broker.transactions.coordinator import TransactionCoordinator
 from spark_klog.broker.transactions.producer_ids import PRODUCER_IDS, FileBlocks, ProducerIds, TreeBlocks
@@ -38,13 +39,12 @@ from spark_klog.directories.paths import Endpoint
 from spark_klog.directories.tree import Tree, open_tree
 from spark_klog.errors import ConfigError, DecodeError, DirectoryError, ErrorCode
 from spark_klog.log.directory import LogDirectory
-from spark_klog.log.partition_log import PartitionLog, check_topic_name
+from spark_klog.log.partition_log import PartitionLog, check_topic_name, system_ms
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
 
 _log = logging.getLogger(__name__)
-_LOADED_AT_ONCE = 1024 * 1024
 _LOOK_AGAIN_SECONDS = 0.05
 #: The client does not say which leader epoch it knows.
 ANY_EPOCH = -1
@@ -382,8 +382,15 @@ class Broker:
 
         `DirectoryError` where it can't be made.
         """
-        topic = await self.internal_topic(OFFSETS_TOPIC, self.config.offsets_partitions)
-        partition = partition_for(group, len(topic.assignment))
+        return await self.place_of(group, OFFSETS_TOPIC, self.config.offsets_partitions)
+
+    async def place_of(self, key: str, name: str, partitions: int) -> tuple[int, int]:
+        """(broker id, partition) that keep a group or a transactional id in an internal topic; makes that at first use.
+
+        `DirectoryError` where it can't be made.
+        """
+        topic = await self.internal_topic(name, partitions)
+        partition = partition_for(key, len(topic.assignment))
         return self.registry.leader(topic, partition), partition
 
     async def offsets_log(self, group: str) -> PartitionLog | ErrorCode:
@@ -405,11 +412,15 @@ class Broker:
         log = await self.offsets_log(group)
         return log if isinstance(log, ErrorCode) else ErrorCode.NONE
 
-    def _group_log(self, group: str) -> PartitionLog | None:
-        topic = self.registry.topics.get(OFFSETS_TOPIC)
+    def internal_log(self, name: str, key: str) -> PartitionLog | None:
+        """The log of an internal topic that keeps a group or a transactional id, if it is here."""
+        topic = self.registry.topics.get(name)
         if topic is None:
             return None
-        return self.logs.get(OFFSETS_TOPIC, partition_for(group, len(topic.assignment)))
+        return self.logs.get(name, partition_for(key, len(topic.assignment)))
+
+    def _group_log(self, group: str) -> PartitionLog | None:
+        return self.internal_log(OFFSETS_TOPIC, group)
 
     def _store_group(self, group: str, stored: StoredGroup | None) -> ErrorCode:
         log = self._group_log(group)
@@ -420,10 +431,7 @@ class Broker:
         logs = [log for (topic, _), log in self.logs.logs.items() if topic == OFFSETS_TOPIC]
         for log in logs:
             try:
-                if log.size <= _LOADED_AT_ONCE:
-                    self.offsets.load(log)
-                else:
-                    await asyncio.to_thread(self.offsets.load, log)
+                await read_log(self.offsets.load, log)
             except (DecodeError, OSError) as error:
                 _log.error("groups and offsets of %s can't be read: %s", log.directory, error)
         self.is_loading = False
@@ -433,7 +441,7 @@ class Broker:
     def expire_offsets(self) -> None:
         """Remove what groups committed long ago and do not need, and groups without members and offsets."""
         if not self.is_loading:
-            now_ms = time.time_ns() // 1_000_000
+            now_ms = system_ms()
             before_ms = now_ms - self.config.offsets_retention_minutes * 60_000
             expire(self.groups, self.offsets, self._group_log, now_ms, before_ms)
 

@@ -7,7 +7,6 @@ start. Offsets that a transaction commits are held back until its marker comes. 
 from __future__ import annotations
 
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -24,18 +23,17 @@ from spark_klog.broker.coordinator.records import (
     encode_offset,
     encode_offset_key,
 )
-from spark_klog.broker.coordinator.stored_rows import Marker, stored_rows
+from spark_klog.broker.stored_rows import Marker, stored_rows
 from spark_klog.errors import DecodeError, ErrorCode
-from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
-from spark_klog.records.batch_v2 import build_batch
-from spark_klog.records.reference import append_record
+from spark_klog.log.partition_log import BatchTooLarge, PartitionLog, system_ms
+from spark_klog.records.batch_v2 import TRANSACTIONAL_BIT
+from spark_klog.records.own_batch import own_batch
 
 _log = logging.getLogger(__name__)
 
 OFFSETS_TOPIC = "__consumer_offsets"
 TRANSACTIONS_TOPIC = "__transaction_state"
 INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
-_TRANSACTIONAL = 0x10
 
 Offsets = dict[tuple[str, int], Committed]
 
@@ -135,7 +133,7 @@ class OffsetManager:
 
     @staticmethod
     def _committed(offsets: Mapping[tuple[str, int], tuple[int, int, str]]) -> Offsets:
-        now = time.time_ns() // 1_000_000
+        now = system_ms()
         return {key: Committed(*entry, now) for key, entry in offsets.items()}
 
     def fetch(self, group: str, topic: str, partition: int) -> Committed | None:
@@ -206,18 +204,8 @@ def _offset_records(group: str, offsets: Offsets) -> list[tuple[bytes, bytes | N
 def _append(
     log: PartitionLog, records: list[tuple[bytes, bytes | None]], producer: tuple[int, int] | None = None
 ) -> None:
-    now = time.time_ns() // 1_000_000
-    body = bytearray()
-    for delta, (key, value) in enumerate(records):
-        append_record(body, 0, delta, key, value)
-    producer_id, epoch = producer or (-1, -1)
-    batch = build_batch(
-        body,
-        len(records),
-        base_timestamp=now,
-        max_timestamp=now,
-        attributes=0 if producer is None else _TRANSACTIONAL,
-        producer_id=producer_id,
-        producer_epoch=epoch,
-    )
-    log.append(memoryview(bytearray(batch)))
+    if producer is None:
+        batch = own_batch(records, system_ms())
+    else:
+        batch = own_batch(records, system_ms(), attributes=TRANSACTIONAL_BIT, producer=producer)
+    log.append(memoryview(batch))

@@ -69,6 +69,8 @@ _CRC = Struct(">I")
 _ATTRIBUTES = Struct(">h")
 _MAX_TIMESTAMP = Struct(">q")
 _LOG_APPEND_TIME_BIT = 0x08
+#: Of the attributes.
+TRANSACTIONAL_BIT, CONTROL_BIT = 0x10, 0x20
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +114,11 @@ class BatchHeader:
 
     @property
     def is_transactional(self) -> bool:
-        return bool(self.attributes & 0x10)
+        return bool(self.attributes & TRANSACTIONAL_BIT)
 
     @property
     def is_control(self) -> bool:
-        return bool(self.attributes & 0x20)
+        return bool(self.attributes & CONTROL_BIT)
 
     @property
     def delete_horizon(self) -> int | None:

@@ -14,6 +14,7 @@ from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.reference import iter_records
 
 ABORT, COMMIT = 0, 1
+_VERSION = 0
 _KEY = Struct(">hh")
 _VALUE = Struct(">hi")
 #: Bytes that a compressed control batch may grow to; Kafka's have some ten, and are not compressed.
@@ -39,3 +40,8 @@ def read_marker(header: BatchHeader, batch: memoryview) -> Marker | None:
         raise DecodeError(f"control batch at offset {header.base_offset} holds no control record")
     epoch = _VALUE.unpack_from(record.value)[1] if record.value and len(record.value) >= _VALUE.size else -1
     return Marker(_KEY.unpack_from(record.key)[1], epoch)
+
+
+def encode_marker(marker: Marker) -> tuple[bytes, bytes]:
+    """Key and value of its record."""
+    return _KEY.pack(_VERSION, marker.type), _VALUE.pack(_VERSION, marker.coordinator_epoch)

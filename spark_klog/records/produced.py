@@ -6,7 +6,7 @@ from struct import Struct
 
 from spark_klog.errors import DecodeError
 from spark_klog.records.batch import check_crc, iter_batches
-from spark_klog.records.batch_v2 import HEADER_SIZE
+from spark_klog.records.batch_v2 import CONTROL_BIT, HEADER_SIZE, TRANSACTIONAL_BIT
 from spark_klog.records.reader import records_of
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.lz4_frames import has_linked_blocks
@@ -16,7 +16,6 @@ from spark_klog.wire.primitives import Buffer
 _START = Struct(">qiibIh")
 _SIZE_END = 12
 _MAGIC = 2
-_TRANSACTIONAL_BIT, _CONTROL_BIT = 0x10, 0x20
 _CODEC_BITS, _LZ4 = 0x07, 3
 
 
@@ -34,9 +33,9 @@ def check_produced(data: Buffer, *, needs_keys: bool = False, limit: int = MAX_D
         _base_offset, size, _, magic, _, attributes = _START.unpack_from(view, position)
         if magic != _MAGIC:
             raise DecodeError(f"a batch of magic {magic}, where only {_MAGIC} is taken")
-        if attributes & _CONTROL_BIT:
+        if attributes & CONTROL_BIT:
             raise DecodeError("a control batch, which only brokers write")
-        is_transactional = is_transactional or bool(attributes & _TRANSACTIONAL_BIT)
+        is_transactional = is_transactional or bool(attributes & TRANSACTIONAL_BIT)
         if size <= 0:
             return is_transactional
         end = position + _SIZE_END + size

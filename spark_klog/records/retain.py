@@ -12,16 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spark_klog.errors import DecodeError
-from spark_klog.records.batch_v2 import BatchHeader, build_batch
+from spark_klog.records.batch_v2 import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, build_batch
 from spark_klog.records.contract import LOG_APPEND_TIME, NO_TIMESTAMP
 from spark_klog.wire.codecs import NONE, Codec, codec_by_id
 from spark_klog.wire.primitives import Buffer, Reader, append_uvarint
 
 _TIMESTAMP_TYPE_BIT = 0x08
-_TRANSACTIONAL_BIT = 0x10
-_CONTROL_BIT = 0x20
 _DELETE_HORIZON_BIT = 0x40
-_KEPT_BITS = _TIMESTAMP_TYPE_BIT | _TRANSACTIONAL_BIT | _CONTROL_BIT
+_KEPT_BITS = _TIMESTAMP_TYPE_BIT | TRANSACTIONAL_BIT | CONTROL_BIT
 
 
 def retain_records(header: BatchHeader, records: Buffer, kept: Sequence[bool], delete_horizon: int | None) -> bytes:

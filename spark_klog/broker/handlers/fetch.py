@@ -37,13 +37,13 @@ _ZSTD = 4
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     now = time.monotonic()
     epoch, has_ids = message["session_epoch"], request.version >= _FIRST_TOPIC_IDS
-    found = broker.fetch_sessions.find(
-        message["session_id"], epoch, _wanted(message), _forgotten(message), now, has_ids=has_ids
-    )
+    wanted = _wanted(message)
+    found = broker.fetch_sessions.find(message["session_id"], epoch, wanted, _forgotten(message), now, has_ids=has_ids)
     if isinstance(found, ErrorCode):
         return {"error_code": found}
     session, is_incremental = found
-    wanted = session.partitions if session is not None else _wanted(message)
+    if session is not None:
+        wanted = session.partitions
     next_epoch = session.next_epoch if session is not None else None
     deadline = now + min(message["max_wait_ms"], 0x7FFFFFFF) / 1000
     while True:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.security.authorizer import READ
+from spark_klog.broker.coordinator.commit_request import answer, sorted_out
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge
 from spark_klog.protocol.codec import Message
@@ -26,23 +26,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         failure = broker.groups.may_commit(
             group, message["member_id"], message["group_instance_id"], message["generation_id_or_member_epoch"]
         )
-    codes: dict[tuple[str, int], ErrorCode] = {}
-    offsets: dict[tuple[str, int], tuple[int, int, str]] = {}
-    for topic in message["topics"]:
-        for entry in topic["partitions"]:
-            key = topic["name"], entry["partition_index"]
-            metadata = entry["committed_metadata"] or ""
-            codes[key] = failure
-            if failure:
-                continue
-            if refusal := broker.authorizer.refusal(request.session, READ, topic["name"]):
-                codes[key] = refusal
-            elif broker.registry.leads(*key) is None:
-                codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            elif len(metadata.encode()) > broker.config.offset_metadata_max_bytes:
-                codes[key] = ErrorCode.OFFSET_METADATA_TOO_LARGE
-            else:
-                offsets[key] = entry["committed_offset"], entry["committed_leader_epoch"], metadata
+    codes, offsets = sorted_out(broker, request, message, failure)
     if offsets and not isinstance(log, ErrorCode):
         try:
             if request.version == _TO_DIRECTORIES and broker.config.directories is not None:
@@ -56,18 +40,4 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         except (OSError, DirectoryError, ConfigError) as error:
             _log.error("commit of group %s failed: %s", group, error)
             codes |= dict.fromkeys(offsets, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-    return {
-        "topics": [
-            {
-                "name": topic["name"],
-                "partitions": [
-                    {
-                        "partition_index": entry["partition_index"],
-                        "error_code": codes[topic["name"], entry["partition_index"]],
-                    }
-                    for entry in topic["partitions"]
-                ],
-            }
-            for topic in message["topics"]
-        ]
-    }
+    return answer(message, codes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.security.authorizer import READ
+from spark_klog.broker.coordinator.commit_request import answer, sorted_out
 from spark_klog.broker.transactions.transaction import Producer
 from spark_klog.errors import ErrorCode
 from spark_klog.log.sequences import ProducerRefused
@@ -33,23 +33,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
             failure = ErrorCode.INVALID_TXN_STATE
         if failure:
             _log.warning("%s (%s): %s", request.client_id, request.peer, reason)
-    codes: dict[tuple[str, int], ErrorCode] = {}
-    offsets: dict[tuple[str, int], tuple[int, int, str]] = {}
-    for topic in message["topics"]:
-        for entry in topic["partitions"]:
-            key = topic["name"], entry["partition_index"]
-            metadata = entry["committed_metadata"] or ""
-            codes[key] = failure
-            if failure:
-                continue
-            if refusal := broker.authorizer.refusal(request.session, READ, topic["name"]):
-                codes[key] = refusal
-            elif broker.registry.leads(*key) is None:
-                codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            elif len(metadata.encode()) > broker.config.offset_metadata_max_bytes:
-                codes[key] = ErrorCode.OFFSET_METADATA_TOO_LARGE
-            else:
-                offsets[key] = entry["committed_offset"], entry["committed_leader_epoch"], metadata
+    codes, offsets = sorted_out(broker, request, message, failure)
     if offsets and not isinstance(log, ErrorCode):
         try:
             broker.offsets.stage(log, group, (producer.producer_id, producer.epoch), offsets)
@@ -58,21 +42,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         except OSError as error:
             _log.error("commit of group %s failed: %s", group, error)
             codes |= dict.fromkeys(offsets, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-    return {
-        "topics": [
-            {
-                "name": topic["name"],
-                "partitions": [
-                    {
-                        "partition_index": entry["partition_index"],
-                        "error_code": codes[topic["name"], entry["partition_index"]],
-                    }
-                    for entry in topic["partitions"]
-                ],
-            }
-            for topic in message["topics"]
-        ]
-    }
+    return answer(message, codes)
 
 
 def _membership(broker: Broker, message: Message) -> ErrorCode:

@@ -12,10 +12,12 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_klog.broker.offset_manager import TRANSACTIONS_TOPIC, partition_for
+from spark_klog.broker.offset_manager import TRANSACTIONS_TOPIC
 from spark_klog.broker.registry import NO_LEADER
+from spark_klog.broker.stored_rows import Rows, read_log, stored_rows
 from spark_klog.broker.transactions import transaction as machine
 from spark_klog.broker.transactions.markers import Marker, send_markers, write_marker
 from spark_klog.broker.transactions.peers import ask, peer_address
@@ -31,15 +33,11 @@ from spark_klog.broker.transactions.transaction import (
 from spark_klog.errors import ErrorCode, KlogError
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog, system_ms
 from spark_klog.protocol.apis import ADD_PARTITIONS_TO_TXN
-from spark_klog.records.batch import next_offset_after
-from spark_klog.records.reader import read_records
 
 if TYPE_CHECKING:
     from spark_klog.broker.broker import Broker
 
 _log = logging.getLogger(__name__)
-_READ_BYTES = 4 * 1024 * 1024
-_LOADED_AT_ONCE = 1024 * 1024
 _RETRY_SECONDS = 0.5
 _UNANSWERED = (KlogError, OSError, asyncio.TimeoutError)
 #: Of AddPartitionsToTxn: from here on brokers ask each other.
@@ -89,9 +87,8 @@ class TransactionCoordinator:
 
     async def find(self, transactional_id: str) -> tuple[int, int]:
         """(broker id, partition of __transaction_state) that keep it; makes that topic at first use."""
-        topic = await self._broker.internal_topic(TRANSACTIONS_TOPIC, self._broker.config.transaction_partitions)
-        partition = partition_for(transactional_id, len(topic.assignment))
-        return self._broker.registry.leader(topic, partition), partition
+        partitions = self._broker.config.transaction_partitions
+        return await self._broker.place_of(transactional_id, TRANSACTIONS_TOPIC, partitions)
 
     async def log_of(self, transactional_id: str) -> PartitionLog | ErrorCode:
         """Where the id is kept, if that is here and has been read."""
@@ -267,10 +264,7 @@ class TransactionCoordinator:
         for log in logs:
             found: dict[str, Transaction] = {}
             try:
-                if log.size <= _LOADED_AT_ONCE:
-                    _read(log, found)
-                else:
-                    await asyncio.to_thread(_read, log, found)
+                await read_log(partial(_read, found), log)
             except (KlogError, OSError) as error:
                 _log.error("transactions of %s can't be read, and are not served: %s", log.directory, error)
                 self._unread.add(log.partition)
@@ -283,10 +277,7 @@ class TransactionCoordinator:
                 self._write_markers(log_of, transaction)
 
     def _log(self, transactional_id: str) -> PartitionLog | None:
-        topic = self._broker.registry.topics.get(TRANSACTIONS_TOPIC)
-        if topic is None:
-            return None
-        return self._broker.logs.get(TRANSACTIONS_TOPIC, partition_for(transactional_id, len(topic.assignment)))
+        return self._broker.internal_log(TRANSACTIONS_TOPIC, transactional_id)
 
     def forget_all(self) -> None:
         """__transaction_state was deleted."""
@@ -380,18 +371,15 @@ class TransactionCoordinator:
                 del self._transactions[transactional_id]
 
 
-def _read(log: PartitionLog, transactions: dict[str, Transaction]) -> None:
+def _read(transactions: dict[str, Transaction], log: PartitionLog) -> None:
     """What a partition of __transaction_state holds; later records win."""
-    offset = log.start_offset
-    while (found := log.read(offset, _READ_BYTES)) is not None:
-        data = found.read()
-        for record in read_records(data):
-            transactional_id = decode_key(record.key) if record.key else None
+    for item in stored_rows(log):
+        for key, value in item.rows if isinstance(item, Rows) else ():
+            transactional_id = decode_key(key) if key else None
             if transactional_id is None:
                 continue
-            if record.value is None:
+            if value is None:
                 transactions.pop(transactional_id, None)
             else:
-                transactions[transactional_id] = decode_value(transactional_id, record.value)
-        offset = next_offset_after(data, offset)
+                transactions[transactional_id] = decode_value(transactional_id, value)
     _log.info("loaded %d transactions from %s", len(transactions), log.directory.name)

@@ -13,20 +13,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from struct import Struct
 
 from spark_klog.broker.transactions.transaction import NO_EPOCH, Producer, State, TopicPartition, Transaction
 from spark_klog.errors import DecodeError
-from spark_klog.records.batch_v2 import build_batch
-from spark_klog.records.control import ABORT, COMMIT
-from spark_klog.records.reference import append_record
+from spark_klog.records.batch_v2 import CONTROL_BIT, TRANSACTIONAL_BIT
+from spark_klog.records.control import ABORT, COMMIT, Marker, encode_marker
+from spark_klog.records.own_batch import own_batch
 from spark_klog.wire.primitives import Buffer, Reader, Writer
 
 _KEY_VERSION = 0
 _VALUE_VERSION, _FLEXIBLE = 0, 1
 _NULL = -1
-_TRANSACTIONAL, _CONTROL = 0x10, 0x20
-_MARKER_KEY, _MARKER_VALUE = Struct(">hh"), Struct(">hi")
 
 
 def partitions_by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
@@ -106,25 +103,12 @@ def _partitions(reader: Reader, is_flexible: bool) -> list[TopicPartition]:
 
 def state_batch(transactional_id: str, transaction: Transaction | None, now_ms: int) -> bytearray:
     """A batch for __transaction_state; None makes the id forgotten."""
-    body = bytearray()
     value = None if transaction is None else encode_value(transaction)
-    append_record(body, 0, 0, encode_key(transactional_id), value)
-    return bytearray(build_batch(body, 1, base_timestamp=now_ms, max_timestamp=now_ms))
+    return own_batch([(encode_key(transactional_id), value)], now_ms)
 
 
 def marker_batch(producer: Producer, *, commits: bool, coordinator_epoch: int, now_ms: int) -> bytearray:
     """The control batch that ends a producer's transaction in a partition."""
-    body = bytearray()
-    key = _MARKER_KEY.pack(0, COMMIT if commits else ABORT)
-    append_record(body, 0, 0, key, _MARKER_VALUE.pack(0, coordinator_epoch))
-    return bytearray(
-        build_batch(
-            body,
-            1,
-            base_timestamp=now_ms,
-            max_timestamp=now_ms,
-            attributes=_TRANSACTIONAL | _CONTROL,
-            producer_id=producer.producer_id,
-            producer_epoch=producer.epoch,
-        )
-    )
+    row = encode_marker(Marker(COMMIT if commits else ABORT, coordinator_epoch))
+    attributes = TRANSACTIONAL_BIT | CONTROL_BIT
+    return own_batch([row], now_ms, attributes=attributes, producer=(producer.producer_id, producer.epoch))

@@ -1,11 +1,12 @@
-"""Keys and values of a partition of __consumer_offsets, from its beginning on.
+"""Keys and values of a partition of an internal topic, from its beginning on.
 
 There may be millions, most of them in batches of one record: runs of plain batches are taken apart by the kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -18,9 +19,18 @@ from spark_klog.records.control import COMMIT, read_marker
 from spark_klog.records.reader import records_of
 
 _READ_BYTES = 4 * 1024 * 1024
+_READ_AT_ONCE = 1024 * 1024
 _NO_LIMIT = (1 << 31) - 1
 _LAST_OFFSET = (1 << 63) - 1
 Row = tuple[bytes | None, bytes | None]
+
+
+async def read_log(read: Callable[[PartitionLog], None], log: PartitionLog) -> None:
+    """Have `read` read the whole log: a large one in a thread, so that others are served meanwhile."""
+    if log.size <= _READ_AT_ONCE:
+        read(log)
+    else:
+        await asyncio.to_thread(read, log)
 
 
 class Rows(NamedTuple):

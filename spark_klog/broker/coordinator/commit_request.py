@@ -1,0 +1,55 @@
+"""What OffsetCommit and TxnOffsetCommit have in common: which of the offsets may be committed, and the answer."""
+
+from __future__ import annotations
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.security.authorizer import READ
+from spark_klog.errors import ErrorCode
+from spark_klog.protocol.codec import Message
+
+Codes = dict[tuple[str, int], ErrorCode]
+Offsets = dict[tuple[str, int], tuple[int, int, str]]
+
+
+def sorted_out(broker: Broker, request: Request, message: Message, failure: ErrorCode) -> tuple[Codes, Offsets]:
+    """(the code of each partition so far, what is to be committed: offset, leader epoch, metadata).
+
+    With a `failure` of the whole request nothing is.
+    """
+    codes: Codes = {}
+    offsets: Offsets = {}
+    for topic in message["topics"]:
+        for entry in topic["partitions"]:
+            key = topic["name"], entry["partition_index"]
+            metadata = entry["committed_metadata"] or ""
+            codes[key] = failure
+            if failure:
+                continue
+            if refusal := broker.authorizer.refusal(request.session, READ, topic["name"]):
+                codes[key] = refusal
+            elif broker.registry.leads(*key) is None:
+                codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif len(metadata.encode()) > broker.config.offset_metadata_max_bytes:
+                codes[key] = ErrorCode.OFFSET_METADATA_TOO_LARGE
+            else:
+                offsets[key] = entry["committed_offset"], entry["committed_leader_epoch"], metadata
+    return codes, offsets
+
+
+def answer(message: Message, codes: Codes) -> Message:
+    """The response: a code for each partition of the request."""
+    return {
+        "topics": [
+            {
+                "name": topic["name"],
+                "partitions": [
+                    {
+                        "partition_index": entry["partition_index"],
+                        "error_code": codes[topic["name"], entry["partition_index"]],
+                    }
+                    for entry in topic["partitions"]
+                ],
+            }
+            for topic in message["topics"]
+        ]
+    }
