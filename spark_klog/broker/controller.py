@@ -11,7 +11,6 @@ written by compare and swap, all else is the same whoever writes it.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from uuid import UUID, uuid4
 
@@ -19,6 +18,7 @@ from spark_klog.broker.registry import NO_LEADER, Nameless, Registry
 from spark_klog.directories import paths
 from spark_klog.directories.tree import NodeExists, Tree
 from spark_klog.errors import DecodeError
+from spark_klog.log.partition_log import system_ms
 
 _log = logging.getLogger(__name__)
 _FIRST_EPOCH = 1
@@ -58,7 +58,7 @@ class Controller:
         registry = self._registry
         if registry.controller is not None:
             return registry.controller == registry.broker_id
-        payload = paths.controller_payload(registry.broker_id, time.time_ns() // 1_000_000)
+        payload = paths.controller_payload(registry.broker_id, system_ms())
         try:
             self._tree.create(paths.CONTROLLER_PATH, payload, ephemeral=True)
         except NodeExists:

@@ -20,7 +20,7 @@ from spark_klog.directories.offsets import OffsetDirectory
 from spark_klog.directories.tree import SESSION_SECONDS, NodeExists, Tree
 from spark_klog.errors import ConfigError, DecodeError, DirectoryError
 from spark_klog.log.directory import new_cluster_id
-from spark_klog.log.partition_log import check_topic_name
+from spark_klog.log.partition_log import check_topic_name, system_ms
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -91,11 +91,7 @@ class Registry:
         """The cluster's id; made once, `preferred` where there is none yet."""
         found = self._tree.get(paths.CLUSTER_ID_PATH)
         if found is None:
-            try:
-                payload = paths.cluster_id_payload(preferred or new_cluster_id())
-                self._tree.create(paths.CLUSTER_ID_PATH, payload)
-            except NodeExists:
-                pass
+            self._make(paths.CLUSTER_ID_PATH, paths.cluster_id_payload(preferred or new_cluster_id()))
             found = self._tree.get(paths.CLUSTER_ID_PATH)
         assert found is not None
         self._cluster_id = paths.parse_cluster_id(found)
@@ -112,7 +108,7 @@ class Registry:
             if self._tree.get(path) is None:
                 self._make(path, b"")
         path = paths.broker_id_path(self.broker_id)
-        entry = paths.broker_payload(endpoints, time.time_ns() // 1_000_000)
+        entry = paths.broker_payload(endpoints, system_ms())
         ours = {(one.host, one.port) for one in endpoints}
         deadline: float | None = None
         while not self._make(path, entry, ephemeral=True):

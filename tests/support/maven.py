@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -105,7 +105,7 @@ def _download(pom: str, artifacts: Sequence[str], folder: Path) -> None:
         ]
         pause = _FIRST_PAUSE_SECONDS
         for attempt in range(1, _ATTEMPTS + 1):
-            status, output = _run(command, cwd=work)
+            status, output = run(command, cwd=work)
             if status == 0 and any(jars.glob("*.jar")):
                 break
             if attempt == _ATTEMPTS:
@@ -122,22 +122,27 @@ def _download(pom: str, artifacts: Sequence[str], folder: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _run(command: Sequence[str], cwd: Path | None = None) -> tuple[int, str]:
-    """Exit status, and the tail of standard output and error together."""
+def run(
+    command: Sequence[str],
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    seconds: float = _ATTEMPT_TIMEOUT_SECONDS,
+) -> tuple[int, str]:
+    """Exit status (-1: it did not end in time), and the tail of standard output and error together."""
     try:
         done = subprocess.run(
             command,
             cwd=cwd,
-            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive", **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            timeout=_ATTEMPT_TIMEOUT_SECONDS,
+            timeout=seconds,
         )
     except subprocess.TimeoutExpired:
-        return -1, f"{command[0]} did not end in {_ATTEMPT_TIMEOUT_SECONDS} s"
+        return -1, f"{command[0]} did not end in {seconds} s"
     return done.returncode, done.stdout[-4000:]
 
 
@@ -150,7 +155,7 @@ def _find_mvn() -> str:
     output = ""
     # A failed update is no reason to give up: the lists at hand may do.
     for command in (["apt-get", "update"], ["apt-get", "install", "-y", "maven"]):
-        _, output = _run(command)
+        _, output = run(command)
     mvn = shutil.which("mvn")
     if mvn is None:
         raise RegistryUnreachable(f"mvn is not on PATH, and apt-get install maven failed:\n{output}")

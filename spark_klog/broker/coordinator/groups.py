@@ -14,6 +14,7 @@ from spark_klog.broker.coordinator.member import Join, Member
 from spark_klog.broker.coordinator.records import StoredGroup, StoredMember
 from spark_klog.broker.coordinator.replies import Reply, refused_join, refused_sync
 from spark_klog.errors import ErrorCode
+from spark_klog.log.partition_log import system_ms
 
 _log = logging.getLogger(__name__)
 Store = Callable[[str, StoredGroup | None], ErrorCode]
@@ -202,5 +203,5 @@ def _stored(group: Group) -> StoredGroup:
         )
         for member in group.members.values()
     ]
-    now = time.time_ns() // 1_000_000
+    now = system_ms()
     return StoredGroup(group.protocol_type or "", group.generation, group.protocol, group.leader, now, members)

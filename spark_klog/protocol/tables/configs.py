@@ -64,6 +64,19 @@ DESCRIBE_CONFIGS = api(
     ),
 )
 
+_ALTERED = struct(
+    F("throttle_time_ms", INT32),
+    F(
+        "responses",
+        array(
+            F("error_code", INT16),
+            F("error_message", STRING, nullable="0+", default=None),
+            F("resource_type", INT8),
+            F("resource_name", STRING),
+        ),
+    ),
+)
+
 ALTER_CONFIGS = api(
     33,
     "AlterConfigs",
@@ -80,18 +93,7 @@ ALTER_CONFIGS = api(
         ),
         F("validate_only", BOOLEAN),
     ),
-    struct(
-        F("throttle_time_ms", INT32),
-        F(
-            "responses",
-            array(
-                F("error_code", INT16),
-                F("error_message", STRING, nullable="0+", default=None),
-                F("resource_type", INT8),
-                F("resource_name", STRING),
-            ),
-        ),
-    ),
+    _ALTERED,
 )
 
 INCREMENTAL_ALTER_CONFIGS = api(
@@ -110,16 +112,5 @@ INCREMENTAL_ALTER_CONFIGS = api(
         ),
         F("validate_only", BOOLEAN),
     ),
-    struct(
-        F("throttle_time_ms", INT32),
-        F(
-            "responses",
-            array(
-                F("error_code", INT16),
-                F("error_message", STRING, nullable="0+", default=None),
-                F("resource_type", INT8),
-                F("resource_name", STRING),
-            ),
-        ),
-    ),
+    _ALTERED,
 )

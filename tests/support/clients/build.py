@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tests.support.maven import RegistryUnreachable, cache_root
+from tests.support.maven import RegistryUnreachable, cache_root, run
 
 _ATTEMPTS = 4
 _FIRST_PAUSE_SECONDS = 2.0
@@ -49,7 +47,7 @@ def download(command: Sequence[str], folder: Path) -> None:
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
-        status, output = _run(command, folder, {})
+        status, output = run(command, folder, seconds=_SECONDS)
         if status == 0:
             return
     raise RegistryUnreachable(f"{' '.join(command)} failed in {_ATTEMPTS} attempts; its last output:\n{output}")
@@ -57,7 +55,7 @@ def download(command: Sequence[str], folder: Path) -> None:
 
 def compile_program(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
     """Run a compiler, which needs no network; `BuildFailed` where it fails."""
-    status, output = _run(command, folder, environment)
+    status, output = run(command, folder, environment, _SECONDS)
     if status:
         raise BuildFailed(f"{' '.join(command)} ended with {status}:\n{output}")
 
@@ -65,21 +63,3 @@ def compile_program(command: Sequence[str], folder: Path, environment: Mapping[s
 def copy_into(folder: Path, files: Sequence[Path]) -> None:
     for file in files:
         shutil.copyfile(file, folder / file.name)
-
-
-def _run(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> tuple[int, str]:
-    try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return -1, f"{command[0]} did not end in {_SECONDS} s"
-    return done.returncode, done.stdout[-4000:]
