@@ -116,7 +116,9 @@ def test_compaction_and_what_kafka_makes_of_it(server_dir: Path, codec: str) -> 
         assert dumped == {number for number, _, _ in seen}
         indexes = [*folder.glob("*.index"), *folder.glob("*.timeindex")]
         sane = dump_files(version, indexes, "--index-sanity-check")
-        assert sane.count("passed sanity check") == len(indexes)
+        filled = [path for path in indexes if path.stat().st_size]  # of the others it says that they are empty
+        assert filled
+        assert sane.count("passed sanity check") == len(filled)
     verified = subprocess.run(
         [sys.executable, "-m", "spark_klog.cli", "log", "verify", str(broker.data_dir)], capture_output=True, text=True
     )

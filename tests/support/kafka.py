@@ -54,7 +54,10 @@ class ServerStartError(Exception):
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nothing listens on, and that no other call in this process has returned.
+    """A TCP port of 127.0.0.1 that nothing listens on, and that no other call in this test run has returned.
+
+    The processes of a run draw from ports of their own: one must not take the port of another's broker that is just
+    down, to be started again.
 
     It lies below the ephemeral range: a client that keeps connecting to a stopped server's ephemeral port
     can be given that same port as its own, connects to itself, and the server cannot start again.
@@ -63,8 +66,10 @@ def free_port() -> int:
         ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except OSError:
         ephemeral = 32768
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     for _ in range(1000):
-        port = _random.randrange(10_000, max(ephemeral, 20_000))
+        port = _random.randrange(10_000 + worker, max(ephemeral, 20_000), workers)
         if port in _ports_given:
             continue
         with socket.socket() as probe:
