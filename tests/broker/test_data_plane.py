@@ -11,7 +11,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -253,14 +253,12 @@ def test_max_bytes_are_shared_by_partitions(wire: KafkaPythonWire, topic: str) -
     assert sizes(partition_max_bytes=-1)[0] == size
 
 
-def test_large_answers_leave_by_sendfile(broker: KlogBroker, wire: KafkaPythonWire, topic: str, tmp_path: Path) -> None:
-    _create(wire, topic)
-    for _ in range(8):
-        assert _produce(wire, topic, {0: make_records(2, [os.urandom(500_000)], NOW)})[0]["error_code"] == NONE
-    trace = tmp_path / "trace"
-    calls = "trace=sendfile,read,pread64,preadv,sendto,write,writev,sendmsg"
+@contextmanager
+def _traced(broker: KlogBroker, calls: str, folder: Path) -> Iterator[Path]:
+    """strace's file of these system calls of the broker; it is whole afterwards."""
+    trace = folder / "trace"
     strace = subprocess.Popen(
-        [program(("strace",), "strace"), "-f", "-e", calls, "-o", str(trace), "-p", str(broker.pid)],
+        [program(("strace",), "strace"), "-f", "-e", f"trace={calls}", "-o", str(trace), "-p", str(broker.pid)],
         stderr=subprocess.PIPE,
     )
     assert strace.stderr is not None
@@ -268,10 +266,24 @@ def test_large_answers_leave_by_sendfile(broker: KlogBroker, wire: KafkaPythonWi
         attached = strace.stderr.readline().decode()
         if "attached" not in attached:
             pytest.skip(f"NOT SHOWN: strace may not look at processes here: {attached.strip()}")
-        (entry,) = _fetch(wire, topic, {0: 0}, partition_max_bytes=10_000_000)
+        yield trace
     finally:
         strace.send_signal(signal.SIGINT)
         strace.wait(20)
+
+
+def test_the_end_of_an_answer_waits_for_no_acknowledgement(broker: KlogBroker, tmp_path: Path) -> None:
+    with _traced(broker, "setsockopt", tmp_path) as trace, closing(KafkaPythonWire(broker.bootstrap_servers)) as wire:
+        wire.ask("ApiVersions", 0, {})
+    assert re.search(r"TCP_NODELAY, \[1\]", trace.read_text())
+
+
+def test_large_answers_leave_by_sendfile(broker: KlogBroker, wire: KafkaPythonWire, topic: str, tmp_path: Path) -> None:
+    _create(wire, topic)
+    for _ in range(8):
+        assert _produce(wire, topic, {0: make_records(2, [os.urandom(500_000)], NOW)})[0]["error_code"] == NONE
+    with _traced(broker, "sendfile,read,pread64,preadv,sendto,write,writev,sendmsg", tmp_path) as trace:
+        (entry,) = _fetch(wire, topic, {0: 0}, partition_max_bytes=10_000_000)
     assert len(entry["records"]) > 4_000_000
     done = re.findall(r"(\w+)\(.*\) = (\d+)$", trace.read_text(), re.MULTILINE)
     by_call: dict[str, int] = {}
