@@ -45,34 +45,47 @@ def compare(brokers: tuple[Broker, Broker], repeat: int, run: Callable[[Broker],
 
 
 @contextmanager
-def topic(broker: Broker, name: str, partitions: int = PARTITIONS) -> Iterator[str]:
+def topic(servers: str, name: str, partitions: int = PARTITIONS) -> Iterator[str]:
     """A new topic whose partitions have leaders, deleted afterwards."""
-    create_topic(broker, name, partitions)
+    create_topic(servers, name, partitions)
     try:
         yield name
     finally:
-        admin = _admin(broker)  # a client that nothing holds would go before its answer comes
+        admin = _admin(servers)  # a client that nothing holds would go before its answer comes
         admin.delete_topics([name])[name].result(_SECONDS)
 
 
-def create_topic(broker: Broker, name: str, partitions: int = PARTITIONS) -> None:
-    """Create a topic, and return when each of its partitions has a leader."""
-    admin = _admin(broker)
+def create_topic(servers: str, name: str, partitions: int = PARTITIONS) -> None:
+    """Create a topic, and return when each broker knows of a leader of each partition."""
+    admin = _admin(servers)
     admin.create_topics([NewTopic(name, partitions, 1)])[name].result(_SECONDS)
     deadline = time.monotonic() + _SECONDS
-    while True:
-        # all topics: to ask for one that is not known yet could create it
-        found = admin.list_topics(timeout=_SECONDS).topics.get(name)
-        if found and len(found.partitions) == partitions and all(p.leader >= 0 for p in found.partitions.values()):
-            return
-        if time.monotonic() > deadline:
-            raise SideFailed(f"topic {name} has no leaders after {_SECONDS:.0f} s")
-        time.sleep(0.05)
+    for server in servers.split(","):
+        admin = _admin(server)
+        while not _has_leaders(admin, name, partitions):
+            if time.monotonic() > deadline:
+                raise SideFailed(f"topic {name} has no leaders after {_SECONDS:.0f} s")
+            time.sleep(0.05)
+
+
+def _has_leaders(admin: AdminClient, name: str, partitions: int) -> bool:
+    # all topics: to ask for one that is not known yet could create it
+    found = admin.list_topics(timeout=_SECONDS).topics.get(name)
+    return found is not None and sum(entry.leader >= 0 for entry in found.partitions.values()) == partitions
+
+
+def partitions_by_leader(servers: str, name: str) -> dict[int, list[int]]:
+    """The partitions of a topic, by the port of their leaders."""
+    found = _admin(servers).list_topics(name, timeout=_SECONDS)
+    by_port: dict[int, list[int]] = {}
+    for partition in found.topics[name].partitions.values():
+        by_port.setdefault(found.brokers[partition.leader].port, []).append(partition.id)
+    return by_port
 
 
 def check_count(broker: Broker, name: str, wanted: int, partitions: int = PARTITIONS) -> None:
     """`SideFailed` unless the topic, from which nothing was deleted, holds so many records."""
-    consumer = Consumer({**_client(broker), "group.id": "bench"})
+    consumer = Consumer({**_client(broker.bootstrap_servers), "group.id": "bench"})
     try:
         places = [TopicPartition(name, partition) for partition in range(partitions)]
         found = sum(consumer.get_watermark_offsets(place, timeout=_SECONDS)[1] for place in places)
@@ -82,9 +95,9 @@ def check_count(broker: Broker, name: str, wanted: int, partitions: int = PARTIT
         raise SideFailed(f"topic {name} holds {found} records, {wanted} were sent")
 
 
-def _admin(broker: Broker) -> AdminClient:
-    return AdminClient(_client(broker))
+def _admin(servers: str) -> AdminClient:
+    return AdminClient(_client(servers))
 
 
-def _client(broker: Broker) -> dict[str, str | int]:
-    return {"bootstrap.servers": broker.bootstrap_servers, "log_level": 3}  # errors only
+def _client(servers: str) -> dict[str, str | int]:
+    return {"bootstrap.servers": servers, "log_level": 3}  # errors only

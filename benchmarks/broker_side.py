@@ -111,7 +111,7 @@ def _start(broker: Broker, figures: Figures, number: int) -> None:
 def _load(bench: Bench, broker: Broker, work_dir: Path) -> None:
     """Round by round, in by ProducerPerformance and out by kcat; one partition, so that a round's offsets are known."""
     libs = kafka_libs("3.9.1")
-    create_topic(broker, _TOPIC, 1)
+    create_topic(broker.bootstrap_servers, _TOPIC, 1)
     # our broker does not serve InitProducerId yet; the same for both sides
     properties = {"enable.idempotence": "false"}
     rounds, records = _rounds(bench)

@@ -65,7 +65,7 @@ def _pairs(
         if sides[0].failed is not None:
             continue
         with recorded(*sides):
-            with topic(brokers[place], f"{run.__name__}-{number}", 1) as name:
+            with topic(brokers[place].bootstrap_servers, f"{run.__name__}-{number}", 1) as name:
                 figures = run(brokers[place], name)
             log.info("%s: %s: %s ms", sides[0].name, run.__name__, figures)
             for side, figure in zip(sides, figures, strict=True):

@@ -30,7 +30,7 @@ def _produce(bench: Bench) -> Iterator[Result]:
             for acks in _ACKS:
 
                 def run(broker: Broker, size: int = size, acks: str = acks, records: int = records) -> float:
-                    with topic(broker, next(names)) as name:
+                    with topic(broker.bootstrap_servers, next(names)) as name:
                         properties = {"acks": acks}
                         server = broker.bootstrap_servers
                         rate = producer_performance(libs, server, name, records, folder, size, properties)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, cast
 
 from spark_klog.broker.security.session import Refused, Session
@@ -19,7 +19,7 @@ from spark_klog.broker.watchdog import Activity
 from spark_klog.errors import DecodeError
 from spark_klog.log.segment import FileRange
 from spark_klog.wire.frames import SIZE, frame_size
-from spark_klog.wire.primitives import Writer
+from spark_klog.wire.primitives import Buffer, Writer
 
 if TYPE_CHECKING:
     from spark_klog.broker.server import Server
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: Of the buffer that connections share, and of what a frame's own begins with.
 SCRATCH_BYTES = 64 * 1024
-_MAX_QUEUED = 16
+_MAX_QUEUED = 100
 #: Below this a copy costs less than setting up sendfile.
 _SENDFILE_FROM = 32 * 1024
 #: After so much of a file it is noticed that the client reads.
@@ -54,6 +54,9 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_size = 0
         self._frame_filled = 0
         self._requests: deque[bytearray] = deque()
+        self._unsent: list[Buffer] = []
+        self._unsent_bytes = 0
+        self._is_flush_due = False
         self._worker: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -82,6 +85,7 @@ class Connection(asyncio.BufferedProtocol):
         self._writable.set()
         if self._worker is not None:
             self._worker.cancel()
+        self._unsent, self._unsent_bytes = [], 0
         self._drop_requests()
         frame, self._frame = self._frame, None
         self._memory.leave(self)
@@ -103,7 +107,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_finishing = True
         self._transport.pause_reading()
         if not self.is_busy:
-            self._transport.close()
+            self._close()
 
     def tell_dropped(self, reason: object) -> None:
         """Log and count that the connection is closed for what the client did."""
@@ -220,44 +224,60 @@ class Connection(asyncio.BufferedProtocol):
                 if response is not None:
                     await self._send(response)
                 if self.session.has_failed:
-                    self._transport.close()
+                    self._close()
                     return
             if self._is_finishing:
-                self._transport.close()
+                self._close()
         except (DecodeError, Refused) as error:
             self.tell_dropped(error)
-            self._transport.close()
+            self._close()
         except AnswerCut as cut:
-            self._transport.write(cut.sent)
-            self._transport.close()
+            self._leave_unsent(cut.sent)
+            self._close()
         except ConnectionError as error:
             _log.debug("%s: %s", self.session.peer, error)
+            self._flush()
             self._transport.abort()
         except asyncio.CancelledError:
             raise
         except Exception:
             _log.exception("%s: a request failed; closing the connection", self.session.peer)
-            self._transport.close()
+            self._close()
 
     async def _send(self, response: Writer) -> None:
         self.activity.sending_since = time.monotonic()
-        pending: list[Sized] = [SIZE.pack(len(response))]
+        self._leave_unsent(SIZE.pack(len(response)))
         for part in response.parts:
             if isinstance(part, FileRange) and part.size >= _SENDFILE_FROM:
-                self._write(pending)
-                pending = []
+                self._flush()
                 await self._send_file(part)
             else:
-                pending.append(part.read() if isinstance(part, FileRange) else part)
-        self._write(pending)
+                self._leave_unsent(part.read() if isinstance(part, FileRange) else cast(Buffer, part))
+        if not self._requests or self._unsent_bytes >= SCRATCH_BYTES:
+            self._flush()
+        elif not self._is_flush_due:
+            # answers to requests that are here already leave together, unless the next one has to wait
+            self._is_flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
         if not self._writable.is_set():
             await self._writable.wait()
         self.activity.touch(time.monotonic())
         self.activity.sending_since = None
 
-    def _write(self, parts: list[Sized]) -> None:
-        if parts:
-            self._transport.write(b"".join(cast("list[bytes]", parts)))
+    def _leave_unsent(self, part: Buffer) -> None:
+        self._unsent.append(part)
+        self._unsent_bytes += len(part)
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        if self._unsent:
+            self._transport.write(b"".join(self._unsent))
+            self._unsent, self._unsent_bytes = [], 0
+
+    def _close(self) -> None:
+        """When what there is has been sent."""
+        self._flush()
+        self._transport.close()
 
     async def _send_file(self, part: FileRange) -> None:
         send = self._copy_file if self.session.is_tls else self._sendfile

@@ -6,9 +6,11 @@ start. Offsets that a transaction commits are held back until its marker comes. 
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 from spark_klog.broker.coordinator.records import (
     Committed,
@@ -22,6 +24,7 @@ from spark_klog.broker.coordinator.records import (
     encode_group_key,
     encode_offset,
     encode_offset_key,
+    partition_of,
 )
 from spark_klog.broker.stored_rows import Marker, stored_rows
 from spark_klog.errors import DecodeError, ErrorCode
@@ -36,6 +39,8 @@ TRANSACTIONS_TOPIC = "__transaction_state"
 INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
 
 Offsets = dict[tuple[str, int], Committed]
+#: Where the offsets go whose keys begin so, up to the partition: a million keys need not be taken apart.
+_Places = dict[bytes, tuple[Offsets, str]]
 
 
 def java_hash(text: str) -> int:
@@ -69,7 +74,16 @@ class OffsetManager:
 
         What does not decode is told in the log and left out. `DecodeError` where batches are damaged, OSError.
         """
+        with _uncollected():
+            count, bad = self._load(log)
+        if bad:
+            _log.error("%s: %d records of %d can't be read and are left out", log.directory.name, bad, count)
+        _log.info("loaded %d commits and groups from %s", count, log.directory.name)
+
+    def _load(self, log: PartitionLog) -> tuple[int, int]:
+        """(records, those that do not decode)."""
         count = bad = 0
+        places: _Places = {}
         for item in stored_rows(log):
             if isinstance(item, Marker):
                 self.complete(item.producer_id, committed=item.commits)
@@ -78,28 +92,32 @@ class OffsetManager:
             for key, value in item.rows:
                 count += 1
                 try:
-                    load(key, value, item.producer_id)
+                    load(key, value, item.producer_id, places)
                 except DecodeError as error:
                     bad += 1
                     _log.debug("%s: a record is left out: %s", log.directory.name, error)
-        if bad:
-            _log.error("%s: %d records of %d can't be read and are left out", log.directory.name, bad, count)
-        _log.info("loaded %d commits and groups from %s", count, log.directory.name)
+        return count, bad
 
-    def _load_record(self, data: bytes | None, value: bytes | None, producer_id: int) -> None:
-        key = decode_key(data) if data else None
+    def _load_record(self, data: bytes | None, value: bytes | None, producer_id: int, places: _Places) -> None:
+        if not data:
+            return
+        if producer_id < 0 and not self._pending and value is not None and (place := places.get(data[:-4])):
+            place[0][place[1], partition_of(data)] = decode_offset(value)
+            return
+        key = decode_key(data)
         if isinstance(key, OffsetKey):
             group, topic, partition = key
             if value is None:
                 self._forget(group, [(topic, partition)])
+                places.clear()
                 return
             groups = self._groups if producer_id < 0 else self._pending[producer_id]
-            offsets = groups.get(group)
-            if offsets is None:
-                offsets = groups[group] = {}
+            offsets = groups.setdefault(group, {})
             offsets[topic, partition] = decode_offset(value)
-            if self._pending and producer_id < 0:
-                self._overtake(group, [(topic, partition)])
+            if producer_id < 0:
+                places[data[:-4]] = offsets, topic
+                if self._pending:
+                    self._overtake(group, [(topic, partition)])
         elif isinstance(key, GroupKey):
             self._load_group(key.group, None if value is None else decode_group(value))
 
@@ -182,6 +200,18 @@ class OffsetManager:
             staged = groups.get(group, {})
             for key in keys:
                 staged.pop(key, None)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without garbage collection, which would look at the millions of objects that are made again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def write_group(log: PartitionLog, group: str, stored: StoredGroup | None) -> ErrorCode:

@@ -27,7 +27,8 @@ from spark_klog.wire.primitives import Buffer, Reader, Writer
 
 _OFFSET_KEYS, _GROUP_KEY = (0, 1), 2
 _KEY_START, _PARTITION, _SIZE = Struct(">hh"), Struct(">i"), Struct(">h")
-_OFFSET_START, _OFFSET_END = Struct(">hqih"), Struct(">q")
+#: Version 3 without metadata, as nearly all are.
+_PLAIN_OFFSET = Struct(">hqihq")
 _VALUE_VERSION = 3
 _FLEXIBLE = 4
 
@@ -115,15 +116,21 @@ def _names(start: bytes) -> tuple[str, str] | None:
 
 def decode_key(data: bytes) -> OffsetKey | GroupKey | None:
     """None for a key of another kind, as later Kafkas have them; `DecodeError`."""
-    if len(data) >= 10:  # there may be a million of them at start: without a reader, if it goes
+    if len(data) >= 10:  # without a reader, if it goes
         names = _names(data[:-4])
         if names is not None:
-            return OffsetKey(*names, _PARTITION.unpack_from(data, len(data) - 4)[0])
+            return OffsetKey(*names, partition_of(data))
     reader = Reader(data)
     version = reader.int16()
     if version in _OFFSET_KEYS:
         return OffsetKey(reader.nullable_string() or "", reader.nullable_string() or "", reader.int32())
     return GroupKey(reader.nullable_string() or "") if version == _GROUP_KEY else None
+
+
+def partition_of(data: bytes) -> int:
+    """The partition of an offset's key, which is its end."""
+    partition: int = _PARTITION.unpack_from(data, len(data) - _PARTITION.size)[0]
+    return partition
 
 
 def encode_offset(committed: Committed) -> bytes:
@@ -139,10 +146,10 @@ def encode_offset(committed: Committed) -> bytes:
 
 def decode_offset(data: bytes) -> Committed:
     """Versions 0-4; `DecodeError`."""
-    if len(data) == 24:  # without metadata, as nearly all are
-        version, offset, leader_epoch, size = _OFFSET_START.unpack_from(data)
+    if len(data) == _PLAIN_OFFSET.size:  # there may be a million of them at start: without a reader, if it goes
+        version, offset, leader_epoch, size, timestamp = _PLAIN_OFFSET.unpack(data)
         if version == _VALUE_VERSION and size == 0:
-            return Committed(offset, leader_epoch, "", _OFFSET_END.unpack_from(data, 16)[0])
+            return Committed(offset, leader_epoch, "", timestamp)
     reader = Reader(data)
     version = reader.int16()
     if not 0 <= version <= _FLEXIBLE:
