@@ -8,7 +8,7 @@ Both grow by one entry for each `index.interval.bytes` of log, at the same batch
 timestamp has grown. Kafka preallocates the files, so that after a crash zeros may follow the entries.
 
 Crash story: an index is only a hint of where to start walking the log, and is not trusted: `Segment` compares it with
-the log at the first look-up, and builds both anew where they differ. So entries are written some hundred at a time, and
+the log at the first look-up, and builds both anew where they differ. So entries are written some thousand at a time, and
 those that a full disk does not take are kept in memory and tried again.
 """
 
@@ -23,7 +23,7 @@ from spark_klog.log.file_system import File, FileSystem, write_all
 
 _log = logging.getLogger(__name__)
 #: Bytes of entries that may wait in memory.
-_UNWRITTEN = 4096
+_UNWRITTEN = 16 * 1024
 
 
 class SparseIndex:
