@@ -7,9 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.data import PARTITIONS, produce
+from benchmarks.no_op import beside_no_op
 from benchmarks.record_batches import speed, take_turns
 from benchmarks.report import Result, Side
-from benchmarks.sides import SparkSide, alternate, klog_side, project_environment, read_all, topic_options
+from benchmarks.sides import SparkSide, read_all, topic_options
 from benchmarks.work import Bench, Work
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetcher import fetch_range
@@ -21,8 +22,6 @@ from spark_klog.records.batch_v2 import BatchHeader, body
 from spark_klog.wire.primitives import Buffer
 from tests.support.kafka import Kafka
 
-_NO_OP = "no-op Python data source"
-
 
 def _breakdown(bench: Bench) -> Iterator[Result]:
     folder = bench.folder("breakdown")
@@ -32,7 +31,7 @@ def _breakdown(bench: Bench) -> Iterator[Result]:
             kafka.create_topic(topic, partitions=PARTITIONS)
             produce(kafka.libs, kafka.bootstrap_servers, topic, bench.records, codec, folder)
             yield from _stages(bench, kafka.bootstrap_servers, topic, codec)
-            yield _beside_no_op(bench, folder / codec, kafka.bootstrap_servers, topic, codec)
+            yield _whole(bench, folder / codec, kafka.bootstrap_servers, topic, codec)
 
 
 def _stages(bench: Bench, servers: str, topic: str, codec: str) -> Iterator[Result]:
@@ -82,31 +81,13 @@ def _stages(bench: Bench, servers: str, topic: str, codec: str) -> Iterator[Resu
             yield Result(f"breakdown, one core, {codec}: {name}", "M records/s", side, None, bench.command)
 
 
-def _beside_no_op(bench: Bench, folder: Path, servers: str, topic: str, codec: str) -> Result:
-    result = Result(
-        f"breakdown, local[2], {codec}: Spark batch read beside a source that does nothing",
-        "M rows/s",
-        Side("klog"),
-        peer := Side(_NO_OP),
-        bench.command,
-    )
-    options = {
-        "klog": topic_options(servers, topic),
-        _NO_OP: {"records": str(bench.records), "partitions": str(PARTITIONS)},
-    }
+def _whole(bench: Bench, folder: Path, servers: str, topic: str, codec: str) -> Result:
+    def run(side: SparkSide, options: dict[str, str]) -> float:
+        return bench.records / 1e6 / read_all(side, options, bench.records)
 
-    def run(side: SparkSide) -> float:
-        return bench.records / 1e6 / read_all(side, options[side.name], bench.records)
-
-    alternate([(result.klog, lambda: klog_side(folder)), (peer, lambda: _no_op_side(folder))], bench.repeat, run)
-    return result
-
-
-def _no_op_side(folder: Path) -> SparkSide:
-    # no_op_source.py lies beside spark_side.py, where its workers find it, too
-    environment = project_environment()
-    path = [str(Path(__file__).parent), *filter(None, [environment.get("PYTHONPATH")])]
-    return SparkSide(_NO_OP, "no-op", folder, environment={"PYTHONPATH": ":".join(path)})
+    work = f"breakdown, local[2], {codec}: Spark batch read"
+    options = topic_options(servers, topic)
+    return beside_no_op(bench, work, "M rows/s", folder, options, run, records=bench.records)
 
 
 BREAKDOWN = Work(

@@ -1,7 +1,7 @@
 """The bound: a Python data source that does nothing, so that what it takes is Spark's own Arrow path.
 
 Each of `partitions` tasks yields one prebuilt Arrow batch again and again, until there were `records` in all: the
-columns of klog, 65,536 rows of values of 100 bytes.
+columns of klog, values of `size` bytes, 65,536 rows or 8 MiB of them. A micro-batch of a stream has `trigger` records.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-_ROWS = 65_536
-_VALUE = b"v" * 100
+_ROWS, _BATCH_BYTES = 65_536, 8 * 1024 * 1024
 
 
 class NoOp(DataSource):
@@ -28,33 +28,72 @@ class NoOp(DataSource):
         )
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return _Reader(int(self.options["records"]), int(self.options["partitions"]))
+        return _Reader(*self._numbers("records", "partitions", "size"))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return _StreamReader(*self._numbers("records", "partitions", "size", "trigger"))
+
+    def _numbers(self, *names: str) -> list[int]:
+        return [int(self.options[name]) for name in names]
 
 
 class _Reader(DataSourceReader):
-    def __init__(self, records: int, partitions: int) -> None:
-        self._records, self._partitions = records, partitions
+    def __init__(self, records: int, partitions: int, size: int) -> None:
+        self._records, self._partitions, self._size = records, partitions, size
 
     def partitions(self) -> list[InputPartition]:
-        return [InputPartition(number) for number in range(self._partitions)]
+        return _shares(self._records, self._partitions, self._size)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        batch = _batch()
-        left = self._records // self._partitions + (partition.value < self._records % self._partitions)
-        while left:
-            rows = min(left, _ROWS)
-            yield batch if rows == _ROWS else batch.slice(0, rows)
-            left -= rows
+        return _batches(partition)
 
 
-def _batch() -> pa.RecordBatch:
+class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, records: int, partitions: int, size: int, trigger: int) -> None:
+        self._records, self._partitions, self._size, self._trigger = records, partitions, size, trigger
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"offset": 0}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """There is never more than at the start."""
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        return {"offset": min(start["offset"] + self._trigger, self._records)}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        return _shares(end["offset"] - start["offset"], self._partitions, self._size)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _batches(partition)
+
+
+def _shares(records: int, partitions: int, size: int) -> list[InputPartition]:
+    """For each task how many records it gives, and of what size."""
+    counts = (records // partitions + (number < records % partitions) for number in range(partitions))
+    return [InputPartition((count, size)) for count in counts]
+
+
+def _batches(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    left, size = partition.value
+    batch = _batch(max(1, min(_ROWS, _BATCH_BYTES // size)), size)
+    while left:
+        rows = min(left, batch.num_rows)
+        yield batch if rows == batch.num_rows else batch.slice(0, rows)
+        left -= rows
+
+
+def _batch(rows: int, size: int) -> pa.RecordBatch:
     columns = {
-        "key": pa.nulls(_ROWS, pa.binary()),
-        "value": pa.array([_VALUE] * _ROWS, pa.binary()),
-        "topic": pa.array(["bench"] * _ROWS, pa.string()),
-        "partition": pa.array([0] * _ROWS, pa.int32()),
-        "offset": pa.array(range(_ROWS), pa.int64()),
-        "timestamp": pa.array([1_700_000_000_000_000] * _ROWS, pa.timestamp("us", "UTC")),
-        "timestampType": pa.array([0] * _ROWS, pa.int32()),
+        "key": pa.nulls(rows, pa.binary()),
+        "value": pa.array([b"v" * size] * rows, pa.binary()),
+        "topic": pa.array(["bench"] * rows, pa.string()),
+        "partition": pa.array([0] * rows, pa.int32()),
+        "offset": pa.array(range(rows), pa.int64()),
+        "timestamp": pa.array([1_700_000_000_000_000] * rows, pa.timestamp("us", "UTC")),
+        "timestampType": pa.array([0] * rows, pa.int32()),
     }
     return pa.RecordBatch.from_pydict(columns)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from confluent_kafka import Producer
 
 from benchmarks.data import PARTITIONS, RECORD_SIZE, ToolFailed, produce
 from benchmarks.jvm_connector import beside_jvm
+from benchmarks.no_op import beside_no_op
 from benchmarks.report import Result
 from benchmarks.sides import SideFailed, SparkSide, read_all, topic_options
 from benchmarks.work import Bench, Work
@@ -42,16 +44,20 @@ def _reads(bench: Bench) -> Iterator[Result]:
         work = f"Spark read into Parquet, {bench.records:,} records, none"
         yield beside_jvm(bench, work, "M rows/s", folder, parquet)
 
-        def stream(side: SparkSide) -> float:
-            return bench.records / 1e6 / _stream(side, small, bench.records, folder / "checkpoint")
+        def stream(side: SparkSide, options: dict[str, str]) -> float:
+            return bench.records / 1e6 / _stream(side, options, bench.records, folder / "checkpoint")
 
         work = f"Spark stream, AvailableNow, {_TRIGGER:,} offsets a trigger, {bench.records:,} records, none"
-        yield beside_jvm(bench, work, "M rows/s", folder, stream)
+        unit, count = "M rows/s", {"records": bench.records, "trigger": _TRIGGER}
+        yield beside_jvm(bench, work, unit, folder, lambda side: stream(side, small))
+        yield beside_no_op(bench, work, unit, folder, small, stream, **count)
         for size in _LARGE:
             topic, records = f"large-{size}", max(100, bench.records * RECORD_SIZE // size)
             fill(topic, PARTITIONS, records, size=size)
             work = f"Spark batch read, count + sum(length), {records:,} records of {size:,} B, none"
-            yield beside_jvm(bench, work, "MB/s", folder, _megabytes(topic_options(servers, topic), records, size))
+            large, megabytes = topic_options(servers, topic), _megabytes(records, size)
+            yield beside_jvm(bench, work, "MB/s", folder, partial(megabytes, options=large))
+            yield beside_no_op(bench, work, "MB/s", folder, large, megabytes, records=records, size=size)
         kafka.create_topic("many", partitions=_MANY)
         _fill_evenly(servers, "many", _MANY, _MANY_RECORDS)
         many = topic_options(servers, "many")
@@ -80,11 +86,12 @@ def _fill_evenly(servers: str, topic: str, partitions: int, records: int) -> Non
         raise ToolFailed(f"{topic} could not be filled")
 
 
-def _megabytes(options: dict[str, str], records: int, size: int) -> Callable[[SparkSide], float]:
-    return lambda side: records * size / 1e6 / read_all(side, options, records, size)
+def _megabytes(records: int, size: int) -> Callable[[SparkSide, dict[str, str]], float]:
+    return lambda side, options: records * size / 1e6 / read_all(side, options, records, size)
 
 
 def _stream(side: SparkSide, options: dict[str, str], records: int, checkpoint: Path) -> float:
+    """Seconds of a stream with AvailableNow, `_TRIGGER` offsets a micro-batch, from the query's start to its end."""
     shutil.rmtree(checkpoint, ignore_errors=True)
     options = options | {"maxOffsetsPerTrigger": str(_TRIGGER)}
     answer = side.ask("stream", options, folder=str(checkpoint))

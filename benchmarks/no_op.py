@@ -1,0 +1,45 @@
+"""klog beside `no_op_source.py`: how much of a read is Spark's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.data import PARTITIONS, RECORD_SIZE
+from benchmarks.report import Result, Side
+from benchmarks.sides import SparkSide, alternate, klog_side, project_environment
+from benchmarks.work import Bench
+
+_NAME = "no-op Python data source"
+
+
+def beside_no_op(
+    bench: Bench,
+    work: str,
+    unit: str,
+    folder: Path,
+    options: dict[str, str],
+    run: Callable[[SparkSide, dict[str, str]], float],
+    *,
+    records: int,
+    size: int = RECORD_SIZE,
+    trigger: int = 0,
+) -> Result:
+    """The same work by klog, with `options`, and by the source that does nothing, for so many records of `size` bytes.
+
+    A stream of that source has `trigger` records a micro-batch.
+    """
+    numbers = {"records": records, "partitions": PARTITIONS, "size": size, "trigger": trigger}
+    given = {"klog": options, _NAME: {name: str(value) for name, value in numbers.items()}}
+    name = f"{work} beside a source that does nothing"
+    result = Result(name, unit, Side("klog"), peer := Side(_NAME), bench.command)
+    makers = [(result.klog, lambda: klog_side(folder)), (peer, lambda: _side(folder))]
+    alternate(makers, bench.repeat, lambda side: run(side, given[side.name]))
+    return result
+
+
+def _side(folder: Path) -> SparkSide:
+    # no_op_source.py lies beside spark_side.py, where its workers find it, too
+    environment = project_environment()
+    path = [str(Path(__file__).parent), *filter(None, [environment.get("PYTHONPATH")])]
+    return SparkSide(_NAME, "no-op", folder, environment={"PYTHONPATH": ":".join(path)})
