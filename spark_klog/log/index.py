@@ -8,8 +8,8 @@ Both grow by one entry for each `index.interval.bytes` of log, at the same batch
 timestamp has grown. Kafka preallocates the files, so that after a crash zeros may follow the entries.
 
 Crash story: an index is only a hint of where to start walking the log, and is not trusted: `Segment` compares it with
-the log at the first look-up, and builds both anew where they differ. So entries are written some thousand at a time, and
-those that a full disk does not take are kept in memory and tried again.
+the log at the first look-up, and builds both anew where they differ. So entries are written a few thousand at a time,
+and those that a full disk does not take are kept in memory and tried again.
 """
 
 from __future__ import annotations
