@@ -262,6 +262,19 @@ def test_another_leads_when_the_leader_dies(state: State) -> None:
     assert {member["member_id"] for member in leader["members"]} == {b, c}
 
 
+@pytest.mark.parametrize("state", list(State))
+def test_commits_within_a_transaction(state: State) -> None:
+    """As outside, but for a group that waits for its assignment: a producer could not go on after that refusal."""
+    talk, a, _ = _in(state)
+    may_commit, generation = talk.group.may_commit, talk.group.generation
+    codes = [may_commit(a, None, generation, talk.now, in_transaction=inside) for inside in (False, True)]
+    if state is State.COMPLETING:
+        assert codes == [ErrorCode.REBALANCE_IN_PROGRESS, OK]
+    else:
+        assert codes[0] == codes[1]
+    assert may_commit(a, None, generation - 1, talk.now, in_transaction=True) != OK
+
+
 def test_who_does_not_join_within_the_rebalance_timeout_is_left_out() -> None:
     talk = Talk()
     a, b = talk.stable(None, None)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
+
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.security.authorizer import READ
 from spark_klog.errors import ErrorCode
+from spark_klog.log.partition_log import BatchTooLarge
 from spark_klog.protocol.codec import Message
 
+_log = logging.getLogger(__name__)
 Codes = dict[tuple[str, int], ErrorCode]
 Offsets = dict[tuple[str, int], tuple[int, int, str]]
 
@@ -34,6 +39,15 @@ def sorted_out(broker: Broker, request: Request, message: Message, failure: Erro
             else:
                 offsets[key] = entry["committed_offset"], entry["committed_leader_epoch"], metadata
     return codes, offsets
+
+
+def not_written(group: str, keys: Iterable[tuple[str, int]], error: Exception) -> Codes:
+    """The code of each partition whose commit could not be written."""
+    _log.error("commit of group %s failed: %s", group, error)
+    is_refused = isinstance(error, BatchTooLarge)
+    return dict.fromkeys(
+        keys, ErrorCode.INVALID_COMMIT_OFFSET_SIZE if is_refused else ErrorCode.COORDINATOR_NOT_AVAILABLE
+    )
 
 
 def answer(message: Message, codes: Codes) -> Message:

@@ -148,8 +148,13 @@ class Group:
             self._remove(self.members[member_id], now, "has left")
         return code, self._taken()
 
-    def may_commit(self, member_id: str, instance_id: str | None, generation: int, now: float) -> ErrorCode:
-        """Whether OffsetCommit is for this generation; who names none commits to an empty group only."""
+    def may_commit(
+        self, member_id: str, instance_id: str | None, generation: int, now: float, *, in_transaction: bool = False
+    ) -> ErrorCode:
+        """Whether OffsetCommit is for this generation; who names none commits to an empty group only.
+
+        Within a transaction also while the assignment is waited for: REBALANCE_IN_PROGRESS would end a producer.
+        """
         if self.state is State.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if generation < 0 and self.state is State.EMPTY:
@@ -158,7 +163,8 @@ class Group:
         if code:
             return code
         self._hear_of(self.members[member_id], now)
-        return ErrorCode.REBALANCE_IN_PROGRESS if self.state is State.COMPLETING else ErrorCode.NONE
+        is_early = self.state is State.COMPLETING and not in_transaction
+        return ErrorCode.REBALANCE_IN_PROGRESS if is_early else ErrorCode.NONE
 
     # ----- time
 

@@ -145,12 +145,21 @@ class Groups:
         self._deliver(group, replies)
         return code
 
-    def may_commit(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
-        """Whether OffsetCommit may be carried out."""
+    def may_commit(
+        self,
+        group_id: str,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        *,
+        in_transaction: bool = False,
+    ) -> ErrorCode:
+        """Whether OffsetCommit, or `in_transaction` TxnOffsetCommit, may be carried out."""
         group = self._groups.get(group_id)
         if group is None:
             return ErrorCode.NONE if generation < 0 else ErrorCode.ILLEGAL_GENERATION
-        return group.may_commit(member_id, instance_id, generation, time.monotonic())
+        now = time.monotonic()
+        return group.may_commit(member_id, instance_id, generation, now, in_transaction=in_transaction)
 
     def delete(self, group_id: str) -> ErrorCode:
         """Remove an empty group; NON_EMPTY_GROUP, or GROUP_ID_NOT_FOUND where nobody has asked to join it."""

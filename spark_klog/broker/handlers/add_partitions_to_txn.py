@@ -10,13 +10,14 @@ from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.security.authorizer import WRITE
+from spark_klog.broker.transactions.older_clients import as_known
 from spark_klog.broker.transactions.transaction import Producer, TopicPartition
 from spark_klog.errors import ErrorCode
+from spark_klog.protocol.apis import ADD_PARTITIONS_TO_TXN
 from spark_klog.protocol.codec import Message
 
 _FIELDS = ("transactional_id", "producer_id", "producer_epoch", "topics")
 _FIRST_BATCHED = 4
-_FIRST_FENCED, _FIRST_ABORTABLE = 2, 5
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
@@ -51,7 +52,9 @@ async def _add(broker: Broker, request: Request, entry: dict[str, Any], *, verif
             "results_by_partition": [
                 {
                     "partition_index": partition,
-                    "partition_error_code": _as_of(request.version, codes[topic["name"], partition]),
+                    "partition_error_code": as_known(
+                        ADD_PARTITIONS_TO_TXN, request.version, codes[topic["name"], partition]
+                    ),
                 }
                 for partition in topic["partitions"]
             ],
@@ -66,11 +69,3 @@ async def _refusal(broker: Broker, request: Request, key: TopicPartition) -> Err
     topic = await broker.topic(key[0])
     is_there = topic is not None and key[1] in topic.assignment
     return ErrorCode.NONE if is_there else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-
-def _as_of(version: int, code: ErrorCode) -> ErrorCode:
-    if code is ErrorCode.PRODUCER_FENCED and version < _FIRST_FENCED:
-        return ErrorCode.INVALID_PRODUCER_EPOCH
-    if code is ErrorCode.TRANSACTION_ABORTABLE and version < _FIRST_ABORTABLE:
-        return ErrorCode.INVALID_TXN_STATE
-    return code

@@ -7,11 +7,12 @@ fenced, and what they left open is aborted (CONCURRENT_TRANSACTIONS meanwhile).
 from __future__ import annotations
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.transactions.older_clients import as_known
 from spark_klog.broker.transactions.transaction import Producer
 from spark_klog.errors import ErrorCode
+from spark_klog.protocol.apis import INIT_PRODUCER_ID
 from spark_klog.protocol.codec import Message
 
-_FIRST_FENCED = 4
 _NONE = -1
 
 
@@ -27,8 +28,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         known = None if expected.producer_id == _NONE else expected
         found = await broker.transactions.init(transactional_id, message["transaction_timeout_ms"], known)
     if isinstance(found, ErrorCode):
-        is_old = found is ErrorCode.PRODUCER_FENCED and request.version < _FIRST_FENCED
-        return _failed(ErrorCode.INVALID_PRODUCER_EPOCH if is_old else found)
+        return _failed(as_known(INIT_PRODUCER_ID, request.version, found))
     return {"error_code": ErrorCode.NONE, "producer_id": found.producer_id, "producer_epoch": found.epoch}
 
 

@@ -11,10 +11,12 @@ from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.security.authorizer import WRITE
+from spark_klog.broker.transactions.older_clients import as_known
 from spark_klog.broker.transactions.transaction import Producer
 from spark_klog.errors import CorruptBatchError, DecodeError, ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.log.sequences import ProducerRefused
+from spark_klog.protocol.apis import PRODUCE
 from spark_klog.protocol.codec import Message
 from spark_klog.records.batch import iter_batches
 from spark_klog.records.batch_v2 import BatchHeader
@@ -27,8 +29,6 @@ _NO_ANSWER, _LEADER, _ALL = 0, 1, -1
 _FIRST_MAGIC_2 = 3
 #: From it on topics are named by id (KIP-516).
 _FIRST_TOPIC_IDS = 13
-#: From here on clients know TRANSACTION_ABORTABLE.
-_FIRST_ABORTABLE = 11
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message | None:
@@ -118,7 +118,5 @@ async def _check_transaction(
     }
     for producer in producers:
         code, reason = await broker.transactions.may_append(transactional_id, producer, log)
-        if code is ErrorCode.TRANSACTION_ABORTABLE and request.version < _FIRST_ABORTABLE:
-            code = ErrorCode.INVALID_TXN_STATE
         if code:
-            raise ProducerRefused(code, reason)
+            raise ProducerRefused(as_known(PRODUCE, request.version, code), reason)

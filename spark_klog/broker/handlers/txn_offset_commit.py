@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.coordinator.commit_request import answer, sorted_out
+from spark_klog.broker.coordinator.commit_request import answer, not_written, sorted_out
+from spark_klog.broker.transactions.older_clients import as_known
 from spark_klog.broker.transactions.transaction import Producer
 from spark_klog.errors import ErrorCode
+from spark_klog.log.partition_log import BatchTooLarge
 from spark_klog.log.sequences import ProducerRefused
+from spark_klog.protocol.apis import TXN_OFFSET_COMMIT
 from spark_klog.protocol.codec import Message
 
 _log = logging.getLogger(__name__)
-_FIRST_ABORTABLE = 4
 _NO_MEMBER = -1
 
 
@@ -29,19 +31,16 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         failure, reason = await broker.transactions.may_append(
             message["transactional_id"], producer, log, of_offsets=True
         )
-        if failure is ErrorCode.TRANSACTION_ABORTABLE and request.version < _FIRST_ABORTABLE:
-            failure = ErrorCode.INVALID_TXN_STATE
         if failure:
             _log.warning("%s (%s): %s", request.client_id, request.peer, reason)
-    codes, offsets = sorted_out(broker, request, message, failure)
+    codes, offsets = sorted_out(broker, request, message, as_known(TXN_OFFSET_COMMIT, request.version, failure))
     if offsets and not isinstance(log, ErrorCode):
         try:
             broker.offsets.stage(log, group, (producer.producer_id, producer.epoch), offsets)
         except ProducerRefused as error:
             codes |= dict.fromkeys(offsets, error.code)
-        except OSError as error:
-            _log.error("commit of group %s failed: %s", group, error)
-            codes |= dict.fromkeys(offsets, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        except (BatchTooLarge, OSError) as error:
+            codes |= not_written(group, offsets, error)
     return answer(message, codes)
 
 
@@ -50,4 +49,4 @@ def _membership(broker: Broker, message: Message) -> ErrorCode:
     generation, member_id, instance_id = message["generation_id"], message["member_id"], message["group_instance_id"]
     if generation == _NO_MEMBER and not member_id and instance_id is None:
         return ErrorCode.NONE
-    return broker.groups.may_commit(message["group_id"], member_id, instance_id, generation)
+    return broker.groups.may_commit(message["group_id"], member_id, instance_id, generation, in_transaction=True)

@@ -1,0 +1,35 @@
+"""Errors of transactions that older clients do not know: what they are told instead, by API and version.
+
+Sources: KIP-588 (PRODUCER_FENCED), KIP-890 (TRANSACTION_ABORTABLE), KAFKA-7296 (producers of before 2.0 fail for good
+where they are told that a group is being loaded).
+"""
+
+from __future__ import annotations
+
+from spark_klog.errors import ErrorCode
+from spark_klog.protocol import apis
+from spark_klog.protocol.schema import Api
+
+_FENCED = ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH
+_ABORTABLE = ErrorCode.TRANSACTION_ABORTABLE, ErrorCode.INVALID_TXN_STATE
+_LOADING = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE
+#: By API and error: the first version that knows it, and what is told before.
+_FIRST: dict[tuple[int, ErrorCode], tuple[int, ErrorCode]] = {
+    (api.key, code): (version, instead)
+    for (code, instead), api, version in (
+        (_FENCED, apis.ADD_PARTITIONS_TO_TXN, 2),
+        (_FENCED, apis.ADD_OFFSETS_TO_TXN, 2),
+        (_FENCED, apis.END_TXN, 2),
+        (_FENCED, apis.INIT_PRODUCER_ID, 4),
+        (_ABORTABLE, apis.PRODUCE, 11),
+        (_ABORTABLE, apis.ADD_PARTITIONS_TO_TXN, 5),
+        (_ABORTABLE, apis.TXN_OFFSET_COMMIT, 4),
+        (_LOADING, apis.TXN_OFFSET_COMMIT, 2),
+    )
+}
+
+
+def as_known(api: Api, version: int, code: ErrorCode) -> ErrorCode:
+    """The error that a client of this version is told."""
+    first, instead = _FIRST.get((api.key, code), (0, code))
+    return instead if version < first else code
