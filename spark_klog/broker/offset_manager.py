@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from spark_klog.broker.coordinator.records import (
+    NO_EXPIRY,
     Committed,
     GroupKey,
     OffsetKey,
@@ -29,6 +30,7 @@ from spark_klog.broker.coordinator.records import (
 from spark_klog.broker.stored_rows import Marker, stored_rows
 from spark_klog.errors import DecodeError, ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog, system_ms
+from spark_klog.records.batch import MAX_HEADER_SIZE
 from spark_klog.records.batch_v2 import TRANSACTIONAL_BIT
 from spark_klog.records.own_batch import own_batch
 
@@ -41,6 +43,11 @@ INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
 Offsets = dict[tuple[str, int], Committed]
 #: Where the offsets go whose keys begin so, up to the partition: a million keys need not be taken apart.
 _Places = dict[bytes, tuple[Offsets, str]]
+#: What a record has beside its key.
+_ROW_BYTES = 32
+#: A client that leaves to the broker how long its offsets are kept.
+DEFAULT_RETENTION = -1
+_MAX_MS = (1 << 63) - 1
 
 
 def java_hash(text: str) -> int:
@@ -121,12 +128,18 @@ class OffsetManager:
         elif isinstance(key, GroupKey):
             self._load_group(key.group, None if value is None else decode_group(value))
 
-    def commit(self, log: PartitionLog, group: str, offsets: Mapping[tuple[str, int], tuple[int, int, str]]) -> None:
-        """Append commits of (offset, leader epoch, metadata) to the group's partition.
+    def commit(
+        self,
+        log: PartitionLog,
+        group: str,
+        offsets: Mapping[tuple[str, int], tuple[int, int, str]],
+        retention_ms: int = DEFAULT_RETENTION,
+    ) -> None:
+        """Append commits of (offset, leader epoch, metadata) to the group's partition, to be kept that long.
 
         OSError where that fails, `BatchTooLarge` where they are more than the topic takes at once.
         """
-        committed = self._committed(offsets)
+        committed = self._committed(offsets, retention_ms)
         _append(log, _offset_records(group, committed))
         self._groups.setdefault(group, {}).update(committed)
         self._overtake(group, committed)
@@ -150,9 +163,12 @@ class OffsetManager:
                 self._groups.setdefault(group, {}).update(offsets)
 
     @staticmethod
-    def _committed(offsets: Mapping[tuple[str, int], tuple[int, int, str]]) -> Offsets:
+    def _committed(
+        offsets: Mapping[tuple[str, int], tuple[int, int, str]], retention_ms: int = DEFAULT_RETENTION
+    ) -> Offsets:
         now = system_ms()
-        return {key: Committed(*entry, now) for key, entry in offsets.items()}
+        expires_ms = NO_EXPIRY if retention_ms == DEFAULT_RETENTION else min(now + retention_ms, _MAX_MS)
+        return {key: Committed(*entry, now, expires_ms) for key, entry in offsets.items()}
 
     def fetch(self, group: str, topic: str, partition: int) -> Committed | None:
         return self._groups.get(group, {}).get((topic, partition))
@@ -171,20 +187,34 @@ class OffsetManager:
         """Those with offsets."""
         return [group for group, offsets in self._groups.items() if offsets]
 
-    def has_offsets(self, group: str) -> bool:
-        """Whether there are any, be they of an open transaction."""
-        return group in self._groups or any(groups.get(group) for groups in self._pending.values())
+    def keys(self, group: str) -> set[tuple[str, int]]:
+        """What the group has offsets for, be they of an open transaction."""
+        staged = (groups.get(group, {}) for groups in self._pending.values())
+        return {*self._groups.get(group, {})}.union(*staged)
 
     def remove(self, log: PartitionLog, group: str, keys: Iterable[tuple[str, int]]) -> None:
-        """Remove offsets, by records without a value; OSError."""
-        gone = [key for key in keys if key in self._groups.get(group, {})]
-        if gone:
-            _append(log, [(encode_offset_key(OffsetKey(group, *key)), None) for key in gone])
-            self._forget(group, gone)
+        """Remove offsets, also those of open transactions, by records without a value; OSError, `BatchTooLarge`."""
+        known = self.keys(group)
+        gone = {key: encode_offset_key(OffsetKey(group, *key)) for key in keys if key in known}
+        left = list(gone)
+        while left:  # there may be more than the topic takes at once
+            longest = max(map(len, gone.values())) + _ROW_BYTES
+            count = max(1, (log.config.max_message_bytes - MAX_HEADER_SIZE) // longest)
+            now, left = left[:count], left[count:]
+            _append(log, [(gone[key], None) for key in now])
+            self._forget(group, now)
 
-    def expired(self, group: str, before_ms: int) -> list[tuple[str, int]]:
-        """What the group committed before that time and not since."""
-        return [key for key, committed in self._groups.get(group, {}).items() if committed.timestamp < before_ms]
+    def expired(self, group: str, now_ms: int, before_ms: int) -> list[tuple[str, int]]:
+        """What the group committed before that time and not since, or what has an expiry time that is over now.
+
+        Not what an open transaction is about to commit anew.
+        """
+        return [
+            key
+            for key, (_, _, _, timestamp, expires_ms) in self._groups.get(group, {}).items()
+            if (timestamp < before_ms if expires_ms == NO_EXPIRY else expires_ms <= now_ms)
+            and not self.is_pending(group, *key)
+        ]
 
     def _forget(self, group: str, keys: Iterable[tuple[str, int]]) -> None:
         offsets = self._groups.get(group, {})

@@ -10,7 +10,14 @@ import pytest
 
 from spark_klog.broker.coordinator.expiry import expire, forget_topics
 from spark_klog.broker.coordinator.groups import Groups
-from spark_klog.broker.coordinator.records import Committed, OffsetKey, StoredGroup, encode_offset, encode_offset_key
+from spark_klog.broker.coordinator.records import (
+    Committed,
+    OffsetKey,
+    StoredGroup,
+    StoredMember,
+    encode_offset,
+    encode_offset_key,
+)
 from spark_klog.broker.offset_manager import OffsetManager
 from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
@@ -188,6 +195,76 @@ def test_what_expires(log: PartitionLog) -> None:
     assert offsets.groups == ["emptied now"]
     assert [group.group_id for group in groups] == ["emptied now"]
     assert _loaded(log).groups == ["emptied now"]
+
+
+def _expire(offsets: OffsetManager, log: PartitionLog, now_ms: int, groups: Groups | None = None) -> None:
+    """With a retention of seven days."""
+    known = groups or Groups(lambda group, stored: ErrorCode.NONE, 0, 10)
+    expire(known, offsets, lambda group: log, now_ms, now_ms - 7 * 24 * 3600 * 1000)
+
+
+def test_an_expiry_time_of_its_own(log: PartitionLog) -> None:
+    """It counts instead of the broker's retention, also after a restart, until the next commit."""
+    offsets = OffsetManager(lambda group, stored: None)
+    now = time.time_ns() // 1_000_000
+    offsets.commit(log, "g", {PLACE: (1, -1, "m"), ("t", 1): (1, -1, "")}, retention_ms=50_000)
+    offsets.commit(log, "g", {("t", 2): (1, -1, "")}, retention_ms=10**12)
+    offsets.commit(log, "g", {("t", 1): (2, -1, "")})
+    loaded = _loaded(log)
+    assert list(loaded.all("g")) == list(offsets.all("g"))
+    for each in (offsets, loaded):
+        _expire(each, log, now + 49_000)
+        assert len(each.keys("g")) == 3
+    for each in (offsets, loaded):
+        _expire(each, log, now + 60_000)
+        assert each.keys("g") == {("t", 1), ("t", 2)}
+        _expire(each, log, now + 10**11)
+        assert each.keys("g") == {("t", 2)}
+    assert _loaded(log).keys("g") == {("t", 2)}
+
+
+@pytest.mark.parametrize("topic", [b"t", b"u"])
+def test_what_members_consume_does_not_expire(log: PartitionLog, topic: bytes) -> None:
+    """Be it with an expiry time of its own, which does not wait until the group is empty for long."""
+    offsets = OffsetManager(lambda group, stored: None)
+    groups = Groups(lambda group, stored: ErrorCode.NONE, 0, 10)
+    now = time.time_ns() // 1_000_000
+    subscription = b"\0\0\0\0\0\1\0\1" + topic + b"\xff\xff\xff\xff"
+    member = StoredMember("m", None, "c", "/h", 1000, 1000, subscription, b"")
+    offsets.commit(log, "g", {PLACE: (1, -1, "")}, retention_ms=1)
+    groups.load("g", StoredGroup("consumer", 1, "range", "m", now, [member]))
+    _expire(offsets, log, now + 1000, groups)
+    assert offsets.keys("g") == ({PLACE} if topic == b"t" else set())
+    groups.load("g", StoredGroup("consumer", 2, None, None, now))
+    _expire(offsets, log, now + 1000, groups)
+    assert offsets.keys("g") == set()
+
+
+def test_what_an_open_transaction_commits_does_not_expire(log: PartitionLog) -> None:
+    """Else its removal, being later in the log, would win over what the transaction commits."""
+    offsets = OffsetManager(lambda group, stored: None)
+    offsets.commit(log, "g", {PLACE: (1, -1, ""), ("t", 1): (1, -1, "")})
+    offsets.stage(log, "g", (7, 0), {PLACE: (2, -1, "")})
+    _expire(offsets, log, NOW * 2)
+    loaded = _loaded(log)
+    for each in (offsets, loaded):
+        assert each.keys("g") == {PLACE}
+        each.complete(7, committed=True)
+        assert _offset(each) == 2
+
+
+def test_more_is_removed_than_a_batch_takes(tmp_path: Path) -> None:
+    log = PartitionLog(tmp_path / "__consumer_offsets-0", LogConfig(max_message_bytes=1000))
+    offsets = OffsetManager(lambda group, stored: None)
+    for number in range(100):
+        offsets.commit(log, "g", {("t", number): (1, -1, "")})
+    offsets.stage(log, "g", (7, 0), {("staged", 0): (2, -1, "")})
+    offsets.remove(log, "g", [*offsets.keys("g"), ("unknown", 0)])
+    loaded = _loaded(log)
+    for each in (offsets, loaded):
+        each.complete(7, committed=True)
+        assert each.groups == []
+    log.close()
 
 
 def test_offsets_of_deleted_topics_go(log: PartitionLog) -> None:

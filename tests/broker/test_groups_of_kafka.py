@@ -15,6 +15,9 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from spark_klog.broker.offset_manager import OffsetManager
+from spark_klog.log.config import LogConfig
+from spark_klog.log.partition_log import PartitionLog
 from tests.support.broker import KlogBroker
 from tests.support.dump import dump_files
 from tests.support.kafka import Kafka, Version
@@ -85,6 +88,27 @@ class Tool:
 def broker(server_dir: Path) -> Iterator[KlogBroker]:
     with KlogBroker(server_dir, "--set", "group.initial.rebalance.delay.ms=0") as running:
         yield running
+
+
+def test_kafka_reads_an_expiry_time(tmp_path: Path) -> None:
+    """Its decoder of offsets, on what OffsetCommit 2-4 with a retention time leaves in the log."""
+    log = PartitionLog(tmp_path / "__consumer_offsets-0", LogConfig())
+    offsets = OffsetManager(lambda group, stored: None)
+    offsets.commit(log, "g", {("t", 3): (7, -1, "kept")}, retention_ms=60_000)
+    ((_, _, committed),) = offsets.all("g")
+    log.flush()
+    log.close()
+    output = dump_files("3.9.1", list(log.directory.glob("*.log")), "--offsets-decoder")
+    value = json.loads(re.search(r"payload: (\{.*\})", output)[1])  # type: ignore[index]
+    assert value == {
+        "version": "1",
+        "data": {
+            "offset": 7,
+            "metadata": "kept",
+            "commitTimestamp": committed.timestamp,
+            "expireTimestamp": committed.timestamp + 60_000,
+        },
+    }
 
 
 @both

@@ -30,6 +30,8 @@ _KEY_START, _PARTITION, _SIZE = Struct(">hh"), Struct(">i"), Struct(">h")
 #: Version 3 without metadata, as nearly all are.
 _PLAIN_OFFSET = Struct(">hqihq")
 _VALUE_VERSION = 3
+#: Of offsets: the only version with an expiry time.
+_EXPIRING = 1
 _FLEXIBLE = 4
 
 
@@ -47,13 +49,20 @@ class GroupKey(NamedTuple):
     group: str
 
 
+#: A committed offset that has no time to live of its own.
+NO_EXPIRY = -1
+
+
 class Committed(NamedTuple):
-    """A committed offset. `timestamp` is the commit's, in ms."""
+    """A committed offset. `timestamp` is the commit's, in ms; `expires_ms` is when it is removed, where the client said
+    so (OffsetCommit 2-4), else the broker's retention decides.
+    """
 
     offset: int
     leader_epoch: int
     metadata: str
     timestamp: int
+    expires_ms: int = NO_EXPIRY
 
 
 class StoredMember(NamedTuple):
@@ -134,13 +143,17 @@ def partition_of(data: bytes) -> int:
 
 
 def encode_offset(committed: Committed) -> bytes:
-    """Version 3."""
+    """Version 3, or 1 with an expiry time: as Kafka does it."""
+    expires = committed.expires_ms != NO_EXPIRY
     writer = Writer()
-    writer.int16(_VALUE_VERSION)
+    writer.int16(_EXPIRING if expires else _VALUE_VERSION)
     writer.int64(committed.offset)
-    writer.int32(committed.leader_epoch)
+    if not expires:
+        writer.int32(committed.leader_epoch)
     writer.nullable_string(committed.metadata)
     writer.int64(committed.timestamp)
+    if expires:
+        writer.int64(committed.expires_ms)
     return writer.to_bytes()
 
 
@@ -157,7 +170,9 @@ def decode_offset(data: bytes) -> Committed:
     offset = reader.int64()
     leader_epoch = reader.int32() if version >= _VALUE_VERSION else -1
     metadata = reader.compact_nullable_string() if version == _FLEXIBLE else reader.nullable_string()
-    return Committed(offset, leader_epoch, metadata or "", reader.int64())
+    timestamp = reader.int64()
+    expires_ms = reader.int64() if version == _EXPIRING else NO_EXPIRY
+    return Committed(offset, leader_epoch, metadata or "", timestamp, expires_ms)
 
 
 def encode_group(group: StoredGroup) -> bytes:

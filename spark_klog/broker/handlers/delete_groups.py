@@ -20,7 +20,7 @@ async def _delete(broker: Broker, group: str) -> ErrorCode:
     log = await broker.offsets_log(group)
     if isinstance(log, ErrorCode):
         return log
-    keys = [(topic, partition) for topic, partition, _ in broker.offsets.all(group)]
+    keys = broker.offsets.keys(group)
     code = broker.groups.delete(group)
     if code == ErrorCode.GROUP_ID_NOT_FOUND and keys:
         code = ErrorCode.NONE

@@ -6,15 +6,12 @@ Members commit within their generation; who is in no group commits for groups wi
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.coordinator.commit_request import answer, sorted_out
+from spark_klog.broker.coordinator.commit_request import answer, not_written, sorted_out
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
-from spark_klog.log.partition_log import BatchTooLarge
 from spark_klog.protocol.codec import Message
 
-_log = logging.getLogger(__name__)
 _TO_DIRECTORIES = 0
 
 
@@ -33,11 +30,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
                 directory = broker.registry.group_offsets(group)
                 await asyncio.to_thread(directory.commit, {key: entry[0] for key, entry in offsets.items()})
             else:
-                broker.offsets.commit(log, group, offsets)
-        except BatchTooLarge as error:
-            _log.error("commit of group %s refused: %s", group, error)
-            codes |= dict.fromkeys(offsets, ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
+                broker.offsets.commit(log, group, offsets, message["retention_time_ms"])
         except (OSError, DirectoryError, ConfigError) as error:
-            _log.error("commit of group %s failed: %s", group, error)
-            codes |= dict.fromkeys(offsets, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            codes |= not_written(group, offsets, error)
     return answer(message, codes)
