@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from spark_klog.broker.broker import Broker
+from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.config import BrokerConfig
+from spark_klog.broker.handlers import create_topics, delete_topics
 from spark_klog.broker.registry import InvalidAssignment, InvalidPartitions, UnknownTopic
+from spark_klog.broker.security.config import PLAINTEXT, Listener
+from spark_klog.broker.security.session import Session
 from spark_klog.directories.paths import Endpoint
 from spark_klog.directories.tree import Tree, open_tree
 from spark_klog.errors import ConfigError, ErrorCode
@@ -184,3 +187,35 @@ def test_ids_of_altered_topics_are_found_in_the_logs(tmp_path: Path) -> None:
     tree.put("/brokers/topics/t", b'{"version":1,"partitions":{"0":[0],"1":[0]}}')
     asyncio.run(second_life())
     tree.close()
+
+
+def test_a_flood_of_unknown_names_reads_the_tree_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CreateTopics and DeleteTopics; what another broker has made is found nevertheless."""
+    session = Session(Listener(PLAINTEXT, PLAINTEXT, "h", 1), "h:2", [], lambda name: None)
+    names = [f"unknown{number}" for number in range(500)]
+    entry = {"num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
+
+    async def scenario() -> None:
+        async with _running(tmp_path, 0, shared=True) as broker, _running(tmp_path, 1, shared=True) as other:
+            reads = 0
+            refresh = broker.registry.refresh
+
+            def counted() -> None:
+                nonlocal reads
+                reads += 1
+                refresh()
+
+            monkeypatch.setattr(broker.registry, "refresh", counted)
+            request = Request(4, None, session)
+            deleted = await delete_topics.handle(broker, request, {"topic_names": names})
+            assert {answer["error_code"] for answer in deleted["responses"]} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+            topics = [entry | {"name": name} for name in names]
+            created = await create_topics.handle(broker, request, {"topics": topics, "validate_only": True})
+            assert {answer["error_code"] for answer in created["topics"]} == {0}
+            assert 1 <= reads < 100
+            await other.create_topic("there", 1)
+            await asyncio.sleep(0.1)  # or it was looked for just now
+            deleted = await delete_topics.handle(broker, request, {"topic_names": ["there"]})
+            assert [answer["error_code"] for answer in deleted["responses"]] == [0]
+
+    asyncio.run(scenario())

@@ -42,9 +42,7 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
         check_topic_name(name)
     except ConfigError as error:
         return _refused(name, ErrorCode.INVALID_TOPIC_EXCEPTION, str(error))
-    if name not in broker.registry.topics:
-        await broker.refresh()
-    if name in broker.registry.topics:
+    if await broker.topic(name) is not None:
         return _refused(name, ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists")
     if not 1 <= partitions <= MAX_PARTITIONS:
         reason = f"{partitions} partitions: 1 to {MAX_PARTITIONS} are allowed"

@@ -25,9 +25,7 @@ async def _delete(broker: Broker, name: str | None, topic_id: UUID) -> Message:
     if by_id:
         named = await broker.topic_by_id(topic_id)
         name = None if named is None else named.name
-    elif name not in broker.registry.topics:
-        await broker.refresh()
-    topic = broker.registry.topics.get(name) if name is not None else None
+    topic = None if name is None else await broker.topic(name)
     if topic is None or name is None:
         code = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return {"name": name, "topic_id": topic_id, "error_code": code, "error_message": "no such topic"}
