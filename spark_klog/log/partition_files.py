@@ -97,13 +97,13 @@ def write_overrides(files: FileSystem, folder: Path, overrides: Mapping[str, Any
 
 
 def leader_epochs_of(files: FileSystem, folder: Path) -> list[tuple[int, int]]:
-    """(epoch, start offset) that the folder has; none where it has none yet, or where the file is damaged."""
+    """(epoch, start offset) that the folder has; none where it has none yet, or where the file can't be read."""
     path = folder / LEADER_EPOCHS
     try:
         return _leader_epochs(path, files.read(path))
     except FileNotFoundError:
         return []
-    except DecodeError as error:
+    except (DecodeError, OSError) as error:
         _log.warning("%s: the epochs of before are not known", error)
         return []
 

@@ -18,6 +18,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
@@ -135,7 +136,6 @@ class PartitionLog:
             now_ms=now_ms(),
         )
         self._segments, self.end_offset, self.producers = opened
-        self._epochs = leader_epochs_of(files, directory)
         self.start_offset = min(max(start_offset, self._segments[0].base_offset), self.end_offset)
         #: What lies before it is on the disk.
         self.recovery_point = min(recovery_point, self.end_offset)
@@ -166,6 +166,11 @@ class PartitionLog:
         """The end of what read_committed consumers may read: where the oldest open transaction begins."""
         unstable = self.producers.first_unstable_offset
         return self.high_watermark if unstable is None else min(unstable, self.high_watermark)
+
+    @cached_property
+    def _epochs(self) -> list[tuple[int, int]]:
+        """(epoch, start offset) of each: read when they are first asked for, as a start opens thousands of logs."""
+        return leader_epochs_of(self.files, self.directory)
 
     @property
     def leader_epoch(self) -> int:
