@@ -96,6 +96,8 @@ class Broker:
             self.offsets = OffsetManager(self.groups.load)
             #: Whether groups and offsets are still being read from the log.
             self.is_loading = True
+            #: Partitions of __consumer_offsets that can't be read: their groups would begin anew.
+            self._unread: set[int] = set()
             blocks = (
                 TreeBlocks(tree, config.broker_id)
                 if is_shared
@@ -249,6 +251,8 @@ class Broker:
         else:
             forget_topics({name}, self.offsets, self._group_log)
         self._overrides.pop(name, None)
+        if name == OFFSETS_TOPIC:
+            self._unread.clear()
         if name == TRANSACTIONS_TOPIC:
             self.transactions.forget_all()
         self.metrics.forget_topic(name)
@@ -403,6 +407,8 @@ class Broker:
         log = self.logs.get(OFFSETS_TOPIC, partition)
         if log is None or not self.registry.leads(OFFSETS_TOPIC, partition):
             return ErrorCode.NOT_COORDINATOR
+        if partition in self._unread:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self.is_loading else log
 
     async def coordinator_code(self, group: str) -> ErrorCode:
@@ -420,7 +426,8 @@ class Broker:
         return self.logs.get(name, partition_for(key, len(topic.assignment)))
 
     def _group_log(self, group: str) -> PartitionLog | None:
-        return self.internal_log(OFFSETS_TOPIC, group)
+        log = self.internal_log(OFFSETS_TOPIC, group)
+        return None if log is None or log.partition in self._unread else log
 
     def _store_group(self, group: str, stored: StoredGroup | None) -> ErrorCode:
         log = self._group_log(group)
@@ -433,7 +440,8 @@ class Broker:
             try:
                 await read_log(self.offsets.load, log)
             except (DecodeError, OSError) as error:
-                _log.error("groups and offsets of %s can't be read: %s", log.directory, error)
+                _log.error("groups and offsets of %s can't be read, and are not served: %s", log.directory, error)
+                self._unread.add(log.partition)
         self.is_loading = False
         forget_topics(self._dropped_while_loading - self.registry.topics.keys(), self.offsets, self._group_log)
         self.groups.start()

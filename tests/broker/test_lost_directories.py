@@ -12,7 +12,7 @@ from spark_klog.errors import ErrorCode
 from spark_klog.protocol import apis
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
-from tests.support.raw_client import RawClient
+from tests.support.raw_client import RawClient, error_codes
 
 _TOPIC = {"name": "there", "num_partitions": 1, "replication_factor": 1}
 _OFFSET = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
@@ -42,14 +42,6 @@ def test_directories_that_are_empty_or_of_others_delete_no_logs(tmp_path: Path, 
         assert client.produce("there", bytes(make_batch([(b"k", b"x")], [3])), 7) == (0, 2)
 
 
-def _codes(value: Any) -> list[int]:
-    """All error codes of an answer."""
-    if isinstance(value, dict):
-        own = [value["error_code"]] if "error_code" in value else []
-        return own + [code for entry in value.values() for code in _codes(entry)]
-    return [code for entry in value for code in _codes(entry)] if isinstance(value, (list, tuple)) else []
-
-
 def test_what_needs_the_directories(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     with (
@@ -58,7 +50,7 @@ def test_what_needs_the_directories(tmp_path: Path) -> None:
     ):
 
         def codes(api: Any, version: int, message: dict[str, Any]) -> list[int]:
-            return _codes(client.request(api, version, message))
+            return error_codes(client.request(api, version, message))
 
         assert codes(apis.CREATE_TOPICS, 2, {"topics": [_TOPIC], "timeout_ms": 1000}) == [0]
         tree.rename(tmp_path / "away")
@@ -71,6 +63,12 @@ def test_what_needs_the_directories(tmp_path: Path) -> None:
         assert codes(apis.OFFSET_COMMIT, 5, commit) == [not_available]
         assert not_available in codes(apis.OFFSET_FETCH, 5, fetch)
         assert codes(apis.HEARTBEAT, 1, {"group_id": "g", "generation_id": 1, "member_id": "m"}) == [not_available]
+        of_id = {"transactional_id": "i", "producer_id": 1, "producer_epoch": 0}
+        init = {"transactional_id": "i", "transaction_timeout_ms": 1000}
+        assert codes(apis.FIND_COORDINATOR, 1, {"key": "i", "key_type": 1}) == [not_available]
+        assert codes(apis.INIT_PRODUCER_ID, 1, init) == [not_available]
+        assert codes(apis.ADD_OFFSETS_TO_TXN, 1, of_id | {"group_id": "g"}) == [not_available]
+        assert codes(apis.END_TXN, 1, of_id | {"committed": True}) == [not_available]
         new = {"topics": [_TOPIC | {"name": "new"}], "timeout_ms": 1000}
         assert codes(apis.CREATE_TOPICS, 2, new) == [ErrorCode.UNKNOWN_SERVER_ERROR]
         assert codes(apis.METADATA, 4, {"topics": [{"name": "new"}]}) == [0, ErrorCode.LEADER_NOT_AVAILABLE]

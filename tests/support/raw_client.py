@@ -15,6 +15,14 @@ CLIENT_ID = "nosy-client"
 _CORRELATION_ID = 7
 
 
+def error_codes(answer: Any) -> list[int]:
+    """All error codes of an answer, or of a part of it."""
+    if isinstance(answer, dict):
+        own = [code for name, code in answer.items() if name.endswith("error_code")]
+        return own + [code for entry in answer.values() for code in error_codes(entry)]
+    return [code for entry in answer for code in error_codes(entry)] if isinstance(answer, (list, tuple)) else []
+
+
 class RawClient:
     """A socket with just enough to send frames."""
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.offset_manager import OFFSETS_TOPIC
+from spark_klog.broker.transactions.older_clients import as_known
 from spark_klog.broker.transactions.transaction import Producer
-from spark_klog.errors import ErrorCode
+from spark_klog.errors import DirectoryError, ErrorCode
+from spark_klog.protocol.apis import ADD_OFFSETS_TO_TXN
 from spark_klog.protocol.codec import Message
 
-_FIRST_FENCED = 2
+_log = logging.getLogger(__name__)
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     group = message["group_id"]
     if not group:
         return {"error_code": ErrorCode.INVALID_GROUP_ID}
-    _, partition = await broker.coordinator_for(group)
+    try:
+        _, partition = await broker.coordinator_for(group)
+    except DirectoryError as error:
+        _log.error("group %s has no coordinator: %s", group, error)
+        return {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE}
     producer = Producer(message["producer_id"], message["producer_epoch"])
     keys = frozenset({(OFFSETS_TOPIC, partition)})
     code = await broker.transactions.add(message["transactional_id"], producer, keys)
-    is_old = code is ErrorCode.PRODUCER_FENCED and request.version < _FIRST_FENCED
-    return {"error_code": ErrorCode.INVALID_PRODUCER_EPOCH if is_old else code}
+    return {"error_code": as_known(ADD_OFFSETS_TO_TXN, request.version, code)}

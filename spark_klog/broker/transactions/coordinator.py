@@ -30,7 +30,7 @@ from spark_klog.broker.transactions.transaction import (
     TopicPartition,
     Transaction,
 )
-from spark_klog.errors import ErrorCode, KlogError
+from spark_klog.errors import DirectoryError, ErrorCode, KlogError
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog, system_ms
 from spark_klog.protocol.apis import ADD_PARTITIONS_TO_TXN
 
@@ -92,7 +92,11 @@ class TransactionCoordinator:
 
     async def log_of(self, transactional_id: str) -> PartitionLog | ErrorCode:
         """Where the id is kept, if that is here and has been read."""
-        _, partition = await self.find(transactional_id)
+        try:
+            _, partition = await self.find(transactional_id)
+        except DirectoryError as error:
+            _log.error("transactional id %s has no coordinator: %s", transactional_id, error)
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if not self._broker.registry.leads(TRANSACTIONS_TOPIC, partition):
             return ErrorCode.NOT_COORDINATOR
         log = self._broker.logs.get(TRANSACTIONS_TOPIC, partition)
@@ -233,7 +237,10 @@ class TransactionCoordinator:
 
     async def _asked(self, transactional_id: str, producer: Producer, key: TopicPartition) -> ErrorCode:
         broker = self._broker
-        node, _ = await self.find(transactional_id)
+        try:
+            node, _ = await self.find(transactional_id)
+        except DirectoryError:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if node == broker.config.broker_id:
             return await self.verify(transactional_id, producer, key)
         entry = {

@@ -11,7 +11,7 @@ from spark_klog.broker.transactions.peers import ask, peer_address
 from spark_klog.broker.transactions.records import marker_batch, partitions_by_topic
 from spark_klog.broker.transactions.transaction import Producer, TopicPartition
 from spark_klog.errors import ErrorCode
-from spark_klog.log.partition_log import system_ms
+from spark_klog.log.partition_log import BatchTooLarge, system_ms
 from spark_klog.log.sequences import ProducerRefused
 from spark_klog.protocol.apis import WRITE_TXN_MARKERS
 
@@ -46,7 +46,7 @@ def write_marker(broker: Broker, key: TopicPartition, marker: Marker) -> ErrorCo
     except ProducerRefused as error:
         _log.warning("no marker for %s: %s", log.directory.name, error)
         return error.code
-    except OSError as error:
+    except (BatchTooLarge, OSError) as error:
         _log.error("a marker can't be written to %s: %s", log.directory, error)
         return ErrorCode.KAFKA_STORAGE_ERROR
     if key[0] == OFFSETS_TOPIC:
