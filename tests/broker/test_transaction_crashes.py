@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import shutil
@@ -25,8 +26,11 @@ from tests.support.dump import dump_files
 from tests.support.kafka import Kafka
 from tests.support.raw_client import RawClient
 from tests.support.transactional.confluent import ConfluentClient
+from tests.support.transactional.java import JavaClient, JavaError
 from tests.support.transactional.readers import by_confluent, by_kafka_python
 
+#: `make soak` sets this.
+_KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "4"))
 SETTINGS = ["--set", "transaction.abort.timed.out.transaction.cleanup.interval.ms=100"]
 
 
@@ -112,33 +116,40 @@ def test_one_that_was_open_at_the_kill_times_out(broker: KlogBroker, topic: str)
             client.ask("commit", "p")
 
 
-def _write(servers: str, topic: str, stop: threading.Event, committed: list[str], unsure: list[str]) -> None:
+def _write(
+    client: ConfluentClient | JavaClient, topic: str, stop: threading.Event, committed: list[str], unsure: list[str]
+) -> None:
     """Transactions of two records, one a partition, each begun anew by a producer of the same id after an error."""
     number = 0
-    producer: Producer | None = None
+    is_open = False
     while not stop.is_set():
         values = [f"{number}-{partition}" for partition in (0, 1)]
         is_committing = False
         try:
-            if producer is None:
-                settings = {"transactional.id": topic, "retry.backoff.ms": 20, "reconnect.backoff.ms": 20}
-                producer = Producer({"bootstrap.servers": servers, "log_level": 0, **settings})
-                producer.init_transactions(20)
-            producer.begin_transaction()
+            if not is_open:
+                quick = ("retry.backoff.ms=20", "reconnect.backoff.ms=20")
+                client.ask("open", "p", f"transactional.id={topic}", *quick)
+                client.ask("init", "p")
+                is_open = True
+            client.ask("begin", "p")
             for partition, value in enumerate(values):
-                producer.produce(topic, value, partition=partition)
+                client.ask("send", "p", topic, str(partition), value)
             if number % 5 == 4:
-                producer.flush(20)
-                producer.abort_transaction(20)
+                client.ask("abort", "p")
             else:
                 is_committing = True
-                producer.commit_transaction(20)
+                client.ask("commit", "p")
                 committed += values
-        except KafkaException:
-            producer = None
+        except (KafkaException, JavaError):
+            is_open = False
+            client.ask("close", "p")
             if is_committing:
                 unsure += values
         number += 1
+
+
+def _client(kind: str, servers: str, folder: Path) -> ConfluentClient | JavaClient:
+    return ConfluentClient(servers) if kind == "confluent" else JavaClient("3.9.1", servers, folder / "java.log")
 
 
 def _wait_for_more(committed: list[str]) -> None:
@@ -148,7 +159,8 @@ def _wait_for_more(committed: list[str]) -> None:
         time.sleep(0.01)
 
 
-def test_kills_at_any_time(server_dir: Path, topic: str) -> None:
+@pytest.mark.parametrize("kind", ["confluent", pytest.param("3.9.1", marks=pytest.mark.peer)])
+def test_kills_at_any_time(server_dir: Path, topic: str, kind: str) -> None:
     """What was committed is read once, and nothing else but what may have been: its commit was not answered."""
     rng = random.Random(8)
     committed: list[str] = []
@@ -156,18 +168,19 @@ def test_kills_at_any_time(server_dir: Path, topic: str) -> None:
     stop = threading.Event()
     with KlogBroker(server_dir, *SETTINGS) as broker:
         _create(broker.bootstrap_servers, topic, 2)
-        writer = threading.Thread(target=_write, args=(broker.bootstrap_servers, topic, stop, committed, unsure))
-        writer.start()
-        try:
-            for _ in range(4):
+        with _client(kind, broker.bootstrap_servers, server_dir) as client:
+            writer = threading.Thread(target=_write, args=(client, topic, stop, committed, unsure))
+            writer.start()
+            try:
+                for _ in range(_KILLS):
+                    _wait_for_more(committed)
+                    time.sleep(rng.uniform(0, 0.1))
+                    broker.kill()
+                    broker.start()
                 _wait_for_more(committed)
-                time.sleep(rng.uniform(0, 0.1))
-                broker.kill()
-                broker.start()
-            _wait_for_more(committed)
-        finally:
-            stop.set()
-            writer.join(60)
+            finally:
+                stop.set()
+                writer.join(60)
         found = [by_confluent(broker.bootstrap_servers, topic, partition) for partition in (0, 1)]
     values = [value for part in found for value in part]
     assert len(values) == len(set(values))
@@ -175,7 +188,7 @@ def test_kills_at_any_time(server_dir: Path, topic: str) -> None:
     assert [value[:-2] for value in found[0]] == [value[:-2] for value in found[1]]  # both partitions or none
     numbers = [int(value[:-2]) for value in found[0]]
     assert numbers == sorted(numbers)
-    assert len(committed) >= 5 * 6
+    assert len(committed) >= (_KILLS + 1) * 6
 
 
 def _ids(port: int, count: int) -> list[int]:

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import IO, Literal
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -399,6 +399,19 @@ class Kafka(_JavaServer):
             encoding="utf-8",
             errors="replace",
             timeout=timeout,
+            start_new_session=True,
+            preexec_fn=_dies_with(os.getpid()),
+        )
+
+    def start_tool(self, class_name: str, *args: str, errors: IO[bytes]) -> subprocess.Popen[str]:
+        """Start a Java main whose output is read while it runs; it dies with the thread that started it."""
+        return subprocess.Popen(
+            [*self._java(), *_QUICK_START, class_name, *args],
+            cwd=self._work_dir,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            encoding="utf-8",
             start_new_session=True,
             preexec_fn=_dies_with(os.getpid()),
         )

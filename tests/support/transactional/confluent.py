@@ -24,6 +24,9 @@ class ConfluentClient:
             self._producers[name] = Producer({**self._servers, "enable.idempotence": True, **settings})
             return []
         producer = self._producers[name]
+        if what == "close":
+            del self._producers[name]
+            return []
         if what == "send":
             return _send(producer, rest[0], int(rest[1]), rest[2:])
         if what == "init":

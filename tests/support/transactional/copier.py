@@ -1,0 +1,72 @@
+"""Kafka's TransactionalMessageCopier: it copies what a topic holds to another one, with the offsets, in transactions.
+
+It tells its progress as lines of JSON and ends at what was the end of its input when it started.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from pathlib import Path
+
+from tests.support.kafka import Kafka
+
+_MAIN = "org.apache.kafka.tools.TransactionalMessageCopier"
+
+
+class Copier:
+    """One copier, which may be killed and started again: what it names itself (transactional id, group) stays."""
+
+    def __init__(self, kafka: Kafka, log: Path, *arguments: str) -> None:
+        self._kafka, self._arguments = kafka, arguments
+        self._log = log.open("ab")
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        self._before = self._now = 0
+        #: The exit codes of its earlier processes.
+        self.ends: list[int] = []
+
+    @property
+    def copied(self) -> int:
+        """How many records it has told to have committed, in all its processes."""
+        return self._before + self._now
+
+    def start_if_ended(self) -> None:
+        if self._process is not None:
+            if self._process.poll() is None:
+                return
+            self._reap()
+        process = self._process = self._kafka.start_tool(_MAIN, *self._arguments, errors=self._log)
+        self._reader = threading.Thread(target=self._read, args=(process,))
+        self._reader.start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._now = json.loads(line).get("totalProcessed", self._now)
+
+    def _reap(self) -> None:
+        process, self._process = self._process, None
+        assert process is not None
+        assert self._reader is not None
+        self.ends.append(process.wait(30))
+        self._reader.join(30)
+        assert process.stdout is not None
+        process.stdout.close()
+        self._before, self._now = self.copied, 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it came to the end of its input, or failed."""
+        return self._process is None or self._process.poll() is not None
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self._process is not None:
+            self._process.kill()
+            self._reap()
+
+    def close(self) -> None:
+        self.kill()
+        self._log.close()
