@@ -191,7 +191,7 @@ def test_ids_of_altered_topics_are_found_in_the_logs(tmp_path: Path) -> None:
 
 def test_a_flood_of_unknown_names_reads_the_tree_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CreateTopics and DeleteTopics; what another broker has made is found nevertheless."""
-    session = Session(Listener(PLAINTEXT, PLAINTEXT, "h", 1), "h:2", [], lambda name: None)
+    session = Session(Listener(PLAINTEXT, PLAINTEXT, "h", 1), "h:2", [], lambda mechanism, name: None)
     names = [f"unknown{number}" for number in range(500)]
     entry = {"num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
 

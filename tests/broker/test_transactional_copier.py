@@ -25,10 +25,10 @@ pytestmark = pytest.mark.peer
 
 #: `make soak` sets this.
 _IS_SOAK = "SPARK_KLOG_KILLS" in os.environ
-_KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "4"))
+_KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "2"))
 _PARTITIONS = 2
 _GROUP = "copiers"
-_AT_ONCE = 2000
+_AT_ONCE = 600
 #: A copier that was killed within a transaction waits so long for its own offsets (it asks for stable ones before it
 #: fences itself); one that the broker keeps waiting for longer is fenced, and ends.
 _TRANSACTION_MS = 3000
@@ -43,9 +43,9 @@ def broker(server_dir: Path) -> Iterator[KlogBroker]:
     }
     words = [word for item in settings.items() for word in ("--set", "=".join(item))]
     with KlogBroker(server_dir, *words) as running:
-        AdminClient({"bootstrap.servers": running.bootstrap_servers}).create_topics(
-            [NewTopic(name, _PARTITIONS, 1) for name in ("in", "out")]
-        )["out"].result(20)
+        admin = AdminClient({"bootstrap.servers": running.bootstrap_servers})
+        for made in admin.create_topics([NewTopic(name, _PARTITIONS, 1) for name in ("in", "out")]).values():
+            made.result(20)
         yield running
 
 
@@ -108,8 +108,10 @@ def _wait(condition: Callable[[], object], copiers: list[Copier]) -> None:
 def _kill_on_the_way(broker: KlogBroker, copiers: list[Copier], source: Input, victims: list[Copier]) -> None:
     """The broker and one of the victims by turns, each after some records more were copied."""
     rng = random.Random(9)
+    for copier in copiers:
+        copier.start_if_ended()
     for number in range(_KILLS):
-        aim = sum(copier.copied for copier in copiers) + rng.randrange(20, 400)
+        aim = sum(copier.copied for copier in copiers) + rng.randrange(20, 200)
 
         def has_come_on(aim: int = aim) -> bool:
             if all(copier.has_ended for copier in copiers):  # nothing is left to be copied

@@ -18,7 +18,7 @@ _CORRELATION_ID = 7
 def error_codes(answer: Any) -> list[int]:
     """All error codes of an answer, or of a part of it."""
     if isinstance(answer, dict):
-        own = [code for name, code in answer.items() if name.endswith("error_code")]
+        own = [answer[name] for name in ("error_code", "partition_error_code") if name in answer]
         return own + [code for entry in answer.values() for code in error_codes(entry)]
     return [code for entry in answer for code in error_codes(entry)] if isinstance(answer, (list, tuple)) else []
 

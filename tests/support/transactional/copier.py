@@ -44,7 +44,8 @@ class Copier:
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            self._now = json.loads(line).get("totalProcessed", self._now)
+            if line.endswith("\n"):  # else it was killed within it
+                self._now = json.loads(line)["totalProcessed"]
 
     def _reap(self) -> None:
         process, self._process = self._process, None
