@@ -114,7 +114,7 @@ def _kill_on_the_way(broker: KlogBroker, copiers: list[Copier], source: Input, v
         aim = sum(copier.copied for copier in copiers) + rng.randrange(20, 200)
 
         def has_come_on(aim: int = aim) -> bool:
-            if all(copier.has_ended for copier in copiers):  # nothing is left to be copied
+            if any(copier.is_done for copier in copiers):  # nothing may be left to be copied
                 source.add(_AT_ONCE)
             return sum(copier.copied for copier in copiers) >= aim
 

@@ -58,9 +58,9 @@ class Copier:
         self._before, self._now = self.copied, 0
 
     @property
-    def has_ended(self) -> bool:
-        """Whether it came to the end of its input, or failed."""
-        return self._process is None or self._process.poll() is not None
+    def is_done(self) -> bool:
+        """Whether it came to the end of its input."""
+        return self._process is not None and self._process.poll() == 0
 
     def kill(self) -> None:
         """SIGKILL."""
