@@ -13,6 +13,11 @@ _SECONDS = 20.0
 
 def by_confluent(servers: str, topic: str, partition: int, *, committed: bool = True) -> list[str]:
     """All values; with `committed` as read_committed does."""
+    return [value for _, value in places_by_confluent(servers, topic, partition, committed=committed)]
+
+
+def places_by_confluent(servers: str, topic: str, partition: int, *, committed: bool) -> list[tuple[int, str]]:
+    """(offset, value) of all records."""
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -23,7 +28,7 @@ def by_confluent(servers: str, topic: str, partition: int, *, committed: bool = 
         }
     )
     consumer.assign([TopicPartition(topic, partition, 0)])
-    found: list[str] = []
+    found: list[tuple[int, str]] = []
     deadline = time.monotonic() + _SECONDS
     try:
         while time.monotonic() < deadline:
@@ -32,7 +37,7 @@ def by_confluent(servers: str, topic: str, partition: int, *, committed: bool = 
                 continue
             if message.error() is not None:  # the end
                 return found
-            found.append((message.value() or b"").decode())
+            found.append((message.offset() or 0, (message.value() or b"").decode()))
     finally:
         consumer.close()
     raise TimeoutError(f"no end of {topic}-{partition} in {_SECONDS} s, but {found}")
@@ -40,12 +45,17 @@ def by_confluent(servers: str, topic: str, partition: int, *, committed: bool = 
 
 def by_kafka_python(servers: str, topic: str, partition: int, *, committed: bool = True) -> list[str]:
     """The same by kafka-python."""
+    return [value for _, value in places_by_kafka_python(servers, topic, partition, committed=committed)]
+
+
+def places_by_kafka_python(servers: str, topic: str, partition: int, *, committed: bool) -> list[tuple[int, str]]:
+    """(offset, value) of all records."""
     consumer = kafka_python.KafkaConsumer(
         bootstrap_servers=servers,
         isolation_level="read_committed" if committed else "read_uncommitted",
     )
     place = kafka_python.TopicPartition(topic, partition)
-    found: list[str] = []
+    found: list[tuple[int, str]] = []
     with contextlib.closing(consumer):
         consumer.assign([place])
         consumer.seek_to_beginning(place)
@@ -55,5 +65,5 @@ def by_kafka_python(servers: str, topic: str, partition: int, *, committed: bool
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no end of {topic}-{partition} in {_SECONDS} s, but {found}")
             for records in consumer.poll(timeout_ms=200).values():
-                found += [(record.value or b"").decode() for record in records]
+                found += [(record.offset, (record.value or b"").decode()) for record in records]
     return found

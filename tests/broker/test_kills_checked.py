@@ -1,0 +1,146 @@
+"""Producers and consumers while the broker is killed; what they did and saw is searched for anomalies.
+
+Each run is one seed. CI has a short one; `make soak`, which sets SPARK_KLOG_KILLS, ten of a minute.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from spark_klog.records.batch import iter_batches
+from spark_klog.records.reader import read_records
+from tests.support.broker import KlogBroker
+from tests.support.history import History, Outcome
+from tests.support.log_checker import Kind, anomalies
+from tests.support.log_mutations import MUTATIONS
+from tests.support.recording_clients import (
+    PARTITIONS,
+    Client,
+    IdempotentClient,
+    RecordingConsumer,
+    TransactionalClient,
+    read_finally,
+)
+
+_IS_SOAK = "SPARK_KLOG_KILLS" in os.environ
+_RUNS, _RUN_SECONDS = (10, 60) if _IS_SOAK else (1, 12)
+_logger = logging.getLogger(__name__)
+
+
+@pytest.fixture
+def broker(server_dir: Path) -> Iterator[KlogBroker]:
+    settings = ("log.segment.bytes=200000", "log.index.interval.bytes=500")
+    with KlogBroker(server_dir, *(word for setting in settings for word in ("--set", setting))) as running:
+        AdminClient({"bootstrap.servers": running.bootstrap_servers, "log_level": 0}).create_topics(
+            [NewTopic("t", PARTITIONS, 1)]
+        )["t"].result(20)
+        yield running
+
+
+def _ends(broker: KlogBroker) -> dict[int, int]:
+    reader = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "none", "log_level": 0})
+    ends = {number: reader.get_watermark_offsets(TopicPartition("t", number), 30)[1] for number in range(PARTITIONS)}
+    reader.close()
+    return ends
+
+
+def _run(broker: KlogBroker, seed: int, seconds: float, producers: dict[str, type[Client]]) -> tuple[History, str]:
+    """A history with all but its final reads, and figures of it."""
+    history, rng = History(), Random(seed)
+    common = (broker.bootstrap_servers, "t", history, seed)
+    consumers = [
+        RecordingConsumer("committed-0", *common, is_committed=True, lives_for=2 * seconds),
+        RecordingConsumer("committed-1", *common, is_committed=True, lives_for=5),
+        RecordingConsumer("uncommitted-0", *common, is_committed=False, lives_for=7),
+    ]
+    writers = [kind(name, *common) for name, kind in producers.items()]
+    kills = 0
+    end = time.monotonic() + seconds
+    try:
+        while time.monotonic() < end:
+            time.sleep(rng.uniform(0.5, 3))
+            broker.kill()
+            time.sleep(rng.choice([0, 0.3]))
+            broker.start()
+            kills += 1
+        for writer in writers:
+            writer.stop()
+        for writer in writers:
+            writer.finish()
+        ends = _ends(broker)
+        for consumer in consumers:
+            consumer.read_up_to(ends)
+    finally:
+        for client in (*writers, *consumers):
+            client.stop()
+    for consumer in consumers:
+        consumer.finish()
+    outcomes = Counter((write.is_transaction, write.outcome) for write in history.writes)
+    single, whole = (
+        ", ".join(f"{outcomes[is_transaction, outcome]} {outcome.value}" for outcome in Outcome)
+        for is_transaction in (False, True)
+    )
+    errors = sum((client.errors for client in (*writers, *consumers)), Counter[str]())
+    return history, (
+        f"seed {seed}: {kills} kills; {sum(ends.values())} offsets; "
+        f"idempotent records: {single}; transactions: {whole}; "
+        f"{len(history.reads)} polls of {sum(len(read.seen) for read in history.reads)} records by "
+        f"{len({read.process for read in history.reads})} consumers; errors {dict(errors)}"
+    )
+
+
+@pytest.mark.parametrize("seed", range(_RUNS))
+def test_no_anomaly_when_the_broker_is_killed(broker: KlogBroker, seed: int) -> None:
+    """And each fault that is planted into the same history is found."""
+    producers = {
+        "idempotent-0": IdempotentClient,
+        "idempotent-1": IdempotentClient,
+        "transactional-0": TransactionalClient,
+        "transactional-1": TransactionalClient,
+    }
+    history, figures = _run(broker, seed, _RUN_SECONDS, producers)
+    read_finally(broker.bootstrap_servers, "t", history)
+    _logger.info("%s", figures)
+    assert [str(anomaly) for anomaly in anomalies(history)] == [], figures
+    outcomes = Counter((write.is_transaction, write.outcome) for write in history.writes)
+    assert min(outcomes[key] for key in ((False, Outcome.OK), (True, Outcome.OK), (True, Outcome.FAILED))) > 20, figures
+    for plant, kind in MUTATIONS.items():
+        planted = plant(history, Random(seed))
+        assert planted is not None, (plant, figures)
+        found = anomalies(planted[0])
+        assert {anomaly.kind for anomaly in found} == {kind}, (plant, figures)
+        assert planted[1] <= {(anomaly.partition, anomaly.value) for anomaly in found}, (plant, figures)
+
+
+def _cut(folder: Path, batches: int) -> list[str]:
+    """The last segment's file without its last batches; returns the values that were in them."""
+    path = max(folder.glob("*.log"))
+    data = path.read_bytes()
+    sizes = [header.size for header, _ in iter_batches(data)]
+    size = sum(sizes[:-batches])
+    path.write_bytes(data[:size])
+    return [(record.value or b"").decode() for record in read_records(data[size:])]
+
+
+def test_records_that_a_disk_lost_are_named(broker: KlogBroker) -> None:
+    """A broker that is started on a log without its last batches: their records are lost, and nothing else is wrong."""
+    history, figures = _run(broker, 77, 2, {"idempotent-0": IdempotentClient, "idempotent-1": IdempotentClient})
+    broker.kill()
+    cut = {(1, value) for value in _cut(broker.data_dir / "t-1", 3)}
+    broker.start()
+    read_finally(broker.bootstrap_servers, "t", history)
+    found = anomalies(history)
+    assert {anomaly.kind for anomaly in found} == {Kind.LOST_WRITE}, figures
+    assert {(anomaly.partition, anomaly.value) for anomaly in found} == cut, figures
+    assert len({anomaly.process for anomaly in found}) == 3  # all final readers
