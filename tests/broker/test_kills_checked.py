@@ -61,8 +61,8 @@ def _run(broker: KlogBroker, seed: int, seconds: float, producers: dict[str, typ
     common = (broker.bootstrap_servers, "t", history, seed)
     consumers = [
         RecordingConsumer("committed-0", *common, is_committed=True, lives_for=2 * seconds),
-        RecordingConsumer("committed-1", *common, is_committed=True, lives_for=5),
-        RecordingConsumer("uncommitted-0", *common, is_committed=False, lives_for=7),
+        RecordingConsumer("committed-1", *common, is_committed=True, lives_for=8),
+        RecordingConsumer("uncommitted-0", *common, is_committed=False, lives_for=13),
     ]
     writers = [kind(name, *common) for name, kind in producers.items()]
     kills = 0
@@ -74,6 +74,7 @@ def _run(broker: KlogBroker, seed: int, seconds: float, producers: dict[str, typ
             time.sleep(rng.choice([0, 0.3]))
             broker.start()
             kills += 1
+        time.sleep(0.5)
         for writer in writers:
             writer.stop()
         for writer in writers:

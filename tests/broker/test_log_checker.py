@@ -136,7 +136,7 @@ def test_a_correct_log_has_no_anomaly(history: History) -> None:
     assert anomalies(history) == []
 
 
-@pytest.mark.parametrize(("plant", "kind"), MUTATIONS.items(), ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(("plant", "kind"), MUTATIONS.items(), ids=[plant.__name__ for plant in MUTATIONS])
 def test_each_planted_fault_is_named(plant: Callable[[History, Random], Planted | None], kind: Kind) -> None:
     """Wherever it is planted; and nothing else is said."""
     planted_at = set()

@@ -96,11 +96,11 @@ class IdempotentClient(Client):
             end = time.monotonic() + self._rng.uniform(1, 6)
             while not self._is_over.is_set() and time.monotonic() < end:
                 if len(producer) < _MAX_QUEUED:
-                    for _ in range(self._rng.randint(1, 20)):
+                    for _ in range(self._rng.randint(1, 12)):
                         self._send(producer, process, f"{process}-{number}")
                         number += 1
                 producer.poll(0)
-                time.sleep(0.015)
+                time.sleep(0.025)
             if self._is_over.is_set() or self._rng.random() < 0.3:
                 assert producer.flush(_SECONDS) == 0
             else:
