@@ -42,9 +42,8 @@ _logger = logging.getLogger(__name__)
 def broker(server_dir: Path) -> Iterator[KlogBroker]:
     settings = ("log.segment.bytes=200000", "log.index.interval.bytes=500")
     with KlogBroker(server_dir, *(word for setting in settings for word in ("--set", setting))) as running:
-        AdminClient({"bootstrap.servers": running.bootstrap_servers, "log_level": 0}).create_topics(
-            [NewTopic("t", PARTITIONS, 1)]
-        )["t"].result(20)
+        admin = AdminClient({"bootstrap.servers": running.bootstrap_servers, "log_level": 0})
+        admin.create_topics([NewTopic("t", PARTITIONS, 1)])["t"].result(20)
         yield running
 
 

@@ -128,6 +128,8 @@ def _history(steps: list[tuple[str, int]]) -> History:
 
 _STEPS = st.tuples(st.sampled_from(["send", "write", "end", "poll"]), st.integers(0, 1 << 12))
 histories = st.lists(_STEPS, max_size=60).map(_history)
+#: In most of them there is a place for each fault.
+long_histories = st.lists(_STEPS, min_size=20, max_size=60).map(_history)
 
 
 @settings(deadline=None)
@@ -142,7 +144,7 @@ def test_each_planted_fault_is_named(plant: Callable[[History, Random], Planted 
     planted_at = set()
 
     @settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
-    @given(histories, st.integers(0, 1 << 16))
+    @given(long_histories, st.integers(0, 1 << 16))
     def check(history: History, seed: int) -> None:
         planted = plant(history, Random(seed))
         assume(planted is not None)

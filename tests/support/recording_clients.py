@@ -203,9 +203,6 @@ class TransactionalClient(Client):
             elif error.args[0].txn_requires_abort():
                 is_usable = self._abort(producer)
                 outcome = Outcome.FAILED if is_usable else outcome
-        if not is_usable:
-            producer.purge()
-            producer.poll(0)
         sent = tuple(Sent(partition, value, offsets.get(value)) for partition, value in values)
         self.history.writes.append(Write(process, outcome, sent, True, began, commit_began, ended=self.history.tick()))
         return is_usable
