@@ -177,6 +177,8 @@ class TransactionalClient(Client):
             (self._rng.randrange(PARTITIONS), f"{process}-{number}-{index}") for index in range(self._rng.randint(1, 6))
         ]
         end = self._rng.choices(["commit", "abort", "leave", "overtake", "hurry"], [70, 15, 4, 4, 7])[0]
+        # after a kill a new instance is up sooner than librdkafka has found the coordinator again
+        patience = self._rng.choice([0.002, 0.01]) if end == "hurry" else self._rng.choice([0.5, 1, _SECONDS])
         outcome, is_usable, commit_began = Outcome.FAILED, False, began
         try:
             producer.begin_transaction()
@@ -185,16 +187,16 @@ class TransactionalClient(Client):
                 if self._rng.random() < 0.2:
                     producer.poll(self._rng.choice([0, 0.01]))
             if end != "hurry" and self._rng.random() < 0.5:
-                producer.flush(_SECONDS)
+                producer.flush(patience)
             if end == "abort":
-                producer.abort_transaction(_SECONDS)
+                producer.abort_transaction(patience)
                 is_usable = True
             elif end != "leave":
                 if end == "overtake":
                     self._make()
                 commit_began = self.history.tick()
                 outcome = Outcome.UNKNOWN
-                producer.commit_transaction(self._rng.choice([0.002, 0.01]) if end == "hurry" else _SECONDS)
+                producer.commit_transaction(patience)
                 outcome, is_usable = Outcome.OK, True
         except KafkaException as error:
             self.errors[error.args[0].name()] += 1
