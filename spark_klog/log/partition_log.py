@@ -455,6 +455,10 @@ class PartitionLog:
             for path in self._deleted.pop(0)[1]:
                 self.files.remove(path)
 
+    def note_refused(self, header: BatchHeader) -> None:
+        """A client's batch was not appended, as its transaction is not known; what follows it must wait for it."""
+        self.producers.note_refused(header, self._now_ms())
+
     def forget_producers(self) -> None:
         """Forget producers that have been silent for a day, as Kafka's producer.id.expiration.ms."""
         self.producers.expire(self._now_ms() - _PRODUCER_EXPIRATION_MS)

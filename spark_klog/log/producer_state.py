@@ -64,6 +64,14 @@ class Producer:
         return self.transaction_first_offset != NO_OFFSET
 
 
+class _Refused(NamedTuple):
+    """The least sequence of an epoch that was not let into the log, and when (ms)."""
+
+    epoch: int
+    sequence: int
+    timestamp: int
+
+
 class ProducerState:
     """Of one log, up to `end_offset`."""
 
@@ -74,6 +82,7 @@ class ProducerState:
         self.ended_transactions = 0
         #: The ids with an open transaction: there may be many more producers than these.
         self._open: set[int] = set()
+        self._refused: dict[int, _Refused] = {}
 
     @property
     def first_unstable_offset(self) -> int | None:
@@ -92,6 +101,7 @@ class ProducerState:
         if header.producer_epoch != producer.epoch:
             producer.epoch = header.producer_epoch
             producer.batches.clear()
+        self._refused.pop(header.producer_id, None)
         producer.last_timestamp = header.max_timestamp
         if marker is not None:
             return self._end_transaction(header, producer, marker)
@@ -120,6 +130,21 @@ class ProducerState:
         stable = header.next_offset if unstable is None else unstable
         return AbortedTransaction(header.producer_id, first, header.last_offset, stable)
 
+    def note_refused(self, header: BatchHeader, now_ms: int) -> None:
+        """A batch was not let in, since its transaction was not, or not yet, known: it may be sent again.
+
+        Of a producer that is not known no other sequence tells that there is a gap before what comes next. Not kept
+        over a restart, as in Kafka.
+        """
+        before = self._refused.get(header.producer_id)
+        if before is None or (header.producer_epoch, -header.base_sequence) > (before.epoch, -before.sequence):
+            self._refused[header.producer_id] = _Refused(header.producer_epoch, header.base_sequence, now_ms)
+
+    def refused_sequence(self, header: BatchHeader) -> int | None:
+        """The least sequence of the batch's epoch that was not let in, if since then nothing was."""
+        refused = self._refused.get(header.producer_id)
+        return None if refused is None or refused.epoch != header.producer_epoch else refused.sequence
+
     def forget_before(self, offset: int) -> None:
         """Records before `offset` were deleted: transactions that began there begin with what is left of them."""
         for each in self._open:
@@ -131,6 +156,9 @@ class ProducerState:
         for producer_id, producer in list(self.producers.items()):
             if producer.last_timestamp < before_ms and producer.transaction_first_offset == NO_OFFSET:
                 del self.producers[producer_id]
+        for producer_id, refused in list(self._refused.items()):
+            if refused.timestamp < before_ms:
+                del self._refused[producer_id]
 
     def encode(self) -> bytes:
         """A snapshot's content."""

@@ -6,7 +6,8 @@ A producer numbers its records, per partition, from 0 on; after 2^31 - 1 comes 0
     an epoch below the one known             INVALID_PRODUCER_EPOCH: another instance has taken over
     an epoch above it                        must begin at sequence 0
     the epoch known                          must go on where the last batch ended
-    a producer id that is not known          may begin anywhere: its records may have been deleted (Kafka 2.5)
+    a producer id that is not known          may begin anywhere: its records may have been deleted (Kafka 2.5); but not
+                                             beyond a batch that was refused for its transaction (Kafka 3.6)
 
 else it is OUT_OF_ORDER_SEQUENCE_NUMBER. Within a transaction a batch that is of none is INVALID_TXN_STATE. What a
 broker writes itself (markers, offsets within a transaction) has no sequences: there the epoch alone counts, and of
@@ -88,7 +89,7 @@ def check_clients(state: ProducerState, headers: Sequence[BatchHeader]) -> Dupli
     known: dict[int, _Known] = {}
     for header in headers:
         before = known.get(header.producer_id) or _known(state.producers.get(header.producer_id, _NEW))
-        _check(header, before)
+        _check(header, before, state.refused_sequence(header))
         last = advanced(header.base_sequence, header.last_offset_delta)
         known[header.producer_id] = _Known(header.producer_epoch, last, before.is_in_transaction)
     return None
@@ -129,7 +130,7 @@ def _duplicate(state: ProducerState, headers: Sequence[BatchHeader]) -> Duplicat
     return Duplicate(first.last_offset - first.offset_delta, last.last_offset, last.timestamp)
 
 
-def _check(header: BatchHeader, known: _Known) -> None:
+def _check(header: BatchHeader, known: _Known, refused: int | None) -> None:
     if header.producer_epoch < 0 or header.base_sequence < 0:
         raise DecodeError(
             f"a batch of producer {header.producer_id} with epoch {header.producer_epoch}, "
@@ -137,6 +138,12 @@ def _check(header: BatchHeader, known: _Known) -> None:
         )
     _check_epoch(header, known.epoch)
     if known.epoch < 0:
+        if refused is not None and header.base_sequence > refused:
+            raise ProducerRefused(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"producer {header.producer_id} of epoch {header.producer_epoch} sends sequence "
+                f"{header.base_sequence}; {refused} was refused, and is to come first",
+            )
         return
     is_new_epoch = header.producer_epoch != known.epoch
     expected = 0 if is_new_epoch else advanced(known.last_sequence, 1) if known.last_sequence >= 0 else 0

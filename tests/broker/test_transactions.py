@@ -241,6 +241,19 @@ def test_only_what_was_added_is_written_to(cluster: EmbeddedCluster, raw: RawCli
     assert by_confluent(cluster.bootstrap_servers, other, 0, committed=False) == []
 
 
+def test_no_batch_overtakes_one_that_was_refused(cluster: EmbeddedCluster, raw: RawClient, topic: str) -> None:
+    """Of batches in flight the first may come before the coordinator can tell, and the second after."""
+    _create(cluster, topic)
+    producer = {key: _init(raw, topic)[key] for key in ("producer_id", "producer_epoch")}
+    first, second = (bytes(batch(*producer.values(), sequence, 5)) for sequence in (0, 5))
+    assert _produce(raw, topic, topic, first) == ErrorCode.INVALID_TXN_STATE
+    assert _add(raw, topic, producer, topic) == {topic: 0}
+    assert _produce(raw, topic, topic, second) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert [_produce(raw, topic, topic, records) for records in (first, second)] == [0, 0]
+    assert _end(raw, topic, producer, True) == 0
+    assert len(by_confluent(cluster.bootstrap_servers, topic, 0)) == 10
+
+
 def test_errors_of_the_coordinator(cluster: EmbeddedCluster, raw: RawClient, topic: str) -> None:
     _create(cluster, topic)
     assert _init(raw, "")["error_code"] == ErrorCode.INVALID_REQUEST

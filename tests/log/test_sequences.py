@@ -14,6 +14,7 @@ from spark_klog.errors import DecodeError, ErrorCode
 from spark_klog.log.config import LOG_APPEND_TIME, LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.sequences import ProducerRefused
+from spark_klog.records.batch_v2 import read_batch_header
 from tests.log.faulty_files import FaultyFiles
 from tests.log.test_faults import FOLDER, Clock
 from tests.log.test_producer_state import COMMIT, TIME, TRANSACTIONAL, batch, marker
@@ -53,6 +54,33 @@ def test_an_unknown_producer_begins_anywhere() -> None:
     log = new_log()
     assert send(log, plain(3, 17, 2)) == (0, 1)
     assert send(log, plain(3, 19)) == (2, 2)
+
+
+def test_nothing_comes_before_what_was_refused() -> None:
+    """Of a producer that is not known; until the batch, or one of another epoch, is appended."""
+    log = new_log()
+    for sequence in (7, 3, 5):
+        log.note_refused(read_batch_header(plain(1, sequence)))
+    assert send(log, plain(1, 4)) == OUT_OF_ORDER
+    assert send(log, plain(1, 4, producer=2)) == (0, 0)
+    assert send(log, plain(1, 3)) == (1, 1)
+    assert send(log, plain(1, 4, 3)) == (2, 4)
+    log.note_refused(read_batch_header(plain(1, 0, producer=3)))
+    log.note_refused(read_batch_header(plain(2, 4, producer=3)))
+    log.note_refused(read_batch_header(plain(1, 1, producer=3)))
+    assert send(log, plain(2, 5, producer=3)) == OUT_OF_ORDER
+    assert send(log, plain(3, 5, producer=3)) == (5, 5)
+
+
+def test_what_was_refused_is_forgotten_after_a_day() -> None:
+    clock = Clock()
+    log = PartitionLog(FOLDER, LogConfig(), files=FaultyFiles(), now_ms=clock)
+    log.note_refused(read_batch_header(plain(1, 0)))
+    log.forget_producers()
+    assert send(log, plain(1, 4)) == OUT_OF_ORDER
+    clock.now += 2 * 24 * 3600 * 1000
+    log.forget_producers()
+    assert send(log, plain(1, 4)) == (0, 0)
 
 
 def test_the_last_five_batches_are_duplicates_and_the_sixth_is_none() -> None:

@@ -111,12 +111,11 @@ async def _check_transaction(
     if transactional_id is None:
         reason = "a transactional batch in a request without a transactional id"
         raise ProducerRefused(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, reason)
-    producers = {
-        Producer(header.producer_id, header.producer_epoch)
-        for header, _ in iter_batches(records)
-        if isinstance(header, BatchHeader) and header.is_transactional
-    }
-    for producer in producers:
+    for header, _ in iter_batches(records):
+        if not isinstance(header, BatchHeader) or not header.is_transactional:
+            continue
+        producer = Producer(header.producer_id, header.producer_epoch)
         code, reason = await broker.transactions.may_append(transactional_id, producer, log)
         if code:
+            log.note_refused(header)
             raise ProducerRefused(as_known(PRODUCE, request.version, code), reason)
