@@ -36,6 +36,8 @@ _COUNT = Struct(">i")
 _ENTRY = Struct(">qhiqiqiq")
 #: Kafka's: so many batches of a producer are known, to answer one that is sent again.
 _BATCHES = 5
+#: Refused producers that are remembered; clients may make up as many as they like.
+_MOST_REFUSED = 10_000
 #: There is no open transaction.
 NO_OFFSET = -1
 
@@ -138,6 +140,8 @@ class ProducerState:
         """
         before = self._refused.get(header.producer_id)
         if before is None or (header.producer_epoch, -header.base_sequence) > (before.epoch, -before.sequence):
+            if before is None and len(self._refused) >= _MOST_REFUSED:
+                del self._refused[next(iter(self._refused))]
             self._refused[header.producer_id] = _Refused(header.producer_epoch, header.base_sequence, now_ms)
 
     def refused_sequence(self, header: BatchHeader) -> int | None:

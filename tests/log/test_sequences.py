@@ -83,6 +83,14 @@ def test_what_was_refused_is_forgotten_after_a_day() -> None:
     assert send(log, plain(1, 4)) == (0, 0)
 
 
+def test_so_many_refused_producers_are_remembered_and_no_more() -> None:
+    log = new_log()
+    for producer in range(10_001):
+        log.note_refused(read_batch_header(plain(1, 0, producer=producer)))
+    assert send(log, plain(1, 4, producer=1)) == OUT_OF_ORDER
+    assert send(log, plain(1, 4, producer=0)) == (0, 0)
+
+
 def test_the_last_five_batches_are_duplicates_and_the_sixth_is_none() -> None:
     log = new_log()
     for number in range(6):
