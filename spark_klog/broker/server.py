@@ -131,6 +131,8 @@ async def _serve(
     ]
     if broker.config.cleaner_enabled:
         background.append(loop.create_task(clean_logs(broker.logs, broker.config)))
+    for task in background:
+        task.add_done_callback(_tell_failure)
     acceptors: list[Acceptor | asyncio.Server] = [
         Acceptor(server, listener, opened, tls if listener.is_tls else None) for listener, opened in listening.items()
     ]
@@ -148,6 +150,15 @@ async def _serve(
     for task in background:
         task.cancel()
     await asyncio.gather(*background, return_exceptions=True)
+
+
+def _tell_failure(task: asyncio.Task[None]) -> None:
+    """Of work in the background, when it happens: nobody waits for it before the broker stops."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        coroutine = task.get_coro()
+        _log.error(
+            "%s ended, restart the broker: %s", getattr(coroutine, "__qualname__", coroutine), error, exc_info=error
+        )
 
 
 def run(config: BrokerConfig, ready: Callable[[str], None], make_server: Callable[[Broker], Server] = Server) -> None:
