@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupState, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
@@ -176,8 +176,9 @@ def test_storm_of_members_that_come_leave_and_are_killed(broker: KlogBroker) -> 
     workers = [Worker(kind, servers) for kind in kinds]
     everyone = list(workers)
     refusals: set[int] = set()
-    deadline = time.monotonic() + _STORM_SECONDS
     try:
+        _wait_for_a_generation(broker)
+        deadline = time.monotonic() + _STORM_SECONDS
         while time.monotonic() < deadline:
             time.sleep(rng.uniform(0.5, 2))
             number = rng.randrange(len(workers))
@@ -210,8 +211,16 @@ def test_storm_of_members_that_come_leave_and_are_killed(broker: KlogBroker) -> 
     assert all(line in commits for worker in everyone for line in worker.acknowledged.items())
 
 
+def _wait_for_a_generation(broker: KlogBroker) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
+    deadline = time.monotonic() + 60
+    while admin.describe_consumer_groups(["g"])["g"].result(30).state != ConsumerGroupState.STABLE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def _stale_commit(broker: KlogBroker) -> int:
-    """The answer to a commit by a member of now, of a generation of before."""
+    """The answer to a commit by a member of now, of the generation before the first."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
     members = admin.describe_consumer_groups(["g"])["g"].result(30).members
     member_id = members[0].member_id if members else "nobody"
