@@ -35,13 +35,19 @@ class Topics07:
             del self._told[name]
             self._tree.delete(paths.topic_broker_path(name, self._broker_id))
         for name, value in wanted.items():
-            if self._told.get(name) == value:
-                continue
-            path, (_, count) = paths.topic_broker_path(name, self._broker_id), value
-            # what is there is of an earlier topic of this name, or of this broker's life before
-            self._tree.delete(path)
-            try:
-                self._tree.create(path, b"%d" % count, ephemeral=True)
-            except NodeExists:
-                continue  # another broker has taken this id
-            self._told[name] = value
+            if self._told.get(name) != value and self._tell(name, *value):
+                self._told[name] = value
+
+    def _tell(self, name: str, topic_id: UUID, count: int) -> bool:
+        """Whether there is a node of ours now; not where another broker has taken this id."""
+        path, content = paths.topic_broker_path(name, self._broker_id), b"%d" % count
+        before = self._told.get(name)
+        if before is not None and before[0] == topic_id and self._tree.swap(path, b"%d" % before[1], content):
+            return True
+        # what is there is of an earlier topic of this name, or of this broker's life before
+        self._tree.delete(path)
+        try:
+            self._tree.create(path, content, ephemeral=True)
+        except NodeExists:
+            return False
+        return True
