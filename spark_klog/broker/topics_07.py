@@ -42,7 +42,8 @@ class Topics07:
         """Whether there is a node of ours now; not where another broker has taken this id."""
         path, content = paths.topic_broker_path(name, self._broker_id), b"%d" % count
         before = self._told.get(name)
-        if before is not None and before[0] == topic_id and self._tree.swap(path, b"%d" % before[1], content):
+        if before is not None and before[0] == topic_id and self._tree.get(path) is not None:
+            self._tree.put(path, content)
             return True
         # what is there is of an earlier topic of this name, or of this broker's life before
         self._tree.delete(path)
