@@ -96,6 +96,6 @@ CONSUME = Work(
         "brokers. kcat writes to /dev/null and is timed from its start to its end.",
         "ConsumerPerformance of Kafka 3.9.1 in a group of its own: records a second of fetching, without the group's "
         "rebalance. Wanted of both: a ratio of 1.2. Both clients are the bound: each decodes on one thread, which is "
-        "busy all the time. What differs is what the broker takes of the machine meanwhile.",
+        "busy all the time; what the broker takes of the machine meanwhile is the last figure.",
     ),
 )
