@@ -112,7 +112,7 @@ def _load(bench: Bench, broker: Broker, work_dir: Path) -> None:
     """Round by round, in by ProducerPerformance and out by kcat; one partition, so that a round's offsets are known."""
     libs = kafka_libs("3.9.1")
     create_topic(broker.bootstrap_servers, _TOPIC, 1)
-    # our broker does not serve InitProducerId yet; the same for both sides
+    # the same for both sides; with acks=all idempotence is measured in producing.py
     properties = {"enable.idempotence": "false"}
     rounds, records = _rounds(bench)
     for number in range(rounds):

@@ -59,7 +59,7 @@ def produce(
         "compression.type": codec,
         "batch.size": "65536",
         "linger.ms": "20",
-        # our broker does not serve InitProducerId yet; the same for both sides
+        # the same for both sides; with acks=all idempotence is measured in producing.py
         "enable.idempotence": "false",
     }
     producer_performance(libs, bootstrap_servers, topic, records, folder, size, properties)

@@ -196,11 +196,12 @@ class OffsetManager:
         """Remove offsets, also those of open transactions, by records without a value; OSError, `BatchTooLarge`."""
         known = self.keys(group)
         gone = {key: encode_offset_key(OffsetKey(group, *key)) for key in keys if key in known}
+        # there may be more than the topic takes at once
+        longest = max(map(len, gone.values()), default=0) + _ROW_BYTES
+        count = max(1, (log.config.max_message_bytes - MAX_HEADER_SIZE) // longest)
         left = list(gone)
-        while left:  # there may be more than the topic takes at once
-            longest = max(map(len, gone.values())) + _ROW_BYTES
-            count = max(1, (log.config.max_message_bytes - MAX_HEADER_SIZE) // longest)
-            now, left = left[:count], left[count:]
+        for start in range(0, len(left), count):
+            now = left[start : start + count]
             _append(log, [(gone[key], None) for key in now])
             self._forget(group, now)
 
