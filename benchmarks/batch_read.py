@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.data import PARTITIONS, RECORD_SIZE, produce
+from benchmarks.figures import Result
 from benchmarks.jvm_connector import beside_jvm
-from benchmarks.report import Result
 from benchmarks.sides import SparkSide, read_all, topic_options
 from benchmarks.work import Bench, Work
 from tests.support.kafka import Kafka

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.data import PARTITIONS, produce
+from benchmarks.figures import Result, Side
 from benchmarks.no_op import beside_no_op
 from benchmarks.record_batches import speed, take_turns
-from benchmarks.report import Result, Side
 from benchmarks.sides import SparkSide, read_all, topic_options
 from benchmarks.work import Bench, Work
 from spark_klog.client.cluster import Cluster

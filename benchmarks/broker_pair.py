@@ -13,8 +13,8 @@ from confluent_kafka.cimpl import NewTopic  # the stubs of .admin do not export 
 
 from benchmarks.broker_process import Broker, KlogBroker
 from benchmarks.data import PARTITIONS
+from benchmarks.figures import Side
 from benchmarks.record_batches import take_turns
-from benchmarks.report import Side
 from benchmarks.sides import SideFailed
 from tests.support.kafka import Kafka
 

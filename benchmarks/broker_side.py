@@ -13,7 +13,7 @@ from benchmarks.broker_pair import KAFKA, create_topic
 from benchmarks.broker_process import Broker, FirstAnswer, KlogBroker, resident_mb
 from benchmarks.consuming import read_by_kcat
 from benchmarks.data import producer_performance
-from benchmarks.report import Result, Side
+from benchmarks.figures import Result, Side
 from benchmarks.sides import SideFailed, recorded
 from benchmarks.work import Bench, Work
 from tests.support.kafka import Kafka, kafka_libs

@@ -13,7 +13,7 @@ from importlib import import_module
 from struct import Struct
 from typing import Any
 
-from benchmarks.report import Result, Side
+from benchmarks.figures import Result, Side
 from benchmarks.work import Bench, Work
 from spark_klog.wire.codecs import CODECS as CODEC_TABLE
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from benchmarks.broker_pair import KAFKA, broker_pair, partitions_by_leader, topic
 from benchmarks.compiler import compile_c
 from benchmarks.data import PARTITIONS
+from benchmarks.figures import Result, Side
 from benchmarks.record_batches import record_batches, take_turns
-from benchmarks.report import Result, Side
 from benchmarks.sides import SideFailed
 from benchmarks.work import Bench, Work
 from spark_klog.embedded import EmbeddedCluster

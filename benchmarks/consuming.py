@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.broker_pair import broker_pair, check_count, compare, create_topic
 from benchmarks.broker_process import Broker
 from benchmarks.data import produce, run_java
-from benchmarks.report import Result
+from benchmarks.figures import Result
 from benchmarks.sides import SideFailed
 from benchmarks.work import Bench, Work
 from tests.support.kafka import kafka_libs

@@ -9,8 +9,8 @@ from pathlib import Path
 from kafka.record.memory_records import MemoryRecords
 
 from benchmarks.compiler import compile_c
+from benchmarks.figures import Result, Side
 from benchmarks.record_batches import kernel, record_batches, speed, take_turns
-from benchmarks.report import Result, Side
 from benchmarks.sides import SideFailed, recorded
 from benchmarks.work import Bench, Work
 from spark_klog.columns.decode import PartitionDecoder

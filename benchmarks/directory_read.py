@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.data import PARTITIONS, produce
+from benchmarks.figures import Result, Side
 from benchmarks.jvm_connector import NAME, jvm_side
-from benchmarks.report import Result, Side
 from benchmarks.sides import SparkSide, alternate, klog_side, read_all, topic_options
 from benchmarks.work import Bench, Work
 from tests.support.kafka import Kafka

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
+from benchmarks.figures import Result, Side
 from benchmarks.record_batches import TIME, kernel, speed, take_turns, value
-from benchmarks.report import Result, Side
 from benchmarks.work import Bench, Work
 from spark_klog.client.config import ClientConfig
 from spark_klog.columns.encode import PartitionEncoder

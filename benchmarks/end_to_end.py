@@ -12,7 +12,7 @@ from benchmarks.broker_pair import KAFKA, broker_pair, topic
 from benchmarks.broker_process import Broker
 from benchmarks.compiler import compile_java
 from benchmarks.data import run_java
-from benchmarks.report import Result, Side
+from benchmarks.figures import Result, Side
 from benchmarks.sides import SideFailed, recorded
 from benchmarks.work import Bench, Work
 from tests.support.kafka import kafka_libs

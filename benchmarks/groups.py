@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.broker_process import KlogBroker
+from benchmarks.figures import Result, Side
 from benchmarks.record_batches import take_turns
-from benchmarks.report import Result, Side
 from benchmarks.work import Bench, Work
 from spark_klog.broker.coordinator.records import Committed, OffsetKey, encode_offset, encode_offset_key
 from spark_klog.broker.offset_manager import OffsetManager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.report import Result, Side
+from benchmarks.figures import Result, Side
 from benchmarks.sides import SparkSide, alternate, klog_side
 from benchmarks.work import Bench
 from tests.support.jvm_connector import PYSPARK, connector_jars, connector_python

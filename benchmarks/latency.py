@@ -9,9 +9,9 @@ from pathlib import Path
 from confluent_kafka import Producer
 
 from benchmarks.data import PARTITIONS
+from benchmarks.figures import Result, Side
 from benchmarks.jvm_connector import NAME as JVM
 from benchmarks.jvm_connector import jvm_side
-from benchmarks.report import Result, Side
 from benchmarks.sides import SideFailed, SparkSide, klog_side, recorded
 from benchmarks.work import Bench, Work
 from tests.support.kafka import Kafka

@@ -7,8 +7,8 @@ import random
 import time
 from collections.abc import Iterator
 
+from benchmarks.figures import Result, Side
 from benchmarks.record_batches import record_batches, take_turns
-from benchmarks.report import Result, Side
 from benchmarks.work import Bench, Work
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog

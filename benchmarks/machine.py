@@ -12,18 +12,27 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def describe() -> list[tuple[str, str]]:
+def describe() -> dict[str, str]:
     """Names and values for the report's table."""
-    return [
-        ("commit", _commit()),
-        ("CPU", f"{_cpu_model()}, {os.cpu_count()} cores"),
-        ("memory", _memory()),
-        ("kernel", f"{platform.system()} {platform.release()} {platform.machine()}"),
-        ("Python", f"{platform.python_implementation()} {platform.python_version()}"),
-        ("Java", _java()),
-        ("record kernel", _kernel()),
-        *((name, _package(name)) for name in ("spark-klog", "pyspark", "pyarrow")),
-    ]
+    return {
+        "CPU": f"{_cpu_model()}, {os.cpu_count()} cores",
+        "memory": _memory(),
+        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "Python": f"{platform.python_implementation()} {platform.python_version()}",
+        "Java": _java(),
+        "record kernel": _kernel(),
+        **{name: _package(name) for name in ("spark-klog", "pyspark", "pyarrow")},
+    }
+
+
+def commit() -> tuple[str, bool]:
+    """The commit that is checked out, and whether files differ from it, those that a run writes aside."""
+    git = ["git", "--no-optional-locks", "-C", str(ROOT)]
+    head = _output([*git, "rev-parse", "--short", "--verify", "HEAD"])
+    if head is None:
+        return "none", False
+    written = (":!benchmarks/results.md", ":!benchmarks/results.json")
+    return head, _output([*git, "status", "--porcelain", "--", ".", *written]) != ""
 
 
 def code_state() -> frozenset[tuple[str, int]]:
@@ -36,15 +45,6 @@ def _kernel() -> str:
     """Which kernel decodes records: the native one, or the reference in Python."""
     code = "from spark_klog.records import kernels; print(kernels.load().__name__)"
     return _output([sys.executable, "-c", code]) or "unknown"
-
-
-def _commit() -> str:
-    git = ["git", "--no-optional-locks", "-C", str(ROOT)]
-    head = _output([*git, "rev-parse", "--short", "--verify", "HEAD"])
-    if head is None:
-        return "none"
-    changed = _output([*git, "status", "--porcelain", "--", ".", ":!benchmarks/results.md"])
-    return f"{head} with uncommitted changes" if changed else head
 
 
 def _cpu_model() -> str:

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.figures import Result, Side
 from benchmarks.machine import ROOT
 from benchmarks.record_batches import record_batches
-from benchmarks.report import Result, Side
 from benchmarks.sides import SideFailed, recorded
 from benchmarks.work import Bench, Work
 from spark_klog.columns.decode import PartitionDecoder

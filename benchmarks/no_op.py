@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.data import PARTITIONS, RECORD_SIZE
-from benchmarks.report import Result, Side
+from benchmarks.figures import Result, Side
 from benchmarks.sides import SparkSide, alternate, klog_side, project_environment
 from benchmarks.work import Bench
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from benchmarks.broker_pair import broker_pair, check_count, compare, topic
 from benchmarks.broker_process import Broker
 from benchmarks.data import producer_performance
-from benchmarks.report import Result
+from benchmarks.figures import Result
 from benchmarks.work import Bench, Work
 from tests.support.kafka import kafka_libs
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from confluent_kafka import Producer
 
 from benchmarks.data import PARTITIONS, RECORD_SIZE, ToolFailed, produce
+from benchmarks.figures import Result
 from benchmarks.jvm_connector import beside_jvm
 from benchmarks.no_op import beside_no_op
-from benchmarks.report import Result
 from benchmarks.sides import SideFailed, SparkSide, read_all, topic_options
 from benchmarks.work import Bench, Work
 from tests.support.kafka import Kafka

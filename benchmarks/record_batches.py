@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from benchmarks.report import Side
+from benchmarks.figures import Side
 from benchmarks.sides import recorded
 from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.reference import append_record

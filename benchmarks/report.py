@@ -1,107 +1,88 @@
-"""The figures of a run, and `results.md` made of them."""
+"""`results.md`, made of all sections."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
-from statistics import median
 
-from benchmarks import machine
+from benchmarks.figures import Result, Side, failures
+from benchmarks.sections import Section
 
-
-@dataclass
-class Side:
-    """One side's figures, in the unit of the result: a warm-up run, then the repeats."""
-
-    name: str
-    samples: list[float] = field(default_factory=list)
-    cold: float | None = None
-    failed: str | None = None
-
-    @property
-    def median(self) -> float | None:
-        return median(self.samples) if self.samples and self.failed is None else None
+_HEAD = (
+    "Written by `python -m benchmarks.run` from the figures in `{kept}`; `--only` renews some sections and leaves the "
+    "others, so that each says when, by which command and at which commit it was measured. **Compare figures only "
+    "within one section: it is one run.** Figures are medians. The ratio says how many times as good as the peer klog "
+    "is, above 1 is better."
+)
 
 
-@dataclass
-class Result:
-    """One line of the report: the same work by klog and by a peer (None where the peer has no such thing)."""
-
-    work: str
-    unit: str
-    klog: Side
-    peer: Side | None
-    command: str
-    higher_is_better: bool = True
-
-    @property
-    def sides(self) -> list[Side]:
-        return [self.klog] if self.peer is None else [self.klog, self.peer]
-
-    @property
-    def ratio(self) -> float | None:
-        """How many times as good as the peer klog is: above 1 it is the better one."""
-        ours, theirs = self.klog.median, self.peer.median if self.peer else None
-        if not ours or not theirs:
-            return None
-        return ours / theirs if self.higher_is_better else theirs / ours
+def render(sections: Sequence[Section], kept: str) -> str:
+    """The whole text, the sections in their order; `kept` is the file that they are in."""
+    parts = ["# Benchmark results", _HEAD.format(kept=kept)]
+    parts.append(_summary([result for section in sections for result in section.results]))
+    for section in sections:
+        parts += _section_parts(section)
+    parts += _machine_parts(sections)
+    return "\n\n".join(parts) + "\n"
 
 
-def failures(results: Sequence[Result]) -> list[tuple[Result, Side]]:
-    return [(result, side) for result in results for side in result.sides if side.failed is not None]
+def _summary(results: Sequence[Result]) -> str:
+    rows = [_line(result) for result in results]
+    return _table(["work", "unit", "klog", "peer", "ratio", "the peer"], rows)
 
 
-def render(results: Sequence[Result], notes: Sequence[str], command: str) -> str:
-    """The whole text of `results.md`."""
-    now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    failed = failures(results)
+def _section_parts(section: Section) -> list[str]:
+    failed = failures(section.results)
     parts = [
-        "# Benchmark results",
-        f"Written by `{command}` on {now}; the next run overwrites it. Figures are medians. "
-        "The ratio says how many times as good as the peer klog is, above 1 is better. "
-        "Compare figures only within one run.",
+        f"## {section.name}",
+        _measured(section),
         _table(
-            ["work", "unit", "klog", "peer", "ratio", "repeats", "the peer"],
-            [
-                [
-                    result.work,
-                    result.unit,
-                    _figure(result.klog),
-                    _figure(result.peer),
-                    "-" if result.ratio is None else f"{result.ratio:.2f}",
-                    _repeats(result),
-                    result.peer.name if result.peer else "-",
-                ]
-                for result in results
-            ],
+            ["work", "unit", "klog", "peer", "ratio", "the peer", "repeats"],
+            [[*_line(result), _repeats(result)] for result in section.results],
         ),
     ]
     if failed:
-        parts += ["## Failed", "\n".join(_failure_lines(failed))]
-    parts += [
-        "## Every run",
-        _table(
-            ["work", "unit", "side", "cold (first run)", "repeats"],
-            [
-                [
-                    result.work,
-                    result.unit,
-                    side.name,
-                    _number(side.cold),
-                    ", ".join(map(_number, side.samples)) or "-",
-                ]
-                for result in results
-                for side in result.sides
-            ],
-        ),
-        "## How",
-        "\n".join(f"- {note}" for note in notes),
-        _table(["work", "command"], [[result.work, f"`{result.command}`"] for result in results]),
-        "## Machine",
-        _table(["", ""], [list(row) for row in machine.describe()]),
+        parts += ["Failed:", "\n".join(_failure_lines(failed))]
+    rows = [
+        (result.work, result.unit, side.name, _number(side.cold), ", ".join(map(_number, side.samples)) or "-")
+        for result in section.results
+        for side in result.sides
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return [
+        *parts,
+        "Every run:",
+        # a side with several peers is in several results
+        _table(["work", "unit", "side", "cold (first run)", "repeats"], list(dict.fromkeys(rows))),
+        "\n".join(f"- {note}" for note in section.notes),
+    ]
+
+
+def _measured(section: Section) -> str:
+    """When, at which commit and by which command."""
+    made = section.circumstances
+    commit = f"`{made.commit}`" + (" with uncommitted changes" if made.is_dirty else "")
+    alone = list(dict.fromkeys(result.command for result in section.results))
+    again = "" if alone == [made.command] else f" (this section alone: {', '.join(f'`{it}`' for it in alone)})"
+    return (
+        f"Measured {section.measured} at {commit} by `{made.command}`{again}. The machine's load average was "
+        f"{made.load:.2f} before the run; above 0.5 it was not idle."
+    )
+
+
+def _machine_parts(sections: Sequence[Section]) -> list[str]:
+    """A table for each machine, with the sections that were measured on it."""
+    machines: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for section in sections:
+        machines.setdefault(tuple(section.circumstances.machine.items()), []).append(section.name)
+    parts = ["## Machine"]
+    for machine, names in machines.items():
+        parts += [f"Of {', '.join(names)}:", _table(["", ""], machine)]
+    return parts
+
+
+def _line(result: Result) -> list[str]:
+    ratio = "-" if result.ratio is None else f"{result.ratio:.2f}"
+    peer = result.peer.name if result.peer else "-"
+    return [result.work, result.unit, _figure(result.klog), _figure(result.peer), ratio, peer]
 
 
 def _figure(side: Side | None) -> str:

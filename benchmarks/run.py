@@ -1,7 +1,8 @@
-"""Run the benchmarks and write `results.md`.
+"""Run the benchmarks and write `results.md`, from `results.json` with the figures of this run and of those before it.
 
     python -m benchmarks.run [--quick] [--records N] [--repeat N] [--only WORK...] [--output FILE]
 
+Each piece of work is a section of both files, which is renewed as soon as the work is done; `--only` leaves the others.
 The exit code is 1 when a side failed; the report says why.
 """
 
@@ -17,6 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import sections
 from benchmarks.batch_read import BATCH_READ
 from benchmarks.breakdown import BREAKDOWN
 from benchmarks.broker_side import BROKER
@@ -27,14 +29,15 @@ from benchmarks.decode import DECODE
 from benchmarks.directory_read import DIRECTORY_READ
 from benchmarks.encode import ENCODE
 from benchmarks.end_to_end import END_TO_END
+from benchmarks.figures import Result, Side, failures
 from benchmarks.groups import GROUPS
 from benchmarks.latency import LATENCY
 from benchmarks.log import LOG
-from benchmarks.machine import code_state
+from benchmarks.machine import code_state, commit, describe
 from benchmarks.memory import MEMORY
 from benchmarks.producing import PRODUCE
 from benchmarks.reads import READS
-from benchmarks.report import Result, Side, failures, render
+from benchmarks.report import render
 from benchmarks.work import Bench, Work
 from benchmarks.worker_memory import WORKER_MEMORY
 
@@ -64,32 +67,50 @@ WORK: tuple[Work, ...] = (
 _DESCRIPTION = "Measure klog beside its peers and write the report."
 
 RESULTS = Path(__file__).with_name("results.md")
+QUICK_RESULTS = Path(__file__).with_name("results-quick.md")
+_QUICK = "**A quick run, to see that everything works: its figures mean nothing.**"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes started here end, too
-    chosen = [work for work in WORK if not arguments.only or work.name in arguments.only]
-    code = code_state()
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    sections.load(_kept(arguments.output))  # what can't be read is told before the work, not after it
     load = os.getloadavg()[0]
-    results: list[Result] = []
+    code = code_state()
+    made = sections.Circumstances(_command(arguments, arguments.only), *commit(), describe(), load)
+    has_failed = False
     with tempfile.TemporaryDirectory(prefix="spark-klog-bench-", ignore_cleanup_errors=True) as folder:
-        for work in chosen:
-            command = _command(arguments, [work.name])
-            results += _run(work, Bench(arguments.records, arguments.repeat, Path(folder), command))
-    if code_state() != code:
-        reason = "the project's files changed during the run: its figures are of no one version"
-        log.error(reason)
-        whole = _command(arguments, arguments.only)
-        results.append(Result("the run as a whole", "-", Side("both sides", failed=reason), None, whole))
-    notes = [note for work in chosen for note in work.notes]
-    notes.append(f"The machine's load average was {load:.2f} before the run; above 0.5 it was not idle.")
-    if arguments.quick:
-        notes.insert(0, "**A quick run, to see that everything works: its figures mean nothing.**")
-    arguments.output.write_text(render(results, notes, _command(arguments, arguments.only)))
-    log.info("wrote %s", arguments.output)
-    return 1 if failures(results) else 0
+        for work in WORK:
+            if arguments.only and work.name not in arguments.only:
+                continue
+            bench = Bench(arguments.records, arguments.repeat, Path(folder), _command(arguments, [work.name]))
+            results = _run(work, bench)
+            if code_state() != code:
+                reason = "the project's files changed during the run: its figures are of no one version"
+                log.error(reason)
+                results.append(_stopped(f"{work.name} as a whole", reason, bench))
+            notes = (_QUICK, *work.notes) if arguments.quick else work.notes
+            _keep(sections.Section(work.name, sections.now(), made, notes, tuple(results)), arguments.output)
+            has_failed |= bool(failures(results))
+    return 1 if has_failed else 0
+
+
+def _keep(section: sections.Section, output: Path) -> None:
+    """Put a section in the place of the one of its name, and write the report of all."""
+    there = sections.load(_kept(output)) | {section.name: section}
+    names = [work.name for work in WORK if work.name in there]
+    names += [name for name in there if name not in names]
+    ordered = {name: there[name] for name in names}
+    sections.save(_kept(output), ordered)
+    sections.replace(output, render(list(ordered.values()), _kept(output).name))
+    log.info("%s is in %s", section.name, output)
+
+
+def _kept(output: Path) -> Path:
+    """The file that the figures of a report are kept in."""
+    return output.with_suffix(".json")
 
 
 def _run(work: Work, bench: Bench) -> list[Result]:
@@ -101,8 +122,13 @@ def _run(work: Work, bench: Bench) -> list[Result]:
     except Exception as error:
         log.exception("%s stopped", work.name)
         reason = f"stopped, the rest was not measured: {type(error).__name__}: {error}"[:2000]
-        results.append(Result(work.name, "-", Side("both sides", failed=reason), None, bench.command))
+        results.append(_stopped(work.name, reason, bench))
     return results
+
+
+def _stopped(work: str, reason: str, bench: Bench) -> Result:
+    """The line that says that something is not measured, or not well."""
+    return Result(work, "-", Side("both sides", failed=reason), None, bench.command)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -110,9 +136,15 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a short run that only shows that it works")
     parser.add_argument("--records", type=_positive, help="records of each topic (4,000,000; quick: 100,000)")
     parser.add_argument("--repeat", type=_positive, help="runs of each side after its warm-up (5; quick: 2)")
-    parser.add_argument("--only", nargs="+", choices=[work.name for work in WORK], help="some of the work")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="the report (benchmarks/results.md)")
+    parser.add_argument("--only", nargs="+", choices=[work.name for work in WORK], help="renew these sections only")
+    output_help = "the report, its figures beside it in .json (benchmarks/results.md; quick: results-quick.md)"
+    parser.add_argument("--output", type=Path, help=output_help)
     arguments = parser.parse_args(argv)
+    arguments.output = arguments.output or (QUICK_RESULTS if arguments.quick else RESULTS)
+    if arguments.output.suffix == ".json":
+        parser.error("--output names the report; its figures go into the .json beside it")
+    if arguments.quick and _kept(arguments.output).resolve() == _kept(RESULTS).resolve():
+        parser.error("a quick run's figures mean nothing and don't go into benchmarks/results.md")
     arguments.records = arguments.records or (100_000 if arguments.quick else 4_000_000)
     arguments.repeat = arguments.repeat or (2 if arguments.quick else 5)
     return arguments

@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import IO, Any
 
 from benchmarks.data import RECORD_SIZE
+from benchmarks.figures import Side
 from benchmarks.machine import ROOT
-from benchmarks.report import Side
 from tests.support.jvm_connector import child_environment
 
 log = logging.getLogger(__name__)

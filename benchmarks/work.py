@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.report import Result
+from benchmarks.figures import Result
 
 
 @dataclass(frozen=True)

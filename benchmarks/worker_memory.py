@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.data import PARTITIONS, produce
-from benchmarks.report import Result, Side
+from benchmarks.figures import Result, Side
 from benchmarks.sides import SideFailed, SparkSide, klog_side, read_all, recorded, topic_options
 from benchmarks.work import Bench, Work
 from tests.support.kafka import Kafka
