@@ -12,6 +12,7 @@ from spark_klog.client.config import ClientConfig, client_config
 from spark_klog.client.connection import Connection
 from spark_klog.errors import (
     ConnectionFailed,
+    DecodeError,
     ErrorCode,
     ProtocolError,
     RequestTimedOut,
@@ -24,6 +25,8 @@ _log = logging.getLogger(__name__)
 _MAX_PAUSE = 1.0
 _T = TypeVar("_T")
 TopicPartition = tuple[str, int]
+#: What is answered for a topic that does not exist.
+UNKNOWN_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
 
 
 class Cluster:
@@ -86,12 +89,16 @@ class Cluster:
         """The brokers of the last metadata, by node id."""
         return sorted(self._brokers)
 
-    def partitions(self, topics: Collection[str], *, create: bool = False) -> dict[str, list[int]]:
-        """Partition numbers of each topic; `ProtocolError` for one that does not exist."""
+    def partitions(
+        self, topics: Collection[str], *, create: bool = False, missing_ok: bool = False
+    ) -> dict[str, list[int]]:
+        """Partition numbers of each topic; `ProtocolError` for one that does not exist, unless that is `missing_ok`."""
         found = self.metadata(topics, create=create)
         result = {}
         for name in topics:
             code = found[name]["error_code"] if name in found else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if missing_ok and code in UNKNOWN_TOPIC:
+                continue
             if code and not (code == ErrorCode.LEADER_NOT_AVAILABLE and found[name]["partitions"]):
                 raise ProtocolError(code, f"topic {name}")
             result[name] = sorted(entry["partition_index"] for entry in found[name]["partitions"])
@@ -110,12 +117,17 @@ class Cluster:
         deadline = time.monotonic() + patience / 1000
         while True:
             failures.clear()
+            stranger: DecodeError | None = None
             for host, port in dict.fromkeys([*self._brokers.values(), *self.config.bootstrap_servers]):
                 try:
                     with Connection(host, port, self.config) as connection:
                         return connection.request(api, message)
                 except (ConnectionFailed, RequestTimedOut) as error:
                     failures.append(str(error))
+                except DecodeError as error:  # another kind of server: the next address may be a broker's
+                    stranger = error
+            if stranger is not None:
+                raise stranger
             if time.monotonic() >= deadline:
                 raise ConnectionFailed("; ".join(failures))
             time.sleep(self.config.retry_backoff_ms / 1000)

@@ -17,18 +17,22 @@ NO_OFFSET = -1
 _FIRST_OF_ALL = 2
 
 
-def list_offsets(cluster: Cluster, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+def list_offsets(
+    cluster: Cluster, times: Mapping[TopicPartition, int], isolation_level: int | None = None
+) -> dict[TopicPartition, int]:
     """The offset of each partition at a time (ms, or EARLIEST, LATEST); NO_OFFSET where no record is that late.
 
-    With `isolation.level=read_committed` LATEST is the last stable offset. `ProtocolError` names the partition.
+    With `isolation.level=read_committed`, unless another level is given, LATEST is the last stable offset.
+    `ProtocolError` names the partition.
     """
     found: dict[TopicPartition, int] = {}
+    isolation = cluster.config.isolation_level if isolation_level is None else isolation_level
 
     def ask() -> None:
         rest = [key for key in times if key not in found]
         for node, topics in cluster.by_leader(rest).items():
             request = {
-                "isolation_level": cluster.config.isolation_level,
+                "isolation_level": isolation,
                 "topics": [
                     {
                         "name": topic,

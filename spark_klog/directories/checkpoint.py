@@ -4,6 +4,7 @@
     commits/N    is there when batch N is done
 
 The line of a source klog or kafka is {"TOPIC":{"PARTITION":OFFSET}}; other sources have other lines, "-" for none.
+A first micro-batch of klog also has {"start of TOPIC":{"PARTITION":OFFSET}}, see spark/offsets.py.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 from spark_klog.directories.tree import local_path
 from spark_klog.errors import ConfigError, DecodeError, DirectoryError
 
+#: Before the name of a topic: no topic has a blank in its name.
+START_OF = "start of "
 _VERSION = "v1"
 _INT32_MAX, _INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
 
@@ -86,7 +89,12 @@ def _of_source(line: str) -> dict[tuple[str, int], int]:
         return {}
     if not isinstance(value, dict) or not all(isinstance(partitions, dict) for partitions in value.values()):
         return {}
-    entries = [(topic, name, offset) for topic, partitions in value.items() for name, offset in partitions.items()]
+    entries = [
+        (topic, name, offset)
+        for topic, partitions in value.items()
+        if not topic.startswith(START_OF)
+        for name, offset in partitions.items()
+    ]
     if not all(_is_partition(name) and _is_offset(offset) for _, name, offset in entries):
         return {}
     return {(topic, int(name)): offset for topic, name, offset in entries}

@@ -6,17 +6,16 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
-from spark_klog.client.cluster import Cluster
+from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.offsets import list_offsets
 from spark_klog.client.sampling import record_sizes, timestamp_types
-from spark_klog.errors import ConfigError, ErrorCode, ProtocolError
+from spark_klog.errors import ConfigError, ProtocolError
+from spark_klog.protocol.tables.list_offsets import LATEST, READ_UNCOMMITTED
 from spark_klog.spark import places
 from spark_klog.spark.group_offsets import GroupProgress
 from spark_klog.spark.offsets import GroupSpec, Offsets, Spec, TopicPartition
 from spark_klog.spark.options import SourceOptions, SplitLimits, Subscription
 from spark_klog.spark.planning import OffsetRange, pack, split
-
-_UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
 
 
 def partitions_of(cluster: Cluster, subscription: Subscription, *, missing_ok: bool = False) -> list[TopicPartition]:
@@ -29,15 +28,13 @@ def partitions_of(cluster: Cluster, subscription: Subscription, *, missing_ok: b
         topics = [
             name for name, topic in cluster.metadata(None).items() if not topic["is_internal"] and pattern.search(name)
         ]
+        missing_ok = True  # one may just have been deleted
     else:
         topics = list(subscription.assign or subscription.topics or ())
-    if missing_ok:
-        known = cluster.metadata(topics)
-        topics = [name for name in topics if name in known and known[name]["error_code"] not in _UNKNOWN]
     try:
-        found = cluster.partitions(topics)
+        found = cluster.partitions(topics, missing_ok=missing_ok)
     except ProtocolError as error:
-        if error.code in _UNKNOWN:
+        if error.code in UNKNOWN_TOPIC:
             raise ConfigError(f"{error.what} does not exist at {_address(cluster)}") from None
         raise
     if subscription.assign is None:
@@ -81,6 +78,11 @@ def latest(cluster: Cluster, partitions: Collection[TopicPartition]) -> Offsets:
     return places.latest(BrokerOffsets(cluster), partitions)
 
 
+def high_watermarks(cluster: Cluster, partitions: Collection[TopicPartition]) -> Offsets:
+    """The offset after the last replicated record of each partition, whatever transactions are open."""
+    return list_offsets(cluster, dict.fromkeys(partitions, LATEST), isolation_level=READ_UNCOMMITTED)
+
+
 def resolve(
     cluster: Cluster,
     spec: Spec,
@@ -94,12 +96,6 @@ def resolve(
         committed = progress.fetch(partitions)
         return earliest(cluster, [key for key in partitions if key not in committed]) | committed
     return places.resolve(BrokerOffsets(cluster), spec, partitions, option)
-
-
-def known_start(start: Mapping[TopicPartition, int], cluster: Cluster, end: Collection[TopicPartition]) -> Offsets:
-    """`start`, with the first offset of the partitions that appeared since."""
-    appeared = [key for key in end if key not in start]
-    return dict(start) | (earliest(cluster, appeared) if appeared else {})
 
 
 def tasks(cluster: Cluster, wanted: list[OffsetRange], limits: SplitLimits) -> list[tuple[OffsetRange, ...]]:

@@ -20,8 +20,8 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from spark_klog.spark.offsets import Offsets, from_json
-from spark_klog.spark.stream import INITIAL, LOST, RECORD_BYTES
+from spark_klog.spark.offsets import Offsets, from_json, start_in
+from spark_klog.spark.stream import LOST, RECORD_BYTES
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,13 @@ def source_progress(
     if reached is None:
         return None
     known = _object(latest)
-    lost, initial = known.pop(LOST, []), from_json(known.pop(INITIAL, {}))
+    lost = known.pop(LOST, [])
     sizes = {
         (topic, int(partition)): float(size)
         for topic, partitions in known.pop(RECORD_BYTES, {}).items()
         for partition, size in partitions.items()
     }
-    begun = _offsets(start) or initial
+    begun = _offsets(start) or start_in(_object(end))
     newest = from_json(known)
     behind = [max(0, newest.get(key, offset) - offset) for key, offset in reached.items()]
     moved = {key: offset - begun[key] for key, offset in reached.items() if key in begun}

@@ -17,10 +17,12 @@ class LossReporter:
     def __init__(self, mode: str) -> None:
         self._mode = mode
         self._batch: list[Lost] = []
+        self._is_shown = False
 
     def begin_batch(self) -> None:
-        """Forget the ranges of the batch before."""
-        self._batch.clear()
+        """Forget the ranges that have been shown: Spark shows none of a batch that a restart runs again."""
+        if self._is_shown:
+            self._batch.clear()
 
     def report(self, lost: Sequence[Lost]) -> None:
         """`DataLossError` that lists the ranges where the query is to fail; else they are logged, one line each."""
@@ -36,8 +38,9 @@ class LossReporter:
             _log.warning("records can't be read (failOnDataLoss is not true): %s", item)
         if self._mode == "report":
             self._batch += [item for item in lost if item not in self._batch]
+            self._is_shown = False
 
-    @property
-    def batch(self) -> list[dict[str, object]]:
+    def show(self) -> list[dict[str, object]]:
         """The lost ranges of the batch, for the progress record."""
+        self._is_shown = True
         return [item._asdict() for item in self._batch]

@@ -6,6 +6,10 @@
 "-10m", "2026-11-21T10:00:00Z"               a time, relative (ms, s, m, h, d, w) or ISO 8601
 "-1000"                                      so many records before the end of each partition
 "group"                                      where the group of kafka.group.id has committed
+
+A checkpoint has {"topic":{"0":42}}, where a micro-batch ends. That of a query's first one also has
+{"start of topic":{"0":23}}, where it starts, unless that is 0: Spark asks for the start anew when the query is started
+again, and "latest" would then be another one.
 """
 
 from __future__ import annotations
@@ -17,12 +21,15 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from spark_klog.directories.checkpoint import START_OF
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 
 TopicPartition = tuple[str, int]
 Offsets = dict[TopicPartition, int]
 Each = tuple[tuple[TopicPartition, int], ...]
+#: Means nothing, but that there was a batch.
+NO_START: Mapping[str, dict[str, int]] = {START_OF: {}}
 
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 _RELATIVE_TIME = re.compile(r"-(\d{1,18})\s*(ms|s|m|h|d|w)")
@@ -172,9 +179,23 @@ def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
 
 
 def from_json(value: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """The inverse of `to_json`."""
+    """The inverse of `to_json`; without the starts of `with_start`."""
     return {
         (topic, int(partition)): int(offset)
         for topic, partitions in value.items()
+        if not topic.startswith(START_OF)
         for partition, offset in partitions.items()
     }
+
+
+def with_start(end: Mapping[TopicPartition, int], start: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    """The form of a first micro-batch, which says where it starts, too; never empty, as that of no batch at all is."""
+    begun = to_json({key: offset for key, offset in start.items() if offset and key in end})
+    value = to_json(end) | {START_OF + topic: partitions for topic, partitions in begun.items()}
+    return value or dict(NO_START)
+
+
+def start_in(value: Mapping[str, Mapping[str, int]]) -> Offsets:
+    """Where a first micro-batch starts, by what `with_start` made."""
+    begun = from_json({key.removeprefix(START_OF): entry for key, entry in value.items() if key.startswith(START_OF)})
+    return {key: begun.get(key, 0) for key in from_json(value)}

@@ -151,32 +151,42 @@ def plan_batch(
     end: Mapping[TopicPartition, int],
     earliest: Mapping[TopicPartition, int],
     recreated: Collection[str],
+    *,
+    is_first: bool = False,
 ) -> tuple[list[OffsetRange], list[Lost]]:
     """The ranges of a micro-batch that can be read, and what of [start, end) can't.
 
-    `earliest` has the partitions that are there; those without a start appeared since and are read from there on.
-    A partition that is gone has lost what was wanted of it.
+    `earliest` has the partitions that are there; those without a start appeared since and are read from offset 0 on.
+    A partition that is gone, of which `end` may know no more, has lost what was wanted of it.
     An end before the start says that the log has become shorter: nothing of it is new, unless the topic is in
-    `recreated`; then all of it is. A lost range's available end is the batch's.
+    `recreated`; then all of it is. Where the query starts (`is_first`), the log has not come there yet.
+    A lost range's available end is the batch's.
     """
-    readable, lost = {}, []
+    readable, lost = readable_start(start, earliest, recreated), []
     for key, until in sorted(end.items()):
-        first = start.get(key, earliest.get(key, until))
+        first = start.get(key, 0)
         low = earliest.get(key)
         if low is None:
             if first < until:
                 lost.append(Lost(*key, first, until, -1, -1, DELETED))
         elif key[0] in recreated and key in start:
             lost.append(Lost(*key, first, max(first, until), low, until, RECREATED))
-            readable[key] = low
         elif until < first:
-            lost.append(Lost(*key, first, first, low, until, TRUNCATED))
-        else:
-            if first < min(low, until):
-                lost.append(Lost(*key, first, min(low, until), low, until, RETENTION))
-            readable[key] = max(first, low)
+            lost.append(Lost(*key, first, first, low, until, NOT_YET if is_first else TRUNCATED))
+        elif first < min(low, until):
+            lost.append(Lost(*key, first, min(low, until), low, until, RETENTION))
     lost += [Lost(*key, offset, offset, -1, -1, DELETED) for key, offset in sorted(start.items()) if key not in end]
-    return ranges(readable, {key: end[key] for key in readable}), lost
+    return ranges(readable, {key: end[key] for key in end if key in readable}), lost
+
+
+def readable_start(
+    start: Mapping[TopicPartition, int], earliest: Mapping[TopicPartition, int], recreated: Collection[str]
+) -> Offsets:
+    """The first offset from `start` on that each partition has, of those in `earliest`; see `plan_batch`."""
+    return {
+        key: low if key[0] in recreated and key in start else max(start.get(key, 0), low)
+        for key, low in earliest.items()
+    }
 
 
 def waiting(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]) -> Offsets:

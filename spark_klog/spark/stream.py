@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 from uuid import UUID
 
@@ -23,16 +23,15 @@ from spark_klog.client.sampling import record_sizes
 from spark_klog.spark import discovery
 from spark_klog.spark.group_offsets import GroupProgress
 from spark_klog.spark.loss import LossReporter
-from spark_klog.spark.offsets import Offsets, TopicPartition, from_json, to_json
+from spark_klog.spark.offsets import NO_START, Offsets, TopicPartition, from_json, start_in, to_json, with_start
 from spark_klog.spark.options import SourceOptions
 from spark_klog.spark.planning import (
-    DELETED,
-    Lost,
     OffsetRange,
     check_covers,
     limit_bytes,
     limit_rows,
     plan_batch,
+    readable_start,
     waiting,
 )
 from spark_klog.spark.reading import read_ranges
@@ -42,9 +41,9 @@ JsonOffsets = dict[str, dict[str, int]]
 
 #: How long a partition is looked for before it counts as deleted.
 _GONE_SECONDS = 20.0
-#: In a progress record's latest offsets: what could not be read of the batch (failOnDataLoss=report), the bytes of a
-#: record by topic and partition, and where a first batch starts, which Spark does not tell.
-LOST, RECORD_BYTES, INITIAL = "__lost__", "__record_bytes__", "__initial__"
+#: In a progress record's latest offsets: what could not be read of the batch (failOnDataLoss=report), and the bytes of
+#: a record by topic and partition.
+LOST, RECORD_BYTES = "__lost__", "__record_bytes__"
 
 
 class RangePartition(InputPartition):
@@ -56,7 +55,11 @@ class RangePartition(InputPartition):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Offsets are Spark's: {"topic": {"partition": next offset}}. Lives in one process for the whole query."""
+    """Offsets are Spark's: {"topic": {"partition": next offset}}. Lives in one process for the whole query.
+
+    Spark calls `latestOffset`, writes its answer to the checkpoint, and then asks for the `partitions` of that batch;
+    of a batch that a restart runs again it asks for the partitions only.
+    """
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options = options
@@ -64,7 +67,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._connected: Cluster | None = None
         self._target: Offsets | None = None
         self._initial: Offsets | None = None
-        self._is_first = False
+        self._latest: Offsets = {}
+        self._planned: tuple[JsonOffsets, JsonOffsets, list[OffsetRange]] | None = None
         self._last_trigger = -math.inf
         self._topic_ids: dict[str, UUID] = {}
         self._recreated: set[str] = set()
@@ -92,18 +96,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._recreated.add(topic)
         return found
 
-    def _partitions_there(self, wanted: set[TopicPartition]) -> set[TopicPartition]:
-        """The partitions that are there. Wanted ones that were there before are asked for again before they are gone:
-        a broker that has just started may not know them yet."""
-        deadline = time.monotonic() + _GONE_SECONDS
-        there = set(self._partitions())
-        while wanted - there - self._gone and time.monotonic() < deadline:
-            time.sleep(self._options.offset_retry_ms / 1000)
-            there = set(self._partitions())
-        return there
-
     def initialOffset(self) -> JsonOffsets:
-        """Where the query starts. Spark asks twice, for the end of the first batch and to plan it: the answer stays."""
+        """None: where the query starts stands beside the end of its first batch, see `offsets.with_start`."""
+        return {}
+
+    def _first_start(self) -> Offsets:
+        """Where the query starts, by the options; the first answer stays until there is a batch."""
         if self._initial is None:
             partitions = self._partitions(is_first=True)
             options = self._options
@@ -111,7 +109,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._initial = discovery.resolve(
                 self._cluster, options.starting, partitions, options.starting_option, self._progress
             )
-        return to_json(self._initial)
+        return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """That there are limits; `latestOffset` knows which. With Trigger.Once Spark passes ReadAllAvailable there."""
@@ -121,31 +119,47 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = discovery.latest(self._cluster, self._partitions())
 
     def reportLatestOffset(self) -> JsonOffsets:
-        latest: dict[str, Any] = to_json(self._latest())
-        more = {
-            LOST: self._losses.batch,
-            RECORD_BYTES: self._record_bytes.to_json(),
-            INITIAL: to_json(self._initial or {}) if self._is_first else {},
-        }
+        """Of the log, as `latestOffset` has just seen it, with what more the progress record is to say."""
+        latest: dict[str, Any] = to_json(self._latest)
+        more = {LOST: self._losses.show(), RECORD_BYTES: self._record_bytes.to_json()}
         return latest | {name: value for name, value in more.items() if value}
 
     def latestOffset(self, start: JsonOffsets, limit: ReadLimit) -> JsonOffsets:
-        begin = from_json(start)
-        self._is_first = begin == self._initial
-        if self._progress and not self._is_first:
+        """Where the next batch ends; `start` itself where there is none.
+
+        What the batch can't read is told now: before it is in the checkpoint, and in time for its progress record.
+        """
+        self._losses.begin_batch()
+        is_first = not start
+        begin = self._first_start() if is_first else from_json(start)
+        if self._progress and not is_first:
             # Spark asks when the batch that ends at `start` is in the checkpoint, but tells `commit` of it only with
             # the next batch: a stream that has read all, or was restarted, would show too little until then.
             self._progress.publish(begin)
-        latest = self._latest_after(begin)
-        begin = discovery.known_start(begin, self._cluster, latest.keys())
+        latest = self._latest = self._latest_after(begin)
+        if latest == begin and not is_first and not self._recreated:
+            return start
+        earliest = discovery.earliest(self._cluster, latest.keys())
+        end = self._end(readable_start(begin, earliest, self._recreated), latest, limit)
+        if end is None:
+            return start
+        wanted = self._plan(begin, end, earliest, latest, is_first=is_first)
+        found = with_start(end, begin if is_first else {})
+        if found == start:  # a topic was made anew, with as many records: Spark looks for a difference
+            found |= NO_START
+        self._planned = start, found, wanted
+        return found
+
+    def _end(self, begin: Offsets, latest: Offsets, limit: ReadLimit) -> Offsets | None:
+        """Where a batch from `begin` on ends, by the limits; None where too little waits for one."""
         behind = {key: begin[key] for key, count in waiting(begin, latest).items() if count}
         self._record_bytes.learn(self._cluster, behind)
         if isinstance(limit, ReadAllAvailable):
-            return to_json(latest)
+            return latest
         if self._is_too_little(sum(waiting(begin, latest).values())):
-            return start
+            return None
         self._last_trigger = time.monotonic()
-        return to_json(self._limited(begin, latest))
+        return self._limited(begin, latest)
 
     def _is_too_little(self, records: int) -> bool:
         """Less than minOffsetsPerTrigger, and not for maxTriggerDelay yet. AvailableNow has to come to its end."""
@@ -164,56 +178,78 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = limit_bytes(begin, end, limits.max_bytes, sizes)
         return end
 
-    def _latest(self) -> Offsets:
-        if self._target is not None:
-            return dict(self._target)
-        return discovery.latest(self._cluster, self._partitions())
-
     def _latest_after(self, start: Offsets) -> Offsets:
-        """Latest offsets; those before `start` are asked for again, since a broker may answer with stale ones.
+        """Latest offsets, or AvailableNow's; those before `start` are asked for again: a broker may have stale ones.
 
-        Where they stay there, the log has lost records, or is another one: `partitions` tells of it. Partitions that
-        are gone keep their offsets: they may come back.
+        Where they stay there, the log has lost records, or is another one. Partitions that are gone are left out.
         """
         deadline = time.monotonic() + _GONE_SECONDS
         for attempt in itertools.count():
-            latest = self._latest()
+            there = self._partitions()
+            latest = discovery.latest(self._cluster, there) if self._target is None else self._target_of(there)
             behind = {key for key in start if latest.get(key, -1) < start[key]}
+            self._gone -= latest.keys()
+            if behind and self._cluster.config.isolation_level:
+                latest |= self._unstable(start, behind & latest.keys())
+                behind = {key for key in behind if latest.get(key, -1) < start[key]}
             if not behind or all(topic in self._recreated for topic, _ in behind):
                 return latest
             is_missed = bool(behind - latest.keys() - self._gone) and time.monotonic() < deadline
             if attempt >= self._options.offset_retries and not is_missed:
-                break
+                self._gone = start.keys() - latest.keys()
+                return latest
             time.sleep(self._options.offset_retry_ms / 1000)
-            self._ask_target_again(behind)
-        gone = {key: offset for key, offset in start.items() if key not in latest}
-        self._losses.report(
-            [Lost(*key, gone[key], gone[key], -1, -1, DELETED) for key in sorted(gone.keys() - self._gone)]
-        )
-        self._gone = set(gone)
-        return latest | gone
+            if self._target is not None:
+                # as old as the run, it may have been a stale answer itself
+                self._target |= discovery.latest(self._cluster, behind.intersection(there))
+        raise AssertionError("the count has no end")
 
-    def _ask_target_again(self, behind: set[TopicPartition]) -> None:
-        """The target of AvailableNow is as old as the run: it may have been a stale answer itself."""
-        if self._target is not None:
-            there = self._partitions()
-            self._target |= discovery.latest(self._cluster, behind.intersection(there))
+    def _target_of(self, there: list[TopicPartition]) -> Offsets:
+        assert self._target is not None
+        return {key: self._target[key] for key in there if key in self._target}
+
+    def _unstable(self, start: Offsets, partitions: Collection[TopicPartition]) -> Offsets:
+        """The starts that lie between the last stable offset and the high watermark: nothing has been lost there.
+
+        A group, or this query as long as it was read_uncommitted, may have come that far.
+        """
+        high = discovery.high_watermarks(self._cluster, partitions)
+        return {key: start[key] for key in partitions if start[key] <= high[key]}
 
     def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
-        self._losses.begin_batch()
-        begin, until = from_json(start), from_json(end)
+        if self._planned is None or self._planned[:2] != (start, end):
+            self._planned = start, end, self._plan_again(start, end)
+        tasks = discovery.tasks(self._cluster, self._planned[2], self._options.split)
+        return [RangePartition(ranges) for ranges in tasks]
+
+    def _plan_again(self, start: JsonOffsets, end: JsonOffsets) -> list[OffsetRange]:
+        """The ranges of a batch of which the checkpoint has the end, from a run before."""
+        is_first = not start
+        begin, until = start_in(end) if is_first else from_json(start), from_json(end)
         there = self._partitions_there({*begin, *until})
-        if begin == self._initial:
-            # The end of a first batch may be of a run before, which was ended then: the log has grown since.
-            begin = {key: min(offset, until.get(key, offset)) for key, offset in begin.items()}
         earliest = discovery.earliest(self._cluster, [key for key in {*begin, *until} if key in there])
-        wanted, lost = plan_batch(begin, until, earliest, self._recreated)
-        if lost:
-            latest = discovery.latest(self._cluster, [item[:2] for item in lost if item[:2] in there])
-            lost = [item._replace(available_end=latest.get(item[:2], item.available_end)) for item in lost]
-        self._recreated.clear()
+        return self._plan(begin, until, earliest, None, is_first=is_first)
+
+    def _partitions_there(self, wanted: set[TopicPartition]) -> set[TopicPartition]:
+        """The partitions that are there. The wanted ones are asked for again before they count as gone: a broker that
+        has just started may not know them yet."""
+        deadline = time.monotonic() + _GONE_SECONDS
+        while wanted - (there := set(self._partitions())) and time.monotonic() < deadline:
+            time.sleep(self._options.offset_retry_ms / 1000)
+        self._gone = wanted - there
+        return there
+
+    def _plan(
+        self, begin: Offsets, end: Offsets, earliest: Offsets, latest: Offsets | None, *, is_first: bool
+    ) -> list[OffsetRange]:
+        """The ranges of a batch that can be read; the others are told of. `DataLossError` as failOnDataLoss says."""
+        wanted, lost = plan_batch(begin, end, earliest, self._recreated, is_first=is_first)
+        if lost and latest is None:
+            latest = discovery.latest(self._cluster, [item[:2] for item in lost if item[:2] in earliest])
+        lost = [item._replace(available_end=(latest or {}).get(item[:2], item.available_end)) for item in lost]
         self._losses.report(lost)
-        return [RangePartition(ranges) for ranges in discovery.tasks(self._cluster, wanted, self._options.split)]
+        self._recreated.clear()
+        return wanted
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
         return read_ranges(self._options, partition.ranges, self._schema)

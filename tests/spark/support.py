@@ -215,6 +215,7 @@ def committed_offsets(checkpoint: Path) -> dict[tuple[str, int], int]:
     return {
         (topic, int(partition)): offset
         for topic, partitions in json.loads(text).items()
+        if not topic.startswith("start of ")
         for partition, offset in partitions.items()
     }
 

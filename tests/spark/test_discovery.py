@@ -31,14 +31,14 @@ class Logs:
         assert topics is None
         return {topic: {"is_internal": topic in self.internal} for topic, _ in self._logs}
 
-    def partitions(self, topics: Collection[str]) -> dict[str, list[int]]:
+    def partitions(self, topics: Collection[str], missing_ok: bool) -> dict[str, list[int]]:
         found = {name: sorted(partition for topic, partition in self._logs if topic == name) for name in topics}
         for name, partitions in found.items():
-            if "/" in name:
+            if "/" in name and not missing_ok:
                 raise ProtocolError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name}")
-            if not partitions:
+            if not partitions and not missing_ok:
                 raise ProtocolError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name}")
-        return found
+        return {name: partitions for name, partitions in found.items() if partitions}
 
     def list_offsets(self, cluster: object, times: Mapping[TopicPartition, int]) -> Offsets:
         """As ListOffsets answers."""
@@ -99,6 +99,11 @@ def test_partitions(logs: Any, subscription: Subscription, expected: list[TopicP
 def test_what_does_not_exist(logs: Any, subscription: Subscription, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{message}$"):
         discovery.partitions_of(logs, subscription)
+
+
+def test_what_is_missing_may_be_left_out(logs: Any) -> None:
+    for wanted in (Subscription(topics=("c", "x/y", "a")), Subscription(assign={"a": [1, 0, 2], "c": [0]})):
+        assert sorted(discovery.partitions_of(logs, wanted, missing_ok=True)) == [A, B]
 
 
 def test_other_errors_of_a_topic_are_passed_on(logs: Any) -> None:
@@ -170,13 +175,6 @@ def test_no_partitions(logs: Any) -> None:
     for spec in (OffsetSpec(-1), TimeSpec(5, strict=True)):
         assert discovery.resolve(logs, spec, [], "x") == {}
     assert logs.asked == []
-
-
-def test_partitions_that_appeared_are_read_from_their_beginning(logs: Any) -> None:
-    assert discovery.known_start({A: 12, ("gone", 0): 3}, logs, [A, C]) == {A: 12, ("gone", 0): 3, C: 5}
-    assert logs.asked == [{C: -2}]
-    assert discovery.known_start({A: 12}, logs, [A]) == {A: 12}
-    assert len(logs.asked) == 1
 
 
 def test_sizes_are_asked_for_only_where_they_count(logs: Any) -> None:

@@ -36,10 +36,11 @@ def test_figures() -> None:
     assert str(found) == "q batch 3: 30 rows, 15 rows/s, 60 behind at most"
 
 
-def test_a_first_batch_starts_where_the_source_says() -> None:
-    found = progress(None, END, '{"t":{"0":40,"1":0},"u":{"0":5},"__initial__":{"t":{"0":38,"1":0}}}')
+def test_a_first_batch_starts_where_its_end_says() -> None:
+    end = json.dumps(json.loads(END) | {"start of t": {"0": 38}})
+    found = progress(None, end, '{"t":{"0":40,"1":0},"u":{"0":5}}')
     assert found is not None
-    assert found.records == {"t-0": 2, "t-1": 0}
+    assert found.records == {"t-0": 2, "t-1": 0, "u-0": 5}
     assert str(found).endswith("up to date")
 
 

@@ -205,7 +205,7 @@ T = "a"
         (8, 0, 0, True, None, (8, 8, 0, 0, RECREATED)),
         # a partition that appeared since
         (None, 8, 0, False, (0, 8), None),
-        (None, 8, 3, False, (3, 8), None),
+        (None, 8, 3, False, (3, 8), (0, 3, 3, 8, RETENTION)),
         (None, 0, 0, False, None, None),
         (None, 8, 0, True, (0, 8), None),
         # deleted before it was read, after the end was known or before
@@ -214,7 +214,7 @@ T = "a"
         (2, 8, None, True, None, (2, 8, -1, -1, DELETED)),
         (2, None, None, False, None, (2, 2, -1, -1, DELETED)),
         (2, None, 0, False, None, (2, 2, -1, -1, DELETED)),
-        (None, 8, None, False, None, None),
+        (None, 8, None, False, None, (0, 8, -1, -1, DELETED)),
     ],
 )
 def test_plan_batch(
@@ -228,6 +228,10 @@ def test_plan_batch(
         [OffsetRange(*A, *wanted)] if wanted else [],
         [Lost(*A, *lost)] if lost else [],
     )
+
+
+def test_a_start_that_the_log_has_not_reached_yet() -> None:
+    assert plan_batch({A: 8}, {A: 5}, {A: 2}, [], is_first=True) == ([], [Lost(*A, 8, 8, 2, 5, NOT_YET)])
 
 
 KEYS = [(topic, partition) for topic in ("a", "b", "c") for partition in range(3)]
@@ -248,7 +252,7 @@ def test_plan_batch_accounts_for_every_offset(
     gone = {item[:2]: set(range(item.start, item.end)) for item in lost}
     causes = {item[:2]: item.cause for item in lost}
     for key in start.keys() | end.keys():
-        first = start.get(key, earliest.get(key, end.get(key, 0)))
+        first = start.get(key, 0)
         wanted = set(range(first, end.get(key, first)))
         assert all(offset >= earliest[key] for offset in read.get(key, ()))
         if causes.get(key) == RECREATED:

@@ -8,6 +8,8 @@ LATEST = -1
 EARLIEST = -2
 MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
+#: The isolation level with which LATEST is the high watermark, not the last stable offset.
+READ_UNCOMMITTED = 0
 
 LIST_OFFSETS = api(
     2,

@@ -1,0 +1,272 @@
+"""Where a query starts: asked once, kept in the checkpoint, and what the log does not have of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as ConfluentPartition
+from confluent_kafka.admin import AdminClient
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_klog.embedded import EmbeddedCluster
+
+from .support import Job, create_topic, offsets_of, produce, values, wait_for
+
+SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def servers(cluster: EmbeddedCluster) -> str:
+    return cluster.bootstrap_servers
+
+
+def rows(topic: str, first: int, end: int, partition: int = 0) -> list[tuple[str, int, int]]:
+    return [(topic, partition, offset) for offset in range(first, end)]
+
+
+class FailingJob(Job):
+    """Its tasks fail as long as a file is there."""
+
+    def __init__(self, spark: SparkSession, servers: str, folder: Path, **options: Any) -> None:
+        super().__init__(spark, servers, folder, **options)
+        self.stumbling_block = folder / "fail"
+
+    def frame(self) -> DataFrame:
+        path = str(self.stumbling_block)
+
+        def stumble(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            import os
+
+            if os.path.exists(path):
+                raise RuntimeError("stumbled")
+            yield from batches
+
+        frame = super().frame()
+        return frame.mapInArrow(stumble, frame.schema)
+
+
+def logged(job: Job, number: int) -> dict[str, dict[str, int]]:
+    """What the checkpoint has of a batch."""
+    found: dict[str, dict[str, int]] = json.loads(
+        (job.checkpoint / "offsets" / str(number)).read_text().splitlines()[2]
+    )
+    return found
+
+
+def delete_records(servers: str, topic: str, before: int, partition: int = 0) -> None:
+    admin = AdminClient({"bootstrap.servers": servers})
+    [done] = admin.delete_records([ConfluentPartition(topic, partition, before)]).values()
+    done.result(30)
+
+
+def delete_topic(servers: str, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.delete_topics([topic])[topic].result(30)
+
+
+def run_and_report(job: Job) -> tuple[StreamingQuery, list[dict[str, Any]]]:
+    """(the query, the lost ranges of its progress records with the numbers of their batches)."""
+    query = job.start(availableNow=True)
+    assert query.awaitTermination(SECONDS)
+    lost = []
+    for progress in query.recentProgress:
+        latest = json.loads(progress["sources"][0]["latestOffset"] or "null") or {}
+        lost += [{"batch": progress["batchId"], **item} for item in latest.get("__lost__", [])]
+    return query, lost
+
+
+def test_a_first_batch_that_failed_starts_again_where_it_started(
+    spark: SparkSession, servers: str, topic: str, tmp_path: Path
+) -> None:
+    """Three records before the end, or the latest one, would be others by then."""
+    create_topic(servers, topic)
+    produce(servers, topic, values(10))
+    job = FailingJob(spark, servers, tmp_path, subscribe=topic, startingOffsets="-3")
+    job.stumbling_block.touch()
+    with pytest.raises(StreamingQueryException, match="stumbled"):
+        job.run()
+    assert logged(job, 0) == {topic: {"0": 10}, f"start of {topic}": {"0": 7}}
+    produce(servers, topic, values(5, 10))
+    job.stumbling_block.unlink()
+    assert job.run() == [3, 5]
+    assert offsets_of(job.result) == rows(topic, 7, 15)
+    assert logged(job, 1) == {topic: {"0": 15}}
+
+
+def test_a_checkpoint_says_no_more_than_it_must(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
+    create_topic(servers, topic)
+    produce(servers, topic, values(10))
+    job = Job(spark, servers, tmp_path, subscribe=topic)
+    assert job.run() == [10]
+    assert logged(job, 0) == {topic: {"0": 10}}
+    assert job.run() == []
+    assert not (job.checkpoint / "offsets" / "1").exists()
+
+
+def test_no_batch_follows_where_nothing_has_come(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
+    """Though its end is written in another way than that of the first one."""
+    create_topic(servers, topic)
+    produce(servers, topic, values(10))
+    job = Job(spark, servers, tmp_path, subscribe=topic, startingOffsets="latest")
+    assert job.run() == []
+    assert logged(job, 0) == {topic: {"0": 10}, f"start of {topic}": {"0": 10}}
+    job.run()
+    assert not (job.checkpoint / "offsets" / "1").exists()
+    produce(servers, topic, values(2, 10))
+    assert job.run() == [2]
+    assert offsets_of(job.result) == rows(topic, 10, 12)
+
+
+def test_what_retention_takes_of_a_first_batch_is_told(
+    spark: SparkSession, servers: str, topic: str, tmp_path: Path
+) -> None:
+    create_topic(servers, topic)
+    produce(servers, topic, values(10))
+    job = FailingJob(spark, servers, tmp_path, subscribe=topic)
+    job.stumbling_block.touch()
+    with pytest.raises(StreamingQueryException, match="stumbled"):
+        job.run()
+    job.stumbling_block.unlink()
+    delete_records(servers, topic, 4)
+    with pytest.raises(
+        StreamingQueryException, match=rf"{topic}-0: wanted \[0, 4\), available \[4, 10\) \(retention\)"
+    ):
+        job.run()
+    job.options["failOnDataLoss"] = "report"
+    produce(servers, topic, values(1, 10))
+    _, lost = run_and_report(job)
+    # Spark shows no latest offset of a batch that it runs again: the next record has it
+    assert [(item["batch"], item["start"], item["end"], item["cause"]) for item in lost] == [(1, 0, 4, "retention")]
+    assert offsets_of(job.result) == rows(topic, 4, 11)
+
+
+def test_a_batch_that_can_not_be_read_whole_is_not_in_the_checkpoint(
+    spark: SparkSession, servers: str, topic: str, tmp_path: Path
+) -> None:
+    create_topic(servers, topic)
+    produce(servers, topic, values(10))
+    job = Job(spark, servers, tmp_path, subscribe=topic)
+    assert job.run() == [10]
+    produce(servers, topic, values(10, 10))
+    delete_records(servers, topic, 13)
+    with pytest.raises(StreamingQueryException, match=rf"{topic}-0: wanted \[10, 13\), available \[13, 20\)"):
+        job.run()
+    assert not (job.checkpoint / "offsets" / "1").exists()
+    job.options["failOnDataLoss"] = "report"
+    query, lost = run_and_report(job)
+    assert [(item["batch"], item["start"], item["end"]) for item in lost] == [(1, 10, 13)]
+    assert query.lastProgress is not None
+    assert query.lastProgress["numInputRows"] == 7
+    assert offsets_of(job.result) == rows(topic, 0, 10) + rows(topic, 13, 20)
+
+
+def test_limits_do_not_count_what_is_gone(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
+    create_topic(servers, topic)
+    produce(servers, topic, values(10))
+    options = {"maxOffsetsPerTrigger": "10", "failOnDataLoss": "report"}
+    job = Job(spark, servers, tmp_path, subscribe=topic, **options)
+    assert job.run() == [10]
+    produce(servers, topic, values(1000, 10))
+    delete_records(servers, topic, 1000)
+    _, lost = run_and_report(job)
+    assert [(item["batch"], item["start"], item["end"]) for item in lost] == [(1, 10, 1000)]
+    assert offsets_of(job.result) == rows(topic, 0, 10) + rows(topic, 1000, 1010)
+
+
+def test_a_partition_whose_first_records_were_deleted_before_it_was_seen(
+    spark: SparkSession, servers: str, topic: str, tmp_path: Path
+) -> None:
+    create_topic(servers, f"{topic}-1")
+    produce(servers, f"{topic}-1", values(3))
+    job = Job(spark, servers, tmp_path, subscribePattern=f"{topic}-.", failOnDataLoss="report")
+    assert job.run() == [3]
+    create_topic(servers, f"{topic}-2")
+    produce(servers, f"{topic}-2", values(9))
+    delete_records(servers, f"{topic}-2", 5)
+    _, lost = run_and_report(job)
+    assert [(item["topic"], item["start"], item["end"], item["cause"]) for item in lost] == [
+        (f"{topic}-2", 0, 5, "retention")
+    ]
+    assert offsets_of(job.result) == rows(f"{topic}-1", 0, 3) + rows(f"{topic}-2", 5, 9)
+
+
+def test_a_start_beyond_the_end_is_not_there_yet(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
+    create_topic(servers, topic)
+    produce(servers, topic, values(5))
+    start = json.dumps({topic: {"0": 100}})
+    job = Job(spark, servers, tmp_path, subscribe=topic, startingOffsets=start)
+    with pytest.raises(StreamingQueryException, match=r"KLOG_DATA_LOSS.NOT_THERE_YET.*available \[0, 5\)"):
+        job.run()
+    job.options["failOnDataLoss"] = "report"
+    _, lost = run_and_report(job)
+    assert [(item["start"], item["cause"]) for item in lost] == [(100, "not there yet")]
+    produce(servers, topic, values(2, 5))
+    assert job.run() == [2]
+    assert offsets_of(job.result) == rows(topic, 5, 7)
+
+
+def test_a_topic_that_went_and_came_back_is_read_from_its_start(
+    spark: SparkSession, servers: str, topic: str, tmp_path: Path
+) -> None:
+    for name in (f"{topic}-1", f"{topic}-2"):
+        create_topic(servers, name)
+        produce(servers, name, values(5))
+    job = Job(spark, servers, tmp_path, subscribePattern=f"{topic}-.", failOnDataLoss="report")
+    assert job.run() == [10]
+    delete_topic(servers, f"{topic}-2")
+    _, lost = run_and_report(job)
+    assert [(item["topic"], item["start"], item["cause"]) for item in lost] == [(f"{topic}-2", 5, "deleted")]
+    assert job.committed() == {(f"{topic}-1", 0): 5}
+    create_topic(servers, f"{topic}-2")
+    produce(servers, f"{topic}-2", values(3))
+    assert job.run() == [3]
+    assert sorted(offsets_of(job.result)) == sorted(
+        rows(f"{topic}-1", 0, 5) + rows(f"{topic}-2", 0, 5) + rows(f"{topic}-2", 0, 3)
+    )
+
+
+def test_all_topics_may_go(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
+    """The checkpoint then says that there was a batch: who starts at the latest offset would skip what comes."""
+    create_topic(servers, f"{topic}-1")
+    produce(servers, f"{topic}-1", values(5))
+    options = {"failOnDataLoss": "false", "startingOffsets": "latest"}
+    job = Job(spark, servers, tmp_path, subscribePattern=f"{topic}-.", **options)
+    assert job.run() == []
+    delete_topic(servers, f"{topic}-1")
+    assert job.run() == []
+    assert job.committed() == {}
+    create_topic(servers, f"{topic}-2")
+    produce(servers, f"{topic}-2", values(4))
+    assert job.run() == [4]
+    assert offsets_of(job.result) == rows(f"{topic}-2", 0, 4)
+
+
+def test_an_open_transaction_is_no_shorter_log(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
+    """A query that was read_uncommitted has read on: read_committed ends before the transaction."""
+    create_topic(servers, topic)
+    produce(servers, topic, values(5))
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "log_level": 0})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"open")
+    producer.flush(30)
+    job = Job(spark, servers, tmp_path, subscribe=topic)
+    assert job.run() == [6]
+    job.options["kafka.isolation.level"] = "read_committed"
+    query = job.start(processingTime="100 milliseconds")
+    try:
+        wait_for(lambda: not query.status["isTriggerActive"] and query.isActive, "a trigger", SECONDS, query)
+        producer.produce(topic, b"more")
+        producer.commit_transaction(30)
+        wait_for(lambda: job.committed() == {(topic, 0): 8}, "what was committed", SECONDS, query)
+    finally:
+        query.stop()
+    assert offsets_of(job.result) == rows(topic, 0, 7)
