@@ -24,7 +24,8 @@ from spark_klog.errors import (
     RequestTimedOut,
 )
 from spark_klog.protocol.apis import FETCH
-from spark_klog.records.batch import first_batch_size, next_offset_after, sound_end, whole_batch_size
+from spark_klog.records.batch import first_batch_size, next_offset_after, whole_batch_size
+from spark_klog.records.offset_order import End, OffsetOrder
 
 _log = logging.getLogger(__name__)
 _MAX_WAIT_MS = 500
@@ -41,6 +42,8 @@ class Fetched:
     next_offset: int
     data: memoryview
     aborted: list[tuple[int, int]]
+    log_end: int
+    """The partition's high watermark."""
 
 
 def fetch_range(cluster: Cluster, topic: str, partition: int, start: int, end: int) -> Iterator[Fetched]:
@@ -139,39 +142,39 @@ class _RangeFetch:
         return self._fetched(entry)
 
     def _fetched(self, entry: dict[str, Any]) -> Fetched | None:
-        records = entry["records"]
+        records, log_end = entry["records"], entry["high_watermark"]
         if records is None or not len(records):
-            if self._is_past_corrupt and entry["high_watermark"] >= self._end:
+            if self._is_past_corrupt and log_end >= self._end:
                 # a broker finds none of the offsets that the corrupt batch should have had
-                return Fetched(self._offset, self._end, memoryview(b""), [])
+                return Fetched(self._offset, self._end, memoryview(b""), [], log_end)
             return None
         try:
-            following = self._following(records, entry["high_watermark"])
-            if following is None:
+            end = self._sound_end(records, log_end)
+            if end is None:
                 return None
         except DecodeError as error:
             raise DecodeError(f"{self._name} at offset {self._offset}: {error}") from None
         aborted = [(item["producer_id"], item["first_offset"]) for item in entry["aborted_transactions"] or ()]
-        return Fetched(self._offset, following, records, aborted)
+        return Fetched(self._offset, end.offset, records[: end.position], aborted, log_end)
 
-    def _following(self, records: memoryview, high_watermark: int) -> int | None:
-        """The offset to go on with; None where the fetch must be larger.
+    def _sound_end(self, records: memoryview, high_watermark: int) -> End | None:
+        """Where to go on; None where the fetch must be larger.
 
         A corrupt batch is not to say where the next one begins, where it can be helped: it may lie.
         """
-        following = sound_end(records)
-        if following is None and whole_batch_size(records) is not None:
+        end = OffsetOrder(records, self._offset, high_watermark).end()
+        if end is None and whole_batch_size(records) is not None:
             larger = 2 * self._max_bytes
             if len(records) >= self._max_bytes and larger <= self._cluster.config.response_max_bytes:
                 self._max_bytes = larger
                 return None
             self._is_past_corrupt = True
-            return max(self._offset + 1, min(self._claimed_end(records), high_watermark))
-        if following is None or following <= self._offset:
+            return End(max(self._offset + 1, min(self._claimed_end(records), high_watermark)), len(records))
+        if end is None or end.offset <= self._offset:
             self._ask_for_more(records)
             return None
         self._is_past_corrupt = False
-        return following
+        return end
 
     def _claimed_end(self, records: memoryview) -> int:
         try:

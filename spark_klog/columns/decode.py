@@ -16,6 +16,7 @@ from spark_klog.columns.schema import FULL
 from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records import kernels
 from spark_klog.records.contract import COLUMNS, BinaryColumn, HeadersColumn, RecordColumns
+from spark_klog.records.offset_order import NO_END
 from spark_klog.records.reader import AbortedTransactions, BadBatch, append_visible, refuse
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.primitives import Buffer
@@ -52,12 +53,32 @@ class PartitionDecoder:
         self._constants: dict[str, pa.Array] = {}
 
     def add(
-        self, data: Buffer, first: int, end: int, aborted: AbortedTransactions | None = None
+        self,
+        data: Buffer,
+        first: int,
+        end: int,
+        aborted: AbortedTransactions | None = None,
+        log_end: int = NO_END,
     ) -> Iterator[pa.RecordBatch]:
-        """Take in the visible records of `data` with offsets in [first, end); gives what is full."""
+        """Take in the visible records of `data` with offsets in [first, end); gives what is full.
+
+        `log_end` is the offset after the log's last record.
+        """
         with self._named():
-            kernel, builder, limit = self._kernel, self._builder, self._limit
-            for _ in append_visible(kernel, builder, data, first, end, aborted, limit, self._on_bad, ROWS, BYTES):
+            visible = append_visible(
+                self._kernel,
+                self._builder,
+                data,
+                first,
+                end,
+                aborted,
+                self._limit,
+                self._on_bad,
+                ROWS,
+                BYTES,
+                log_end,
+            )
+            for _ in visible:
                 if self._builder.rows >= ROWS or self._builder.size >= BYTES:
                     yield self._take()
 

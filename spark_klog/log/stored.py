@@ -26,6 +26,7 @@ from spark_klog.log.stored_files import LogFiles, read_whole
 from spark_klog.log.stored_segment import Block, StoredSegment, Tail
 from spark_klog.log.transaction_index import AbortedTransaction
 from spark_klog.records.batch_v2 import BatchHeader
+from spark_klog.records.offset_order import NO_END
 from spark_klog.records.reader import BadBatch, refuse
 
 _log = logging.getLogger(__name__)
@@ -39,12 +40,13 @@ _LISTINGS = 10
 class StoredBatches(NamedTuple):
     """Whole batches, the offset after the last sound one, and (producer id, first offset) of aborted transactions.
 
-    `data` is valid until the next one is asked for.
+    `data` is valid until the next one is asked for. `log_end` is the offset after the last record that there can be.
     """
 
     data: memoryview
     next_offset: int
     aborted: list[tuple[int, int]]
+    log_end: int = NO_END
 
 
 class StoredPartition:
@@ -255,7 +257,7 @@ class StoredPartition:
             try:
                 aborted = self._aborted(offset, end) if self._read_committed else []
                 for block in self._blocks(offset, end):
-                    yield StoredBatches(block.data, block.next_offset, _from(aborted, offset))
+                    yield StoredBatches(block.data, block.next_offset, _from(aborted, offset), block.log_end)
                     offset, listings = max(offset, block.next_offset), 0
                 break
             except FileNotFoundError:
@@ -274,7 +276,8 @@ class StoredPartition:
             segment = self._segments[place]
             if segment.base_offset >= end:
                 return
-            for block in segment.blocks(start, end, place + 1 == len(self._segments)):
+            following = self._bases[place + 1] if place + 1 < len(self._bases) else None
+            for block in segment.blocks(start, end, following):
                 yield block
                 start = max(start, block.next_offset)
                 if start >= end:

@@ -99,19 +99,19 @@ def is_unwritten(file: OpenFile, position: int) -> bool:
     return not any(file.read(position, _PREFIX_SIZE))
 
 
-def whole_end(data: memoryview) -> tuple[int, int]:
-    """(where the whole batches at the beginning end, where the last of them begins); both 0 where there is none.
+def whole_end(data: memoryview) -> int:
+    """Where the whole batches at the beginning end; 0 where there is none.
 
     It goes by lengths alone, fast; who decodes the batches looks at what they hold.
     """
-    position = last = 0
+    position = 0
     end, length_at = len(data) - LOG_OVERHEAD, _LENGTH.unpack_from
     while position <= end:
         length = length_at(data, position + _LENGTH_POSITION)[0]
         if length < MIN_BATCH_SIZE - LOG_OVERHEAD or length > end - position:
             break
-        last, position = position, position + length + LOG_OVERHEAD
-    return position, last
+        position += length + LOG_OVERHEAD
+    return position
 
 
 def index_floor(file: OpenFile, entry: Struct, field: int, value: int) -> tuple[int, ...] | None:

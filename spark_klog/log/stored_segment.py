@@ -25,8 +25,9 @@ from spark_klog.log.stored_files import (
     whole_end,
 )
 from spark_klog.log.transaction_index import AbortedTransaction, parse_transaction_index
-from spark_klog.records.batch import Header, check_crc, first_batch_size, sound_end
+from spark_klog.records.batch import Header, check_crc, first_batch_size
 from spark_klog.records.batch_v2 import BatchHeader
+from spark_klog.records.offset_order import NO_END, End, OffsetOrder
 from spark_klog.records.reader import records_of
 
 _INDEX_ENTRY, _TIME_ENTRY = Struct(">ii"), Struct(">qi")
@@ -38,10 +39,14 @@ _CHECKED_BYTES = 8 * 1024 * 1024
 
 
 class Block(NamedTuple):
-    """Whole batches, and the offset after the last sound one. `data` is valid until the next one is asked for."""
+    """Whole batches, the offset after the last sound one, and that after the last that the segment can have.
+
+    `data` is valid until the next one is asked for.
+    """
 
     data: memoryview
     next_offset: int
+    log_end: int
 
 
 class Tail(NamedTuple):
@@ -176,12 +181,14 @@ class StoredSegment:
 
     # ----- data
 
-    def blocks(self, start: int, end: int, is_last: bool) -> Iterator[Block]:
+    def blocks(self, start: int, end: int, following: int | None) -> Iterator[Block]:
         """The batches with offsets in [start, end), in blocks; they may reach beyond both ends.
 
-        The next block is read while the last one is used. `DecodeError` at what is no batch; where the segment is not
-        the last one of its log (nothing is appended then), at a partial batch, too.
+        `following` is the base offset of the next segment, None where this is the log's last one. The next block is
+        read while the last one is used. `DecodeError` at what is no batch; where the segment is not the last one
+        (nothing is appended then), at a partial batch, too.
         """
+        log_end = NO_END if following is None else following
         with opened(self._files, self.path) as file:
             found = self._find(file, start)
             if found is None:
@@ -192,19 +199,20 @@ class StoredSegment:
                 coming = ahead.submit(file.read, position, _block_size(position, limit))
                 while True:
                     data = memoryview(coming.result())
-                    size, last = whole_end(data)
+                    size = whole_end(data)
                     if not size:
-                        needed = self._needed(file, position, data, is_last)
+                        needed = self._needed(file, position, data, following is None)
                         if not needed:
                             return
                         coming = ahead.submit(file.read, position, needed)
                         continue
-                    position += size
-                    next_offset = sound_end(data[last:size]) or next_offset
+                    sound = OffsetOrder(data[:size], next_offset, log_end).end() or End(next_offset, size)
+                    position += sound.position
+                    next_offset = max(next_offset, sound.offset)
                     is_done = next_offset >= end or position >= file.size
                     if not is_done:
                         coming = ahead.submit(file.read, position, _block_size(position, limit))
-                    yield Block(data[:size], next_offset)
+                    yield Block(data[: sound.position], next_offset, log_end)
                     if is_done:
                         return
 

@@ -11,7 +11,6 @@ A message of magic 0 or 1, a wrapper too, counts as a batch here.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from struct import Struct
 
 from spark_klog.errors import DecodeError
@@ -99,26 +98,6 @@ def next_offset_after(data: Buffer, offset: int) -> int:
         last = position
         position += size
     return offset if last is None else max(offset, read_header(data, last).next_offset)
-
-
-def sound_end(data: Buffer) -> int | None:
-    """The offset after the last whole batch whose checksum is right, None where there is none.
-
-    A corrupt batch may say anything about its own end. `DecodeError` as `first_batch_size`.
-    """
-    view = memoryview(data)
-    starts = [0]
-    while (size := whole_batch_size(view, starts[-1])) is not None:
-        starts.append(starts[-1] + size)
-    for end, start in pairwise(reversed(starts)):
-        batch = view[start:end]
-        try:
-            header = read_header(batch)
-            check_crc(header, batch)
-        except DecodeError:
-            continue
-        return header.next_offset
-    return None
 
 
 def check_crc(header: Header, batch: memoryview) -> None:

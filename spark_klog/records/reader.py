@@ -13,6 +13,7 @@ from spark_klog.records.batch_v2 import BatchHeader, body
 from spark_klog.records.contract import LOG_APPEND_TIME, ColumnBuilder, Kernel, Record
 from spark_klog.records.control import ABORT, read_marker
 from spark_klog.records.message_set import MessageHeader, inner_set, message_records
+from spark_klog.records.offset_order import NO_END, OffsetOrder
 from spark_klog.records.reference import iter_records
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.primitives import Buffer
@@ -104,22 +105,28 @@ def append_visible(
     on_bad: Callable[[BadBatch], None] = refuse,
     rows: int = _MANY,
     bytes_: int = _MANY,
+    log_end: int = NO_END,
 ) -> Iterator[None]:
     """Add the visible records with offsets in [first, end) to a builder of `kernel`; yields after each batch.
 
     Sound batches of which nothing but their records is wanted are added many at once, until the builder holds `rows`
     records or `bytes_` bytes: it yields then at the latest.
 
-    Batches that begin at `end` or later are not looked at: one that is not wanted may be corrupt. A corrupt one is
-    given to `on_bad`, and passed over where that does not raise. `DecodeError` at what is not a batch: a magic that is
+    Batches that begin at `end` or later are not looked at: one that is not wanted may be corrupt. A corrupt one, and
+    one that is not where it says (see offset_order.py; `log_end` is the offset after the log's last record), is given
+    to `on_bad`, and passed over where that does not raise. `DecodeError` at what is not a batch: a magic that is
     unknown, or a length that can't be one, for then nothing says where the next one begins.
     """
     view = memoryview(data)
+    damaged = OffsetOrder(view, first, log_end).damaged
+    stops = [*damaged, len(view)]  # runs end there
     position, next_offset = 0, first
     walked = 0  # where `next_offset` is that of what follows; corrupt batches do not count
     one_by_one = 0  # up to there a run of messages holds a corrupt one
     while next_offset < end:
-        run, following = builder.append_batches(view, position, first, end, rows, bytes_)
+        while stops[0] < position:
+            stops.pop(0)
+        run, following = builder.append_batches(view[: stops[0]], position, first, end, rows, bytes_)
         if run > position:
             walked, position, next_offset = run, run, following
             yield
@@ -128,6 +135,8 @@ def append_visible(
             return
         batch = view[position : position + size]
         try:
+            if position in damaged:
+                raise damaged[position]
             header = read_header(view, position)
         except DecodeError as error:
             on_bad(_bad(batch, error))
@@ -142,7 +151,7 @@ def append_visible(
             return  # a wrapper, which does not say itself where it begins
         if is_message and not header.codec_id and position >= one_by_one:
             # messages one by one would be slow
-            run = kernel.message_run(view, position, end)
+            run = kernel.message_run(view[: stops[0]], position, end)
             try:
                 builder.append_messages(view[position:run], header.magic, None, None, first, end)
             except DecodeError:

@@ -51,7 +51,7 @@ def read_ranges(options: SourceOptions, ranges: Iterable[OffsetRange], schema: p
 
 
 class _Batches(Protocol):
-    """Record batches, the offset to go on with, (producer id, first offset) of aborted transactions."""
+    """Record batches, the offset to go on with, (producer id, first offset) of aborted transactions, the log's end."""
 
     @property
     def data(self) -> memoryview: ...
@@ -59,6 +59,8 @@ class _Batches(Protocol):
     def next_offset(self) -> int: ...
     @property
     def aborted(self) -> list[tuple[int, int]]: ...
+    @property
+    def log_end(self) -> int: ...
 
 
 class _Source(Protocol):
@@ -92,7 +94,7 @@ def _read_range(
         try:
             for batches in source.read(wanted._replace(start=start), bad_records.take):
                 aborted = AbortedTransactions(batches.aborted) if source.config.isolation_level else None
-                yield from decoder.add(batches.data, start, wanted.end, aborted)
+                yield from decoder.add(batches.data, start, wanted.end, aborted, batches.log_end)
                 start = batches.next_offset
             break
         except OffsetOutOfRange as error:

@@ -1,0 +1,116 @@
+"""A batch whose base offset is damaged: no checksum tells, the batches beside it do."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_klog.errors import CorruptBatchError
+from spark_klog.records.offset_order import NO_END, End, OffsetOrder
+from tests.support.bad_batches import KERNELS, Batch, batch, damaged, read, with_field
+
+START, EACH, COUNT = 100, 10, 5
+END = START + EACH * COUNT
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+def log(codec: str = "none") -> list[Batch]:
+    return [batch(offset, EACH, codec=codec) for offset in range(START, END, EACH)]
+
+
+def joined(batches: list[Batch]) -> bytes:
+    return b"".join(item.data for item in batches)
+
+
+def moved(good: Batch, offset: int) -> Batch:
+    return with_field(good, ">q", 0, offset)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    which=st.integers(0, COUNT - 1),
+    offset=st.one_of(INT64, st.integers(START - 30, END + 30)),
+    codec=st.sampled_from(["none", "lz4"]),
+)
+def test_one_that_is_moved_is_bad_and_the_others_are_read(which: int, offset: int, codec: str) -> None:
+    batches = log(codec)
+    true = batches[which].offset
+    if offset == true or (which == 0 and offset < true):
+        return  # a log may begin with a gap: nothing tells
+    batches[which] = moved(batches[which], offset)
+    expected = [number for number in range(START, END) if not true <= number < true + EACH]
+    for kernel in KERNELS:
+        offsets, bad = read(kernel, batches, START, END, log_end=END)
+        assert offsets == expected
+        assert [(item.offset, bytes(item.data)) for item in bad] == [(offset, batches[which].data)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(which=st.integers(0, COUNT - 1), offset=st.integers(START - 30, END + 30), cut=st.integers(2, COUNT))
+def test_reading_goes_on_where_the_sound_ones_end(which: int, offset: int, cut: int) -> None:
+    """Whatever part of the log an answer has, nothing but the damaged batch is left out. Of one alone nothing tells."""
+    batches = log()
+    true = batches[which].offset
+    if offset < true and which == 0:
+        return
+    batches[which] = moved(batches[which], offset)
+    position, reached, seen = 0, START, []
+    data = joined(batches)
+    size = len(batches[0].data)
+    while position < len(data):
+        part = data[position : position + cut * size]
+        end = OffsetOrder(part, reached, END).end() or End(reached, len(part))
+        some = [batches[(position + at) // size] for at in range(0, end.position, size)]
+        offsets, _ = read(KERNELS[0], [item._replace(is_bad=False) for item in some], reached, END, log_end=END)
+        seen += offsets
+        position, reached = position + end.position, max(reached, end.offset)
+    assert seen == [number for number in range(START, END) if offset == true or not true <= number < true + EACH]
+
+
+def test_the_error_says_where_it_should_be() -> None:
+    batches = log()
+    batches[2] = moved(batches[2], 105)
+    [error] = OffsetOrder(joined(batches), START, END).damaged.values()
+    assert str(error) == "batch of offsets 105-114 is not where it says: its place is after 119 and before 150"
+
+
+def test_gaps_of_compaction_are_no_damage() -> None:
+    batches = [batch(offset, EACH) for offset in (100, 130, 200)]
+    order = OffsetOrder(joined(batches), 100, 300)
+    assert order.damaged == {}
+    assert order.end() == End(140, len(joined(batches[:2])))  # the last one is to be seen beside what follows
+    assert OffsetOrder(joined(batches), 100, 210).end() == End(210, len(joined(batches)))
+    assert OffsetOrder(joined(batches[2:]), 140, 300).end() == End(210, len(batches[2].data))
+
+
+def test_a_corrupt_one_may_say_anything_about_its_end() -> None:
+    """Its neighbour is not to be blamed."""
+    batches = log()
+    for delta in (2**31 - 1, 25, 12, 3):
+        wrong = with_field(batches[1], ">i", 23, delta)
+        found = OffsetOrder(joined([batches[0], wrong, *batches[2:]]), START, NO_END).damaged
+        assert set(found) <= {len(batches[0].data)}
+        assert all(isinstance(error, CorruptBatchError) for error in found.values())
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("codec", ["none", "gzip"])
+def test_messages(magic: int, codec: str) -> None:
+    """They say their last offset only, which rises in a sound log."""
+    batches = [batch(offset, EACH, magic, codec) for offset in range(START, END, EACH)]
+    order = OffsetOrder(joined(batches), START, END)
+    assert order.damaged == {}
+    assert order.end() == End(END, len(joined(batches)))
+    lower = moved(batches[2], START + 3) if codec == "gzip" else None
+    if lower is not None:
+        position = len(joined(batches[:2]))
+        assert list(OffsetOrder(joined([*batches[:2], lower, *batches[3:]]), START, END).damaged) == [position]
+
+
+def test_the_end_of_what_is_corrupt() -> None:
+    batches = log()
+    assert OffsetOrder(b"", START).end() is None
+    assert OffsetOrder(damaged(batches[0]).data, START).end() is None
+    last = joined([*batches[:-1], damaged(batches[-1])])
+    assert OffsetOrder(last + b"\0" * 7, START).end() == End(END - EACH, len(last))

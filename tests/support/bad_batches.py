@@ -1,0 +1,88 @@
+"""Batches of any magic, damaged ones among them, and how they are read."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from spark_klog.errors import ConfigError
+from spark_klog.records import kernels
+from spark_klog.records.batch_v2 import build_batch
+from spark_klog.records.contract import Kernel, Record
+from spark_klog.records.message_set import build_message_set
+from spark_klog.records.reader import AbortedTransactions, BadBatch, append_visible
+from spark_klog.wire.codecs import codec_by_name
+from tests.support.record_model import Row, encode_rows, to_lists
+
+TIME = 1_700_000_000_000
+
+
+def available() -> list[Kernel]:
+    try:
+        return [kernels.load("reference"), kernels.load("native")]
+    except ConfigError:
+        return [kernels.load("reference")]
+
+
+KERNELS = available()
+
+
+class Batch(NamedTuple):
+    """A batch of the records from `offset` on; `claim` is the number in its first eight bytes."""
+
+    offset: int
+    records: int
+    data: bytes
+    claim: int
+    is_bad: bool = False
+
+    @property
+    def offsets(self) -> range:
+        return range(self.offset, self.offset + self.records)
+
+
+def batch(offset: int, count: int, magic: int = 2, codec: str = "none") -> Batch:
+    """Messages without a codec are batches of one."""
+    if magic == 2:
+        rows = [Row(offset + index, TIME, b"k", b"value %d" % (offset + index)) for index in range(count)]
+        body = encode_rows(rows, offset, TIME)
+        data = build_batch(
+            body, count, base_timestamp=TIME, max_timestamp=TIME, base_offset=offset, codec=codec_by_name(codec)
+        )
+        return Batch(offset, count, data, offset)
+    records = [Record(offset + index, TIME, 0, b"k", b"value %d" % (offset + index), ()) for index in range(count)]
+    data = build_message_set(records, magic, codec_by_name(codec))
+    return Batch(offset, count, data, offset + count - 1)
+
+
+def damaged(good: Batch, position: int = -1, flip: int = 0x55) -> Batch:
+    data = bytearray(good.data)
+    data[position] ^= flip
+    return good._replace(data=bytes(data), is_bad=True)
+
+
+def with_field(good: Batch, form: str, position: int, value: int) -> Batch:
+    data = bytearray(good.data)
+    struct.pack_into(form, data, position, value)
+    return good._replace(data=bytes(data), is_bad=True, claim=value if position == 0 else good.claim)
+
+
+def read(
+    kernel: Kernel,
+    batches: Sequence[Batch],
+    first: int = 0,
+    end: int = 1 << 40,
+    aborted: AbortedTransactions | None = None,
+    **options: Any,
+) -> tuple[list[int], list[BadBatch]]:
+    """Offsets of the records that were read, and the bad batches; keys and values are checked."""
+    builder = kernel.builder(frozenset(["key", "value", "offset"]))
+    bad: list[BadBatch] = []
+    data = b"".join(item.data for item in batches)
+    for _ in append_visible(kernel, builder, data, first, end, aborted, on_bad=bad.append, **options):
+        pass
+    lists = to_lists(builder.finish())
+    assert lists["value"] == [b"value %d" % offset for offset in lists["offset"]]
+    assert set(lists["key"]) <= {b"k"}
+    return lists["offset"], bad
