@@ -24,8 +24,9 @@ from spark_klog.wire.primitives import Buffer
 _HEADERS = FULL.field("headers").type
 #: Rows of an Arrow batch: Spark takes large ones half as fast again as 8,192.
 ROWS = 65_536
-#: Bytes of keys and values after which an Arrow batch is not filled further.
-BYTES = 32 * 1024 * 1024
+#: Bytes of keys and values after which an Arrow batch is not filled further: Spark takes records of 1 KB and more a
+#: third faster so than with 32 MiB.
+BYTES = 8 * 1024 * 1024
 _MAX_INT32 = 0x7FFFFFFF
 _MAX_MILLISECONDS = 0x7FFFFFFF_FFFFFFFF // 1000
 
