@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 from spark_klog.directories.files import TEMPORARY, VALUE, Kind, Owner
+from spark_klog.directories.tree import without_user
 from spark_klog.errors import ConfigError, DirectoryError
 
 _READS = 10
@@ -45,17 +46,17 @@ class ArrowFiles:
         try:
             from pyarrow.fs import FileSystem
         except ImportError as error:
-            raise ConfigError(f"directories at {uri!r} need pyarrow, which is not installed") from error
+            raise ConfigError(f"directories at {without_user(uri)!r} need pyarrow, which is not installed") from error
         try:
             filesystem, base = FileSystem.from_uri(uri)
         except ValueError as error:
             raise ConfigError(
-                f"{uri!r} names no directories ({error}): "
+                f"{without_user(uri)!r} names no directories ({without_user(str(error))}): "
                 "give a path, zookeeper://HOST:PORT or a URI of pyarrow's file systems"
             ) from None
         except OSError as error:
-            reason = str(error).partition("\n")[0]
-            raise DirectoryError(f"cannot open the file system of {uri!r}: {reason}") from error
+            reason = without_user(str(error).partition("\n")[0])
+            raise DirectoryError(f"cannot open the file system of {without_user(uri)!r}: {reason}") from None
         return cls(filesystem, base)
 
     def _at(self, path: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from spark_klog.directories.tree import local_path
+from spark_klog.directories.tree import local_path, without_user
 from spark_klog.errors import ConfigError, DecodeError, DirectoryError
 
 #: Before the name of a topic: no topic has a blank in its name.
@@ -31,6 +31,7 @@ def checkpoint_offsets(address: str) -> dict[tuple[str, int], int]:
     `DirectoryError`.
     """
     names, read = _files(address)
+    address = without_user(address)
     try:
         done = _numbers(names("commits")) & _numbers(names("offsets"))
         if not done:

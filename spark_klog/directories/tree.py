@@ -103,7 +103,7 @@ def open_tree(uri: str, session_timeout: float = SESSION_SECONDS) -> Tree:
         from spark_klog.directories.zookeeper import ZooKeeperTree
 
         if not rest.startswith("//") or not rest[2:].strip("/"):
-            raise ConfigError(f"{uri!r} names no ZooKeeper: write zookeeper://HOST:PORT,HOST:PORT/CHROOT")
+            raise ConfigError(f"{without_user(uri)!r} names no ZooKeeper: write zookeeper://HOST:PORT,HOST:PORT/CHROOT")
         return ZooKeeperTree(rest[2:], session_timeout)
     from spark_klog.directories.files import FileTree
 
@@ -117,6 +117,11 @@ def open_tree(uri: str, session_timeout: float = SESSION_SECONDS) -> Tree:
     return FileTree(ArrowFiles.from_uri(uri))
 
 
+def without_user(text: str) -> str:
+    """A text without the user and password of its URIs, for messages: s3://KEY:SECRET@BUCKET."""
+    return re.sub(r"(?<=://)[^/\s]*@", "***@", text)
+
+
 def local_path(uri: str) -> str | None:
     """The folder that a path or file:PATH names, None for a URI of another kind; ConfigError where it is neither."""
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", uri)  # two letters at least: C:\ is a path
@@ -128,5 +133,5 @@ def local_path(uri: str) -> str | None:
         return None
     parts = urlsplit(uri)
     if parts.netloc not in ("", "localhost") or not parts.path:
-        raise ConfigError(f"{uri!r} names no local folder: write file:///PATH")
+        raise ConfigError(f"{without_user(uri)!r} names no local folder: write file:///PATH")
     return unquote(parts.path)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import GroupOffsets
 from spark_klog.directories.offsets import OffsetDirectory
-from spark_klog.directories.tree import Tree, open_tree
+from spark_klog.directories.tree import Tree, open_tree, without_user
 from spark_klog.errors import KlogError
 from spark_klog.spark.offsets import Offsets, TopicPartition
 from spark_klog.spark.options import GroupOffsetsOptions
@@ -61,7 +61,7 @@ class GroupProgress:
             except KlogError as error:
                 _log.error(
                     "offsets of group %s were not written to %s, trying again next time: %s",
-                    *(self._options.group, name, error),
+                    *(self._options.group, without_user(name), error),
                 )
                 continue
             published |= changed

@@ -6,6 +6,7 @@ import re
 
 import pyarrow.fs as pafs
 
+from spark_klog.directories.tree import without_user
 from spark_klog.errors import ConfigError
 from spark_klog.log.stored_directory import Directory
 from spark_klog.log.stored_files import Entry
@@ -55,6 +56,7 @@ def directory(address: str) -> Directory:
         filesystem, path = pafs.FileSystem.from_uri(address)
     except ValueError as error:
         raise ConfigError(
-            f"{address!r} names no directory ({error}): a path, or a URI of pyarrow's file systems is wanted"
+            f"{without_user(address)!r} names no directory ({without_user(str(error))}): "
+            "a path, or a URI of pyarrow's file systems is wanted"
         ) from None
-    return Directory(ArrowLogFiles(filesystem), path, address)
+    return Directory(ArrowLogFiles(filesystem), path, without_user(address))

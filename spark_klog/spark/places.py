@@ -12,7 +12,16 @@ from spark_klog.records.contract import LOG_APPEND_TIME
 from spark_klog.spark.loss import LossReporter
 from spark_klog.spark.offsets import BeforeEndSpec, GroupSpec, Offsets, OffsetSpec, Spec, TimeSpec, TopicPartition
 from spark_klog.spark.options import SourceOptions
-from spark_klog.spark.planning import OffsetRange, beyond, check_covers, check_order, clip, ranges, wanted_times
+from spark_klog.spark.planning import (
+    OffsetRange,
+    beyond,
+    check_covers,
+    check_order,
+    check_resolved,
+    clip,
+    ranges,
+    wanted_times,
+)
 from spark_klog.spark.pushdown import Pushed
 
 
@@ -72,7 +81,8 @@ def clip_times(
 ) -> list[OffsetRange]:
     """The parts of ranges that can have timestamps in [first_time, end_time) ms; without the empty ones.
 
-    An upper bound only counts where the range begins and ends with log append time.
+    An upper bound only counts where the range begins and ends with log append time, and has it at the bound: a topic
+    may have been switched to it, and back.
     """
     wanted = [item for item in wanted if item.start < item.end]
     # ListOffsets takes times below 0 for something else; no record is that early
@@ -86,6 +96,9 @@ def clip_times(
         last = log.timestamp_types({item[:2]: item.end - 1 for item in wanted})
         safe = [item[:2] for item in wanted if first.get(item[:2]) == last.get(item[:2]) == LOG_APPEND_TIME]
         found = log.list_offsets(dict.fromkeys(safe, end_time)) if safe else {}
+        cuts = {item[:2]: found[item[:2]] for item in wanted if item.start < found.get(item[:2], NO_OFFSET) < item.end}
+        at_cut = log.timestamp_types(cuts) if cuts else {}
+        found = {key: offset for key, offset in found.items() if at_cut.get(key, LOG_APPEND_TIME) == LOG_APPEND_TIME}
         wanted = [item._replace(end=_end(item.end, found.get(item[:2], NO_OFFSET))) for item in wanted]
     return [item for item in wanted if item.start < item.end]
 
@@ -111,6 +124,7 @@ def plan(log: BatchLog, options: SourceOptions, pushed: Pushed) -> list[tuple[Of
     start = low if is_all else log.resolve(options.starting, partitions, options.starting_option)
     end = log.resolve(options.ending, partitions, options.ending_option)
     high = end if options.ending == OffsetSpec(LATEST) else latest(log, partitions)
+    check_resolved(start, end, high, options.starting_option, options.ending_option)
     kept, lost = clip(ranges(start, end), low, high)
     LossReporter(options.on_data_loss).report(lost + beyond(start, end, low, high))
     kept = [pushed.clip(item) for item in kept]

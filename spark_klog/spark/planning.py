@@ -52,10 +52,21 @@ def check_order(
         return
     if not isinstance(starting, OffsetSpec | TimeSpec) or not isinstance(ending, OffsetSpec | TimeSpec):
         return
-    first, last = _values(starting, partitions), _values(ending, partitions)
+    _refuse(_values(starting, partitions), _values(ending, partitions), start_option, end_option)
+
+
+def check_resolved(start: Offsets, end: Offsets, latest: Offsets, start_option: str, end_option: str) -> None:
+    """`StartAfterEnd` where a partition would end before it begins, by options of different forms.
+
+    Not where it would begin after the log's end: that is a loss, see `beyond`.
+    """
+    _refuse({key: offset for key, offset in start.items() if offset <= latest[key]}, end, start_option, end_option)
+
+
+def _refuse(first: Offsets, last: Offsets, start_option: str, end_option: str) -> None:
     wrong = [
         f"{topic}-{partition} from {first[topic, partition]} to {last[topic, partition]}"
-        for topic, partition in sorted(partitions)
+        for topic, partition in sorted(first)
         if first[topic, partition] > last[topic, partition] >= 0
     ]
     if wrong:

@@ -11,7 +11,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.config import ClientConfig, client_config
 from spark_klog.client.fetcher import fetch_range
 from spark_klog.columns.decode import PartitionDecoder
-from spark_klog.errors import OffsetOutOfRange
+from spark_klog.errors import ErrorCode, OffsetOutOfRange, ProtocolError
 from spark_klog.records.reader import AbortedTransactions, BadBatch
 from spark_klog.spark.bad_records import BadRecords
 from spark_klog.spark.loss import LossReporter
@@ -96,6 +96,11 @@ def _read_range(
                 aborted = AbortedTransactions(batches.aborted) if source.config.isolation_level else None
                 yield from decoder.add(batches.data, start, wanted.end, aborted, batches.log_end)
                 start = batches.next_offset
+            break
+        except ProtocolError as error:
+            if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+            losses.report([Lost(wanted.topic, wanted.partition, start, wanted.end, -1, -1, DELETED)])
             break
         except OffsetOutOfRange as error:
             low, high = error.available

@@ -61,6 +61,9 @@ class KlogDataSource(DataSource):
 def _arrow_schema(schema: StructType) -> pa.Schema:
     """The Arrow schema of a schema that the user may have given; `ConfigError` where a column differs from ours."""
     names = schema.fieldNames()
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"the schema given has column {', '.join(twice)} more than once")
     ours = subset(names)
     given = to_arrow_schema(schema, timezone="UTC")
     for name in names:

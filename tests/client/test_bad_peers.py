@@ -134,6 +134,20 @@ def test_a_peer_that_is_no_broker_is_named(peer: FakeBroker, name: str) -> None:
     assert time.monotonic() - begin < 4
 
 
+def test_another_server_among_the_addresses_is_passed_over(peer: FakeBroker) -> None:
+    other = FakeBroker()
+    try:
+        other.answer = lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n"
+        brokers = struct.pack(">ii", 1, 7) + struct.pack(">h", len(HOST)) + HOST.encode() + struct.pack(">i", 9)
+        metadata = brokers + struct.pack(">i", 0)
+        peer.answer = lambda request: _framed(
+            request, _api_versions((3, 0, 0), (18, 0, 0)) if request[1] == 18 else metadata
+        )
+        _connect(f"{other.address},{peer.address}")
+    finally:
+        other.close()
+
+
 def test_a_peer_that_says_nothing_is_named(peer: FakeBroker) -> None:
     peer.answer = lambda _: b""
     begin = time.monotonic()

@@ -30,6 +30,7 @@ from spark_klog.spark.planning import (
     beyond,
     check_covers,
     check_order,
+    check_resolved,
     clip,
     plan_batch,
     ranges,
@@ -70,6 +71,14 @@ def test_a_start_after_its_end_is_refused(start: Spec, end: Spec, names: str) ->
     with pytest.raises(StartAfterEnd) as caught:
         check_order(start, end, [A, B], "startingX", "endingY")
     assert str(caught.value) == f"[KLOG_START_OFFSET_AFTER_END_OFFSET] startingX lies after endingY: {names}"
+
+
+def test_a_start_after_its_end_is_refused_when_both_are_known() -> None:
+    latest = {A: 10, B: 10}
+    check_resolved({A: 5, B: 11}, {A: 5, B: 10}, latest, "startingX", "endingY")  # beyond the log: a loss
+    with pytest.raises(StartAfterEnd) as caught:
+        check_resolved({A: 5, B: 9}, {A: 4, B: 10}, latest, "startingX", "endingY")
+    assert str(caught.value).endswith("startingX lies after endingY: a-0 from 5 to 4")
 
 
 @pytest.mark.parametrize(

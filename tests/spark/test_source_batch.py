@@ -17,7 +17,10 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import DataLossError
 from spark_klog.spark.options import source_options
+from spark_klog.spark.planning import OffsetRange
+from spark_klog.spark.reading import read_ranges
 from spark_klog.spark.source import BatchReader
 from tests.support.batches import walk
 from tests.support.broker import KlogBroker
@@ -158,6 +161,32 @@ def test_a_wrong_schema_is_refused(spark: SparkSession, two_topics: str, field: 
     reader = spark.read.format("klog").schema(StructType([field]))
     options = {"kafka.bootstrap.servers": two_topics, "subscribe": "batch-b"}
     assert message in error_of(lambda: reader.options(**options).load().collect())
+
+
+def test_a_schema_with_a_column_twice_is_refused(spark: SparkSession, two_topics: str) -> None:
+    fields = [StructField("value", BinaryType()), StructField("value", BinaryType())]
+    reader = spark.read.format("klog").schema(StructType(fields))
+    options = {"kafka.bootstrap.servers": two_topics, "subscribe": "batch-b"}
+    told = error_of(lambda: reader.options(**options).load().collect())
+    assert "column value more than once" in told or "COLUMN_ALREADY_EXISTS" in told
+
+
+def test_a_start_that_resolves_after_the_end_is_refused(spark: SparkSession, servers: str, topic: str) -> None:
+    create_topic(servers, topic)
+    produce(servers, topic, [Sent(b"v", timestamp=1000 * number) for number in range(1, 11)])
+    options = {"startingTimestamp": "6000", "endingOffsets": f'{{"{topic}": {{"0": 3}}}}'}
+    told = error_of(lambda: read(spark, servers, subscribe=topic, **options).collect())
+    assert "[KLOG_START_OFFSET_AFTER_END_OFFSET]" in told
+    assert f"startingTimestamp lies after endingOffsets: {topic}-0 from 5 to 3" in told
+
+
+def test_a_topic_that_goes_before_its_task_runs(servers: str) -> None:
+    settings = {"kafka.bootstrap.servers": servers, "kafka.request.timeout.ms": "500", "subscribe": "gone"}
+    ranges = [OffsetRange("gone", 0, 3, 9)]
+    with pytest.raises(DataLossError, match="gone-0 is gone"):
+        list(read_ranges(source_options(settings, streaming=False), ranges, WITHOUT_HEADERS))
+    settings["failOnDataLoss"] = "false"
+    assert list(read_ranges(source_options(settings, streaming=False), ranges, WITHOUT_HEADERS)) == []
 
 
 @pytest.fixture(params=["true", "false"])

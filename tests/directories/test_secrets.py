@@ -1,0 +1,33 @@
+"""What messages say of URIs: not the secrets in them."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_klog.directories.checkpoint import checkpoint_offsets
+from spark_klog.directories.tree import open_tree, without_user
+from spark_klog.errors import KlogError
+from spark_klog.spark.log_files import directory
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("s3://KEY:SECRET@bucket/a@b", "s3://***@bucket/a@b"),
+        ("s3://KEY:SEC@RET@bucket", "s3://***@bucket"),
+        ("no way to hdfs://user@host:8020/x, nor s3://k:s@b", "no way to hdfs://***@host:8020/x, nor s3://***@b"),
+        ("/a/path@home", "/a/path@home"),
+        ("zookeeper://h:2181/x", "zookeeper://h:2181/x"),
+    ],
+)
+def test_without_user(text: str, told: str) -> None:
+    assert without_user(text) == told
+
+
+@pytest.mark.parametrize("ask", [open_tree, checkpoint_offsets, directory])
+@pytest.mark.parametrize("scheme", ["nosuch", "file"])
+def test_no_message_has_a_secret(ask: object, scheme: str) -> None:
+    assert callable(ask)
+    with pytest.raises(KlogError) as caught:
+        ask(f"{scheme}://KEY:SECRET@")
+    assert "SECRET" not in str(caught.value)

@@ -1,0 +1,67 @@
+"""Upper bounds of time that are pushed down: only where they leave nothing out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+
+from spark_klog.embedded import EmbeddedCluster
+
+from .support import Sent, consume, create_topic, produce, read
+
+LONG_AGO, FAR = 1_600_000_000_000, 4_000_000_000_000
+
+
+@pytest.fixture(scope="module")
+def servers(cluster: EmbeddedCluster) -> str:
+    return cluster.bootstrap_servers
+
+
+@pytest.fixture(autouse=True)
+def _pushdown(spark: SparkSession) -> Iterator[None]:
+    name = "spark.sql.python.filterPushdown.enabled"
+    spark.conf.set(name, "true")
+    yield
+    spark.conf.unset(name)
+
+
+def switch(servers: str, topic: str, kind: str) -> None:
+    admin = AdminClient({"bootstrap.servers": servers})
+    entry = ConfigEntry("message.timestamp.type", kind, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    [done] = admin.incremental_alter_configs([resource]).values()
+    done.result(30)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ["LogAppendTime", "LogAppendTime"],
+        ["CreateTime", "LogAppendTime"],
+        ["LogAppendTime", "CreateTime", "LogAppendTime"],
+        ["CreateTime", "CreateTime"],
+    ],
+    ids="-".join,
+)
+def test_a_topic_that_is_switched(spark: SparkSession, servers: str, topic: str, kinds: list[str]) -> None:
+    """Records of create time are from long ago, and from the far future before that."""
+    create_topic(servers, topic)
+    for number, kind in enumerate(kinds):
+        switch(servers, topic, kind)
+        for timestamp in (FAR, LONG_AGO):
+            produce(servers, topic, [Sent(b"%d" % number, timestamp=timestamp)])
+        time.sleep(0.01)
+    seen = consume(servers, topic)
+    bounds = {record.timestamp for record in seen} | {LONG_AGO + 1}
+    if len(kinds) == 3:  # README: what lies between two times of log append time is not looked at
+        bounds = {FAR, FAR + 1}
+    for bound in sorted(bounds):
+        moment = datetime.fromtimestamp(bound / 1000, timezone.utc)
+        found = read(spark, servers, subscribe=topic).where(f.col("timestamp") < moment).select("offset").collect()
+        assert sorted(row.offset for row in found) == [item.offset for item in seen if item.timestamp < bound]
