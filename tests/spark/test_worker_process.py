@@ -12,8 +12,7 @@ import pytest
 
 from spark_klog.spark import worker_process
 from spark_klog.spark.worker_process import answer_at_once
-
-FAMILIES = [socket.AF_INET, socket.AF_INET6]
+from tests.support.kafka import HOST
 
 
 @pytest.fixture
@@ -22,19 +21,13 @@ def stack() -> Iterator[ExitStack]:
         yield found
 
 
-def listener(stack: ExitStack, family: socket.AddressFamily) -> socket.socket:
-    found = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
-    try:
-        found.bind(("127.0.0.1" if family == socket.AF_INET else "::1", 0))
-    except OSError:
-        pytest.skip("no IPv6 here")
-    found.listen()
-    return found
+def listener(stack: ExitStack) -> socket.socket:
+    return stack.enter_context(socket.create_server((HOST, 0)))
 
 
-def connection(stack: ExitStack, family: socket.AddressFamily = socket.AF_INET) -> tuple[socket.socket, socket.socket]:
-    listening = listener(stack, family)
-    client = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+def connection(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
+    listening = listener(stack)
+    client = stack.enter_context(socket.socket())
     client.connect(listening.getsockname())
     return client, stack.enter_context(listening.accept()[0])
 
@@ -43,9 +36,8 @@ def no_delay(found: socket.socket) -> bool:
     return found.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_both_ends_of_a_connection_answer_at_once(stack: ExitStack, family: socket.AddressFamily) -> None:
-    client, server = connection(stack, family)
+def test_both_ends_of_a_connection_answer_at_once(stack: ExitStack) -> None:
+    client, server = connection(stack)
     assert not no_delay(client)
     assert not no_delay(server)
     answer_at_once()
@@ -67,7 +59,7 @@ def test_a_socket_of_which_only_the_file_is_left(stack: ExitStack) -> None:
 
 
 def test_other_files_are_left_alone(stack: ExitStack, tmp_path: Path) -> None:
-    listening = listener(stack, socket.AF_INET)
+    listening = listener(stack)
     idle = stack.enter_context(socket.socket())
     datagrams = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
     datagrams.connect(listening.getsockname())
