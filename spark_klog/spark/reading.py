@@ -17,7 +17,7 @@ from spark_klog.spark.bad_records import BadRecords
 from spark_klog.spark.loss import LossReporter
 from spark_klog.spark.options import SourceOptions
 from spark_klog.spark.planning import DELETED, RETENTION, TRUNCATED, Lost, OffsetRange
-from spark_klog.spark.worker_process import answer_at_once
+from spark_klog.spark.worker_process import prepare_worker
 
 #: Connections of this worker process, kept for its next task: Spark reuses its Python workers.
 _clusters: dict[tuple[tuple[str, str], ...], Cluster] = {}
@@ -44,7 +44,7 @@ def read_ranges(options: SourceOptions, ranges: Iterable[OffsetRange], schema: p
     `DataLossError` where offsets are gone and failOnDataLoss is true; else they are skipped, with a warning that names
     them. Corrupt batches as the option badRecords says. Other errors as of `fetch_range`, of `StoredPartition.read`.
     """
-    answer_at_once()
+    prepare_worker()
     source = _source(options)
     for wanted in ranges:
         yield from _read_range(source, options, wanted, schema)

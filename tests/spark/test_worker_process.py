@@ -1,9 +1,12 @@
-"""TCP_NODELAY of a process's connections over loopback, found among its open files."""
+"""What a worker of Spark's does about waits: options of its connections, found among its open files, and garbage."""
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from spark_klog.spark import worker_process
-from spark_klog.spark.worker_process import answer_at_once
+from spark_klog.spark.worker_process import prepare_worker, set_on_connections
 from tests.support.kafka import HOST
 
 
@@ -40,7 +43,7 @@ def test_both_ends_of_a_connection_answer_at_once(stack: ExitStack) -> None:
     client, server = connection(stack)
     assert not no_delay(client)
     assert not no_delay(server)
-    answer_at_once()
+    set_on_connections(socket.TCP_NODELAY)
     assert no_delay(client)
     assert no_delay(server)
     client.sendall(b"as before")
@@ -51,7 +54,7 @@ def test_a_socket_of_which_only_the_file_is_left(stack: ExitStack) -> None:
     client, server = connection(stack)
     with os.fdopen(os.dup(client.fileno()), "wb") as outfile:  # pyspark.daemon's way
         stack.callback(os.close, client.detach())
-        answer_at_once()
+        set_on_connections(socket.TCP_NODELAY)
         with socket.socket(fileno=os.dup(outfile.fileno())) as seen:
             assert no_delay(seen)
         outfile.write(b"as before")
@@ -69,7 +72,7 @@ def test_other_files_are_left_alone(stack: ExitStack, tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     with (tmp_path / "file").open("wb") as file, os.fdopen(read_end, "rb"), os.fdopen(write_end, "wb") as pipe:
         before = set(os.listdir("/dev/fd"))
-        answer_at_once()
+        set_on_connections(socket.TCP_NODELAY)
         assert set(os.listdir("/dev/fd")) == before
         file.write(b"1")
         pipe.write(b"1")
@@ -85,7 +88,7 @@ def test_sockets_stay_as_blocking_as_they_are_under_a_default_timeout(stack: Exi
     os.set_blocking(client.fileno(), blocking)
     stack.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
     socket.setdefaulttimeout(5)
-    answer_at_once()
+    set_on_connections(socket.TCP_NODELAY)
     assert os.get_blocking(client.fileno()) == blocking
     assert no_delay(client)
 
@@ -93,7 +96,7 @@ def test_sockets_stay_as_blocking_as_they_are_under_a_default_timeout(stack: Exi
 def test_nothing_happens_where_open_files_are_not_listed(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     client, _ = connection(stack)
     monkeypatch.setattr(worker_process, "_OPEN_FILES", "/nowhere")
-    answer_at_once()
+    set_on_connections(socket.TCP_NODELAY)
     assert not no_delay(client)
 
 
@@ -104,5 +107,39 @@ def test_a_file_closed_meanwhile_is_no_error(stack: ExitStack, monkeypatch: pyte
     for name in (closed, client.fileno()):
         (tmp_path / str(name)).touch()
     monkeypatch.setattr(worker_process, "_OPEN_FILES", str(tmp_path))
-    answer_at_once()
+    set_on_connections(socket.TCP_NODELAY)
     assert no_delay(client)
+
+
+def test_other_processes_are_left_alone(stack: ExitStack) -> None:
+    client, _ = connection(stack)
+    before = gc.get_freeze_count(), list(gc.callbacks)
+    prepare_worker()
+    assert (gc.get_freeze_count(), list(gc.callbacks)) == before
+    assert not no_delay(client)
+
+
+_WORKER = """
+import gc, socket, sys, types
+sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="pyspark.daemon")
+from spark_klog.spark.worker_process import prepare_worker
+listener = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(listener.getsockname())
+server = listener.accept()[0]
+tcp, asked = socket.IPPROTO_TCP, []
+for _ in range(2):
+    prepare_worker()
+assert client.getsockopt(tcp, socket.TCP_NODELAY)
+assert gc.get_freeze_count() > 1000, gc.get_freeze_count()
+assert len(gc.callbacks) == 1
+for option in (0, 1):
+    client.setsockopt(tcp, socket.TCP_QUICKACK, 0)
+    gc.collect(option * 2)
+    asked.append(client.getsockopt(tcp, socket.TCP_QUICKACK))
+assert asked == [0, 1], asked
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="TCP_QUICKACK is Linux's")
+def test_a_worker_is_prepared_once() -> None:
+    subprocess.run([sys.executable, "-c", _WORKER], check=True, timeout=60)
