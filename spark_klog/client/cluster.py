@@ -126,7 +126,7 @@ class Cluster:
                     failures.append(str(error))
                 except DecodeError as error:  # another kind of server: the next address may be a broker's
                     stranger = error
-            if stranger is not None:
+            if stranger is not None and (not failures or time.monotonic() >= deadline):
                 raise stranger
             if time.monotonic() >= deadline:
                 raise ConnectionFailed("; ".join(failures))

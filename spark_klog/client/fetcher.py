@@ -25,7 +25,7 @@ from spark_klog.errors import (
 )
 from spark_klog.protocol.apis import FETCH
 from spark_klog.records.batch import first_batch_size, next_offset_after, whole_batch_size
-from spark_klog.records.offset_order import End, OffsetOrder
+from spark_klog.records.offset_order import NO_END, End, OffsetOrder
 
 _log = logging.getLogger(__name__)
 _MAX_WAIT_MS = 500
@@ -43,7 +43,7 @@ class Fetched:
     data: memoryview
     aborted: list[tuple[int, int]]
     log_end: int
-    """The partition's high watermark."""
+    """No record of the log ends after it."""
 
 
 def fetch_range(cluster: Cluster, topic: str, partition: int, start: int, end: int) -> Iterator[Fetched]:
@@ -142,12 +142,14 @@ class _RangeFetch:
         return self._fetched(entry)
 
     def _fetched(self, entry: dict[str, Any]) -> Fetched | None:
-        records, log_end = entry["records"], entry["high_watermark"]
+        records, high_watermark = entry["records"], entry["high_watermark"]
         if records is None or not len(records):
-            if self._is_past_corrupt and log_end >= self._end:
+            if self._is_past_corrupt and high_watermark >= self._end:
                 # a broker finds none of the offsets that the corrupt batch should have had
-                return Fetched(self._offset, self._end, memoryview(b""), [], log_end)
+                return Fetched(self._offset, self._end, memoryview(b""), [], high_watermark)
             return None
+        # that of a new leader may lag behind
+        log_end = NO_END if high_watermark <= self._offset else max(high_watermark, self._end)
         try:
             end = self._sound_end(records, log_end)
             if end is None:
@@ -157,19 +159,23 @@ class _RangeFetch:
         aborted = [(item["producer_id"], item["first_offset"]) for item in entry["aborted_transactions"] or ()]
         return Fetched(self._offset, end.offset, records[: end.position], aborted, log_end)
 
-    def _sound_end(self, records: memoryview, high_watermark: int) -> End | None:
+    def _sound_end(self, records: memoryview, log_end: int) -> End | None:
         """Where to go on; None where the fetch must be larger.
 
         A corrupt batch is not to say where the next one begins, where it can be helped: it may lie.
         """
-        end = OffsetOrder(records, self._offset, high_watermark).end()
+        order = OffsetOrder(records, self._offset, log_end)
+        end = order.end()
         if end is None and whole_batch_size(records) is not None:
             larger = 2 * self._max_bytes
             if len(records) >= self._max_bytes and larger <= self._cluster.config.response_max_bytes:
                 self._max_bytes = larger
                 return None
             self._is_past_corrupt = True
-            return End(max(self._offset + 1, min(self._claimed_end(records), high_watermark)), len(records))
+            claims = [self._claimed_end(records), log_end]
+            if not order.has_messages:
+                claims.append(self._offset + order.length)
+            return End(max(self._offset + 1, min(claims)), len(records))
         if end is None or end.offset <= self._offset:
             self._ask_for_more(records)
             return None

@@ -188,8 +188,9 @@ class StoredSegment:
         read while the last one is used. `DecodeError` at what is no batch; where the segment is not the last one
         (nothing is appended then), at a partial batch, too.
         """
-        log_end = NO_END if following is None else following
         with opened(self._files, self.path) as file:
+            # one that has another size than it was listed with may be the next one's, too: compaction merges them
+            log_end = NO_END if following is None or file.size != self.size else following
             found = self._find(file, start)
             if found is None:
                 return

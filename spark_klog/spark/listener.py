@@ -20,6 +20,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from spark_klog.directories.checkpoint import START_OF
 from spark_klog.spark.offsets import Offsets, from_json, start_in
 from spark_klog.spark.stream import LOST, RECORD_BYTES
 
@@ -105,7 +106,9 @@ def source_progress(
     """The figures of a source's progress as Spark tells it; None where the source is another one."""
     reached = _offsets(end)
     if reached is None:
-        return None
+        if START_OF not in _object(end):
+            return None
+        reached = {}  # all partitions are gone
     known = _object(latest)
     lost = known.pop(LOST, [])
     sizes = {
@@ -113,7 +116,7 @@ def source_progress(
         for topic, partitions in known.pop(RECORD_BYTES, {}).items()
         for partition, size in partitions.items()
     }
-    begun = _offsets(start) or start_in(_object(end))
+    begun = start_in(_object(end), dict.fromkeys(reached, 0) | (_offsets(start) or {}))
     newest = from_json(known)
     behind = [max(0, newest.get(key, offset) - offset) for key, offset in reached.items()]
     moved = {key: offset - begun[key] for key, offset in reached.items() if key in begun}
@@ -128,9 +131,9 @@ def source_progress(
             for (topic, partition), size in sizes.items()
             if (topic, partition) in moved
         },
-        min(behind),
-        max(behind),
-        sum(behind) / len(behind),
+        min(behind, default=0),
+        max(behind, default=0),
+        sum(behind) / max(1, len(behind)),
         lost,
     )
 

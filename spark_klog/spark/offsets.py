@@ -7,9 +7,10 @@
 "-1000"                                      so many records before the end of each partition
 "group"                                      where the group of kafka.group.id has committed
 
-A checkpoint has {"topic":{"0":42}}, where a micro-batch ends. That of a query's first one also has
-{"start of topic":{"0":23}}, where it starts, unless that is 0: Spark asks for the start anew when the query is started
-again, and "latest" would then be another one.
+A checkpoint has {"topic":{"0":42}}, where a micro-batch ends. It also has {"start of topic":{"0":23}} where a batch
+does not start at the end of the one before, or at offset 0 of a partition that it did not have: a query's first one
+(Spark asks for the start anew when the query is started again, and "latest" would then be another one), topics made
+anew, and partitions that were away.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 TopicPartition = tuple[str, int]
 Offsets = dict[TopicPartition, int]
 Each = tuple[tuple[TopicPartition, int], ...]
-#: Means nothing, but that there was a batch.
-NO_START: Mapping[str, dict[str, int]] = {START_OF: {}}
 
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 _RELATIVE_TIME = re.compile(r"-(\d{1,18})\s*(ms|s|m|h|d|w)")
@@ -188,14 +187,17 @@ def from_json(value: Mapping[str, Mapping[str, int]]) -> Offsets:
     }
 
 
-def with_start(end: Mapping[TopicPartition, int], start: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """The form of a first micro-batch, which says where it starts, too; never empty, as that of no batch at all is."""
-    begun = to_json({key: offset for key, offset in start.items() if offset and key in end})
+def with_start(
+    end: Mapping[TopicPartition, int], start: Mapping[TopicPartition, int], before: Mapping[TopicPartition, int]
+) -> dict[str, dict[str, int]]:
+    """The form of a batch that starts at `start`, and the one before ended at `before`. It is never empty: who has no
+    batch yet is told by that."""
+    begun = to_json({key: offset for key, offset in start.items() if key in end and offset != before.get(key, 0)})
     value = to_json(end) | {START_OF + topic: partitions for topic, partitions in begun.items()}
-    return value or dict(NO_START)
+    return value or {START_OF: {}}
 
 
-def start_in(value: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """Where a first micro-batch starts, by what `with_start` made."""
-    begun = from_json({key.removeprefix(START_OF): entry for key, entry in value.items() if key.startswith(START_OF)})
-    return {key: begun.get(key, 0) for key in from_json(value)}
+def start_in(value: Mapping[str, Mapping[str, int]], before: Mapping[TopicPartition, int]) -> Offsets:
+    """Where a batch starts, by what `with_start` made; partitions that are not there start at 0."""
+    given = {key.removeprefix(START_OF): entry for key, entry in value.items() if key.startswith(START_OF)}
+    return dict(before) | from_json(given)

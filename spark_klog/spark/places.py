@@ -96,7 +96,7 @@ def clip_times(
         last = log.timestamp_types({item[:2]: item.end - 1 for item in wanted})
         safe = [item[:2] for item in wanted if first.get(item[:2]) == last.get(item[:2]) == LOG_APPEND_TIME]
         found = log.list_offsets(dict.fromkeys(safe, end_time)) if safe else {}
-        cuts = {item[:2]: found[item[:2]] for item in wanted if item.start < found.get(item[:2], NO_OFFSET) < item.end}
+        cuts = {item[:2]: found[item[:2]] for item in wanted if NO_OFFSET < found.get(item[:2], NO_OFFSET) < item.end}
         at_cut = log.timestamp_types(cuts) if cuts else {}
         found = {key: offset for key, offset in found.items() if at_cut.get(key, LOG_APPEND_TIME) == LOG_APPEND_TIME}
         wanted = [item._replace(end=_end(item.end, found.get(item[:2], NO_OFFSET))) for item in wanted]
@@ -124,7 +124,8 @@ def plan(log: BatchLog, options: SourceOptions, pushed: Pushed) -> list[tuple[Of
     start = low if is_all else log.resolve(options.starting, partitions, options.starting_option)
     end = log.resolve(options.ending, partitions, options.ending_option)
     high = end if options.ending == OffsetSpec(LATEST) else latest(log, partitions)
-    check_resolved(start, end, high, options.starting_option, options.ending_option)
+    begun = {key: offset for key, offset in start.items() if offset > low[key]}  # not where retention has moved it
+    check_resolved(begun, end, high, options.starting_option, options.ending_option)
     kept, lost = clip(ranges(start, end), low, high)
     LossReporter(options.on_data_loss).report(lost + beyond(start, end, low, high))
     kept = [pushed.clip(item) for item in kept]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 from typing import Any
 from uuid import UUID
 
@@ -23,7 +23,7 @@ from spark_klog.client.sampling import record_sizes
 from spark_klog.spark import discovery
 from spark_klog.spark.group_offsets import GroupProgress
 from spark_klog.spark.loss import LossReporter
-from spark_klog.spark.offsets import NO_START, Offsets, TopicPartition, from_json, start_in, to_json, with_start
+from spark_klog.spark.offsets import Offsets, TopicPartition, from_json, start_in, to_json, with_start
 from spark_klog.spark.options import SourceOptions
 from spark_klog.spark.planning import (
     OffsetRange,
@@ -73,6 +73,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topic_ids: dict[str, UUID] = {}
         self._recreated: set[str] = set()
         self._gone: set[TopicPartition] = set()
+        #: Where partitions that are away had been read to, and the id of their topic.
+        self._left: dict[TopicPartition, tuple[int, UUID | None]] = {}
         self._losses = LossReporter(options.on_data_loss)
         self._record_bytes = RecordBytes()
         group = options.group_offsets
@@ -90,7 +92,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         `ConfigError` where a named one is missing and it `is_first`: later it may have been deleted.
         """
         found = discovery.partitions_of(self._cluster, self._options.subscription, missing_ok=not is_first)
-        for topic, topic_id in self._cluster.topic_ids.items():
+        for topic in {topic for topic, _ in found} & self._cluster.topic_ids.keys():
+            topic_id = self._cluster.topic_ids[topic]
             if self._topic_ids.setdefault(topic, topic_id) != topic_id:
                 self._topic_ids[topic] = topic_id
                 self._recreated.add(topic)
@@ -130,25 +133,34 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         What the batch can't read is told now: before it is in the checkpoint, and in time for its progress record.
         """
         self._losses.begin_batch()
-        is_first = not start
-        begin = self._first_start() if is_first else from_json(start)
+        is_first, before = not start, from_json(start)
+        begin = self._first_start() if is_first else before
         if self._progress and not is_first:
             # Spark asks when the batch that ends at `start` is in the checkpoint, but tells `commit` of it only with
             # the next batch: a stream that has read all, or was restarted, would show too little until then.
             self._progress.publish(begin)
         latest = self._latest = self._latest_after(begin)
-        if latest == begin and not is_first and not self._recreated:
+        begin = begin | self._come_back(latest.keys() - begin.keys())
+        if latest == before and not is_first and not self._recreated:
+            self._is_due(0)
             return start
         earliest = discovery.earliest(self._cluster, latest.keys())
-        end = self._end(readable_start(begin, earliest, self._recreated), latest, limit)
+        readable = readable_start(begin, earliest, self._recreated)
+        end = self._end(readable, latest, limit)
         if end is None:
             return start
+        anew = {key: offset for key, offset in readable.items() if key[0] in self._recreated}
         wanted = self._plan(begin, end, earliest, latest, is_first=is_first)
-        found = with_start(end, begin if is_first else {})
-        if found == start:  # a topic was made anew, with as many records: Spark looks for a difference
-            found |= NO_START
+        self._left |= {key: (begin[key], self._topic_ids.get(key[0])) for key in begin.keys() - end.keys()}
+        found = with_start(end, begin | anew, before)
         self._planned = start, found, wanted
         return found
+
+    def _come_back(self, appeared: Set[TopicPartition]) -> Offsets:
+        """Where to go on with partitions that were away, of topics that are known to be the same as before."""
+        left = {key: self._left.pop(key) for key in appeared & self._left.keys()}
+        ids = self._cluster.topic_ids
+        return {key: offset for key, (offset, topic_id) in left.items() if topic_id and topic_id == ids.get(key[0])}
 
     def _end(self, begin: Offsets, latest: Offsets, limit: ReadLimit) -> Offsets | None:
         """Where a batch from `begin` on ends, by the limits; None where too little waits for one."""
@@ -156,17 +168,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._record_bytes.learn(self._cluster, behind)
         if isinstance(limit, ReadAllAvailable):
             return latest
-        if self._is_too_little(sum(waiting(begin, latest).values())):
-            return None
-        self._last_trigger = time.monotonic()
-        return self._limited(begin, latest)
+        return self._limited(begin, latest) if self._is_due(sum(waiting(begin, latest).values())) else None
 
-    def _is_too_little(self, records: int) -> bool:
-        """Less than minOffsetsPerTrigger, and not for maxTriggerDelay yet. AvailableNow has to come to its end."""
-        limits = self._options.trigger
-        if limits.min_offsets is None or self._target is not None or records >= limits.min_offsets:
+    def _is_due(self, records: int) -> bool:
+        """Whether so many are enough (minOffsetsPerTrigger), or maxTriggerDelay is over, which then begins anew.
+
+        AvailableNow has to come to its end.
+        """
+        limits, now = self._options.trigger, time.monotonic()
+        is_little = limits.min_offsets is not None and self._target is None and records < limits.min_offsets
+        if is_little and now - self._last_trigger < limits.max_delay_ms / 1000:
             return False
-        return time.monotonic() - self._last_trigger < limits.max_delay_ms / 1000
+        self._last_trigger = now
+        return True
 
     def _limited(self, begin: Offsets, end: Offsets) -> Offsets:
         limits = self._options.trigger
@@ -224,11 +238,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _plan_again(self, start: JsonOffsets, end: JsonOffsets) -> list[OffsetRange]:
         """The ranges of a batch of which the checkpoint has the end, from a run before."""
-        is_first = not start
-        begin, until = start_in(end) if is_first else from_json(start), from_json(end)
+        begin, until = start_in(end, from_json(start)), from_json(end)
         there = self._partitions_there({*begin, *until})
         earliest = discovery.earliest(self._cluster, [key for key in {*begin, *until} if key in there])
-        return self._plan(begin, until, earliest, None, is_first=is_first)
+        return self._plan(begin, until, earliest, None, is_first=not start)
 
     def _partitions_there(self, wanted: set[TopicPartition]) -> set[TopicPartition]:
         """The partitions that are there. The wanted ones are asked for again before they count as gone: a broker that

@@ -68,6 +68,27 @@ def test_reading_goes_on_where_the_sound_ones_end(which: int, offset: int, cut: 
     assert seen == [number for number in range(START, END) if offset == true or not true <= number < true + EACH]
 
 
+@settings(max_examples=300, deadline=None)
+@given(which=st.integers(0, COUNT - 3), offset=st.integers(START, 2 * END), first=st.integers(START, END - 1))
+def test_a_range_that_begins_anywhere(which: int, offset: int, first: int) -> None:
+    """An answer begins with the first batch that says it ends after the wanted offset: the moved one, perhaps.
+
+    Two more follow it: of two alone nothing tells which one it is.
+    """
+    batches = log()
+    true = batches[which].offset
+    if offset <= true:
+        return
+    batches[which] = moved(batches[which], offset)
+    ends = [(item.claim if item.is_bad else item.offset) + EACH for item in batches]
+    answer = batches[next(index for index, end in enumerate(ends) if end > first) :]
+    expected = [number for number in range(first, END) if not true <= number < true + EACH]
+    assert read(KERNELS[0], answer, first, END, log_end=2 * END)[0] == expected
+    reached = OffsetOrder(joined(answer), first, 2 * END).end()
+    assert reached is not None
+    assert reached.offset == END
+
+
 def test_the_error_says_where_it_should_be() -> None:
     batches = log()
     batches[2] = moved(batches[2], 105)
@@ -80,7 +101,7 @@ def test_gaps_of_compaction_are_no_damage() -> None:
     order = OffsetOrder(joined(batches), 100, 300)
     assert order.damaged == {}
     assert order.end() == End(140, len(joined(batches[:2])))  # the last one is to be seen beside what follows
-    assert OffsetOrder(joined(batches), 100, 210).end() == End(210, len(joined(batches)))
+    assert OffsetOrder(joined(batches), 100, 210).end() == End(140, len(joined(batches[:2])))
     assert OffsetOrder(joined(batches[2:]), 140, 300).end() == End(210, len(batches[2].data))
 
 
@@ -102,6 +123,14 @@ def test_messages(magic: int, codec: str) -> None:
     order = OffsetOrder(joined(batches), START, END)
     assert order.damaged == {}
     assert order.end() == End(END, len(joined(batches)))
+    if codec == "gzip" or magic == 0:
+        wrong = moved(batches[1], END + 100)
+        cut = OffsetOrder(joined([batches[0], wrong, batches[2]]), START, NO_END)
+        later = OffsetOrder(joined([batches[0], wrong, *batches[2:]]), START, NO_END)
+        if codec == "gzip":  # what follows decides
+            assert cut.end() == End(START + EACH, len(batches[0].data))
+            assert list(later.damaged) == [len(batches[0].data)]
+            assert later.end() == End(END, len(joined([batches[0], wrong, *batches[2:]])))
     lower = moved(batches[2], START + 3) if codec == "gzip" else None
     if lower is not None:
         position = len(joined(batches[:2]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,14 @@ from confluent_kafka import TopicPartition as ConfluentPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.spark import discovery, stream
+from spark_klog.spark.source import KlogDataSource
+from spark_klog.spark.stream import RangePartition, StreamReader
 
 from .support import Job, create_topic, offsets_of, produce, values, wait_for
 
@@ -231,6 +236,62 @@ def test_a_topic_that_went_and_came_back_is_read_from_its_start(
     assert sorted(offsets_of(job.result)) == sorted(
         rows(f"{topic}-1", 0, 5) + rows(f"{topic}-2", 0, 5) + rows(f"{topic}-2", 0, 3)
     )
+
+
+def stream_reader(servers: str, topic: str, **options: str) -> StreamReader:
+    source = KlogDataSource({"kafka.bootstrap.servers": servers, "subscribe": topic, **options})
+    return source.streamReader(source.schema())
+
+
+def ranges_of(partitions: Sequence[InputPartition]) -> list[tuple[int, int]]:
+    found = []
+    for item in partitions:
+        assert isinstance(item, RangePartition)
+        found += [(entry.start, entry.end) for entry in item.ranges]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("records", [3, 5, 9])
+def test_a_batch_of_a_topic_made_anew_is_the_same_when_it_is_run_again(servers: str, topic: str, records: int) -> None:
+    """Another process does not know that it was made anew: the checkpoint says where the batch starts."""
+    create_topic(servers, topic)
+    produce(servers, topic, values(5))
+    options = {"startingOffsets": "earliest", "failOnDataLoss": "report", "fetchOffset.retryIntervalMs": "10"}
+    reader, again = (stream_reader(servers, topic, **options) for _ in range(2))
+    first = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    delete_topic(servers, topic)
+    create_topic(servers, topic)
+    produce(servers, topic, values(records))
+    end = reader.latestOffset(first, ReadAllAvailable())
+    assert end != first
+    [lost] = reader.reportLatestOffset()["__lost__"]
+    assert (lost["start"], lost["cause"]) == (5, "recreated")
+    assert ranges_of(reader.partitions(first, end)) == [(0, records)]
+    assert ranges_of(again.partitions(first, end)) == [(0, records)]
+    produce(servers, topic, values(2))
+    assert ranges_of(again.partitions(end, again.latestOffset(end, ReadAllAvailable()))) == [(records, records + 2)]
+    for each in (reader, again):
+        each.stop()
+
+
+def test_a_partition_that_was_away_is_read_on(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a broker, or a rule about who may see what, does not show it for a time."""
+    monkeypatch.setattr(stream, "_GONE_SECONDS", 0.0)
+    create_topic(servers, topic, 2)
+    produce(servers, topic, values(10, partitions=2))
+    options = {"startingOffsets": "earliest", "failOnDataLoss": "report", "fetchOffset.numRetries": "0"}
+    reader, again = (stream_reader(servers, topic, **options) for _ in range(2))
+    first = reader.latestOffset({}, ReadAllAvailable())
+    with monkeypatch.context() as patch:
+        patch.setattr(discovery, "partitions_of", lambda *_, **__: [(topic, 0)])
+        second = reader.latestOffset(first, ReadAllAvailable())
+    assert second == {topic: {"0": 5}}
+    produce(servers, topic, values(4, partitions=2))
+    third = reader.latestOffset(second, ReadAllAvailable())
+    assert third == {topic: {"0": 7, "1": 7}, f"start of {topic}": {"1": 5}}
+    assert ranges_of(reader.partitions(second, third)) == ranges_of(again.partitions(second, third)) == [(5, 7), (5, 7)]
+    for each in (reader, again):
+        each.stop()
 
 
 def test_all_topics_may_go(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:

@@ -44,6 +44,13 @@ def test_a_first_batch_starts_where_its_end_says() -> None:
     assert str(found).endswith("up to date")
 
 
+def test_all_partitions_may_be_gone() -> None:
+    lost = [{"topic": "t", "partition": 0, "start": 5, "end": 5, "cause": "deleted"}]
+    found = progress('{"t":{"0":5}}', '{"start of ":{}}', json.dumps({"__lost__": lost}))
+    assert found is not None
+    assert (found.lost, found.records, found.avg_offsets_behind_latest) == (lost, {}, 0)
+
+
 def test_lost_ranges_are_told() -> None:
     lost = [{"topic": "t", "partition": 0, "start": 1, "end": 2, "cause": "retention"}]
     found = progress(latest=json.dumps({"t": {"0": 40}, "__lost__": lost}))

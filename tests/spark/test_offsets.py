@@ -13,6 +13,7 @@ from spark_klog.errors import ConfigError
 from spark_klog.spark.offsets import (
     BeforeEndSpec,
     GroupSpec,
+    Offsets,
     OffsetSpec,
     Spec,
     TimeSpec,
@@ -21,7 +22,9 @@ from spark_klog.spark.offsets import (
     parse_offsets,
     parse_timestamp,
     parse_timestamps,
+    start_in,
     to_json,
+    with_start,
 )
 
 NOW = 1_700_000_000_000
@@ -237,6 +240,26 @@ def test_json_round_trip(value: dict[tuple[str, int], int]) -> None:
     if value:
         assert parse(text) == OffsetSpec(each=tuple(sorted(value.items())))
         assert parse_timestamps("x", text, True) == TimeSpec(each=tuple(sorted(value.items())), strict=True)
+
+
+@given(offsets, offsets, offsets)
+def test_a_batch_says_where_it_starts(end: Offsets, start: Offsets, before: Offsets) -> None:
+    value = json.loads(json.dumps(with_start(end, start, before)))
+    assert value, "an empty one is that of no batch"
+    assert from_json(value) == end
+    assert "start of " not in "".join(topic for topic, _ in from_json(value))
+    begun = start_in(value, before)
+    for key in end:
+        if key in start:
+            assert begun.get(key, 0) == start[key]
+
+
+def test_a_start_is_left_out_where_it_goes_without_saying() -> None:
+    a, b = ("t", 0), ("t", 1)
+    assert with_start({a: 5, b: 6}, {a: 0, b: 3}, {}) == {"t": {"0": 5, "1": 6}, "start of t": {"1": 3}}
+    assert with_start({a: 5, b: 6}, {a: 4, b: 0}, {a: 4}) == {"t": {"0": 5, "1": 6}}
+    assert with_start({a: 5}, {a: 0}, {a: 4}) == {"t": {"0": 5}, "start of t": {"0": 0}}
+    assert with_start({}, {a: 1}, {a: 1}) == {"start of ": {}}
 
 
 def test_json_is_in_order() -> None:
