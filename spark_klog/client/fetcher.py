@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from spark_klog.errors import (
 )
 from spark_klog.protocol.apis import FETCH
 from spark_klog.records.batch import first_batch_size, next_offset_after, whole_batch_size
-from spark_klog.records.offset_order import NO_END, End, OffsetOrder
+from spark_klog.records.offset_order import NO_END, NOTHING, End, OffsetOrder
 
 _log = logging.getLogger(__name__)
 _MAX_WAIT_MS = 500
@@ -42,8 +42,8 @@ class Fetched:
     next_offset: int
     data: memoryview
     aborted: list[tuple[int, int]]
-    log_end: int
-    """No record of the log ends after it."""
+    damaged: Mapping[int, DecodeError]
+    """The errors of batches that are not where they say, by their positions in `data`."""
 
 
 def fetch_range(cluster: Cluster, topic: str, partition: int, start: int, end: int) -> Iterator[Fetched]:
@@ -146,25 +146,25 @@ class _RangeFetch:
         if records is None or not len(records):
             if self._is_past_corrupt and high_watermark >= self._end:
                 # a broker finds none of the offsets that the corrupt batch should have had
-                return Fetched(self._offset, self._end, memoryview(b""), [], high_watermark)
+                return Fetched(self._offset, self._end, memoryview(b""), [], NOTHING)
             return None
         # that of a new leader may lag behind
         log_end = NO_END if high_watermark <= self._offset else max(high_watermark, self._end)
+        order = OffsetOrder(records, self._offset, log_end)
         try:
-            end = self._sound_end(records, log_end)
+            end = self._sound_end(records, order, log_end)
             if end is None:
                 return None
         except DecodeError as error:
             raise DecodeError(f"{self._name} at offset {self._offset}: {error}") from None
         aborted = [(item["producer_id"], item["first_offset"]) for item in entry["aborted_transactions"] or ()]
-        return Fetched(self._offset, end.offset, records[: end.position], aborted, log_end)
+        return Fetched(self._offset, end.offset, records[: end.position], aborted, order.damaged)
 
-    def _sound_end(self, records: memoryview, log_end: int) -> End | None:
+    def _sound_end(self, records: memoryview, order: OffsetOrder, log_end: int) -> End | None:
         """Where to go on; None where the fetch must be larger.
 
         A corrupt batch is not to say where the next one begins, where it can be helped: it may lie.
         """
-        order = OffsetOrder(records, self._offset, log_end)
         end = order.end()
         if end is None and whole_batch_size(records) is not None:
             larger = 2 * self._max_bytes

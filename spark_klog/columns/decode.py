@@ -5,7 +5,7 @@ numpy computes what there is to compute: given a value of Python's, Arrow import
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from spark_klog.columns.schema import FULL
 from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records import kernels
 from spark_klog.records.contract import COLUMNS, BinaryColumn, HeadersColumn, RecordColumns
-from spark_klog.records.offset_order import NO_END
+from spark_klog.records.offset_order import NOTHING
 from spark_klog.records.reader import AbortedTransactions, BadBatch, append_visible, refuse
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.primitives import Buffer
@@ -59,11 +59,11 @@ class PartitionDecoder:
         first: int,
         end: int,
         aborted: AbortedTransactions | None = None,
-        log_end: int = NO_END,
+        damaged: Mapping[int, DecodeError] = NOTHING,
     ) -> Iterator[pa.RecordBatch]:
         """Take in the visible records of `data` with offsets in [first, end); gives what is full.
 
-        `log_end` is the offset after the log's last record.
+        `damaged` has the errors of batches that are not where they say, by their positions.
         """
         with self._named():
             visible = append_visible(
@@ -77,7 +77,7 @@ class PartitionDecoder:
                 self._on_bad,
                 ROWS,
                 BYTES,
-                log_end,
+                damaged,
             )
             for _ in visible:
                 if self._builder.rows >= ROWS or self._builder.size >= BYTES:

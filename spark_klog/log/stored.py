@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from spark_klog.errors import DecodeError, OffsetOutOfRange
@@ -26,7 +26,7 @@ from spark_klog.log.stored_files import LogFiles, read_whole
 from spark_klog.log.stored_segment import Block, StoredSegment, Tail
 from spark_klog.log.transaction_index import AbortedTransaction
 from spark_klog.records.batch_v2 import BatchHeader
-from spark_klog.records.offset_order import NO_END
+from spark_klog.records.offset_order import NOTHING
 from spark_klog.records.reader import BadBatch, refuse
 
 _log = logging.getLogger(__name__)
@@ -40,13 +40,14 @@ _LISTINGS = 10
 class StoredBatches(NamedTuple):
     """Whole batches, the offset after the last sound one, and (producer id, first offset) of aborted transactions.
 
-    `data` is valid until the next one is asked for. `log_end` is the offset after the last record that there can be.
+    `data` is valid until the next one is asked for. `damaged` has the errors of batches that are not where they
+    say, by their positions in it.
     """
 
     data: memoryview
     next_offset: int
     aborted: list[tuple[int, int]]
-    log_end: int = NO_END
+    damaged: Mapping[int, DecodeError] = NOTHING
 
 
 class StoredPartition:
@@ -257,7 +258,7 @@ class StoredPartition:
             try:
                 aborted = self._aborted(offset, end) if self._read_committed else []
                 for block in self._blocks(offset, end):
-                    yield StoredBatches(block.data, block.next_offset, _from(aborted, offset), block.log_end)
+                    yield StoredBatches(block.data, block.next_offset, _from(aborted, offset), block.damaged)
                     offset, listings = max(offset, block.next_offset), 0
                 break
             except FileNotFoundError:

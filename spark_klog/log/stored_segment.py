@@ -39,14 +39,14 @@ _CHECKED_BYTES = 8 * 1024 * 1024
 
 
 class Block(NamedTuple):
-    """Whole batches, the offset after the last sound one, and that after the last that the segment can have.
+    """Whole batches, the offset after the last sound one, and errors of damaged ones (see records/offset_order.py).
 
     `data` is valid until the next one is asked for.
     """
 
     data: memoryview
     next_offset: int
-    log_end: int
+    damaged: Mapping[int, DecodeError]
 
 
 class Tail(NamedTuple):
@@ -207,13 +207,14 @@ class StoredSegment:
                             return
                         coming = ahead.submit(file.read, position, needed)
                         continue
-                    sound = OffsetOrder(data[:size], next_offset, log_end).end() or End(next_offset, size)
+                    order = OffsetOrder(data[:size], next_offset, log_end)
+                    sound = order.end() or End(next_offset, size)
                     position += sound.position
                     next_offset = max(next_offset, sound.offset)
                     is_done = next_offset >= end or position >= file.size
                     if not is_done:
                         coming = ahead.submit(file.read, position, _block_size(position, limit))
-                    yield Block(data[: sound.position], next_offset, log_end)
+                    yield Block(data[: sound.position], next_offset, order.damaged)
                     if is_done:
                         return
 

@@ -7,7 +7,9 @@ two that overlap the one lies that leaves a gap to its other neighbour: only com
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from struct import Struct
+from types import MappingProxyType
 from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
@@ -17,6 +19,8 @@ from spark_klog.wire.primitives import Buffer
 
 _PREFIX, _DELTA = Struct(">qi"), Struct(">i")
 _MAGIC_POSITION, _DELTA_POSITION = 16, 23
+#: No batch is damaged.
+NOTHING: Mapping[int, DecodeError] = MappingProxyType({})
 #: Where the end of the log is not known.
 NO_END = 1 << 64
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from struct import Struct
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from spark_klog.records.batch_v2 import BatchHeader, body
 from spark_klog.records.contract import LOG_APPEND_TIME, ColumnBuilder, Kernel, Record
 from spark_klog.records.control import ABORT, read_marker
 from spark_klog.records.message_set import MessageHeader, inner_set, message_records
-from spark_klog.records.offset_order import NO_END, OffsetOrder
+from spark_klog.records.offset_order import NOTHING
 from spark_klog.records.reference import iter_records
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.primitives import Buffer
@@ -105,7 +105,7 @@ def append_visible(
     on_bad: Callable[[BadBatch], None] = refuse,
     rows: int = _MANY,
     bytes_: int = _MANY,
-    log_end: int = NO_END,
+    damaged: Mapping[int, DecodeError] = NOTHING,
 ) -> Iterator[None]:
     """Add the visible records with offsets in [first, end) to a builder of `kernel`; yields after each batch.
 
@@ -113,12 +113,11 @@ def append_visible(
     records or `bytes_` bytes: it yields then at the latest.
 
     Batches that begin at `end` or later are not looked at: one that is not wanted may be corrupt. A corrupt one, and
-    one that is not where it says (see offset_order.py; `log_end` is the offset after the log's last record), is given
-    to `on_bad`, and passed over where that does not raise. `DecodeError` at what is not a batch: a magic that is
+    one of which `damaged` has the error, by its position (see offset_order.py), is given to `on_bad`, and passed over
+    where that does not raise. `DecodeError` at what is not a batch: a magic that is
     unknown, or a length that can't be one, for then nothing says where the next one begins.
     """
     view = memoryview(data)
-    damaged = OffsetOrder(view, first, log_end).damaged
     stops = [*damaged, len(view)]  # runs end there
     position, next_offset = 0, first
     walked = 0  # where `next_offset` is that of what follows; corrupt batches do not count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 import pyarrow as pa
@@ -11,7 +11,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.config import ClientConfig, client_config
 from spark_klog.client.fetcher import fetch_range
 from spark_klog.columns.decode import PartitionDecoder
-from spark_klog.errors import ErrorCode, OffsetOutOfRange, ProtocolError
+from spark_klog.errors import DecodeError, ErrorCode, OffsetOutOfRange, ProtocolError
 from spark_klog.records.reader import AbortedTransactions, BadBatch
 from spark_klog.spark.bad_records import BadRecords
 from spark_klog.spark.loss import LossReporter
@@ -51,7 +51,7 @@ def read_ranges(options: SourceOptions, ranges: Iterable[OffsetRange], schema: p
 
 
 class _Batches(Protocol):
-    """Record batches, the offset to go on with, (producer id, first offset) of aborted transactions, the log's end."""
+    """Record batches, where to go on, (producer id, first offset) of aborted transactions, errors of damaged batches."""
 
     @property
     def data(self) -> memoryview: ...
@@ -60,7 +60,7 @@ class _Batches(Protocol):
     @property
     def aborted(self) -> list[tuple[int, int]]: ...
     @property
-    def log_end(self) -> int: ...
+    def damaged(self) -> Mapping[int, DecodeError]: ...
 
 
 class _Source(Protocol):
@@ -94,7 +94,7 @@ def _read_range(
         try:
             for batches in source.read(wanted._replace(start=start), bad_records.take):
                 aborted = AbortedTransactions(batches.aborted) if source.config.isolation_level else None
-                yield from decoder.add(batches.data, start, wanted.end, aborted, batches.log_end)
+                yield from decoder.add(batches.data, start, wanted.end, aborted, batches.damaged)
                 start = batches.next_offset
             break
         except ProtocolError as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from spark_klog.errors import DecodeError
 from spark_klog.records.contract import COLUMNS, Kernel, Record, RecordColumns
+from spark_klog.records.offset_order import OffsetOrder
 from spark_klog.records.reader import AbortedTransactions, BadBatch, append_visible, refuse
 
 from .column_rows import as_records, buffers
@@ -62,8 +63,9 @@ class Reading:
             assert columns[-1].count == sizes[-1][0]
             assert builder.rows == builder.size == 0
 
+        damaged = OffsetOrder(self.log, self.first).damaged
         steps = append_visible(
-            kernel, builder, self.log, self.first, self.end, transactions, self.limit, on_bad, self.rows
+            kernel, builder, self.log, self.first, self.end, transactions, self.limit, on_bad, self.rows, _MANY, damaged
         )
         try:
             for _ in steps:

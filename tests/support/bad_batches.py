@@ -11,6 +11,7 @@ from spark_klog.records import kernels
 from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.contract import Kernel, Record
 from spark_klog.records.message_set import build_message_set
+from spark_klog.records.offset_order import NO_END, OffsetOrder
 from spark_klog.records.reader import AbortedTransactions, BadBatch, append_visible
 from spark_klog.wire.codecs import codec_by_name
 from tests.support.record_model import Row, encode_rows, to_lists
@@ -74,13 +75,17 @@ def read(
     first: int = 0,
     end: int = 1 << 40,
     aborted: AbortedTransactions | None = None,
+    log_end: int = NO_END,
     **options: Any,
 ) -> tuple[list[int], list[BadBatch]]:
     """Offsets of the records that were read, and the bad batches; keys and values are checked."""
     builder = kernel.builder(frozenset(["key", "value", "offset"]))
     bad: list[BadBatch] = []
     data = b"".join(item.data for item in batches)
-    for _ in append_visible(kernel, builder, data, first, end, aborted, on_bad=bad.append, **options):
+    order = OffsetOrder(data, first, log_end)
+    for _ in append_visible(
+        kernel, builder, data, first, end, aborted, on_bad=bad.append, damaged=order.damaged, **options
+    ):
         pass
     lists = to_lists(builder.finish())
     assert lists["value"] == [b"value %d" % offset for offset in lists["offset"]]
