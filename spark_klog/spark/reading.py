@@ -51,7 +51,7 @@ def read_ranges(options: SourceOptions, ranges: Iterable[OffsetRange], schema: p
 
 
 class _Batches(Protocol):
-    """Record batches, where to go on, (producer id, first offset) of aborted transactions, errors of damaged batches."""
+    """Record batches, where to go on, (producer id, first offset) of aborted transactions, errors of damaged ones."""
 
     @property
     def data(self) -> memoryview: ...
