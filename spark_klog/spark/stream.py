@@ -151,14 +151,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         anew = {key: offset for key, offset in readable.items() if key[0] in self._recreated}
         wanted = self._plan(begin, end, earliest, latest, is_first=is_first)
-        self._left |= {key: (begin[key], self._topic_ids.get(key[0])) for key in begin.keys() - end.keys()}
+        away = {key: (begin[key], self._topic_ids.get(key[0])) for key in begin.keys() - end.keys()}
+        self._left = {key: left for key, left in self._left.items() if key not in end} | away
         found = with_start(end, begin | anew, before)
         self._planned = start, found, wanted
         return found
 
     def _come_back(self, appeared: Set[TopicPartition]) -> Offsets:
         """Where to go on with partitions that were away, of topics that are known to be the same as before."""
-        left = {key: self._left.pop(key) for key in appeared & self._left.keys()}
+        left = {key: self._left[key] for key in appeared & self._left.keys()}
         ids = self._cluster.topic_ids
         return {key: offset for key, (offset, topic_id) in left.items() if topic_id and topic_id == ids.get(key[0])}
 

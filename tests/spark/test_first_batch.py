@@ -279,14 +279,21 @@ def test_a_partition_that_was_away_is_read_on(servers: str, topic: str, monkeypa
     monkeypatch.setattr(stream, "_GONE_SECONDS", 0.0)
     create_topic(servers, topic, 2)
     produce(servers, topic, values(10, partitions=2))
-    options = {"startingOffsets": "earliest", "failOnDataLoss": "report", "fetchOffset.numRetries": "0"}
+    options = {
+        "startingOffsets": "earliest",
+        "failOnDataLoss": "report",
+        "fetchOffset.numRetries": "0",
+        "minOffsetsPerTrigger": "3",
+    }
     reader, again = (stream_reader(servers, topic, **options) for _ in range(2))
     first = reader.latestOffset({}, ReadAllAvailable())
     with monkeypatch.context() as patch:
         patch.setattr(discovery, "partitions_of", lambda *_, **__: [(topic, 0)])
         second = reader.latestOffset(first, ReadAllAvailable())
     assert second == {topic: {"0": 5}}
-    produce(servers, topic, values(4, partitions=2))
+    produce(servers, topic, values(2, partitions=2))
+    assert reader.latestOffset(second, reader.getDefaultReadLimit()) == second, "too little"
+    produce(servers, topic, values(2, partitions=2))
     third = reader.latestOffset(second, ReadAllAvailable())
     assert third == {topic: {"0": 7, "1": 7}, f"start of {topic}": {"1": 5}}
     assert ranges_of(reader.partitions(second, third)) == ranges_of(again.partitions(second, third)) == [(5, 7), (5, 7)]
