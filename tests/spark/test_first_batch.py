@@ -286,7 +286,7 @@ def test_a_partition_that_was_away_is_read_on(servers: str, topic: str, monkeypa
         "minOffsetsPerTrigger": "3",
     }
     reader, again = (stream_reader(servers, topic, **options) for _ in range(2))
-    first = reader.latestOffset({}, ReadAllAvailable())
+    first = reader.latestOffset({}, reader.getDefaultReadLimit())
     with monkeypatch.context() as patch:
         patch.setattr(discovery, "partitions_of", lambda *_, **__: [(topic, 0)])
         second = reader.latestOffset(first, ReadAllAvailable())
