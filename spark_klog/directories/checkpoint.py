@@ -4,7 +4,8 @@
     commits/N    is there when batch N is done
 
 The line of a source klog or kafka is {"TOPIC":{"PARTITION":OFFSET}}; other sources have other lines, "-" for none.
-A first micro-batch of klog also has {"start of TOPIC":{"PARTITION":OFFSET}}, see spark/offsets.py.
+klog also has {"start of TOPIC":{"PARTITION":OFFSET}} where a batch starts elsewhere than the one before ended, see
+spark/offsets.py.
 """
 
 from __future__ import annotations

@@ -147,6 +147,7 @@ class OffsetOrder:
 
 
 def _spans(view: memoryview) -> list[_Span]:
+    """As `batch.iter_batches` walks, with nothing called: a fetch may hold ten thousand messages."""
     found = []
     position, last = 0, len(view) - MIN_BATCH_SIZE
     while position <= last:

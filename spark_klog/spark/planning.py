@@ -187,7 +187,7 @@ def plan_batch(
         elif first < min(low, until):
             lost.append(Lost(*key, first, min(low, until), low, until, RETENTION))
     lost += [Lost(*key, offset, offset, -1, -1, DELETED) for key, offset in sorted(start.items()) if key not in end]
-    return ranges(readable, {key: end[key] for key in end if key in readable}), lost
+    return ranges(readable, end), lost
 
 
 def readable_start(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Iterator, Set
 from typing import Any
 from uuid import UUID
 
@@ -202,34 +202,34 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for attempt in itertools.count():
             there = self._partitions()
             latest = discovery.latest(self._cluster, there) if self._target is None else self._target_of(there)
+            if self._cluster.config.isolation_level:
+                latest |= self._unstable(start, latest)
             behind = {key for key in start if latest.get(key, -1) < start[key]}
             self._gone -= latest.keys()
-            if behind and self._cluster.config.isolation_level:
-                latest |= self._unstable(start, behind & latest.keys())
-                behind = {key for key in behind if latest.get(key, -1) < start[key]}
             if not behind or all(topic in self._recreated for topic, _ in behind):
                 return latest
             is_missed = bool(behind - latest.keys() - self._gone) and time.monotonic() < deadline
             if attempt >= self._options.offset_retries and not is_missed:
-                self._gone = start.keys() - latest.keys()
-                return latest
+                break
             time.sleep(self._options.offset_retry_ms / 1000)
             if self._target is not None:
                 # as old as the run, it may have been a stale answer itself
                 self._target |= discovery.latest(self._cluster, behind.intersection(there))
-        raise AssertionError("the count has no end")
+        self._gone = start.keys() - latest.keys()
+        return latest
 
     def _target_of(self, there: list[TopicPartition]) -> Offsets:
         assert self._target is not None
         return {key: self._target[key] for key in there if key in self._target}
 
-    def _unstable(self, start: Offsets, partitions: Collection[TopicPartition]) -> Offsets:
+    def _unstable(self, start: Offsets, stable: Offsets) -> Offsets:
         """The starts that lie between the last stable offset and the high watermark: nothing has been lost there.
 
         A group, or this query as long as it was read_uncommitted, may have come that far.
         """
-        high = discovery.high_watermarks(self._cluster, partitions)
-        return {key: start[key] for key in partitions if start[key] <= high[key]}
+        beyond = [key for key, offset in stable.items() if offset < start.get(key, 0)]
+        high = discovery.high_watermarks(self._cluster, beyond) if beyond else {}
+        return {key: start[key] for key in beyond if start[key] <= high[key]}
 
     def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
         if self._planned is None or self._planned[:2] != (start, end):
