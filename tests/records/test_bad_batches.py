@@ -16,7 +16,8 @@ from spark_klog.records.contract import Kernel
 from spark_klog.records.reader import AbortedTransactions, BadBatch, append_visible
 from spark_klog.records.reference import append_record
 from spark_klog.wire.codecs import codec_by_name
-from tests.support.bad_batches import KERNELS, TIME, Batch, batch, damaged, read, with_field
+from tests.support.available_kernels import KERNELS
+from tests.support.bad_batches import TIME, Batch, batch, damaged, read, with_field
 from tests.support.record_model import Row, encode_rows, to_lists
 
 #: Where the bytes begin that a checksum covers, where it is, and the fields of magic 2 that tests damage.

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark_klog.errors import ConfigError, DecodeError
-from spark_klog.records import kernels
+from spark_klog.errors import DecodeError
 from spark_klog.records.batch_v2 import build_batch
-from spark_klog.records.contract import COLUMNS, Kernel
+from spark_klog.records.contract import COLUMNS
 from spark_klog.records.reader import AbortedTransactions, append_batch, read_records, visible_batches
 from spark_klog.wire.codecs import CODECS
+from tests.support.available_kernels import KERNELS
 from tests.support.record_model import Row, encode_rows, to_lists, varint
 
 _CRC32C = crcmod.predefined.mkCrcFun("crc-32c")
@@ -30,16 +30,6 @@ BODY = encode_rows(ROWS, 0, TIME)
 LIMIT = 1 << 16
 _NAMES = [codec.name for codec in CODECS.values()]
 _FUZZ = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-def _available() -> list[Kernel]:
-    try:
-        return [kernels.load("reference"), kernels.load("native")]
-    except ConfigError:
-        return [kernels.load("reference")]
-
-
-KERNELS = _available()
 
 
 def _batch(codec_id: int, body: bytes = BODY, attributes: int = 0, count: int = 4) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.legacy_records import LegacyRecordBatch, LegacyRecordBatchBuilder
 
-from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError
-from spark_klog.records import kernels
+from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records.contract import COLUMNS, Kernel
+from tests.support.available_kernels import KERNELS
 from tests.support.record_model import to_lists
 
 ALL = frozenset(COLUMNS)
@@ -34,17 +34,6 @@ class Message(NamedTuple):
     value: bytes | None = None
     timestamp: int | None = None
     attributes: int = 0
-
-
-def _available() -> Iterator[Kernel]:
-    yield kernels.load("reference")
-    try:
-        yield kernels.load("native")
-    except ConfigError:
-        pass
-
-
-KERNELS = list(_available())
 
 
 @pytest.fixture(params=KERNELS, ids=[kernel.name for kernel in KERNELS])

@@ -7,7 +7,6 @@ import os
 import random
 import struct
 import threading
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +18,7 @@ from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.records import kernels
 from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.contract import COLUMNS, BinaryColumn, HeadersColumn, Kernel, RecordColumns
+from tests.support.available_kernels import KERNELS
 from tests.support.record_model import (
     Row,
     binary_column,
@@ -30,16 +30,6 @@ from tests.support.record_model import (
     varint,
 )
 
-
-def _available() -> Iterator[Kernel]:
-    yield kernels.load("reference")
-    try:
-        yield kernels.load("native")
-    except ConfigError:
-        pass
-
-
-KERNELS = list(_available())
 ALL = frozenset(COLUMNS)
 EVERYTHING = (-(1 << 62), 1 << 62)
 BASE_OFFSET, BASE_TIME = 1000, 1_700_000_000_000

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 
-from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError
-from spark_klog.records import kernels
+from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.contract import COLUMNS, Kernel
 from spark_klog.records.message_set import build_message
 from spark_klog.records.reader import BadBatch, append_visible, refuse
 from spark_klog.wire.codecs import codec_by_name
+from tests.support.available_kernels import KERNELS
 from tests.support.record_model import Row, encode_rows, expected_lists, to_lists
 
 ALL = frozenset(COLUMNS)
@@ -21,15 +20,6 @@ TIME = 1_700_000_000_000
 MANY = 1 << 62
 
 
-def _available() -> Iterator[Kernel]:
-    yield kernels.load("reference")
-    try:
-        yield kernels.load("native")
-    except ConfigError:
-        pass
-
-
-KERNELS = list(_available())
 needs_native = pytest.mark.skipif(len(KERNELS) == 1, reason="the native kernel was not built")
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.cimpl import NewTopic  # the stubs of .admin do not export it
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -82,6 +82,28 @@ def create_topic(servers: str, name: str, partitions: int = 1, replicas: int = 1
         return len(found) == partitions and all(entry.leader >= 0 for entry in found.values())
 
     wait_for(has_leaders, f"leaders of {name}")
+
+
+def delete_topic(servers: str, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    admin.delete_topics([topic])[topic].result(timeout=30)
+
+
+def delete_records(servers: str, topic: str, before: Mapping[int, int]) -> None:
+    """Delete the records before an offset, by partition."""
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    wanted = [TopicPartition(topic, partition, offset) for partition, offset in before.items()]
+    for future in admin.delete_records(wanted).values():
+        future.result(timeout=30)
+
+
+def set_topic(servers: str, topic: str, name: str, value: str) -> None:
+    """Change a setting of a topic."""
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    change = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[change])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(timeout=30)
 
 
 def produce(servers: str, topic: str, records: Iterable[Sent], **settings: Any) -> None:
@@ -218,6 +240,15 @@ def committed_offsets(checkpoint: Path) -> dict[tuple[str, int], int]:
         if not topic.startswith("start of ")
         for partition, offset in partitions.items()
     }
+
+
+def reported_losses(query: StreamingQuery) -> list[dict[str, Any]]:
+    """The ranges that the progress records tell of as lost, each with the number of its `batch`."""
+    lost = []
+    for progress in query.recentProgress:
+        latest = json.loads(progress["sources"][0]["latestOffset"] or "null") or {}
+        lost += [{"batch": progress["batchId"], **item} for item in latest.get("__lost__", [])]
+    return lost
 
 
 class Group:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import time
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -21,7 +20,20 @@ from spark_klog.spark.listener import ProgressListener, SourceProgress
 from tests.support.broker import KlogBroker
 from tests.support.kafka import Kafka
 
-from .support import Group, Job, consume, create_topic, error_of, offsets_of, produce, values, wait_for
+from .support import (
+    Group,
+    Job,
+    consume,
+    create_topic,
+    delete_records,
+    error_of,
+    offsets_of,
+    produce,
+    reported_losses,
+    set_topic,
+    values,
+    wait_for,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -167,19 +179,12 @@ def test_a_leader_that_moves(spark: SparkSession, brokers: tuple[Kafka, Kafka], 
 
 def _delete_records(servers: str, topic: str) -> None:
     """All before offset 700 of partition 0, and before 650 of partition 1."""
-    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
-    wanted = [TopicPartition(topic, partition, before) for partition, before in enumerate((700, 650))]
-    for future in admin.delete_records(wanted).values():
-        future.result(timeout=30)
+    delete_records(servers, topic, {0: 700, 1: 650})
 
 
 def _expire(servers: str, topic: str) -> None:
     """Retention takes the segments that hold old records only."""
-    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
-    change = ConfigEntry("retention.ms", "86400000", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[change])
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(timeout=30)
+    set_topic(servers, topic, "retention.ms", "86400000")
 
 
 def _available(servers: str, topic: str) -> dict[tuple[str, int], tuple[int, int]]:
@@ -259,14 +264,8 @@ def test_oldest_records_that_go_while_the_query_is_behind(
         spark.streams.removeListener(listener)
     gone = sorted((*key, offset) for key in there for offset in range(read[key], there[key][0]))
     assert offsets_of(job.result) == sorted((*key, n) for key in there for n in range(1000) if (*key, n) not in gone)
-    assert _reported(query) == gone
+    assert _offsets(reported_losses(query)) == gone
     assert _offsets(item for progress in told for item in progress.lost) == gone
-
-
-def _reported(query: StreamingQuery) -> list[tuple[str, int, int]]:
-    """The offsets that the progress records tell of as lost, sorted."""
-    latest = [json.loads(progress["sources"][0]["latestOffset"] or "null") for progress in query.recentProgress]
-    return _offsets(item for offsets in latest if offsets for item in offsets.get("__lost__", []))
 
 
 def _offsets(ranges: Iterable[dict[str, Any]]) -> list[tuple[str, int, int]]:

@@ -10,8 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka import TopicPartition as ConfluentPartition
-from confluent_kafka.admin import AdminClient
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import InputPartition
@@ -23,7 +21,17 @@ from spark_klog.spark import discovery, stream
 from spark_klog.spark.source import KlogDataSource
 from spark_klog.spark.stream import RangePartition, StreamReader
 
-from .support import Job, create_topic, offsets_of, produce, values, wait_for
+from .support import (
+    Job,
+    create_topic,
+    delete_records,
+    delete_topic,
+    offsets_of,
+    produce,
+    reported_losses,
+    values,
+    wait_for,
+)
 
 SECONDS = 60
 
@@ -57,6 +65,13 @@ class FailingJob(Job):
         frame = super().frame()
         return frame.mapInArrow(stumble, frame.schema)
 
+    def fail(self) -> None:
+        """Run, with a first batch that ends in its tasks."""
+        self.stumbling_block.touch()
+        with pytest.raises(StreamingQueryException, match="stumbled"):
+            self.run()
+        self.stumbling_block.unlink()
+
 
 def logged(job: Job, number: int) -> dict[str, dict[str, int]]:
     """What the checkpoint has of a batch."""
@@ -66,26 +81,11 @@ def logged(job: Job, number: int) -> dict[str, dict[str, int]]:
     return found
 
 
-def delete_records(servers: str, topic: str, before: int, partition: int = 0) -> None:
-    admin = AdminClient({"bootstrap.servers": servers})
-    [done] = admin.delete_records([ConfluentPartition(topic, partition, before)]).values()
-    done.result(30)
-
-
-def delete_topic(servers: str, topic: str) -> None:
-    admin = AdminClient({"bootstrap.servers": servers})
-    admin.delete_topics([topic])[topic].result(30)
-
-
 def run_and_report(job: Job) -> tuple[StreamingQuery, list[dict[str, Any]]]:
     """(the query, the lost ranges of its progress records with the numbers of their batches)."""
     query = job.start(availableNow=True)
     assert query.awaitTermination(SECONDS)
-    lost = []
-    for progress in query.recentProgress:
-        latest = json.loads(progress["sources"][0]["latestOffset"] or "null") or {}
-        lost += [{"batch": progress["batchId"], **item} for item in latest.get("__lost__", [])]
-    return query, lost
+    return query, reported_losses(query)
 
 
 def test_a_first_batch_that_failed_starts_again_where_it_started(
@@ -95,12 +95,9 @@ def test_a_first_batch_that_failed_starts_again_where_it_started(
     create_topic(servers, topic)
     produce(servers, topic, values(10))
     job = FailingJob(spark, servers, tmp_path, subscribe=topic, startingOffsets="-3")
-    job.stumbling_block.touch()
-    with pytest.raises(StreamingQueryException, match="stumbled"):
-        job.run()
+    job.fail()
     assert logged(job, 0) == {topic: {"0": 10}, f"start of {topic}": {"0": 7}}
     produce(servers, topic, values(5, 10))
-    job.stumbling_block.unlink()
     assert job.run() == [3, 5]
     assert offsets_of(job.result) == rows(topic, 7, 15)
     assert logged(job, 1) == {topic: {"0": 15}}
@@ -136,11 +133,8 @@ def test_what_retention_takes_of_a_first_batch_is_told(
     create_topic(servers, topic)
     produce(servers, topic, values(10))
     job = FailingJob(spark, servers, tmp_path, subscribe=topic)
-    job.stumbling_block.touch()
-    with pytest.raises(StreamingQueryException, match="stumbled"):
-        job.run()
-    job.stumbling_block.unlink()
-    delete_records(servers, topic, 4)
+    job.fail()
+    delete_records(servers, topic, {0: 4})
     with pytest.raises(
         StreamingQueryException, match=rf"{topic}-0: wanted \[0, 4\), available \[4, 10\) \(retention\)"
     ):
@@ -161,7 +155,7 @@ def test_a_batch_that_can_not_be_read_whole_is_not_in_the_checkpoint(
     job = Job(spark, servers, tmp_path, subscribe=topic)
     assert job.run() == [10]
     produce(servers, topic, values(10, 10))
-    delete_records(servers, topic, 13)
+    delete_records(servers, topic, {0: 13})
     with pytest.raises(StreamingQueryException, match=rf"{topic}-0: wanted \[10, 13\), available \[13, 20\)"):
         job.run()
     assert not (job.checkpoint / "offsets" / "1").exists()
@@ -180,7 +174,7 @@ def test_limits_do_not_count_what_is_gone(spark: SparkSession, servers: str, top
     job = Job(spark, servers, tmp_path, subscribe=topic, **options)
     assert job.run() == [10]
     produce(servers, topic, values(1000, 10))
-    delete_records(servers, topic, 1000)
+    delete_records(servers, topic, {0: 1000})
     _, lost = run_and_report(job)
     assert [(item["batch"], item["start"], item["end"]) for item in lost] == [(1, 10, 1000)]
     assert offsets_of(job.result) == rows(topic, 0, 10) + rows(topic, 1000, 1010)
@@ -195,7 +189,7 @@ def test_a_partition_whose_first_records_were_deleted_before_it_was_seen(
     assert job.run() == [3]
     create_topic(servers, f"{topic}-2")
     produce(servers, f"{topic}-2", values(9))
-    delete_records(servers, f"{topic}-2", 5)
+    delete_records(servers, f"{topic}-2", {0: 5})
     _, lost = run_and_report(job)
     assert [(item["topic"], item["start"], item["end"], item["cause"]) for item in lost] == [
         (f"{topic}-2", 0, 5, "retention")

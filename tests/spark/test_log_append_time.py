@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from spark_klog.embedded import EmbeddedCluster
 
-from .support import Sent, consume, create_topic, produce, read
+from .support import Sent, consume, create_topic, produce, read, set_topic
 
 LONG_AGO, FAR = 1_600_000_000_000, 4_000_000_000_000
 
@@ -31,14 +30,6 @@ def _pushdown(spark: SparkSession) -> Iterator[None]:
     spark.conf.unset(name)
 
 
-def switch(servers: str, topic: str, kind: str) -> None:
-    admin = AdminClient({"bootstrap.servers": servers})
-    entry = ConfigEntry("message.timestamp.type", kind, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
-    [done] = admin.incremental_alter_configs([resource]).values()
-    done.result(30)
-
-
 @pytest.mark.parametrize(
     "kinds",
     [
@@ -53,7 +44,7 @@ def test_a_topic_that_is_switched(spark: SparkSession, servers: str, topic: str,
     """Records of create time are from long ago, and from the far future before that."""
     create_topic(servers, topic)
     for number, kind in enumerate(kinds):
-        switch(servers, topic, kind)
+        set_topic(servers, topic, "message.timestamp.type", kind)
         for timestamp in (FAR, LONG_AGO):
             produce(servers, topic, [Sent(b"%d" % number, timestamp=timestamp)])
         time.sleep(0.01)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient
 from kazoo.client import KazooClient
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
@@ -20,7 +19,7 @@ from pyspark.sql import SparkSession
 from spark_klog.embedded import EmbeddedCluster
 
 from .conftest import SparkLog
-from .support import Job, consume, create_topic, offsets_of, produce, read, values, wait_for
+from .support import Job, consume, create_topic, delete_topic, offsets_of, produce, read, values, wait_for
 
 SECONDS = 60
 
@@ -149,11 +148,6 @@ def test_a_topic_that_appears_is_read_from_its_start(
     finally:
         query.stop()
     assert offsets_of(job.result) == all_of(f"{topic}-2", 2, 5)
-
-
-def delete_topic(servers: str, topic: str) -> None:
-    admin = AdminClient({"bootstrap.servers": servers})
-    admin.delete_topics([topic])[topic].result(timeout=30)
 
 
 def test_a_topic_that_goes(spark: SparkSession, servers: str, topic: str, tmp_path: Path, spark_log: SparkLog) -> None:

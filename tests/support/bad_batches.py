@@ -6,8 +6,6 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from spark_klog.errors import ConfigError
-from spark_klog.records import kernels
 from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.contract import Kernel, Record
 from spark_klog.records.message_set import build_message_set
@@ -17,16 +15,6 @@ from spark_klog.wire.codecs import codec_by_name
 from tests.support.record_model import Row, encode_rows, to_lists
 
 TIME = 1_700_000_000_000
-
-
-def available() -> list[Kernel]:
-    try:
-        return [kernels.load("reference"), kernels.load("native")]
-    except ConfigError:
-        return [kernels.load("reference")]
-
-
-KERNELS = available()
 
 
 class Batch(NamedTuple):
