@@ -37,6 +37,8 @@ def read_checkpoint(files: FileSystem, path: Path) -> Offsets | None:
         text = files.read(path).decode("utf-8", "replace")
     except FileNotFoundError:
         return None
+    if not text:
+        return {}  # as Kafka 4.1 leaves that of its cleaner
     offsets: Offsets = {}
     try:
         version, count, *lines = text.split("\n")

@@ -10,9 +10,10 @@ changes the log. A damaged batch ends a round: `LogCorrupted` names it, and what
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import chain
+from typing import Protocol, TypeVar
 
 from spark_klog.errors import LogCorrupted
 from spark_klog.log.compaction import Cleaner, CleaningRound, LastRecord, build_map
@@ -23,17 +24,28 @@ from spark_klog.log.compaction_plan import (
     group_segments,
     retains_legacy_tombstones,
 )
-from spark_klog.log.file_system import FileInfo, write_all
+from spark_klog.log.file_system import File, FileInfo, write_all
 from spark_klog.log.offset_map import OffsetMap
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.recovery import CLEANED, SWAP
 from spark_klog.log.scan import headers
 from spark_klog.log.segment import Segment
-from spark_klog.log.transaction_index import encode_transaction_index
+from spark_klog.log.transaction_index import AbortedTransaction, encode_transaction_index
 from spark_klog.records.batch import Header
 
 _log = logging.getLogger(__name__)
 _WRITE_BYTES = 1024 * 1024
+_Result = TypeVar("_Result")
+
+
+class InOwner(Protocol):
+    """Runs a function in the thread that changes the log, and returns what it returns or raises."""
+
+    def __call__(self, function: Callable[[], _Result], /) -> _Result: ...
+
+
+def _at_once(function: Callable[[], _Result], /) -> _Result:
+    return function()
 
 
 def plan(log: PartitionLog, checkpoint: int | None, now_ms: int) -> Cleanable:
@@ -54,48 +66,136 @@ def compact(
     found: Cleanable,
     offsets: OffsetMap,
     now_ms: int,
-    in_owner: Callable[[Callable[[], bool]], bool] = lambda change: change(),
+    in_owner: InOwner = _at_once,
     check: Callable[[], None] = lambda: None,
 ) -> int:
     """One round over what `plan` found; the offset up to which the log is clean then.
 
-    `in_owner` runs a change of the log where appends run, too; `check` is called for each batch, and may raise to end
-    the round. `LogCorrupted`, OSError: the groups before stay cleaned.
+    If the log or its segments are deleted meanwhile, the round ends without more changes. `in_owner` runs a function
+    where the log is changed, appended to and deleted; all files are opened and renamed there, so that none is of a new
+    log of that name. `check` is called for each batch, and may raise to end the round. `LogCorrupted`, OSError: the
+    groups before stay cleaned.
     """
-    segments = [segment for segment in log.segments if segment.base_offset < found.first_uncleanable_offset]
-    aborted = [item for segment in segments for item in segment.transaction_index.read()]
-    offsets.clear()
-    dirty = [
-        segment
-        for segment, following in zip(segments, [*segments[1:], None], strict=True)
-        if following is None or following.base_offset > found.first_dirty_offset
-    ]
-    end = build_map(
-        chain.from_iterable(_batches(segment, check) for segment in dirty),
-        offsets,
-        found.first_dirty_offset,
-        found.first_uncleanable_offset,
-        aborted,
-    )
-    producers = {
-        producer_id: LastRecord(item.batches[-1].last_offset if item.batches else None, item.epoch)
-        for producer_id, item in list(log.producers.producers.items())
-    }
-    cleaning = CleaningRound(end, found.first_uncleanable_offset, now_ms, log.config.delete_retention_ms, producers)
-    cleaner = Cleaner(offsets, cleaning, aborted)
-    by_base = {segment.base_offset: segment for segment in segments}
-    infos = [_info(segment) for segment in segments if segment.base_offset < end]
-    for group in group_segments(infos, log.config, found.first_uncleanable_offset):
-        old = tuple(by_base[info.base_offset] for info in group)
-        kept = [
-            retains_legacy_tombstones(infos, info, found.first_dirty_offset, log.config.delete_retention_ms)
-            for info in group
+    try:
+        return _Round(log, found, offsets, in_owner, check).run(now_ms)
+    except _Gone:
+        _log.info("%s: the round of compaction ends, its segments were deleted", log.directory)
+        return found.first_dirty_offset
+
+
+class _Gone(Exception):
+    """The log has the segments no more."""
+
+
+class _Round:
+    def __init__(
+        self,
+        log: PartitionLog,
+        found: Cleanable,
+        offsets: OffsetMap,
+        in_owner: InOwner,
+        check: Callable[[], None],
+    ) -> None:
+        self._log = log
+        self._found = found
+        self._offsets = offsets
+        self._in_owner = in_owner
+        self._check = check
+
+    def run(self, now_ms: int) -> int:
+        log, found = self._log, self._found
+        segments, infos, aborted, producers = self._in_owner(self._facts)
+        self._offsets.clear()
+        dirty = [
+            segment
+            for segment, following in zip(segments, [*segments[1:], None], strict=True)
+            if following is None or following.base_offset > found.first_dirty_offset
         ]
-        size = _write_cleaned(log, cleaner, old, kept, check)
-        if not in_owner(partial(swap, log, old, size)):
-            return found.first_dirty_offset
-    _log.info("%s compacted up to offset %d: %s", log.directory.name, end, cleaner.stats)
-    return end
+        end = build_map(
+            chain.from_iterable(self._batches(segment) for segment in dirty),
+            self._offsets,
+            found.first_dirty_offset,
+            found.first_uncleanable_offset,
+            aborted,
+        )
+        retention = log.config.delete_retention_ms
+        cleaning = CleaningRound(end, found.first_uncleanable_offset, now_ms, retention, producers)
+        cleaner = Cleaner(self._offsets, cleaning, aborted)
+        by_base = {segment.base_offset: segment for segment in segments}
+        infos = [info for info in infos if info.base_offset < end]
+        for group in group_segments(infos, log.config, found.first_uncleanable_offset):
+            old = tuple(by_base[info.base_offset] for info in group)
+            kept = [retains_legacy_tombstones(infos, info, found.first_dirty_offset, retention) for info in group]
+            size, left = self._write_cleaned(cleaner, old, kept)
+            if not self._in_owner(partial(swap, log, old, size, left)):
+                raise _Gone
+        _log.info("%s compacted up to offset %d: %s", log.directory.name, end, cleaner.stats)
+        return end
+
+    def _facts(
+        self,
+    ) -> tuple[list[Segment], list[SegmentInfo], list[AbortedTransaction], dict[int, LastRecord]]:
+        """What a round needs of the log as it is now."""
+        log = self._log
+        self._check_there(())
+        segments = [item for item in log.segments if item.base_offset < self._found.first_uncleanable_offset]
+        if not segments:
+            raise _Gone
+        # of a transaction that has begun in these segments the entry is in a later one, if its marker is
+        aborted = log.aborted_transactions(segments[0].base_offset, self._found.first_uncleanable_offset)
+        producers = {
+            producer_id: LastRecord(item.batches[-1].last_offset if item.batches else None, item.epoch)
+            for producer_id, item in log.producers.producers.items()
+        }
+        return segments, [_info(segment) for segment in segments], aborted, producers
+
+    def _check_there(self, segments: Collection[Segment]) -> None:
+        if not (self._log.is_open and set(segments) <= set(self._log.segments)):
+            raise _Gone
+
+    def _opened(self, segment: Segment) -> File:
+        self._check_there([segment])
+        return segment.file
+
+    def _batches(self, segment: Segment) -> Iterator[tuple[Header, memoryview]]:
+        """All batches of a sealed segment; `LogCorrupted` where it does not end with a whole one."""
+        file = self._in_owner(partial(self._opened, segment))
+        end = 0
+        for position, header in headers(file, segment.path, 0, segment.size):
+            self._check()
+            if not self._log.is_open:
+                raise _Gone
+            yield header, memoryview(file.read_at(position, header.size))
+            end = position + header.size
+        if end != segment.size:
+            raise LogCorrupted(f"{segment.path}: no whole batch at position {end}, {segment.size - end} bytes are left")
+
+    def _write_cleaned(
+        self, cleaner: Cleaner, old: Sequence[Segment], legacy_kept: Sequence[bool]
+    ) -> tuple[int, list[AbortedTransaction]]:
+        """Write the segment that takes the place of `old` to a name that is not the log's.
+
+        Returns its size, and the aborted transactions that it still has.
+        """
+        file = self._in_owner(partial(self._make_cleaned, old))
+        size, waiting = 0, bytearray()
+        for segment, kept in zip(old, legacy_kept, strict=True):
+            for _, batch in cleaner.clean(self._batches(segment), kept):
+                waiting += batch
+                if len(waiting) >= _WRITE_BYTES:
+                    write_all(file, size, waiting)
+                    size += len(waiting)
+                    waiting.clear()
+        write_all(file, size, waiting)
+        file.sync()
+        file.close()
+        return size + len(waiting), cleaner.take_aborted()
+
+    def _make_cleaned(self, old: Sequence[Segment]) -> File:
+        self._check_there(old)
+        path = old[0].path.with_name(old[0].path.name + CLEANED)
+        self._log.files.remove(path)
+        return self._log.files.create(path)
 
 
 def _info(segment: Segment) -> SegmentInfo:
@@ -111,62 +211,31 @@ def _info(segment: Segment) -> SegmentInfo:
     )
 
 
-def _batches(segment: Segment, check: Callable[[], None]) -> Iterator[tuple[Header, memoryview]]:
-    """All batches of a sealed segment; `LogCorrupted` where it does not end with a whole one."""
-    end = 0
-    for position, header in headers(segment.file, segment.path, 0, segment.size):
-        check()
-        yield header, memoryview(segment.file.read_at(position, header.size))
-        end = position + header.size
-    if end != segment.size:
-        raise LogCorrupted(f"{segment.path}: no whole batch at position {end}, {segment.size - end} bytes are left")
+def swap(log: PartitionLog, old: tuple[Segment, ...], size: int, aborted: Sequence[AbortedTransaction]) -> bool:
+    """Put the cleaned segment in the place of `old`; False where the log has them no more.
 
-
-def _write_cleaned(
-    log: PartitionLog,
-    cleaner: Cleaner,
-    old: Sequence[Segment],
-    legacy_kept: Sequence[bool],
-    check: Callable[[], None],
-) -> int:
-    """Write the segment that takes the place of `old`, to a name that is not the log's; its size."""
-    path = old[0].path.with_name(old[0].path.name + CLEANED)
-    log.files.remove(path)
-    file = log.files.open(path)
-    size, waiting = 0, bytearray()
-    for segment, kept in zip(old, legacy_kept, strict=True):
-        for _, batch in cleaner.clean(_batches(segment, check), kept):
-            waiting += batch
-            if len(waiting) >= _WRITE_BYTES:
-                write_all(file, size, waiting)
-                size += len(waiting)
-                waiting.clear()
-    write_all(file, size, waiting)
-    file.sync()
-    file.close()
-    aborted = cleaner.take_aborted()
-    if aborted:
-        index = old[0].transaction_index.path
-        log.files.replace(index.with_name(index.name + CLEANED), encode_transaction_index(aborted))
-    return size + len(waiting)
-
-
-def swap(log: PartitionLog, old: tuple[Segment, ...], size: int) -> bool:
-    """Put the cleaned segment in the place of `old`; False where the log has them no more. OSError."""
+    OSError: the log is as it was, or takes no more until it is opened again, which ends the swap.
+    """
     files, base = log.files, old[0]
-    if not set(old) <= set(log.segments):
+    if not (log.is_open and set(old) <= set(log.segments)):
         return False
-    there = files.names(log.directory)
-    names = [name for name in (base.transaction_index.path.name, base.path.name) if name + CLEANED in there]
-    for name in names:  # the log last: from then on it is in force
-        files.rename(log.directory / (name + CLEANED), log.directory / (name + SWAP))
-    files.sync_folder(log.directory)
+    transactions = base.transaction_index.path
+    if aborted:
+        files.replace(transactions.with_name(transactions.name + SWAP), encode_transaction_index(aborted))
+    else:
+        files.remove(transactions.with_name(transactions.name + SWAP))
+    swapped = base.path.with_name(base.path.name + SWAP)
+    files.rename(base.path.with_name(base.path.name + CLEANED), swapped)  # from then on it is in force
+    try:
+        files.sync_folder(log.directory)
+        log.delete_files(old)
+        if aborted:
+            files.rename(transactions.with_name(transactions.name + SWAP), transactions)
+        files.rename(swapped, base.path)
+        files.sync_folder(log.directory)
+    except OSError as error:
+        log.fail(error, "a swap of compacted segments was not ended")
+        raise
     info = FileInfo(size, old[-1].made_ms)
-    has_transactions = base.transaction_index.path.name in names
-    new = Segment(files, log.directory, base.base_offset, base.interval, info, has_transactions=has_transactions)
-    log.delete_files(old)
-    for name in names:
-        files.rename(log.directory / (name + SWAP), log.directory / name)
-    files.sync_folder(log.directory)
-    log.replace_segments(old, new)
+    log.replace_segments(old, log.segment(base.base_offset, info, has_transactions=bool(aborted)))
     return True

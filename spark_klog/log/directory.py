@@ -1,7 +1,7 @@
 """A data directory (Kafka: log.dirs): all partition logs of a broker.
 
 .lock                     see lock.py
-meta.properties           version, broker.id, cluster.id
+meta.properties           version, broker.id, cluster.id; which other folders are refused: layout.py
 .kafka_cleanshutdown      there after a clean stop only: the logs need no recovery
 *-checkpoint              see checkpoints.py
 TOPIC-PARTITION/          see partition_log.py
@@ -14,24 +14,31 @@ from __future__ import annotations
 import base64
 import logging
 import os
-import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from threading import RLock
 from typing import Any
 from uuid import UUID, uuid4
 
-from spark_klog.errors import LogCorrupted
+from spark_klog.errors import DataDirectoryError, LogCorrupted
 from spark_klog.log.checkpoints import CLEANER, LOG_START, RECOVERY_POINT, Offsets, read_checkpoint, write_checkpoint
 from spark_klog.log.cleaner import plan
 from spark_klog.log.compaction_plan import Cleanable
 from spark_klog.log.config import LogConfig
-from spark_klog.log.file_system import LocalFileSystem
+from spark_klog.log.file_system import FileSystem, LocalFileSystem
+from spark_klog.log.index_memory import IndexMemory
+from spark_klog.log.layout import Meta, check_data_directory, read_meta, usable, write_meta
 from spark_klog.log.lock import take_lock
+from spark_klog.log.names import is_deleted_folder, partition_of_folder, retired_folder
 from spark_klog.log.partition_files import topic_id_of
-from spark_klog.log.partition_log import PartitionLog, check_topic_name, partition_of_folder
+from spark_klog.log.partition_log import PartitionLog, system_ms
 
 _log = logging.getLogger(__name__)
 CLEAN_STOP = ".kafka_cleanshutdown"
+#: The log of a KRaft cluster's own records, which is no topic.
+_KRAFT_METADATA = "__cluster_metadata"
+_LOCAL = LocalFileSystem()
 
 
 def new_cluster_id() -> str:
@@ -42,66 +49,77 @@ def new_cluster_id() -> str:
 class LogDirectory:
     """An open data directory.
 
-    `LogDirLocked` where another broker holds it, `LogCorrupted` where it belongs to another broker id.
+    `LogDirLocked` where another broker holds it; `DataDirectoryError` where it is no data directory of this broker
+    (nothing has been written then), or can't be read or written.
     """
 
-    def __init__(self, path: Path, broker_id: int, config: LogConfig) -> None:
+    def __init__(
+        self,
+        path: Path,
+        broker_id: int,
+        config: LogConfig,
+        *,
+        files: FileSystem = _LOCAL,
+        now_ms: Callable[[], int] = system_ms,
+    ) -> None:
         self.path = path
         self.broker_id = broker_id
         self.config = config
-        self._files = LocalFileSystem()
-        path.mkdir(parents=True, exist_ok=True)
-        self._lock = take_lock(path)
-        try:
-            self.cluster_id = self._check_meta()
-            self.logs: dict[tuple[str, int], PartitionLog] = {}
-            #: Partitions that can't be served, and why.
-            self.offline: dict[tuple[str, int], LogCorrupted] = {}
-            self.clean_offsets = self._checkpoint(CLEANER)
-            self._uncleanable: set[tuple[str, int]] = set()
-            #: Rounds of compaction since the start.
-            self.cleanings = 0
-            self._load()
-        except BaseException:
-            os.close(self._lock)
-            raise
-
-    def _check_meta(self) -> str | None:
-        path = self.path / "meta.properties"
-        if not path.exists():
-            return None
-        lines = (line.partition("=") for line in path.read_text().splitlines() if not line.startswith("#"))
-        meta = {key.strip(): value.strip() for key, _, value in lines}
-        if meta.get("broker.id", str(self.broker_id)) != str(self.broker_id):
-            raise LogCorrupted(
-                f"data directory {self.path} belongs to broker {meta['broker.id']}, not {self.broker_id}; "
-                f"start with --broker-id {meta['broker.id']}, or choose another --data-dir"
-            )
-        return meta.get("cluster.id")
+        self._files = files
+        self._now_ms = now_ms
+        self.index_memory = IndexMemory()
+        #: Held while checkpoints are written: logs are made in other threads.
+        self._checkpointing = RLock()
+        check_data_directory(path, broker_id)
+        with usable(path):
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = take_lock(path, "choose another --data-dir")
+            try:
+                meta = read_meta(path)
+                self.cluster_id = meta.cluster_id if meta else None
+                self.logs: dict[tuple[str, int], PartitionLog] = {}
+                #: Partitions that can't be served, and why.
+                self.offline: dict[tuple[str, int], LogCorrupted] = {}
+                self.clean_offsets = self._checkpoint(CLEANER)
+                self._uncleanable: set[tuple[str, int]] = set()
+                #: Partitions that the checkpoint files name.
+                self._checkpointed: set[tuple[str, int]] = set()
+                #: Rounds of compaction since the start.
+                self.cleanings = 0
+                self._load(has_meta=meta is not None)
+            except BaseException:
+                os.close(self._lock)
+                raise
 
     def set_cluster_id(self, cluster_id: str) -> None:
-        """Note which cluster this directory belongs to; `LogCorrupted` if it is that of another."""
+        """Note which cluster this directory belongs to; `DataDirectoryError` if it is that of another."""
         if self.cluster_id not in (None, cluster_id):
-            raise LogCorrupted(f"data directory {self.path} belongs to cluster {self.cluster_id}, not {cluster_id}")
+            raise DataDirectoryError(
+                f"data directory {self.path} belongs to cluster {self.cluster_id}, not {cluster_id}; connect to the "
+                "ZooKeeper or the directories of that cluster, or choose another --data-dir"
+            )
+        with usable(self.path):
+            write_meta(self.path, Meta(self.broker_id, cluster_id))
         self.cluster_id = cluster_id
-        text = f"#\nbroker.id={self.broker_id}\ncluster.id={cluster_id}\nversion=0\n"
-        (self.path / "meta.properties").write_text(text)
 
     @property
     def _clean_marker(self) -> Path:
         return self.path / CLEAN_STOP
 
-    def _load(self) -> None:
-        clean = self._clean_marker.exists()
-        self._clean_marker.unlink(missing_ok=True)
+    def _load(self, *, has_meta: bool) -> None:
+        clean = CLEAN_STOP in self._files.names(self.path)
+        if clean:
+            self._files.remove(self._clean_marker)
+            self._files.sync_folder(self.path)  # after a power failure it must not be there again
         recovery_points = self._checkpoint(RECOVERY_POINT)
         start_offsets = self._checkpoint(LOG_START)
-        for folder in sorted(self.path.iterdir()):
-            if folder.name.endswith("-delete"):
-                shutil.rmtree(folder, ignore_errors=True)
+        self._checkpointed = {*recovery_points, *start_offsets, *self.clean_offsets}
+        for folder in (self.path / name for name in sorted(self._files.folders(self.path))):
+            if is_deleted_folder(folder.name):
+                self._files.remove_folder(folder)
                 continue
-            key = partition_of_folder(folder.name) if folder.is_dir() else None
-            if key is None:
+            key = partition_of_folder(folder.name)
+            if key is None or key[0] == _KRAFT_METADATA:
                 continue
             try:
                 self.logs[key] = PartitionLog(
@@ -110,11 +128,16 @@ class LogDirectory:
                     clean=clean,
                     recovery_point=recovery_points.get(key, 0),
                     start_offset=start_offsets.get(key, 0),
+                    files=self._files,
+                    now_ms=self._now_ms,
+                    memory=self.index_memory,
                 )
             except LogCorrupted as error:
                 _log.error("%s is not served: %s", folder.name, error)
                 self.offline[key] = error
-        _log.info("%s: %d partitions, %s stop before", self.path, len(self.logs), "clean" if clean else "no clean")
+        is_new = not (has_meta or self.logs or self.offline)
+        before = "clean stop before" if clean else "new" if is_new else "no clean stop before"
+        _log.info("%s: %d partitions, %s", self.path, len(self.logs), before)
 
     def _checkpoint(self, name: str) -> Offsets:
         try:
@@ -127,97 +150,108 @@ class LogDirectory:
 
     def write_checkpoints(self) -> None:
         """Note up to where the logs have been flushed, and where they begin; OSError."""
-        points = {key: log.recovery_point for key, log in self.logs.items()}
-        # what is not served keeps its offsets for when it has been repaired
-        points |= {key: offset for key, offset in self._checkpoint(RECOVERY_POINT).items() if key in self.offline}
-        starts = {
-            key: log.start_offset for key, log in self.logs.items() if log.start_offset > log.segments[0].base_offset
-        }
-        starts |= {key: offset for key, offset in self._checkpoint(LOG_START).items() if key in self.offline}
-        write_checkpoint(self._files, self.path / LOG_START, starts)
-        write_checkpoint(self._files, self.path / RECOVERY_POINT, points)
+        with self._checkpointing:
+            logs = list(self.logs.items())
+            points = {key: log.recovery_point for key, log in logs}
+            # what is not served keeps its offsets for when it has been repaired
+            points |= {key: offset for key, offset in self._checkpoint(RECOVERY_POINT).items() if key in self.offline}
+            # also where a segment begins: a power failure may bring back the segments before it
+            starts = {key: log.start_offset for key, log in logs if log.start_offset > 0}
+            starts |= {key: offset for key, offset in self._checkpoint(LOG_START).items() if key in self.offline}
+            self._checkpointed |= starts.keys() | points.keys()  # one of the files may be written, the other not
+            write_checkpoint(self._files, self.path / LOG_START, starts)
+            write_checkpoint(self._files, self.path / RECOVERY_POINT, points)
+            self._checkpointed = {*points, *starts, *self.clean_offsets}
 
-    def flush_due(self) -> None:
-        """Flush the logs whose flush.ms asks for it. One log's trouble is not another's, here and below."""
-        self._each(PartitionLog.flush_due)
+    def _write_clean_offsets(self) -> None:
+        with self._checkpointing:
+            clean = list(self.clean_offsets.items())
+            there = {key: value for key, value in clean if key in self.logs or key in self.offline}
+            write_checkpoint(self._files, self.path / CLEANER, there)
 
-    def delete_expired(self) -> None:
-        """Delete what retention no longer keeps: segments, files of those deleted before, producers long silent."""
-        self._each(PartitionLog.delete_expired)
-        self._each(PartitionLog.remove_deleted)
-        self._each(PartitionLog.forget_producers)
+    def _forget_earlier(self, key: tuple[str, int]) -> None:
+        """Take the offsets of a deleted log out of the checkpoints before a new one gets its name; OSError."""
+        with self._checkpointing:
+            self.clean_offsets.pop(key, None)
+            self._uncleanable.discard(key)
+            if key in self._checkpointed:
+                self._write_clean_offsets()
+                self.write_checkpoints()
 
-    def _each(self, action: Callable[[PartitionLog], object]) -> None:
-        for log in list(self.logs.values()):
-            try:
-                action(log)
-            except (OSError, LogCorrupted) as error:
-                _log.error("%s: %s", log.directory, error)
-
-    def dirtiest(self, now_ms: int) -> tuple[PartitionLog, Cleanable] | None:
-        """The log that is to be compacted next, and what of it can be, or None."""
-        due = []
-        for key, log in self.logs.items():
-            if log.config.compacts and key not in self._uncleanable:
-                found = plan(log, self.clean_offsets.get(key), now_ms)
-                if found.is_due:
-                    due.append((found.dirty_ratio, key, found))
-        if not due:
+    def cleanable(self, log: PartitionLog, now_ms: int) -> Cleanable | None:
+        """What of a log is to be compacted now; None if it is not due. `LogCorrupted`, OSError."""
+        key = log.topic, log.partition
+        if not log.config.compacts or key in self._uncleanable:
             return None
-        _, key, found = max(due, key=lambda item: item[:2])
-        return self.logs[key], found
+        found = plan(log, self.clean_offsets.get(key), now_ms)
+        return found if found.is_due else None
 
     def note_clean(self, log: PartitionLog, offset: int) -> None:
         """A round of compaction has come to `offset`; OSError."""
+        if not self._has(log):
+            return  # deleted meanwhile
         self.clean_offsets[log.topic, log.partition] = offset
+        self._checkpointed.add((log.topic, log.partition))
         self.cleanings += 1
-        there = {key: value for key, value in self.clean_offsets.items() if key in self.logs or key in self.offline}
-        write_checkpoint(self._files, self.path / CLEANER, there)
+        self._write_clean_offsets()
 
     def leave_uncleaned(self, log: PartitionLog) -> None:
         """A round of compaction has failed: there is no other one until the next start."""
-        self._uncleanable.add((log.topic, log.partition))
+        if self._has(log):
+            self._uncleanable.add((log.topic, log.partition))
+
+    def _has(self, log: PartitionLog) -> bool:
+        return self.logs.get((log.topic, log.partition)) is log
 
     def get(self, topic: str, partition: int) -> PartitionLog | None:
         return self.logs.get((topic, partition))
 
-    def create(
-        self,
-        topic: str,
-        partition: int,
-        topic_id: UUID | None = None,
-        overrides: Mapping[str, Any] | None = None,
+    def make(
+        self, topic: str, partition: int, topic_id: UUID | None = None, overrides: Mapping[str, Any] | None = None
     ) -> PartitionLog:
-        """The partition's log, made where it is missing; `overrides` are `LogConfig` values of the topic's own.
+        """The log of a partition that is not served yet, made where it is missing; the caller adds it to `logs`.
 
-        `ConfigError` for an illegal topic name; `LogCorrupted` where it is there, but offline.
+        From any thread. `LogCorrupted`, OSError.
         """
-        check_topic_name(topic)
-        key = topic, partition
-        if key in self.offline:
-            raise self.offline[key]
-        if key not in self.logs:
-            folder = self.path / f"{topic}-{partition}"
-            self.logs[key] = PartitionLog(folder, self.config, topic_id, clean=True, overrides=overrides)
-        return self.logs[key]
+        self._forget_earlier((topic, partition))
+        return PartitionLog(
+            self.path / f"{topic}-{partition}",
+            self.config,
+            topic_id,
+            clean=True,
+            overrides=overrides,
+            files=self._files,
+            now_ms=self._now_ms,
+            memory=self.index_memory,
+        )
 
-    def delete(self, topic: str, partition: int) -> None:
-        """Remove the partition's log, if it is there."""
-        log = self.logs.pop((topic, partition), None)
+    def take(self, topic: str, partition: int) -> Callable[[], Path] | None:
+        """Serve a deleted partition no more; None if there is no such log.
+
+        What is returned renames the partition's folder, from any thread; the path that may be removed then. OSError.
+        """
+        key = topic, partition
+        self.clean_offsets.pop(key, None)
+        self._uncleanable.discard(key)
+        log = self.logs.pop(key, None)
         if log is not None:
-            log.delete()
-        elif self.offline.pop((topic, partition), None):
-            shutil.rmtree(self.path / f"{topic}-{partition}", ignore_errors=True)
+            log.is_open = False  # the cleaner lets go of it now
+            return partial(log.retire, "delete")
+        folder = self.path / f"{topic}-{partition}"
+        return partial(self._rename_deleted, folder) if self.offline.pop(key, None) else None
+
+    def _rename_deleted(self, folder: Path) -> Path:
+        renamed = retired_folder(folder, "delete")
+        self._files.rename(folder, renamed)
+        return renamed
 
     def topic_id(self, topic: str, partition: int) -> UUID | None:
-        """Of a partition that is there, be it offline; None where it has none yet; `LogCorrupted`."""
+        """Of a partition that is there, be it offline; None if it has none yet, or an offline one's can't be read."""
         log = self.logs.get((topic, partition))
-        return log.topic_id if log else topic_id_of(self._files, self.path / f"{topic}-{partition}")
-
-    def set_aside(self, topic: str, partition: int) -> None:
-        """Keep the log of an earlier topic of this name out of the way, as Kafka does: renamed, no longer served."""
-        log = self.logs.pop((topic, partition))
-        _log.warning("%s is of an earlier topic: kept as %s", log.directory.name, log.retire("stray"))
+        try:
+            return log.topic_id if log else topic_id_of(self._files, self.path / f"{topic}-{partition}")
+        except LogCorrupted:
+            return None  # why it is offline is logged already
 
     def close(self) -> None:
         """Close all logs, mark the stop as clean, give the lock back."""
@@ -228,7 +262,14 @@ class LogDirectory:
             except OSError as error:
                 _log.error("%s can't be closed, it will be checked at the next start: %s", log.directory, error)
                 is_clean = False
-        self.write_checkpoints()
-        if is_clean:
-            self._clean_marker.write_text('{"version":0,"brokerEpoch":-1}')
-        os.close(self._lock)
+            except Exception:
+                _log.exception("%s can't be closed, it will be checked at the next start", log.directory)
+                is_clean = False
+        try:
+            self.write_checkpoints()
+            if is_clean:
+                self._files.replace(self._clean_marker, b'{"version":0,"brokerEpoch":-1}')
+        except OSError as error:
+            _log.error("%s: the stop is not clean, the logs will be checked at the next start: %s", self.path, error)
+        finally:
+            os.close(self._lock)

@@ -10,6 +10,8 @@ timestamp has grown. Kafka preallocates the files, so that after a crash zeros m
 Crash story: an index is only a hint of where to start walking the log, and is not trusted: `Segment` compares it with
 the log at the first look-up, and builds both anew where they differ. So entries are written a few thousand at a time,
 and those that a full disk does not take are kept in memory and tried again.
+
+Memory: entries are loaded at the first look-up. Those of sealed segments may be released again (index_memory.py).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 from struct import Struct
 
 from spark_klog.log.file_system import File, FileSystem, write_all
+from spark_klog.log.index_memory import IndexMemory
 
 _log = logging.getLogger(__name__)
 #: Bytes of entries that may wait in memory.
@@ -27,30 +30,51 @@ _UNWRITTEN = 16 * 1024
 
 
 class SparseIndex:
-    """Growing (key, value) pairs in a file; the base of both indexes. Loaded at the first look-up."""
+    """Growing (key, value) pairs in a file; the base of both indexes."""
 
     _entry: Struct
 
-    def __init__(self, files: FileSystem, path: Path, base_offset: int) -> None:
+    def __init__(self, files: FileSystem, path: Path, base_offset: int, memory: IndexMemory) -> None:
         self.path = path
         self.base_offset = base_offset
         self._files = files
+        self._memory = memory
         self._data: bytearray | None = None
         self._written = 0
         self._file: File | None = None
+        #: Entries may be added, until `close`: they are not released.
+        self._is_growing = False
+        self._is_detached = False
         #: Whether there was no file when it was looked for.
         self.is_missing = False
 
     def _load(self) -> bytearray:
-        if self._data is None:
-            try:
-                data = self._files.read(self.path)
-            except FileNotFoundError:
-                data, self.is_missing = b"", True
-            used = -(-len(data.rstrip(b"\0")) // self._entry.size) * self._entry.size
-            self._data = bytearray(data[: min(used, len(data) - len(data) % self._entry.size)])
-            self._written = len(self._data)
-        return self._data
+        loaded = self._data
+        if loaded is None:
+            loaded = self._data = self._read()
+            self._written = len(loaded)
+        if not self._is_growing:
+            self._memory.note_use(self, len(loaded))
+        return loaded
+
+    def _read(self) -> bytearray:
+        if self._is_detached:
+            return bytearray()
+        try:
+            data = self._files.read(self.path)
+        except FileNotFoundError:
+            data, self.is_missing = b"", True
+        used = -(-len(data.rstrip(b"\0")) // self._entry.size) * self._entry.size
+        return bytearray(data[: min(used, len(data) - len(data) % self._entry.size)])
+
+    def _grow(self) -> bytearray:
+        self._is_growing = True
+        self._memory.forget(self)
+        return self._load()
+
+    def release(self) -> None:
+        """Forget the entries that were loaded: they are read again at the next look-up."""
+        self._data = None
 
     def __len__(self) -> int:
         """How many entries there are."""
@@ -61,25 +85,25 @@ class SparseIndex:
         """Bytes of all entries."""
         return len(self._load())
 
-    def _pair(self, place: int) -> tuple[int, int]:
-        key, value = self._entry.unpack_from(self._load(), place * self._entry.size)
+    def _pair(self, data: bytearray, place: int) -> tuple[int, int]:
+        key, value = self._entry.unpack_from(data, place * self._entry.size)
         return key, value
 
     def append(self, entries: bytes) -> None:
         """Add encoded entries whose keys grow. They are in the file after `write`, or when enough have come."""
-        data = self._load()
+        data = self._grow()
         data += entries
         if len(data) - self._written >= _UNWRITTEN:
             self.write()
 
     def write(self) -> None:
         """Write what is not in the file yet; where the disk fails it stays for the next time."""
-        data = self._load()
-        if self._written == len(data):
+        data = self._data
+        if self._is_detached or data is None or self._written == len(data):
             return
         try:
             if self._file is None:
-                self._file = self._files.open(self.path)
+                self._file = self._files.create(self.path)
             # By position: over zeros that Kafka left after the entries, or half an entry of a disk that was full.
             write_all(self._file, self._written, data[self._written :])
         except OSError as error:
@@ -89,18 +113,20 @@ class SparseIndex:
 
     def _floor(self, key: int) -> tuple[int, int] | None:
         """The last pair whose key is not above `key`."""
-        low, high = 0, len(self)
+        data = self._load()
+        low, high = 0, len(data) // self._entry.size
         while low < high:
             middle = (low + high) // 2
-            if self._pair(middle)[0] <= key:
+            if self._pair(data, middle)[0] <= key:
                 low = middle + 1
             else:
                 high = middle
-        return self._pair(low - 1) if low else None
+        return self._pair(data, low - 1) if low else None
 
     def _last(self) -> tuple[int, int] | None:
-        count = len(self)
-        return self._pair(count - 1) if count else None
+        data = self._load()
+        count = len(data) // self._entry.size
+        return self._pair(data, count - 1) if count else None
 
     def is_full(self, limit: int) -> bool:
         """Whether there is no room for two more entries in `limit` bytes (one is for the end of the segment)."""
@@ -112,18 +138,33 @@ class SparseIndex:
         if self._file is not None:
             self._file.sync()
 
-    def close(self) -> None:
-        """Write what there is and close the file; a later entry opens it again."""
+    def written_file(self) -> File | None:
+        """The open file, with the entries in it as far as the disk takes them; None if nothing was written."""
         self.write()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        return self._file
+
+    def close(self) -> None:
+        """Write what there is and let go of the file, as a flush may hold it; a later entry opens it again."""
+        self.write()
+        self._file = None
+        if self._data is not None and self._written == len(self._data):
+            self._is_growing = False
+            self._memory.note_use(self, self._written)
+
+    def detach(self) -> None:
+        """Leave the file alone from now on: it is another segment's, or will be removed."""
+        self._is_detached = True
+        self._memory.forget(self)
+        self._file = None
 
     def clear(self) -> None:
-        """Forget all entries; the file becomes empty."""
-        if self._file is None:
-            self._file = self._files.open(self.path)
-        self._file.truncate(0)
+        """Forget all entries; the file becomes empty. OSError."""
+        self._is_growing = True
+        self._memory.forget(self)
+        if not self._is_detached:
+            if self._file is None:
+                self._file = self._files.create(self.path)
+            self._file.truncate(0)
         self._data, self._written = bytearray(), 0
 
 
@@ -138,8 +179,18 @@ class OffsetIndex(SparseIndex):
 
     def before_position(self, position: int) -> tuple[int, int] | None:
         """The last (offset, position) entry of a batch that begins before `position`."""
-        place = bisect_left(range(len(self)), position, key=lambda place: self._pair(place)[1])
-        return self._absolute(self._pair(place - 1)) if place else None
+        place, data = self._first_at(position)
+        return self._absolute(self._pair(data, place - 1)) if place else None
+
+    def at_position(self, position: int) -> tuple[int, int] | None:
+        """The first (offset, position) entry of a batch that begins at `position` or later."""
+        place, data = self._first_at(position)
+        return self._absolute(self._pair(data, place)) if place * self._entry.size < len(data) else None
+
+    def _first_at(self, position: int) -> tuple[int, bytearray]:
+        data = self._load()
+        places = range(len(data) // self._entry.size)
+        return bisect_left(places, position, key=lambda place: self._pair(data, place)[1]), data
 
     @property
     def last(self) -> tuple[int, int] | None:
@@ -161,13 +212,14 @@ class TimeIndex(SparseIndex):
         if timestamp >= 0 and (last is None or timestamp > last[0]):
             self.append(self._entry.pack(timestamp, offset - self.base_offset))
 
-    def offset_before(self, timestamp: int) -> int:
-        """An offset at or before the first record with a timestamp of `timestamp` or more."""
-        found = self._floor(timestamp - 1)
-        return self.base_offset + (found[1] if found else 0)
+    def before(self, timestamp: int) -> tuple[int, int] | None:
+        """The last (timestamp, offset) entry below `timestamp`: no record up to that offset has it."""
+        return self._absolute(self._floor(timestamp - 1))
 
     @property
     def last(self) -> tuple[int, int] | None:
         """The last (timestamp, offset)."""
-        last = self._last()
-        return (last[0], self.base_offset + last[1]) if last else None
+        return self._absolute(self._last())
+
+    def _absolute(self, pair: tuple[int, int] | None) -> tuple[int, int] | None:
+        return (pair[0], self.base_offset + pair[1]) if pair else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -11,22 +12,26 @@ from pathlib import Path
 from spark_klog.errors import LogDirLocked
 
 
-def take_lock(data_dir: Path) -> int:
-    """The descriptor that holds the lock until it is closed; `LogDirLocked` where another process has it."""
+def take_lock(data_dir: Path, otherwise: str = "") -> int:
+    """The descriptor that holds the lock until it is closed; `LogDirLocked` where another process has it, OSError.
+
+    `otherwise` is what its message advises beside stopping the other process.
+    """
     lock = os.open(data_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
         os.close(lock)
-        raise LogDirLocked(
-            f"data directory {data_dir} is held by another broker; stop that one, or choose another --data-dir"
-        ) from None
+        if error.errno not in (errno.EACCES, errno.EAGAIN):  # the file system has no locks
+            raise
+        advice = f"stop that one, or {otherwise}" if otherwise else "stop that one first"
+        raise LogDirLocked(f"data directory {data_dir} is held by another broker or tool; {advice}") from None
     return lock
 
 
 @contextmanager
 def locked(data_dir: Path) -> Iterator[None]:
-    """Hold the lock for a while; `LogDirLocked`."""
+    """Hold the lock for a while; `LogDirLocked`, OSError."""
     lock = take_lock(data_dir)
     try:
         yield

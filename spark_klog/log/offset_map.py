@@ -12,6 +12,7 @@ a probability of n**2 / 2**129, some 10**-24 for a hundred million. A slot is lo
 from __future__ import annotations
 
 import hashlib
+import mmap
 from struct import Struct
 
 from spark_klog.errors import ConfigError
@@ -28,7 +29,7 @@ _SMALLEST = 3
 
 
 class OffsetMap:
-    """Last offsets of keys. It takes `memory` bytes, but those not used yet are not touched."""
+    """Last offsets of keys. It takes `memory` bytes, but those not used yet are not touched: that holds up nobody."""
 
     def __init__(self, memory: int = DEDUPE_BUFFER_SIZE, load_factor: float = LOAD_FACTOR) -> None:
         """`load_factor` (0 to 1) is how full the table may become. `ConfigError` where not one key fits."""
@@ -42,7 +43,7 @@ class OffsetMap:
         # a prime, so that every step comes by every slot; one slot stays empty, so that every search ends
         self._slots = _prime_up_to(memory // _SLOT.size)
         self.capacity = min(max(1, int(self._slots * load_factor)), self._slots - 1)
-        self._table = bytearray(self._slots * _SLOT.size)
+        self._table = mmap.mmap(-1, self._slots * _SLOT.size)
         self._size = 0
 
     def __len__(self) -> int:
@@ -65,7 +66,7 @@ class OffsetMap:
 
     def clear(self) -> None:
         """Forget all keys."""
-        self._table = bytearray(len(self._table))
+        self._table = mmap.mmap(-1, len(self._table))
         self._size = 0
 
     def _find(self, key: Buffer) -> tuple[int, bytes, int]:

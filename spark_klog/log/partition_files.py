@@ -26,7 +26,7 @@ PARTITION_METADATA = "partition.metadata"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 _OVERRIDES = "klog.json"
 
-_METADATA = re.compile(rb"version: *0\s*\ntopic_id: *([A-Za-z0-9_-]{22})\s*")
+_METADATA = re.compile(rb"version: *0\s*\ntopic_id: *([A-Za-z0-9_-]{22})=?=?\s*")
 _EPOCH = re.compile(rb"([0-9]+) ([0-9]+)")
 
 

@@ -11,29 +11,25 @@ a segment that is deleted meanwhile stays readable for whom holds a range of it.
 
 from __future__ import annotations
 
+import errno
 import logging
-import re
-import shutil
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
-from uuid import UUID, uuid4
+from typing import Any
+from uuid import UUID
 
-from spark_klog.errors import ConfigError, DecodeError, OffsetOutOfRange
+from spark_klog.errors import ConfigError, DecodeError, LogRetired, OffsetOutOfRange
+from spark_klog.log import lookup, timestamp_lookup
+from spark_klog.log.append_run import Appended, assigned, is_full, run_in
 from spark_klog.log.config import LOG_APPEND_TIME, LogConfig
 from spark_klog.log.file_system import FileInfo, FileSystem, LocalFileSystem
-from spark_klog.log.partition_files import (
-    leader_epochs_of,
-    read_overrides,
-    topic_id_of,
-    write_leader_epochs,
-    write_overrides,
-    write_topic_id,
-)
+from spark_klog.log.flushing import Flush, Paths
+from spark_klog.log.index_memory import IndexMemory
+from spark_klog.log.leader_epochs import LeaderEpochs
+from spark_klog.log.names import partition_of_folder, retired_folder
+from spark_klog.log.partition_files import read_overrides, topic_id_of, write_overrides, write_topic_id
 from spark_klog.log.producer_state import SNAPSHOT
 from spark_klog.log.recovery import DELETED, open_segments
 from spark_klog.log.retention import SegmentFacts, expired
@@ -41,46 +37,20 @@ from spark_klog.log.segment import FileRange, Segment, segment_name
 from spark_klog.log.sequences import check_batches, headers_at
 from spark_klog.log.transaction_index import AbortedTransaction
 from spark_klog.records import kernels
-from spark_klog.records.assignment import assign_offsets
-from spark_klog.records.batch import MAX_HEADER_SIZE, iter_batches, read_header
-from spark_klog.records.batch_run import MAX_RELATIVE, run_of
+from spark_klog.records.batch_run import MAX_RELATIVE
 from spark_klog.records.batch_v2 import BatchHeader
-from spark_klog.records.contract import BatchRun, IndexState
+from spark_klog.records.contract import BatchRun
 
 _log = logging.getLogger(__name__)
-_LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-#: Without replication a leader stays one for ever: a log goes on with the last epoch that it has.
-_FIRST_EPOCH = 0
 _NONE = -1
-_LATEST, _EARLIEST = -1, -2
 _PRODUCER_EXPIRATION_MS = 24 * 3600 * 1000
 _LOCAL = LocalFileSystem()
+#: Segments that are deleted while others wait.
+SEGMENTS_AT_ONCE = 8
 
 
 class BatchTooLarge(ConfigError):
     """A batch above `max.message.bytes`."""
-
-
-class Appended(NamedTuple):
-    """What an append did: the offsets of the first and the last record; the time (ms) that a log of LogAppendTime gave
-    them, else -1. A duplicate was appended before, and these are the offsets it was given then.
-    """
-
-    base_offset: int
-    last_offset: int
-    append_time: int = -1
-
-
-def check_topic_name(topic: str) -> None:
-    """`ConfigError` for a name that Kafka refuses (letters, digits, '.', '_', '-'; at most 249)."""
-    if topic in (".", "..") or not _LEGAL_TOPIC.fullmatch(topic):
-        raise ConfigError(f"illegal topic name {topic[:300]!r}: 1 to 249 of a-z A-Z 0-9 . _ - are allowed")
-
-
-def partition_of_folder(name: str) -> tuple[str, int] | None:
-    """(topic, partition) of a folder's name, None for another folder."""
-    topic, dash, partition = name.rpartition("-")
-    return (topic, int(partition)) if dash and topic and partition.isdecimal() else None
 
 
 def system_ms() -> int:
@@ -107,6 +77,7 @@ class PartitionLog:
         overrides: Mapping[str, Any] | None = None,
         files: FileSystem = _LOCAL,
         now_ms: Callable[[], int] = system_ms,
+        memory: IndexMemory | None = None,
     ) -> None:
         parsed = partition_of_folder(directory.name)
         if parsed is None:
@@ -116,7 +87,7 @@ class PartitionLog:
         self.files = files
         self._now_ms = now_ms
         self._kernel = kernels.load()
-        files.make_folder(directory)
+        is_new_folder = files.make_folder(directory)
         if overrides:
             write_overrides(files, directory, overrides)
         self._defaults = config
@@ -126,6 +97,7 @@ class PartitionLog:
         self.topic_id = topic_id_of(files, directory)
         if self.topic_id is None and topic_id is not None:
             self.set_topic_id(topic_id)
+        self._memory = IndexMemory() if memory is None else memory
         opened = open_segments(
             files,
             directory,
@@ -134,14 +106,28 @@ class PartitionLog:
             recovery_point=recovery_point,
             start_offset=start_offset,
             now_ms=now_ms(),
+            memory=self._memory,
         )
         self._segments, self.end_offset, self.producers = opened
-        self.start_offset = min(max(start_offset, self._segments[0].base_offset), self.end_offset)
+        self.start_offset = max(start_offset, self._segments[0].base_offset)
+        self.producers.forget_before(self.start_offset)
+        self._epochs = LeaderEpochs(files, directory)
+        if is_new_folder:
+            self._epochs.begin(self.end_offset)  # here, as the first append is not to wait for the disk
+        self._paths = Paths()
+        #: The end of the log when its snapshot of producers was written.
+        self._snapshot_at = _NONE
         #: What lies before it is on the disk.
         self.recovery_point = min(recovery_point, self.end_offset)
         self._flushed_ms = now_ms()
-        self._has_new_files = True
-        self._failure: OSError | None = None
+        #: How many files have been made, and how many of their names are on the disk.
+        self._made_files, self._named_files = 1, 0
+        #: Whether the folder's name may not be on the disk: it was made now, or before a crash or a failure.
+        self._is_new_folder = is_new_folder or not clean or not self.end_offset
+        #: Why the log takes no more until it is opened again.
+        self.failure: OSError | None = None
+        #: False once it is closed or retired.
+        self.is_open = True
         self._deleted: list[tuple[int, list[Path]]] = []
         #: Since it was opened: offsets before the appends, bytes appended, flushes, segments that retention deleted.
         self.opened_at, self.appended_bytes, self.flushes, self.expired_segments = self.end_offset, 0, 0, 0
@@ -167,27 +153,17 @@ class PartitionLog:
         unstable = self.producers.first_unstable_offset
         return self.high_watermark if unstable is None else min(unstable, self.high_watermark)
 
-    @cached_property
-    def _epochs(self) -> list[tuple[int, int]]:
-        """(epoch, start offset) of each: read when they are first asked for, as a start opens thousands of logs."""
-        return leader_epochs_of(self.files, self.directory)
-
     @property
     def leader_epoch(self) -> int:
         """The epoch that batches are appended with."""
-        return self._epochs[-1][0] if self._epochs else _FIRST_EPOCH
+        return self._epochs.latest
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
         """(the largest epoch not above `epoch`, the offset after its last record), -1 where that is not known.
 
         As Kafka answers OffsetForLeaderEpoch (KIP-101, KIP-279).
         """
-        if epoch == self.leader_epoch:
-            return epoch, self.end_offset
-        after = bisect_right(self._epochs, epoch, key=lambda entry: entry[0])
-        if epoch < 0 or after == len(self._epochs):
-            return _NONE, _NONE
-        return (self._epochs[after - 1][0] if after else epoch), self._epochs[after][1]
+        return self._epochs.end_of(epoch, self.start_offset, self.end_offset)
 
     @property
     def size(self) -> int:
@@ -204,26 +180,33 @@ class PartitionLog:
 
         What is about segments holds from the next one on; what retention deletes is looked at in its time.
         """
+        self.check_open()
         if overrides == self._overrides:
             return
         config = replace(self._defaults, **overrides)
         write_overrides(self.files, self.directory, overrides)
         self._overrides, self.config = dict(overrides), config
 
-    def append(self, records: memoryview, *, of_client: bool = False) -> Appended:
+    def append(self, records: memoryview, *, of_client: bool = False, flushes: bool = True) -> Appended:
         """Append whole batches, assigning their offsets (in place where it can be; `records` must be writable).
 
         Those `of_client` that have producer ids are checked as log/sequences.py says; where all are duplicates the
         answer is that of their first append.
 
         `CorruptBatchError` for a wrong CRC, `DecodeError` for what is not whole batches, `BatchTooLarge`,
-        `ProducerRefused`; OSError where the disk fails. Nothing is appended then; but where a flush fails that
-        flush.messages asks for, nobody knows what is on the disk, and the log takes no more until it is opened again.
+        `ProducerRefused`; `LogRetired`; OSError where the disk fails. Nothing is appended then; but where a flush fails
+        that flush.messages asks for, nobody knows what is on the disk, and the log takes no more until it is opened
+        again. Without `flushes` the caller sees to that flush: `has_many_unflushed`.
         """
-        if self._failure is not None:
-            raise self._failure
+        self.check_open()
+        if self.failure is not None:
+            raise self.failure
+        first = self.end_offset
         append_time = self._now_ms() if self.config.message_timestamp_type == LOG_APPEND_TIME else None
-        data, run = self._assigned(records, append_time)
+        try:
+            data, run = assigned(self._kernel, records, self._segments[-1], first, self.leader_epoch, append_time)
+        except DecodeError as error:
+            raise type(error)(f"produced to {self.directory.name}: {error}") from None
         if run.largest > self.config.max_message_bytes:
             raise BatchTooLarge(
                 f"batch of {run.largest} bytes for {self.directory.name}, max.message.bytes is "
@@ -233,94 +216,155 @@ class PartitionLog:
         known = check_batches(self.producers, data, run.producers, producers, of_client=of_client)
         if known is not None:
             return Appended(*known[:2], _NONE if append_time is None else known.timestamp)
-        first = self.end_offset
+        if run.next_offset - 1 - first > MAX_RELATIVE:
+            raise DecodeError(f"produced to {self.directory.name}: {run.next_offset - first} offsets at once")
         if self._is_full(len(data), run):
             self._roll()
-            run = _run_of(data, self._segments[-1])
-        if not self._segments[0].size:
-            write_leader_epochs(self.files, self.directory, self.leader_epoch, first)
-            self._epochs = [(self.leader_epoch, first)]
+            run = run_in(data, self._segments[-1])
+        if self.start_offset == self.end_offset:
+            self._epochs.begin(first)
         active = self._segments[-1]
+        if any(header.is_control for header in producers):
+            active.transaction_index.prepare()
         active.append(data, run)
         self.end_offset = run.next_offset
         self.appended_bytes += len(data)
         self._note_producers(data, run, producers)
-        if self.end_offset - self.recovery_point >= self.config.flush_messages:
-            self.flush()
+        if flushes and self.has_many_unflushed:
+            try:
+                self.flush()
+            except OSError as error:
+                if self.failure is None:  # it could not be begun, but the batches are appended
+                    self.fail(error, "flush failed")
+                raise
         return Appended(first, self.end_offset - 1, _NONE if append_time is None else append_time)
 
-    def _assigned(self, records: memoryview, append_time: int | None) -> tuple[memoryview, BatchRun]:
-        active = self._segments[-1]
-        if append_time is None and len(records):
-            run = self._kernel.scan_batches(
-                records, 0, active.state, active.target(), self.end_offset, self.leader_epoch
-            )
-            if run.end == len(records):
-                return records, run
-        try:
-            assigned = assign_offsets(records, self.end_offset, leader_epoch=self.leader_epoch, append_time=append_time)
-        except DecodeError as error:
-            raise type(error)(f"produced to {self.directory.name}: {error}") from None
-        return assigned.data, _run_of(assigned.data, active)
-
     def _is_full(self, size: int, run: BatchRun) -> bool:
-        """Whether the batches belong into a new segment: by size, by age, or as an index would be full."""
-        active, config = self._segments[-1], self.config
-        if not active.size:
-            return False
-        if active.size + size > config.segment_bytes:
-            return True
-        if run.next_offset - 1 - active.base_offset > MAX_RELATIVE:
-            return True
-        limit = config.segment_index_bytes
-        if active.offset_index.is_full(limit) or active.time_index.is_full(limit):
-            return True
-        return self._age(active, run.state.max_timestamp) > config.segment_ms
-
-    def _age(self, active: Segment, timestamp: int) -> int:
-        """As Kafka: by the records' own time where they have one, else by the clock."""
-        first = active.first_timestamp()
-        return timestamp - first if first >= 0 and timestamp >= 0 else self._now_ms() - active.made_ms
+        active = self._segments[-1]
+        is_far = active.size > 0 and run.next_offset - 1 - active.base_offset > MAX_RELATIVE
+        return is_far or is_full(active, size, run.state.max_timestamp, self.config, self._now_ms())
 
     def _roll(self) -> None:
-        """Begin a new segment; what there is has been flushed then. OSError: nothing has changed."""
+        """Begin a new segment; what there is has been flushed then. OSError: there is no new segment."""
         active = self._segments[-1]
         active.seal()
-        self.flush()
-        self._write_snapshot()
-        info = FileInfo(0, self._now_ms())
-        new = Segment(self.files, self.directory, self.end_offset, self.config.index_interval_bytes, info)
-        new.open_for_appends()
+        if self._snapshot_at != self.end_offset:  # else a flush beside the appends has ended just now
+            self._flush(with_snapshot=True)
+        new = self.segment(self.end_offset, FileInfo(0, self._now_ms()))
+        try:
+            new.open_for_appends()
+        except OSError:
+            self._remove_new(new)
+            raise
         active.close()
         self._segments = (*self._segments, new)
-        self._has_new_files = True
+        self._made_files += 1
         _log.info("%s rolled at offset %d", self.directory.name, self.end_offset)
 
-    def _write_snapshot(self) -> None:
-        path = self.directory / (segment_name(self.end_offset) + SNAPSHOT)
-        self.files.replace(path, self.producers.encode())
+    def segment(self, base_offset: int, info: FileInfo, *, has_transactions: bool = False) -> Segment:
+        """A segment in this log's folder; it is not one of the log's yet."""
+        interval = self.config.index_interval_bytes
+        return Segment(
+            self.files, self.directory, base_offset, interval, info, self._memory, has_transactions=has_transactions
+        )
+
+    def _remove_new(self, segment: Segment) -> None:
+        """Remove the files of a segment that could not be begun: the next start would take it for the active one."""
+        segment.detach()
+        try:
+            for path in segment.paths():
+                self.files.remove(path)
+        except OSError as error:
+            self.fail(error, "a segment that could not be begun can't be removed")
+            raise
+
+    def fail(self, error: OSError, what: str) -> None:
+        """Take no more: what is in the files is not what is in memory, until the log is opened again."""
+        self.failure = error
+        _log.error("%s: %s, nothing is appended until the log is opened again: %s", self.directory, what, error)
 
     def _note_producers(self, data: memoryview, run: BatchRun, headers: list[BatchHeader]) -> None:
         for position, header in zip(run.producers, headers, strict=True):
             aborted = self.producers.add(header, data[position : position + header.size])
             if aborted is not None:
                 self._segments[-1].transaction_index.append(aborted)
+                self._made_files += 1  # its file may be new
 
     def flush(self) -> None:
         """Return when all that was appended is on the disk; OSError, and then the log takes no more."""
+        self._flush(with_snapshot=False)
+
+    def _flush(self, *, with_snapshot: bool) -> None:
+        flush = self.begin_flush(with_snapshot=with_snapshot)
         try:
-            self._segments[-1].flush()
-            if self._has_new_files:
-                self.files.sync_folder(self.directory)
-                self._has_new_files = False
+            flush.run()
         except OSError as error:
-            # what the operating system could not write it may have dropped: trying again would prove nothing
-            self._failure = error
-            _log.error("%s: flush failed, nothing is appended until the log is opened again: %s", self.directory, error)
+            self.end_flush(flush, error)
             raise
-        self.recovery_point = self.end_offset
+        self.end_flush(flush)
+
+    def begin_flush(self, *, with_snapshot: bool) -> Flush:
+        """Begin a flush, whose `run` may be called in any thread; a roll needs one with a snapshot. OSError."""
+        self.check_open()
+        if self.failure is not None:
+            raise self.failure
+        opened = self._segments[-1].unsynced_files()
+        folders = [self.directory] if self._named_files < self._made_files else []
+        if self._is_new_folder:
+            folders.append(self.directory.parent)
+        path = self.directory / (segment_name(self.end_offset) + SNAPSHOT)
+        snapshot = (path, self.producers.encode()) if with_snapshot else None
+        return Flush(self.end_offset, self._made_files, self.files, opened, folders, snapshot, self._paths)
+
+    def end_flush(self, flush: Flush, error: OSError | None = None) -> None:
+        """A flush has run, or failed: then the log takes no more. OSError if the snapshot can't be written."""
+        if not self.is_open:
+            return
+        if error is not None:
+            # The kernel may have dropped the dirty pages: a later fsync that succeeds would prove nothing.
+            self.fail(error, "flush failed")
+            return
+        self.recovery_point = max(self.recovery_point, flush.end_offset)
+        self._named_files = max(self._named_files, flush.made_files)
+        self._is_new_folder = False
         self._flushed_ms = self._now_ms()
         self.flushes += 1
+        if flush.snapshot_error is not None:
+            raise flush.snapshot_error
+        if flush.snapshot is not None:
+            self._snapshot_at = flush.end_offset
+
+    @property
+    def has_many_unflushed(self) -> bool:
+        """Whether flush.messages asks for a flush."""
+        return self.end_offset - self.recovery_point >= self.config.flush_messages
+
+    def waits_to_roll(self, size: int, timestamp: int) -> bool:
+        """Whether an append of so many bytes, up to that time (ms), begins a new segment and waits for a flush then."""
+        return self._snapshot_at != self.end_offset and self.is_full(size, timestamp)
+
+    def is_full(self, size: int, timestamp: int) -> bool:
+        """Whether so many bytes of records, up to that time (ms), belong into a new segment."""
+        active, now_ms = self._segments[-1], self._now_ms()
+        if self.config.message_timestamp_type == LOG_APPEND_TIME:
+            timestamp = now_ms
+        return is_full(active, size, max(timestamp, active.max_timestamp), self.config, now_ms)
+
+    @property
+    def waits_to_expire(self) -> bool:
+        """Whether retention leaves no segment, so that a new one begins, and waits for a flush then."""
+        if self._snapshot_at == self.end_offset or not self._segments[-1].size:
+            return False
+        count = expired(self._facts(), self.config, self.size, self.start_offset, self._now_ms())
+        return count == len(self._segments)
+
+    def roll(self) -> None:
+        """Begin a new segment, if there is anything in the active one; OSError."""
+        self.check_open()
+        if self.failure is not None:
+            raise self.failure
+        if self._segments[-1].size:
+            self._roll()
 
     def read(self, offset: int, max_bytes: int, end: int | None = None) -> FileRange | None:
         """A range of one segment's file that begins with the batch that holds `offset`; at least one batch.
@@ -328,92 +372,63 @@ class PartitionLog:
         None where there is nothing before `end` (the high watermark, or a last stable offset). `OffsetOutOfRange`
         before the log's start or beyond its end.
         """
-        segments = self._segments
         if not self.start_offset <= offset <= self.end_offset:
             raise OffsetOutOfRange(self.topic, self.partition, (offset, offset), (self.start_offset, self.end_offset))
         stop = end if end is not None and end < self.end_offset else None
-        for segment in segments[max(0, self._place(segments, offset)) :]:
-            if stop is not None and segment.base_offset >= stop:
-                return None
-            found = segment.read(offset, max_bytes, stop)
-            if found is not None:
-                return found
-        return None
+        return lookup.read(self._segments, offset, max_bytes, stop)
 
     def records_in(self, found: FileRange) -> int:
-        """How many records are in the whole batches of what `read` gave; holes of compaction count as records."""
-        segments = self._segments
-        first = read_header(found.file.read_at(found.position, min(found.size, MAX_HEADER_SIZE)))
-        segment = segments[max(0, self._place(segments, first.base_offset))]
-        # else retention or compaction has just taken it away
-        return segment.records_in(found, first.base_offset) if segment.file is found.file else 0
+        """See `lookup.records_in`."""
+        return lookup.records_in(self._segments, found)
 
-    @staticmethod
-    def _place(segments: tuple[Segment, ...], offset: int) -> int:
-        return bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1
+    def offset_after(self, offset: int, found: FileRange) -> int:
+        """See `lookup.offset_after`."""
+        return lookup.offset_after(self._segments, self.end_offset, offset, found)
 
     def aborted_transactions(self, first: int, end: int) -> list[AbortedTransaction]:
-        """Those with records in [first, end), for read_committed consumers; `DecodeError` for a damaged index."""
-        segments = self._segments
-        found: list[AbortedTransaction] = []
-        for segment in segments[max(0, self._place(segments, first)) :]:
-            entries = segment.transaction_index.read()
-            found += [item for item in entries if item.last_offset >= first and item.first_offset < end]
-            if any(item.last_stable_offset >= end for item in entries):
-                break
-        return found
+        """See `lookup.aborted_transactions`."""
+        return lookup.aborted_transactions(self._segments, first, end)
 
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
         """(timestamp, offset) of the first record with a timestamp (ms) of `timestamp` or more, or None."""
-        for segment in self._segments:
-            found = segment.record_at(timestamp)
-            if found is not None and found[1] >= self.start_offset:
-                return found
-        return None
+        return timestamp_lookup.offset_for_timestamp(self._segments, self.start_offset, timestamp)
 
     def offsets_before(self, timestamp: int, count: int) -> list[int]:
-        """At most `count` offsets as ListOffsets 0 answers with them, the largest first.
-
-        They are the first offsets of the segments begun before `timestamp` (ms), and the end of the log where that is
-        -1 (the latest); for -2 (the earliest) the log's first offset alone.
-        """
-        if timestamp == _EARLIEST:
-            found = [self.start_offset]
-        else:
-            starts = [
-                max(segment.base_offset, self.start_offset)
-                for segment in self._segments
-                if timestamp == _LATEST or segment.made_ms <= timestamp
-            ]
-            ends = [self.end_offset] if timestamp == _LATEST and self.end_offset > starts[-1] else []
-            found = [*ends, *reversed(starts)]
-        return found[: max(0, count)]
+        """See `timestamp_lookup.offsets_before`."""
+        return timestamp_lookup.offsets_before(self._segments, self.start_offset, self.end_offset, timestamp, count)
 
     def max_timestamp(self) -> tuple[int, int] | None:
         """(timestamp, offset) of the record with the largest timestamp; None for an empty log."""
-        timestamp = max(segment.max_timestamp for segment in self._segments)
-        return self.offset_for_timestamp(timestamp) if timestamp >= 0 else None
+        return timestamp_lookup.max_timestamp(self._segments, self.start_offset)
 
     def delete_records(self, before: int) -> int:
-        """Delete the records before offset `before`, a segment at a time; the log's first offset afterwards.
+        """Delete the records before offset `before`; the log's first offset afterwards. Segments before it go now, if
+        they are not many, or with those that expire.
 
-        `OffsetOutOfRange` where it is beyond the high watermark.
+        `OffsetOutOfRange` if it is negative or beyond the high watermark; `LogRetired`, OSError.
         """
-        if before > self.high_watermark:
+        self.check_open()
+        if not 0 <= before <= self.high_watermark:
             raise OffsetOutOfRange(self.topic, self.partition, (before, before), (self.start_offset, self.end_offset))
         self._start_at(max(self.start_offset, before))
-        self.delete_expired()
+        self.delete_expired(SEGMENTS_AT_ONCE)
         return self.start_offset
 
     def _start_at(self, offset: int) -> None:
         self.start_offset = offset
         self.producers.forget_before(offset)
 
-    def delete_expired(self) -> int:
-        """Delete what the settings of retention no longer keep; how many segments."""
+    def delete_expired(self, most: int | None = None) -> int:
+        """Delete what the settings of retention no longer keep, `most` segments; how many were deleted.
+
+        `LogRetired`: the names of its files may be those of a new log.
+        """
+        self.check_open()
         segments = self._segments
         count = expired(self._facts(), self.config, self.size, self.start_offset, self._now_ms())
-        if count == len(segments):
+        if most is not None and count > most:
+            count = most
+        elif count == len(segments):
             if segments[-1].size:
                 self._roll()
             else:
@@ -437,16 +452,26 @@ class PartitionLog:
         """Rename the files of segments that the log has no more; they are removed after file.delete.delay.ms."""
         paths = []
         for segment in segments:
-            segment.close()
+            segment.detach()
             paths += segment.rename(DELETED)
             self.files.remove(segment.path.with_suffix(SNAPSHOT))
         self._deleted.append((self._now_ms() + self.config.file_delete_delay_ms, paths))
 
+    @property
+    def is_flush_due(self) -> bool:
+        """Whether flush.ms asks for it."""
+        is_over = self._now_ms() - self._flushed_ms >= self.config.flush_ms
+        return is_over and self.recovery_point < self.end_offset and self.failure is None and self.is_open
+
     def flush_due(self) -> None:
-        """Flush where flush.ms asks for it; OSError."""
-        is_due = self._now_ms() - self._flushed_ms >= self.config.flush_ms
-        if is_due and self.recovery_point < self.end_offset and self._failure is None:
+        """Flush where it is due; OSError."""
+        if self.is_flush_due:
             self.flush()
+
+    @property
+    def has_deleted_files(self) -> bool:
+        """Whether `remove_deleted` has something to do."""
+        return bool(self._deleted) and self._deleted[0][0] <= self._now_ms()
 
     def remove_deleted(self) -> None:
         """Remove the files whose file.delete.delay.ms is over; OSError."""
@@ -470,35 +495,31 @@ class PartitionLog:
         self._segments = (*self._segments[:place], *((new,) if new else ()), *self._segments[place + len(old) :])
 
     def close(self) -> None:
-        """Flush and close; a log that is closed so needs no recovery."""
-        self._segments[-1].seal()
-        if self._failure is None:
-            self.flush()
-            self._write_snapshot()
-        for segment in self._segments:
-            segment.close()
+        """Flush and close; a log that is closed so needs no recovery. OSError: it is closed, but does need it."""
+        try:
+            self._segments[-1].seal()
+            self._flush(with_snapshot=True)
+        finally:
+            self.is_open = False
+            for segment in self._segments:
+                segment.close()
+
+    def check_open(self) -> None:
+        """`LogRetired` if the log was deleted, set aside or closed."""
+        if not self.is_open:
+            raise LogRetired(errno.ESTALE, "the log was deleted or closed", str(self.directory))
 
     def retire(self, suffix: str) -> Path:
         """Rename the folder to one that is no partition's, and serve it no more; returns its new path.
 
-        The .log files are closed by the last `FileRange` that holds them: a response may be under way.
+        OSError: the log is as it was. The .log files are closed by the last `FileRange` that holds them: a response may
+        be under way. Nothing is written to the old path from now on: a new log may be there.
         """
-        retired = self.directory.with_name(f"{self.directory.name}.{uuid4().hex}-{suffix}")
-        self.files.rename(self.directory, retired)
+        retired = retired_folder(self.directory, suffix)
+        with self._paths.lock:
+            self.files.rename(self.directory, retired)
+            self._paths.are_ours = False
+        self.is_open = False
         for segment in self._segments:
-            segment.close()
+            segment.detach()
         return retired
-
-    def delete(self) -> None:
-        """Remove the log. The folder is renamed first, so that a crash in between leaves no half a log."""
-        shutil.rmtree(self.retire("delete"), ignore_errors=True)
-
-
-def _run_of(data: memoryview, segment: Segment) -> BatchRun:
-    """The run of batches whose offsets are set, for the indexes of this segment."""
-    batches, position = [], 0
-    for header, _ in iter_batches(data):
-        batches.append((position, header))
-        position += header.size
-    state = segment.state if segment.size else IndexState()
-    return run_of(batches, 0, state, segment.target(), segment.base_offset)

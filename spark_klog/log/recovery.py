@@ -6,7 +6,11 @@
 
 Crash story: up to the recovery point the log was flushed. Segments that go beyond it are checked batch by batch after
 an unclean stop; at the first bad batch the log is cut, and what follows is gone: it was never flushed. A bad batch
-before the recovery point is no crash's work. It is never cut: `LogCorrupted` says which file and where.
+before the recovery point is no crash's work, and after a clean stop none is. It is never cut: `LogCorrupted` says which
+file and where.
+
+A clean start looks at the end of the log only, an unclean one at nothing before the recovery point: damage elsewhere is
+named when it is read, by the checksum that readers compare or by `LogCorrupted`.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from typing import NamedTuple
 from spark_klog.errors import DecodeError, LogCorrupted
 from spark_klog.log.config import LogConfig
 from spark_klog.log.file_system import FileInfo, FileSystem
+from spark_klog.log.index_memory import IndexMemory
 from spark_klog.log.producer_state import SNAPSHOT, ProducerState, load_snapshot
 from spark_klog.log.scan import headers
 from spark_klog.log.segment import INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, Segment, segment_name
@@ -44,28 +49,42 @@ def open_segments(
     recovery_point: int,
     start_offset: int,
     now_ms: int,
+    memory: IndexMemory,
 ) -> Opened:
     """Open what is in the folder; after an unclean stop check what was not flushed. `LogCorrupted`, OSError."""
     names = _finish_renames(files, folder)
     _remove_lone_indexes(files, folder, names)
     bases = sorted(int(name[: -len(LOG)]) for name in names if name.endswith(LOG) and name[: -len(LOG)].isdecimal())
-    segments = [_segment(files, folder, config, base, names) for base in bases]
-    if not segments:
-        segments = [Segment(files, folder, start_offset, config.index_interval_bytes, FileInfo(0, now_ms))]
-    active = segments[-1]
-    end_offset = active.load_end() if clean else None
+    segments = [_segment(files, folder, config, base, names, memory) for base in bases]
+    empty = Segment(files, folder, start_offset, config.index_interval_bytes, FileInfo(0, now_ms), memory)
+    end_offset = start_offset if not segments else segments[-1].load_end() if clean else None
     if end_offset is None:
-        end_offset = _recover(segments, recovery_point if not clean else active.base_offset)
+        end_offset = _recover(segments, recovery_point, clean=clean)
+    segments = segments or [empty]
+    if end_offset < recovery_point:
+        raise LogCorrupted(
+            f"{segments[-1].path} ends at offset {end_offset}, but had been flushed up to offset {recovery_point}: "
+            f"records are missing. {_how_to_go_on(segments[-1])}"
+        )
+    if end_offset < start_offset:
+        # All of it had been deleted; what is appended now must not get offsets that lie before the log's start.
+        _log.warning("%s: all is gone before offset %d, where the log begins", folder, start_offset)
+        for segment in segments:
+            segment.detach()
+            segment.rename(DELETED)
+        segments, end_offset = [empty], start_offset
     segments[-1].open_for_appends()
     producers = _producers(files, folder, segments, end_offset, clean=clean)
     return Opened(tuple(segments), end_offset, producers)
 
 
-def _segment(files: FileSystem, folder: Path, config: LogConfig, base: int, names: set[str]) -> Segment:
+def _segment(
+    files: FileSystem, folder: Path, config: LogConfig, base: int, names: set[str], memory: IndexMemory
+) -> Segment:
     name = segment_name(base)
     has_transactions = name + TRANSACTION_INDEX in names
     info = files.info(folder / (name + LOG))
-    segment = Segment(files, folder, base, config.index_interval_bytes, info, has_transactions=has_transactions)
+    segment = Segment(files, folder, base, config.index_interval_bytes, info, memory, has_transactions=has_transactions)
     if not (name + INDEX in names and name + TIME_INDEX in names):
         if segment.size:
             _log.warning("%s lacks an index, building both", segment.path)
@@ -118,9 +137,13 @@ def _swap_in(files: FileSystem, folder: Path, base: int) -> None:
             files.rename(folder / (stem + suffix + SWAP), folder / (stem + suffix))
 
 
-def _recover(segments: list[Segment], recovery_point: int) -> int:
-    """Check the segments that go beyond the recovery point; the end of the log. What can't be kept is cut off."""
-    place = next((i for i in reversed(range(len(segments))) if segments[i].base_offset <= recovery_point), 0)
+def _recover(segments: list[Segment], recovery_point: int, *, clean: bool) -> int:
+    """Check the segments that go beyond the recovery point; the end of the log. What a crash has left is cut off.
+
+    After a clean stop only the last segment is checked, and nothing is cut.
+    """
+    last = len(segments) - 1
+    place = last if clean else next((i for i in range(last, -1, -1) if segments[i].base_offset <= recovery_point), 0)
     end_offset = segments[place].base_offset
     while place < len(segments):
         segment = segments[place]
@@ -129,10 +152,11 @@ def _recover(segments: list[Segment], recovery_point: int) -> int:
         if damage is None:
             segment.flush()
             continue
-        if end_offset < recovery_point:
+        if clean or end_offset < recovery_point:
+            flushed = "as a whole at a clean stop" if clean else f"up to offset {recovery_point}"
             raise LogCorrupted(
                 f"{segment.path} is damaged at position {damage.position}, offset {end_offset} ({damage}), but had "
-                f"been flushed up to offset {recovery_point}: a crash does not do this. {_how_to_go_on(segment)}"
+                f"been flushed {flushed}: a crash does not do this. {_how_to_go_on(segment)}"
             )
         lost = sum(later.size for later in segments[place:])
         _log.warning(
@@ -143,11 +167,6 @@ def _recover(segments: list[Segment], recovery_point: int) -> int:
             later.rename(DELETED)
         del segments[place:]
         segment.cut(damage.position)
-    if end_offset < recovery_point:
-        raise LogCorrupted(
-            f"{segments[-1].path} ends at offset {end_offset}, but had been flushed up to offset {recovery_point}: "
-            f"records are missing. {_how_to_go_on(segments[-1])}"
-        )
     return end_offset
 
 
@@ -171,9 +190,8 @@ def _producers(
         except DecodeError as error:
             _log.warning("%s: looking for an older one", error)
             files.remove(path)
-    is_known = state is not None
     state = state or ProducerState()
-    if clean and not is_known:
+    if clean and not names:
         # as Kafka: a log of before there were snapshots has no producers that matter
         state.end_offset = end_offset
     replay(state, segments, end_offset)
@@ -185,9 +203,10 @@ def replay(state: ProducerState, segments: list[Segment], end_offset: int) -> No
     start = state.end_offset
     following = [segment.base_offset for segment in segments[1:]] + [end_offset]
     for segment, end in zip(segments, following, strict=True):
-        if end <= start:
+        # the last one may have entries of what a crash took away, though nothing in it is left to replay
+        if end <= start and segment is not segments[-1]:
             continue
-        segment.transaction_index.repair(end)
+        segment.transaction_index.repair(start)
         found = segment.position_of(start) if start > segment.base_offset else (0, None)
         for position, header in headers(segment.file, segment.path, found[0] if found else segment.size, segment.size):
             if not isinstance(header, BatchHeader) or header.producer_id < 0 or header.base_offset < start:

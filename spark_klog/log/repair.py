@@ -11,8 +11,9 @@ from spark_klog.log.checkpoints import RECOVERY_POINT, read_checkpoint, write_ch
 from spark_klog.log.config import LogConfig
 from spark_klog.log.directory import CLEAN_STOP
 from spark_klog.log.file_system import LocalFileSystem
+from spark_klog.log.index_memory import IndexMemory
 from spark_klog.log.lock import locked
-from spark_klog.log.partition_log import partition_of_folder
+from spark_klog.log.names import partition_of_folder
 from spark_klog.log.segment import LOG, Segment, segment_name
 
 DAMAGED = ".damaged"
@@ -36,11 +37,12 @@ def repair(folder: Path) -> Repaired | None:
     bases = sorted(int(path.stem) for path in folder.glob("*" + LOG) if path.stem.isdecimal())
     if key is None or not bases:
         raise LogCorrupted(f"{folder} is no partition's folder: it should be named TOPIC-PARTITION and hold .log files")
-    files = LocalFileSystem()
+    files, memory = LocalFileSystem(), IndexMemory()
     with locked(folder.parent):
         interval = LogConfig().index_interval_bytes
         segments = [
-            Segment(files, folder, base, interval, files.info(folder / (segment_name(base) + LOG))) for base in bases
+            Segment(files, folder, base, interval, files.info(folder / (segment_name(base) + LOG)), memory)
+            for base in bases
         ]
         end_offset, found = bases[0], None
         for place, segment in enumerate(segments):

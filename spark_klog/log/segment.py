@@ -11,15 +11,18 @@ files that are missing, or are not of this log, are noticed at the first look-up
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from spark_klog.errors import LogCorrupted
 from spark_klog.log.file_system import File, FileInfo, FileSystem, write_all
 from spark_klog.log.index import OffsetIndex, TimeIndex
+from spark_klog.log.index_memory import IndexMemory
 from spark_klog.log.scan import DamagedBatch, headers, scan
 from spark_klog.log.transaction_index import TransactionIndex
 from spark_klog.records.batch import Header
@@ -66,6 +69,7 @@ class Segment:
         base_offset: int,
         interval: int,
         info: FileInfo,
+        memory: IndexMemory,
         *,
         has_transactions: bool = False,
     ) -> None:
@@ -73,32 +77,39 @@ class Segment:
         name = segment_name(base_offset)
         self.path = folder / (name + LOG)
         self.size, self.made_ms = info
-        self.offset_index = OffsetIndex(files, folder / (name + INDEX), base_offset)
-        self.time_index = TimeIndex(files, folder / (name + TIME_INDEX), base_offset)
-        self.transaction_index = TransactionIndex(files, folder / (name + TRANSACTION_INDEX), has_transactions)
+        self.offset_index = OffsetIndex(files, folder / (name + INDEX), base_offset, memory)
+        self.time_index = TimeIndex(files, folder / (name + TIME_INDEX), base_offset, memory)
+        self.transaction_index = TransactionIndex(files, folder / (name + TRANSACTION_INDEX), memory, has_transactions)
         self.interval = interval
         self._files = files
         self._open_file: weakref.ref[File] | None = None
         self._kept_file: File | None = None
+        #: After an append that failed, bytes may follow the last batch that could not be cut off.
+        self._has_rest = False
+        self._is_detached = False
         self._first_timestamp: int | None = None
         #: None until the indexes have been compared with the log.
         self._state: IndexState | None = None
 
     @property
     def file(self) -> File:
-        """The open .log file."""
+        """The open .log file. `FileNotFoundError` where the log has the segment no more, and nobody holds its file."""
         file = self._open_file() if self._open_file else None
         if file is None:
+            if self._is_detached:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
             file = self._files.open(self.path)
             self._open_file = weakref.ref(file)
         return file
 
     def open_for_appends(self) -> None:
-        """Keep the file open until `close`: this segment is the active one. Makes the files of a new one."""
-        self._kept_file = self.file
+        """Keep the file open until `close`: this segment is the active one. Makes the files of a new one; OSError."""
         if not self.size:
+            self._kept_file = self._files.create(self.path)
+            self._open_file = weakref.ref(self._kept_file)
             self.offset_index.clear()
             self.time_index.clear()
+        self._kept_file = self.file
 
     @property
     def state(self) -> IndexState:
@@ -121,14 +132,23 @@ class Segment:
 
     def append(self, data: Buffer, run: BatchRun) -> None:
         """Write batches whose offsets are set; `run` is of these. OSError leaves the segment as it was."""
-        file = self.file
+        self._cut_rest()
         try:
-            write_all(file, self.size, data)
+            write_all(self.file, self.size, data)
         except OSError:
-            file.truncate(self.size)
+            self._has_rest = True
+            try:
+                self._cut_rest()
+            except OSError as error:
+                _log.warning("%s: what a failed write has left can't be cut off yet: %s", self.path, error)
             raise
         self._add_entries(run)
         self.size += run.end
+
+    def _cut_rest(self) -> None:
+        if self._has_rest:
+            self.file.truncate(self.size)
+            self._has_rest = False
 
     def _add_entries(self, run: BatchRun) -> None:
         self._state = run.state
@@ -149,12 +169,21 @@ class Segment:
             return self._walk_to(offset, self.offset_index.floor(offset))
 
     def _walk_to(self, offset: int, entry: tuple[int, int] | None) -> tuple[int, Header] | None:
-        for position, header in headers(self.file, self.path, entry[1] if entry else 0, self.size):
+        for position, header in self._headers(entry[1] if entry else 0):
             if entry and position == entry[1] and not _is_entry_of(entry[0], header):
                 raise LogCorrupted(f"{self.path}: no batch of offset {entry[0]} at position {position}")
             if header.last_offset >= offset:
                 return position, header
         return None
+
+    def _headers(self, position: int) -> Iterator[tuple[int, Header]]:
+        """(position, header) of the batches from a position on; `LogCorrupted` where no whole batch begins."""
+        for found in headers(self.file, self.path, position, self.size):
+            yield found
+            position = found[0] + found[1].size
+        if position != self.size:
+            left = self.size - position
+            raise LogCorrupted(f"{self.path}: no whole batch at position {position}, {left} bytes are left")
 
     def read(self, offset: int, max_bytes: int, end: int | None = None) -> FileRange | None:
         """From the batch with `offset` on, `max_bytes` but at least one batch; None beyond the segment.
@@ -172,6 +201,18 @@ class Segment:
             return None
         return FileRange(self.file, position, min(stop - position, max(max_bytes, header.size)))
 
+    def offset_after(self, found: FileRange) -> int | None:
+        """An offset that no record in a range of this segment reaches: by the index, so it may be some batches beyond.
+
+        None where the index has no right entry there: then the end of the segment is one. `LogCorrupted`.
+        """
+        end = found.position + found.size
+        entry = self.offset_index.at_position(end)
+        if entry is None or not end <= entry[1] < self.size:
+            return None
+        _, header = next(self._headers(entry[1]))
+        return entry[0] if _is_entry_of(entry[0], header) else None
+
     def records_in(self, found: FileRange, base_offset: int) -> int:
         """How many offsets the whole batches of a range of this segment span, of which the first is `base_offset`."""
         end = found.position + found.size
@@ -183,18 +224,46 @@ class Segment:
             next_offset = header.next_offset
         return next_offset - base_offset
 
-    def record_at(self, timestamp: int) -> tuple[int, int] | None:
-        """(timestamp, offset) of the first record with a timestamp (ms) of `timestamp` or more, or None."""
+    def record_at(self, timestamp: int, first: int) -> tuple[int, int] | None:
+        """(timestamp, offset) of the first record from offset `first` on with a timestamp (ms) of `timestamp` or more.
+
+        None where there is none.
+        """
         if self.max_timestamp < timestamp:
             return None
-        start = self.position_of(self.time_index.offset_before(timestamp))
-        for position, header in headers(self.file, self.path, start[0] if start else 0, self.size):
+        entry = self.time_index.before(timestamp)
+        if entry and not self._confirms(*entry):
+            _log.warning("%s: the time index entry for offset %d is wrong, building it anew", self.path, entry[1])
+            self.rebuild_indexes()
+            entry = self.time_index.before(timestamp)
+        for position, header in self._headers_from(max(first, entry[1] if entry else 0)):
             if header.max_timestamp < timestamp:
                 continue
             for record in records_of(header, memoryview(self.file.read_at(position, header.size))):
-                if record.timestamp >= timestamp:
+                if record.timestamp >= timestamp and record.offset >= first:
                     return record.timestamp, record.offset
         return None
+
+    def max_timestamp_from(self, first: int) -> int:
+        """The largest timestamp (ms) of the records from offset `first` on, -1 without any."""
+        if first <= self.base_offset:
+            return self.max_timestamp
+        largest = -1
+        for position, header in self._headers_from(first):
+            if header.max_timestamp <= largest:
+                continue
+            if isinstance(header, BatchHeader) and header.base_offset >= first:
+                largest = header.max_timestamp
+                continue
+            for record in records_of(header, memoryview(self.file.read_at(position, header.size))):
+                if record.offset >= first:
+                    largest = max(largest, record.timestamp)
+        return largest
+
+    def _headers_from(self, offset: int) -> Iterator[tuple[int, Header]]:
+        """(position, header) from the batch with `offset` on."""
+        start = self.position_of(offset)
+        return self._headers(start[0]) if start else iter(())
 
     def first_timestamp(self) -> int:
         """The largest timestamp (ms) of the first batch, -1 without one; segments are rolled by it."""
@@ -232,6 +301,13 @@ class Segment:
             return None
         self._state = IndexState(since, timestamp, timestamp_offset, known[0])
         return next_offset
+
+    def _confirms(self, timestamp: int, offset: int) -> bool:
+        """Whether the log has what an entry of the time index says."""
+        try:
+            return self._has_timestamp(timestamp, offset)
+        except LogCorrupted:
+            return False
 
     def _has_timestamp(self, timestamp: int, offset: int) -> bool:
         """Whether the largest timestamp of the batch with that offset is so."""
@@ -283,11 +359,33 @@ class Segment:
         self.file.sync()
         self.offset_index.sync()
         self.time_index.sync()
+        self.transaction_index.sync()
+
+    def unsynced_files(self) -> list[File]:
+        """The open files that a flush has to sync, with all that was appended in them; OSError."""
+        self.complete()
+        indexes = [self.offset_index.written_file(), self.time_index.written_file()]
+        return [self.file, *filter(None, [*indexes, self.transaction_index.unsynced_file()])]
+
+    def complete(self) -> None:
+        """Write what `flush` needs and a full disk may have refused; OSError, and all is as it was."""
+        self._cut_rest()
+        self.transaction_index.write()
 
     def close(self) -> None:
         """Let go of the files; a range that is being read keeps its own."""
         self.offset_index.close()
         self.time_index.close()
+        self._kept_file = None
+
+    def detach(self) -> None:
+        """Let go of the files, which the log has no more: nothing is written to or opened at these paths from now on.
+
+        A range that is being read keeps its file.
+        """
+        self._is_detached = True
+        for index in (self.offset_index, self.time_index, self.transaction_index):
+            index.detach()
         self._kept_file = None
 
     def rename(self, suffix: str) -> list[Path]:

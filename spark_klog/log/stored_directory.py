@@ -4,6 +4,7 @@ TOPIC-PARTITION/              see stored.py, of Kafka 0.7 stored_07.py
 log-start-offset-checkpoint   see checkpoints.py: first offsets that are no segment's. Where it is missing or damaged,
                               the first segment says where a log begins
 meta.properties               there where a broker has been
+broker-N/meta.properties      a cluster's directory, no broker's: refused
 
 Other folders (TOPIC-PARTITION.*-delete, -stray, -future) are not looked at.
 """
@@ -15,14 +16,13 @@ from typing import NamedTuple, Protocol
 
 from spark_klog.errors import ConfigError, DecodeError, OffsetOutOfRange
 from spark_klog.log.checkpoints import LOG_START
-from spark_klog.log.partition_log import partition_of_folder
+from spark_klog.log.layout import BROKER_FOLDER, CLUSTER_MARK, META
+from spark_klog.log.names import partition_of_folder
 from spark_klog.log.stored import GONE, StoredBatches, StoredPartition
 from spark_klog.log.stored_07 import StoredPartition07
 from spark_klog.log.stored_files import LogFiles, read_whole
 from spark_klog.records.reader import BadBatch
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
-
-_META = "meta.properties"
 
 
 class Directory(NamedTuple):
@@ -31,6 +31,13 @@ class Directory(NamedTuple):
     files: LogFiles
     path: str
     name: str
+
+
+def _holds_meta(directory: Directory, folder: str) -> bool:
+    try:
+        return META in {entry.name for entry in directory.files.entries(f"{directory.path.rstrip('/')}/{folder}")}
+    except FileNotFoundError:  # deleted meanwhile
+        return False
 
 
 class StoredLog(Protocol):
@@ -70,8 +77,15 @@ class StoredDirectories:
                 entries = directory.files.entries(directory.path)
             except FileNotFoundError:
                 raise ConfigError(f"there is no directory {directory.name}") from None
+            names = {entry.name for entry in entries}
+            brokers = [entry.name for entry in entries if entry.is_folder and BROKER_FOLDER.fullmatch(entry.name)]
+            if CLUSTER_MARK in names or any(_holds_meta(directory, name) for name in brokers):
+                raise ConfigError(
+                    f"{directory.name} is the directory of a cluster: give the data directories of its brokers, "
+                    + ",".join(f"{directory.name.rstrip('/')}/{name}" for name in sorted(brokers) or ["broker-0"])
+                )
             here = [key for entry in entries if entry.is_folder and (key := partition_of_folder(entry.name))]
-            if not here and _META not in {entry.name for entry in entries}:
+            if not here and META not in names:
                 raise ConfigError(
                     f"{directory.name} is no data directory of a broker: it has no folder TOPIC-PARTITION; "
                     "the directory that holds such folders is wanted"

@@ -1,19 +1,26 @@
 """A segment's transaction index (.txnindex): the aborted transactions that end in it.
 
 Entries of 34 bytes: INT16 version 0, INT64 producer id, INT64 first offset, INT64 last offset,
-INT64 last stable offset.
+INT64 last stable offset. They are in the order of their last offsets.
+
+Crash story: an entry can be derived from the log. It is on the disk before a snapshot of the producers is written that
+covers it; the log from the newest snapshot on is replayed (recovery.py), which makes the entries that were lost.
 """
 
 from __future__ import annotations
 
+import logging
+from bisect import bisect_left
 from collections.abc import Iterable
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
-from spark_klog.log.file_system import FileSystem, write_all
+from spark_klog.log.file_system import File, FileSystem, write_all
+from spark_klog.log.index_memory import IndexMemory
 
+_log = logging.getLogger(__name__)
 _ENTRY = Struct(">hqqqq")
 
 
@@ -49,33 +56,118 @@ def encode_transaction_index(transactions: Iterable[AbortedTransaction]) -> byte
 class TransactionIndex:
     """The index of an open segment; most have none, and no file (`exists`)."""
 
-    def __init__(self, files: FileSystem, path: Path, exists: bool) -> None:
+    def __init__(self, files: FileSystem, path: Path, memory: IndexMemory, exists: bool) -> None:
         self.path = path
         self._files = files
-        self._entries: list[AbortedTransaction] | None = None if exists else []
+        self._memory = memory
+        self._data: bytearray | None = None if exists else bytearray()
+        #: Bytes of entries in the file, and of those on the disk for certain.
+        self._written = self._synced = 0
+        self._is_detached = False
 
-    def read(self) -> list[AbortedTransaction]:
-        """All entries; `DecodeError` where the file is damaged."""
-        if self._entries is None:
-            self._entries = parse_transaction_index(self._files.read(self.path), str(self.path))
-        return self._entries
+    def _entries(self) -> bytearray:
+        data = self._data
+        if data is None:
+            content = self._files.read(self.path)
+            parse_transaction_index(content, str(self.path))
+            data = self._data = bytearray(content)
+            self._written = self._synced = len(data)
+        return data
+
+    def _load(self) -> bytearray:
+        data = self._entries()
+        if self._synced == len(data) and data and not self._is_detached:
+            self._memory.note_use(self, len(data))
+        return data
+
+    def release(self) -> None:
+        """Forget the entries that were loaded: they are read again at the next look-up."""
+        self._data = None
+
+    def overlapping(self, first: int, end: int) -> tuple[list[AbortedTransaction], bool]:
+        """(those with records in [first, end), whether no later segment can have more).
+
+        `DecodeError` if the file is damaged, OSError.
+        """
+        data = self._load()
+        count = len(data) // _ENTRY.size
+        found = []
+        for place in range(bisect_left(range(count), first, key=lambda place: _entry_at(data, place)[2]), count):
+            entry = _entry_at(data, place)
+            if entry.first_offset < end:
+                found.append(entry)
+            if entry.last_stable_offset >= end:  # what ends later has begun later, too
+                return found, True
+        return found, False
+
+    def prepare(self) -> None:
+        """Load the entries, which stay loaded until they are looked up: then `append` does not fail.
+
+        `DecodeError` if the file is damaged, OSError.
+        """
+        self._memory.forget(self)
+        self._entries()
 
     def append(self, transaction: AbortedTransaction) -> None:
-        """Add an entry, unless it is there; OSError."""
-        entries = self.read()
-        if entries and entries[-1].last_offset >= transaction.last_offset:
+        """Add an entry, unless it is there. If the disk does not take it, `sync` writes it again."""
+        self._memory.forget(self)
+        data = self._entries()
+        if data and _entry_at(data, len(data) // _ENTRY.size - 1).last_offset >= transaction.last_offset:
+            return
+        data += _ENTRY.pack(0, *transaction)
+        try:
+            self.write()
+        except OSError as error:
+            _log.warning("%s: an entry is not written yet: %s", self.path, error)
+
+    def write(self) -> None:
+        """Write what is not in the file yet; OSError."""
+        data = self._data
+        if data is None or self._written == len(data) or self._is_detached:
+            return
+        file = self._files.create(self.path)
+        write_all(file, self._written, data[self._written :])
+        file.close()
+        self._written = len(data)
+
+    def sync(self) -> None:
+        """Return when the entries are on the disk; OSError."""
+        self.write()
+        if self._synced == self._written or self._is_detached:
             return
         file = self._files.open(self.path)
-        write_all(file, len(entries) * _ENTRY.size, _ENTRY.pack(0, *transaction))
         file.sync()
         file.close()
-        entries.append(transaction)
+        self._synced = self._written
 
-    def repair(self, end: int) -> None:
-        """After a crash: keep the whole entries of transactions that ended before offset `end`; OSError."""
-        if self._entries is not None:
+    def unsynced_file(self) -> File | None:
+        """The open file, if it has entries that may not be on the disk; OSError."""
+        if self._synced == self._written or self._is_detached:
+            return None
+        return self._files.open(self.path)
+
+    def detach(self) -> None:
+        """Leave the file alone from now on: it is another segment's, or will be removed."""
+        self._is_detached = True
+        self._memory.forget(self)
+
+    def repair(self, start: int) -> None:
+        """After a crash: keep the whole entries of transactions that ended before offset `start`; OSError.
+
+        The log from there on is replayed: what an unfinished write has left is not believed.
+        """
+        if self._data is not None:
             return
-        data = self._files.read(self.path)
-        entries = parse_transaction_index(data[: len(data) - len(data) % _ENTRY.size], str(self.path))
-        self._entries = [item for item in entries if item.last_offset < end]
-        self._files.replace(self.path, encode_transaction_index(self._entries))
+        data, kept, before = self._files.read(self.path), b"", -1
+        for version, *fields in _ENTRY.iter_unpack(data[: len(data) - len(data) % _ENTRY.size]):
+            entry = AbortedTransaction(*fields)
+            if version or not (entry.first_offset < entry.last_offset and before < entry.last_offset < start):
+                break
+            kept, before = kept + _ENTRY.pack(version, *entry), entry.last_offset
+        if kept != data:
+            self._files.replace(self.path, kept)
+        self._data, self._written, self._synced = bytearray(kept), len(kept), len(kept)
+
+
+def _entry_at(data: bytearray, place: int) -> AbortedTransaction:
+    return AbortedTransaction(*_ENTRY.unpack_from(data, place * _ENTRY.size)[1:])

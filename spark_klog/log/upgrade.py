@@ -21,7 +21,6 @@ where .klog-upgrade was left behind; the next run removes it.
 
 from __future__ import annotations
 
-import logging
 import mmap
 import os
 import shutil
@@ -36,16 +35,17 @@ from uuid import UUID, uuid4
 from spark_klog.errors import ConfigError, DecodeError, KlogError, OffsetOutOfRange
 from spark_klog.log.config import LogConfig
 from spark_klog.log.dump import SUFFIX_07
+from spark_klog.log.layout import check_data_directory
 from spark_klog.log.lock import locked
 from spark_klog.log.log_07 import Log07, NoMessageAtOffset
+from spark_klog.log.names import check_topic_name, partition_of_folder
 from spark_klog.log.partition_files import PARTITION_METADATA, read_topic_id
-from spark_klog.log.partition_log import PartitionLog, check_topic_name, partition_of_folder
+from spark_klog.log.partition_log import PartitionLog
+from spark_klog.log.segment import LOG
 from spark_klog.records import kernels
 from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.contract import NO_TIMESTAMP, BinaryColumn, Kernel, RecordColumns
 from spark_klog.wire.codecs import NONE, Codec, codec_by_id
-
-_log = logging.getLogger(__name__)
 
 OFFSET_MAP = "offsets-of-kafka-0.7"
 _MAP_VERSION = b"0\n"
@@ -88,12 +88,14 @@ def upgrade(
 ) -> list[Upgraded | NotUpgraded]:
     """Write the logs of `old`, a data directory of Kafka 0.7 or a partition's folder, to the data directory `new`.
 
-    A damaged log, one that ends with half a message, and one whose folder in `new` has data already are not upgraded;
-    the others are. Without `topic_ids` there is no partition.metadata: Apache Kafka writes it when the topic is created
-    there, and would refuse another topic's id; a broker of ours needs it. `ConfigError` where `old` holds no log of
-    Kafka 0.7, `LogDirLocked` where a broker runs on `new`, OSError.
+    A damaged log, one that ends with half a message, one with records of a later broker beside it, and one whose folder
+    in `new` has data already are not upgraded; the others are. Without `topic_ids` there is no partition.metadata:
+    Apache Kafka writes it when the topic is created there, and would refuse another topic's id; a broker of ours needs
+    it. `ConfigError` where `old` holds no log of Kafka 0.7, `DataDirectoryError` where `new` can be no data directory,
+    `LogDirLocked` where a broker runs on it, OSError.
     """
     folders = _old_folders(old)
+    check_data_directory(new)
     new.mkdir(parents=True, exist_ok=True)
     results: list[Upgraded | NotUpgraded] = []
     with locked(new), _work_folder(new) as work:
@@ -103,10 +105,8 @@ def upgrade(
             try:
                 done = _done_before(folder, target) or _upgrade(folder, work, target, ids, progress, topic_ids)
             except KlogError as error:
-                _log.warning("%s is not upgraded: %s", folder, error)
                 results.append(NotUpgraded(folder.name, error))
             else:
-                _log.info("%s: %s", folder, done)
                 results.append(done)
     return results
 
@@ -169,6 +169,11 @@ def _upgrade(
 ) -> Upgraded:
     log = Log07(folder)
     check_topic_name(log.topic)
+    if later := [path.name for path in sorted(folder.glob(f"*{LOG}")) if path.stat().st_size]:
+        raise ConfigError(
+            f"{folder} holds records of a later broker beside those of Kafka 0.7: {', '.join(later)}; move these .log "
+            "files elsewhere to upgrade the others (klog log dump shows what they hold)"
+        )
     tail = log.tail
     if tail:
         raise DecodeError(

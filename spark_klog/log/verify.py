@@ -24,9 +24,10 @@ from pathlib import Path
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.log.dump import SUFFIX_07, Damage, Dumped, dump
 from spark_klog.log.dump_index import INDEX_SUFFIXES
+from spark_klog.log.layout import check_no_cluster
 from spark_klog.log.log_07 import files_07, hole_07
+from spark_klog.log.names import partition_of_folder
 from spark_klog.log.partition_files import LEADER_EPOCHS, PARTITION_METADATA, read_leader_epochs, read_topic_id
-from spark_klog.log.partition_log import partition_of_folder
 from spark_klog.log.producer_state import SNAPSHOT, ProducerState
 from spark_klog.log.segment import TRANSACTION_INDEX
 from spark_klog.log.verify_index import Batch, Finding, OffsetIndexCheck, TimeIndexCheck, TransactionCheck
@@ -84,6 +85,7 @@ def _partitions(path: Path) -> list[Path]:
     """The folders of partitions: of a data directory, or `path` itself."""
     if any(file.suffix in _SUFFIXES for file in _files(path)):
         return [path]
+    check_no_cluster(path)
     folders = sorted(folder for folder in path.iterdir() if folder.is_dir() and partition_of_folder(folder.name))
     if not folders and not partition_of_folder(path.absolute().name):
         raise ConfigError(f"{path} holds neither files of a log nor folders named TOPIC-PARTITION")

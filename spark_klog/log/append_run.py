@@ -1,0 +1,70 @@
+"""One append: its batches' offsets, what the indexes note of them, whether they begin a new segment."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from spark_klog.log.config import LogConfig
+from spark_klog.log.segment import Segment
+from spark_klog.records.assignment import assign_offsets
+from spark_klog.records.batch import iter_batches
+from spark_klog.records.batch_run import run_of
+from spark_klog.records.contract import BatchRun, IndexState, Kernel
+
+
+class Appended(NamedTuple):
+    """What an append did: the offsets of the first and the last record; the time (ms) that a log of LogAppendTime gave
+    them, else -1. A duplicate was appended before, and these are the offsets it was given then.
+    """
+
+    base_offset: int
+    last_offset: int
+    append_time: int = -1
+
+
+def assigned(
+    kernel: Kernel,
+    records: memoryview,
+    active: Segment,
+    first: int,
+    leader_epoch: int,
+    append_time: int | None,
+) -> tuple[memoryview, BatchRun]:
+    """The batches with offsets from `first` on, and what is known of them; in place where it can be.
+
+    `append_time`: timestamp (ms) that all records get, None to leave them theirs. `DecodeError`.
+    """
+    if append_time is None and len(records):
+        run = kernel.scan_batches(records, 0, active.state, active.target(), first, leader_epoch)
+        if run.end == len(records):
+            return records, run
+    data = assign_offsets(records, first, leader_epoch=leader_epoch, append_time=append_time).data
+    return data, run_in(data, active)
+
+
+def run_in(data: memoryview, segment: Segment) -> BatchRun:
+    """The run of batches whose offsets are set, for the indexes of this segment."""
+    batches, position = [], 0
+    for header, _ in iter_batches(data):
+        batches.append((position, header))
+        position += header.size
+    state = segment.state if segment.size else IndexState()
+    return run_of(batches, 0, state, segment.target(), segment.base_offset)
+
+
+def is_full(active: Segment, size: int, timestamp: int, config: LogConfig, now_ms: int) -> bool:
+    """Whether so many bytes of records, up to that time (ms), begin a new segment: by size, age or a full index."""
+    if not active.size:
+        return False
+    if active.size + size > config.segment_bytes:
+        return True
+    limit = config.segment_index_bytes
+    if active.offset_index.is_full(limit) or active.time_index.is_full(limit):
+        return True
+    return _age(active, timestamp, now_ms) > config.segment_ms
+
+
+def _age(active: Segment, timestamp: int, now_ms: int) -> int:
+    """As Kafka: by the records' own time where they have one, else by the clock."""
+    first = active.first_timestamp()
+    return timestamp - first if first >= 0 and timestamp >= 0 else now_ms - active.made_ms

@@ -1,0 +1,254 @@
+"""What a folder is, before a broker or a cluster writes into it.
+
+meta.properties            data directory of a broker: of klog, of Kafka with ZooKeeper (version 0) or KRaft (version 1)
+TOPIC-PARTITION/*.log      the same without meta.properties: a copy, or of Kafka before 0.9
+TOPIC-PARTITION/*.kafka    data directory of Kafka 0.7
+klog-cluster.properties    directory of a cluster, which has a data directory broker-N/ for each broker
+broker-N/meta.properties   the same, made by an earlier version, which wrote no klog-cluster.properties
+
+Names that begin with a dot, lost+found, and what is left of a write that failed (*.tmp) say nothing. Only
+`mark_cluster` and `write_meta` write.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from spark_klog.errors import ConfigError, DataDirectoryError
+from spark_klog.log.dump import SUFFIX_07
+from spark_klog.log.file_system import LocalFileSystem
+from spark_klog.log.names import partition_of_folder
+from spark_klog.log.segment import LOG
+
+META = "meta.properties"
+CLUSTER_MARK = "klog-cluster.properties"
+#: Where the brokers of a cluster register: the value of `registry` in its mark, and the folder that an earlier version
+#: left.
+_REGISTRIES = {"zookeeper": "zookeeper", "files": "directories"}
+#: The data directory of a cluster's broker, in the cluster's.
+BROKER_FOLDER = re.compile(r"broker-([0-9]+)")
+_CHECKPOINT = "-offset-checkpoint"
+#: Of a write that failed.
+_TEMPORARY = re.compile(r".*(\.properties|-checkpoint)\.tmp")
+_SHOWN = 3
+_CHOOSE = "choose another data directory"
+
+
+class Meta(NamedTuple):
+    """What meta.properties says; `cluster_id` is None where it names none."""
+
+    broker_id: int
+    cluster_id: str | None
+
+
+class _Contents(NamedTuple):
+    names: list[str]
+    #: Data directories in it: of a cluster's brokers, or others.
+    data_directories: list[str]
+    #: Folders of partitions that hold logs of Kafka 0.7, and of later versions.
+    logs_07: list[str]
+    logs: list[str]
+
+    @property
+    def brokers(self) -> list[int]:
+        """Ids of the brokers that have their data directories here."""
+        return sorted(int(match[1]) for name in self.data_directories if (match := BROKER_FOLDER.fullmatch(name)))
+
+
+@contextmanager
+def usable(path: Path) -> Iterator[None]:
+    """An OSError within becomes a `DataDirectoryError` about the data directory `path`."""
+    try:
+        yield
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename not in (None, str(path)) else ""
+        reason = error.strerror or str(error)
+        raise DataDirectoryError(f"data directory {path} can't be used: {place}{reason}") from error
+
+
+def check_data_directory(path: Path, broker_id: int | None = None) -> None:
+    """`DataDirectoryError` unless `path` may be the data directory of a broker (of the one with that id, if given).
+
+    It is one, or it is empty or not there. Nothing is written.
+    """
+    with usable(path):
+        found = _look(path)
+        if found is None:
+            return
+        if CLUSTER_MARK in found.names or found.brokers:
+            folder = path / (f"broker-{found.brokers[0]}" if found.brokers else "broker-0")
+            why = f"it holds {CLUSTER_MARK if CLUSTER_MARK in found.names else f'{folder.name}/{META}'}"
+            raise DataDirectoryError(
+                f"{path} is the directory of a cluster, not of a broker ({why}): "
+                f"start it with klog cluster --data-dir {path}, or {_CHOOSE}"
+            )
+        _refuse_07(path, found)
+        if META in found.names:
+            meta = read_meta(path)
+            if meta is not None and broker_id not in (None, meta.broker_id):
+                raise DataDirectoryError(
+                    f"data directory {path} belongs to broker {meta.broker_id}, not {broker_id}; "
+                    f"start with --broker-id {meta.broker_id}, or choose another --data-dir"
+                )
+        elif not _is_kafkas(found) and found.names:
+            inner = found.data_directories
+            advice = f"its folder {inner[0]} is one: give {path / inner[0]}, or {_CHOOSE}" if inner else _CHOOSE
+            raise DataDirectoryError(
+                f"{path} is neither empty nor a data directory: it holds {_some(found.names)} and no {META}; {advice}"
+            )
+
+
+def check_no_cluster(path: Path) -> None:
+    """`ConfigError` where the folder `path`, whose logs are to be read, is the directory of a cluster; OSError."""
+    found = _look(path)
+    if found is not None and (CLUSTER_MARK in found.names or found.brokers):
+        folders = " ".join(str(path / f"broker-{broker_id}") for broker_id in found.brokers or [0])
+        raise ConfigError(f"{path} is the directory of a cluster: give the data directories of its brokers, {folders}")
+
+
+def check_alone(path: Path) -> None:
+    """`DataDirectoryError` where `path` is a cluster's: a broker without the cluster's registry can't start on it.
+
+    It would know neither the cluster's topics nor their ids, and the cluster not those that it creates.
+    """
+    with usable(path):
+        folder = path.resolve()
+        parent = folder.parent
+        if BROKER_FOLDER.fullmatch(folder.name) and (parent / CLUSTER_MARK).exists():
+            raise DataDirectoryError(
+                f"data directory {path} belongs to the cluster in {parent}: start that with klog cluster "
+                f"--data-dir {parent}, or copy {folder.name} elsewhere to start a broker of its own on it"
+            )
+
+
+def check_cluster_directory(path: Path, *, zookeeper: bool) -> list[int]:
+    """The ids of the brokers that the cluster directory `path` has data of; none for a new one.
+
+    `DataDirectoryError` where it is something else, or belongs to a cluster with the other registry. Nothing is
+    written. Files of others may lie beside those of a cluster.
+    """
+    with usable(path):
+        found = _look(path)
+        if found is None:
+            return []
+        registry = _registry(path, found)
+        wanted = "zookeeper" if zookeeper else "files"
+        if registry not in (None, wanted):
+            raise DataDirectoryError(
+                f"the cluster in {path} was made {'with' if registry == 'zookeeper' else 'without'} ZooKeeper, which "
+                f"keeps its topics: start it {'with --zookeeper' if registry == 'zookeeper' else 'without --zookeeper'}"
+                f" (zookeeper={registry == 'zookeeper'}), or {_CHOOSE}"
+            )
+        if CLUSTER_MARK in found.names or found.brokers:
+            return found.brokers
+        _refuse_07(path, found)
+        if META in found.names or _is_kafkas(found):
+            raise DataDirectoryError(
+                f"{path} is the data directory of a broker, not of a cluster (it holds {_some(_telling(found))}): "
+                f"start it with klog broker --data-dir {path}, or {_CHOOSE}"
+            )
+        return []
+
+
+def mark_cluster(path: Path, *, zookeeper: bool) -> None:
+    """Note that the folder `path` is a cluster's; `DataDirectoryError` where it can't be written."""
+    mark = path / CLUSTER_MARK
+    with usable(path):
+        if not mark.exists():
+            registry = "zookeeper" if zookeeper else "files"
+            text = f"# klog cluster: broker-N is the data directory of broker N\nversion=1\nregistry={registry}\n"
+            LocalFileSystem().replace(mark, text.encode())
+
+
+def read_meta(path: Path) -> Meta | None:
+    """What meta.properties of the data directory says, None where there is none; `DataDirectoryError`, OSError."""
+    file = path / META
+    if not file.exists():
+        return None
+    values = _properties(file)
+    version = values.get("version", "none")
+    name = {"0": "broker.id", "1": "node.id"}.get(version)
+    if name is None:
+        raise DataDirectoryError(f"{file} has version {version}, 0 and 1 are known: restore it, or {_CHOOSE}")
+    number = values.get(name, "")
+    if not (number.isascii() and number.isdecimal()):
+        raise DataDirectoryError(f"{file} names no {name}: restore it, or {_CHOOSE}")
+    return Meta(int(number), values.get("cluster.id"))
+
+
+def write_meta(path: Path, meta: Meta) -> None:
+    """Write meta.properties, unless it says the same already (a file of KRaft stays as it is); OSError."""
+    if read_meta(path) != meta:
+        text = f"#\nbroker.id={meta.broker_id}\ncluster.id={meta.cluster_id}\nversion=0\n"
+        LocalFileSystem().replace(path / META, text.encode())
+
+
+def _properties(file: Path) -> dict[str, str]:
+    lines = (line.partition("=") for line in file.read_text(errors="replace").splitlines() if line[:1] not in "#!")
+    return {key.strip(): value.strip() for key, _, value in lines}
+
+
+def _look(path: Path) -> _Contents | None:
+    """What is in a folder; None where nothing is there. OSError."""
+    try:
+        entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return None
+    found = _Contents([], [], [], [])
+    for entry in entries:
+        if entry.name.startswith(".") or entry.name == "lost+found" or _TEMPORARY.fullmatch(entry.name):
+            continue
+        found.names.append(entry.name)
+        if not entry.is_dir():
+            continue
+        try:
+            inner = os.listdir(entry.path)
+        except PermissionError:  # a stranger's
+            continue
+        if META in inner:
+            found.data_directories.append(entry.name)
+        elif partition_of_folder(entry.name):
+            if any(name.endswith(SUFFIX_07) for name in inner):
+                found.logs_07.append(entry.name)
+            if any(name.endswith(LOG) for name in inner):
+                found.logs.append(entry.name)
+    return found
+
+
+def _refuse_07(path: Path, found: _Contents) -> None:
+    if found.logs_07:
+        raise DataDirectoryError(
+            f"{path} holds logs of Kafka 0.7 ({_some(found.logs_07)}): write them in today's format with "
+            f"klog log upgrade {path} NEW, and start on NEW"
+        )
+
+
+def _is_kafkas(found: _Contents) -> bool:
+    """Whether it is a broker's without meta.properties."""
+    return bool(found.logs) or any(name.endswith(_CHECKPOINT) for name in found.names)
+
+
+def _telling(found: _Contents) -> list[str]:
+    return [META] if META in found.names else found.logs or found.names
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _registry(path: Path, found: _Contents) -> str | None:
+    """Of a cluster's directory: which registry it has; None where it has none, or an earlier version left both."""
+    if CLUSTER_MARK in found.names:
+        values = _properties(path / CLUSTER_MARK)
+        if values.get("version") != "1" or values.get("registry") not in _REGISTRIES:
+            raise DataDirectoryError(
+                f"{path / CLUSTER_MARK} is not of version 1: restore it, or remove it if this version made the cluster"
+            )
+        return values["registry"]
+    there = [name for name, folder in _REGISTRIES.items() if folder in found.names]
+    return there[0] if found.brokers and len(there) == 1 else None
