@@ -6,7 +6,7 @@ Every exception that this package raises on purpose is a `KlogError`. Bytes from
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import Enum, IntEnum
 
 
 class KlogError(Exception):
@@ -61,12 +61,20 @@ class UnsupportedVersionError(KlogError):
     """The peer and this package share no version of an API."""
 
 
+class DataDirectoryError(KlogError):
+    """A data directory of another kind or of another broker, or one that can't be read or written."""
+
+
 class LogDirLocked(KlogError):
     """The data directory is in use by another broker."""
 
 
 class LogCorrupted(KlogError):
     """Files of the log that recovery must not mend by itself."""
+
+
+class LogRetired(KlogError, OSError):
+    """A log that was deleted, or set aside, or closed: it takes no changes, a new one may have its name."""
 
 
 class DirectoryError(KlogError):
@@ -250,50 +258,63 @@ class ErrorCode(IntEnum):
     TRANSACTION_ABORTABLE = 120
 
 
-#: A client asks for fresh metadata and tries again on these.
-RETRIABLE = frozenset(
-    {
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.LEADER_NOT_AVAILABLE,
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.REQUEST_TIMED_OUT,
-        ErrorCode.REPLICA_NOT_AVAILABLE,
-        ErrorCode.NETWORK_EXCEPTION,
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-        ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        ErrorCode.NOT_COORDINATOR,
-        ErrorCode.NOT_ENOUGH_REPLICAS,
-        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        ErrorCode.NOT_CONTROLLER,
-        ErrorCode.KAFKA_STORAGE_ERROR,
-        ErrorCode.FENCED_LEADER_EPOCH,
-        ErrorCode.UNKNOWN_LEADER_EPOCH,
-        ErrorCode.OFFSET_NOT_AVAILABLE,
-        ErrorCode.UNSTABLE_OFFSET_COMMIT,
-        ErrorCode.THROTTLING_QUOTA_EXCEEDED,
-    }
-)
+class Remedy(Enum):
+    """What a client does about an error code."""
+
+    #: Ask the same broker again, after a pause.
+    RETRY = "retry"
+    #: Find the leader, coordinator or controller anew and ask that, after a pause.
+    REFRESH = "refresh"
+    FAIL = "fail"
+
+
+#: The codes that pass (protocol guide, "Error Codes", column "Retriable"); all others are final.
+REMEDIES = {
+    ErrorCode.CORRUPT_MESSAGE: Remedy.RETRY,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: Remedy.REFRESH,
+    ErrorCode.LEADER_NOT_AVAILABLE: Remedy.REFRESH,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: Remedy.REFRESH,
+    ErrorCode.REQUEST_TIMED_OUT: Remedy.RETRY,
+    ErrorCode.REPLICA_NOT_AVAILABLE: Remedy.REFRESH,
+    ErrorCode.NETWORK_EXCEPTION: Remedy.REFRESH,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: Remedy.RETRY,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE: Remedy.REFRESH,
+    ErrorCode.NOT_COORDINATOR: Remedy.REFRESH,
+    ErrorCode.NOT_ENOUGH_REPLICAS: Remedy.RETRY,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: Remedy.RETRY,
+    ErrorCode.NOT_CONTROLLER: Remedy.REFRESH,
+    ErrorCode.CONCURRENT_TRANSACTIONS: Remedy.RETRY,
+    ErrorCode.KAFKA_STORAGE_ERROR: Remedy.REFRESH,
+    ErrorCode.FETCH_SESSION_ID_NOT_FOUND: Remedy.RETRY,
+    ErrorCode.INVALID_FETCH_SESSION_EPOCH: Remedy.RETRY,
+    ErrorCode.LISTENER_NOT_FOUND: Remedy.REFRESH,
+    ErrorCode.FENCED_LEADER_EPOCH: Remedy.REFRESH,
+    ErrorCode.UNKNOWN_LEADER_EPOCH: Remedy.REFRESH,
+    ErrorCode.OFFSET_NOT_AVAILABLE: Remedy.RETRY,
+    ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE: Remedy.REFRESH,
+    ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE: Remedy.REFRESH,
+    ErrorCode.UNSTABLE_OFFSET_COMMIT: Remedy.RETRY,
+    ErrorCode.THROTTLING_QUOTA_EXCEEDED: Remedy.RETRY,
+    ErrorCode.UNKNOWN_TOPIC_ID: Remedy.REFRESH,
+    ErrorCode.INCONSISTENT_TOPIC_ID: Remedy.REFRESH,
+    ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR: Remedy.RETRY,
+}
 
 
 class ProtocolError(KlogError):
     """An error code that a broker answered with. `what` names what it was answered for."""
 
-    def __init__(self, code: int, what: str) -> None:
+    def __init__(self, code: int, what: str, remedy: Remedy | None = None) -> None:
         self.code = ErrorCode(code) if code in ErrorCode._value2member_map_ else ErrorCode.UNKNOWN_SERVER_ERROR
         self.what = what
+        self.remedy = REMEDIES.get(self.code, Remedy.FAIL) if remedy is None else remedy
         name = self.code.name if self.code == code else f"unknown code {code}"
         super().__init__(f"{what}: {name} ({code})")
 
     @property
     def retriable(self) -> bool:
-        """True where fresh metadata and another try may succeed."""
-        return self.code in RETRIABLE
+        """True if another attempt may succeed, see `remedy`."""
+        return self.remedy is not Remedy.FAIL
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (int(self.code), self.what)
-
-
-def raise_for_code(code: int, what: str) -> None:
-    """Raise `ProtocolError` unless `code` is NONE."""
-    if code:
-        raise ProtocolError(code, what)
+        return type(self), (int(self.code), self.what, self.remedy)

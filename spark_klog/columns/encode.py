@@ -20,41 +20,54 @@ from spark_klog.records.contract import BinaryColumn, HeadersColumn, RecordColum
 
 _HEADERS = FULL.field("headers").type
 _Int32s = np.ndarray[Any, np.dtype[np.int32]]
+_Int64s = np.ndarray[Any, np.dtype[np.int64]]
+#: Bytes of a record beside key, value and headers: at most so many but for timestamps of weeks apart.
+_RECORD_OVERHEAD = 16
+#: A row without a key and a partition; the kernel gives it for null keys, too.
+_FREE = -1
 
 
 class PartitionEncoder:
     """Splits Arrow batches by topic and partition.
 
-    Columns: value (binary or string); key (the same), topic, partition, headers where they are there; others are not
-    read. `topic` replaces the column. `partitions_of(topic)` says how many partitions a topic has, and
-    `choose(topic, count)` the partition of records without a key. Records are timestamped with the time of the split.
+    Columns: value (binary or string); key (the same), topic, partition, headers if present; others are not read.
+    `topic` replaces the column. `partitions_of(topic)` gives the number of a topic's partitions. Rows without a key and
+    a partition are spread: each `batch_bytes` of them go to the partition that `choose(topic)` gives. Records are
+    timestamped with the time of the split.
     """
 
     def __init__(
-        self, topic: str | None, partitions_of: Callable[[str], int], choose: Callable[[str, int], int]
+        self,
+        topic: str | None,
+        partitions_of: Callable[[str], int],
+        choose: Callable[[str], int],
+        batch_bytes: int,
     ) -> None:
         self._topic = topic
         self._partitions_of = partitions_of
         self._choose = choose
+        self._batch_bytes = batch_bytes
         self._kernel = kernels.load()
 
     def split(self, batch: pa.RecordBatch) -> Iterator[tuple[str, int, RecordColumns]]:
-        """(topic, partition, records), in the batch's order within a partition; `ConfigError` for a null topic."""
+        """(topic, partition, records), in the batch's order within a partition; `ConfigError` for a null topic.
+
+        A partition may come more than once.
+        """
         for topic, rows in self._by_topic(batch):
             partitions = self._partitions(rows, topic)
-            counts = np.bincount(partitions)
-            found = np.flatnonzero(counts)
-            if len(found) == 1 and not any(column.offset for column in rows.columns):
-                # all rows, in arrays that begin at 0: there is nothing to gather
-                yield topic, int(found[0]), _records(rows)
+            if partitions is None:
+                start = 0
+                for partition, end in self._turns(topic, _record_sizes(rows)):
+                    yield topic, partition, _records(rows.slice(start, end - start))
+                    start = end
                 continue
-            order = pc.sort_indices(
-                pa.Array.from_buffers(pa.int32(), len(partitions), [None, pa.py_buffer(partitions)])
-            )
-            at = 0
-            for partition in found:
-                yield topic, int(partition), _records(rows.take(order.slice(at, counts[partition])))
-                at += counts[partition]
+            free = np.flatnonzero(partitions == _FREE)
+            start = 0
+            for partition, end in self._turns(topic, _record_sizes(rows)[free]) if len(free) else ():
+                partitions[free[start:end]] = partition
+                start = end
+            yield from _gathered(topic, rows, partitions)
 
     def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         if self._topic is not None:
@@ -66,15 +79,14 @@ class PartitionEncoder:
         for topic in pc.unique(topics):
             yield topic.as_py(), batch.filter(pc.equal(topics, topic))
 
-    def _partitions(self, rows: pa.RecordBatch, topic: str) -> _Int32s:
-        """Partition of each row: its own, else its key's, else a chosen one."""
+    def _partitions(self, rows: pa.RecordBatch, topic: str) -> _Int32s | None:
+        """Partition of each row: its own, else its key's, else `_FREE`; None if all rows are free."""
         count = self._partitions_of(topic)
-        result = np.full(rows.num_rows, self._choose(topic, count), np.int32)
+        result: _Int32s | None = None
         names = rows.schema.names
         if "key" in names and rows.column("key").null_count < rows.num_rows:
             keys = _binary_column(_whole(rows.column("key")))
-            hashed = np.frombuffer(self._kernel.partitions(keys, rows.num_rows, count), np.int32)
-            result = np.where(hashed < 0, result, hashed)
+            result = np.frombuffer(self._kernel.partitions(keys, rows.num_rows, count), np.int32).copy()
         if "partition" in names and rows.column("partition").null_count < rows.num_rows:
             column = rows.column("partition").cast(pa.int32())
             own = _numbers(column, np.int32)
@@ -82,8 +94,32 @@ class PartitionEncoder:
             wrong = own[is_set & ((own < 0) | (own >= count))]
             if len(wrong):
                 raise ConfigError(f"partition {wrong[0]} of topic {topic}: it has partitions 0 to {count - 1}")
-            result = np.where(is_set, own, result)
+            result = np.where(is_set, own, _FREE if result is None else result).astype(np.int32, copy=False)
         return result
+
+    def _turns(self, topic: str, sizes: _Int64s) -> Iterator[tuple[int, int]]:
+        """Cut records of these sizes into parts of equal bytes, each at most a batch: (partition, end) of each part."""
+        if not len(sizes):
+            return
+        ends = np.cumsum(sizes)
+        parts = -(-int(ends[-1]) // self._batch_bytes)
+        cuts = np.searchsorted(ends, [ends[-1] * part // parts for part in range(1, parts)], "right")
+        for end in dict.fromkeys([*(int(cut) for cut in cuts if 0 < cut < len(sizes)), len(sizes)]):
+            yield self._choose(topic), end
+
+
+def _gathered(topic: str, rows: pa.RecordBatch, partitions: _Int32s) -> Iterator[tuple[str, int, RecordColumns]]:
+    """The rows of each partition together."""
+    counts = np.bincount(partitions)
+    found = np.flatnonzero(counts)
+    if len(found) == 1:
+        yield topic, int(found[0]), _records(rows)
+        return
+    order = pc.sort_indices(pa.Array.from_buffers(pa.int32(), len(partitions), [None, pa.py_buffer(partitions)]))
+    at = 0
+    for partition in found:
+        yield topic, int(partition), _records(rows.take(order.slice(at, counts[partition])))
+        at += counts[partition]
 
 
 def _numbers(array: pa.Array, kind: type[np.generic]) -> np.ndarray[Any, Any]:
@@ -93,8 +129,22 @@ def _numbers(array: pa.Array, kind: type[np.generic]) -> np.ndarray[Any, Any]:
 
 def _whole(array: pa.Array) -> pa.Array:
     """As binary with 32-bit offsets, beginning at the start of its buffers."""
-    array = array.cast(pa.binary())
+    return _from_start(array.cast(pa.binary()))
+
+
+def _from_start(array: pa.Array) -> pa.Array:
+    """The array, copied if it is a slice, so that it begins at the start of its buffers."""
     return pa.concat_arrays([array, array.slice(0, 0)]) if array.offset else array
+
+
+def _record_sizes(rows: pa.RecordBatch) -> _Int64s:
+    """Bytes of each row's record, estimated: keys and headers count as their average."""
+    count = rows.num_rows
+    offsets = np.frombuffer(_whole(rows.column("value")).buffers()[1] or bytes(4), np.int32)[: count + 1]
+    others = sum(rows.column(name).nbytes for name in ("key", "headers") if name in rows.schema.names)
+    sizes: _Int64s = np.diff(offsets).astype(np.int64)
+    sizes += _RECORD_OVERHEAD + others // max(count, 1)
+    return sizes
 
 
 def _buffer(buffer: pa.Buffer | None) -> memoryview | None:
@@ -113,7 +163,7 @@ def _binary_column(array: pa.Array) -> BinaryColumn:
 
 
 def _records(rows: pa.RecordBatch) -> RecordColumns:
-    """The columns of rows whose arrays begin at 0 of their buffers."""
+    """The columns of rows."""
     names = rows.schema.names
     return RecordColumns(
         rows.num_rows,
@@ -125,7 +175,7 @@ def _records(rows: pa.RecordBatch) -> RecordColumns:
 
 
 def _headers(array: Any) -> HeadersColumn:
-    array = array.cast(_HEADERS)
+    array = _from_start(array.cast(_HEADERS))
     entries = array.values
     return HeadersColumn(
         _buffer(array.buffers()[1]) or bytes(4),

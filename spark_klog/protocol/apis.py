@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from spark_klog.protocol.schema import Api
+from spark_klog.protocol.tables.acls import CREATE_ACLS, DELETE_ACLS, DESCRIBE_ACLS
 from spark_klog.protocol.tables.cluster import DESCRIBE_CLUSTER, DESCRIBE_LOG_DIRS, DESCRIBE_TOPIC_PARTITIONS
-from spark_klog.protocol.tables.configs import ALTER_CONFIGS, DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
+from spark_klog.protocol.tables.configs import (
+    ALTER_CONFIGS,
+    DESCRIBE_CONFIGS,
+    INCREMENTAL_ALTER_CONFIGS,
+    LIST_CONFIG_RESOURCES,
+)
 from spark_klog.protocol.tables.coordinator import FIND_COORDINATOR, OFFSET_COMMIT, OFFSET_FETCH
 from spark_klog.protocol.tables.fetch import FETCH
 from spark_klog.protocol.tables.groups import (
@@ -22,7 +28,15 @@ from spark_klog.protocol.tables.list_offsets import LIST_OFFSETS
 from spark_klog.protocol.tables.metadata import API_VERSIONS, METADATA
 from spark_klog.protocol.tables.partitions import CREATE_PARTITIONS, DELETE_RECORDS
 from spark_klog.protocol.tables.produce import PRODUCE
+from spark_klog.protocol.tables.quotas import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
+from spark_klog.protocol.tables.reassignments import (
+    ALTER_PARTITION_REASSIGNMENTS,
+    ALTER_REPLICA_LOG_DIRS,
+    ELECT_LEADERS,
+    LIST_PARTITION_REASSIGNMENTS,
+)
 from spark_klog.protocol.tables.sasl import SASL_AUTHENTICATE, SASL_HANDSHAKE
+from spark_klog.protocol.tables.scram import ALTER_USER_SCRAM_CREDENTIALS, DESCRIBE_USER_SCRAM_CREDENTIALS
 from spark_klog.protocol.tables.topics import CREATE_TOPICS, DELETE_TOPICS
 from spark_klog.protocol.tables.transaction_lists import DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS
 from spark_klog.protocol.tables.transactions import (
@@ -73,19 +87,39 @@ _ALL = (
     DESCRIBE_PRODUCERS,
     DESCRIBE_TRANSACTIONS,
     LIST_TRANSACTIONS,
+    DESCRIBE_ACLS,
+    CREATE_ACLS,
+    DELETE_ACLS,
+    ALTER_REPLICA_LOG_DIRS,
+    ELECT_LEADERS,
+    ALTER_PARTITION_REASSIGNMENTS,
+    LIST_PARTITION_REASSIGNMENTS,
+    DESCRIBE_CLIENT_QUOTAS,
+    ALTER_CLIENT_QUOTAS,
+    DESCRIBE_USER_SCRAM_CREDENTIALS,
+    ALTER_USER_SCRAM_CREDENTIALS,
+    LIST_CONFIG_RESOURCES,
 )
 
 __all__ = [
     "ADD_OFFSETS_TO_TXN",
     "ADD_PARTITIONS_TO_TXN",
+    "ALTER_CLIENT_QUOTAS",
     "ALTER_CONFIGS",
+    "ALTER_PARTITION_REASSIGNMENTS",
+    "ALTER_REPLICA_LOG_DIRS",
+    "ALTER_USER_SCRAM_CREDENTIALS",
     "API_VERSIONS",
     "BY_KEY",
+    "CREATE_ACLS",
     "CREATE_PARTITIONS",
     "CREATE_TOPICS",
+    "DELETE_ACLS",
     "DELETE_GROUPS",
     "DELETE_RECORDS",
     "DELETE_TOPICS",
+    "DESCRIBE_ACLS",
+    "DESCRIBE_CLIENT_QUOTAS",
     "DESCRIBE_CLUSTER",
     "DESCRIBE_CONFIGS",
     "DESCRIBE_GROUPS",
@@ -93,6 +127,8 @@ __all__ = [
     "DESCRIBE_PRODUCERS",
     "DESCRIBE_TOPIC_PARTITIONS",
     "DESCRIBE_TRANSACTIONS",
+    "DESCRIBE_USER_SCRAM_CREDENTIALS",
+    "ELECT_LEADERS",
     "END_TXN",
     "FETCH",
     "FIND_COORDINATOR",
@@ -101,8 +137,10 @@ __all__ = [
     "INIT_PRODUCER_ID",
     "JOIN_GROUP",
     "LEAVE_GROUP",
+    "LIST_CONFIG_RESOURCES",
     "LIST_GROUPS",
     "LIST_OFFSETS",
+    "LIST_PARTITION_REASSIGNMENTS",
     "LIST_TRANSACTIONS",
     "METADATA",
     "OFFSET_COMMIT",

@@ -17,7 +17,7 @@ from typing import Any
 
 from spark_klog.errors import DecodeError
 from spark_klog.protocol.schema import Api, Array, Field, Primitive, Struct, Type
-from spark_klog.wire.primitives import Buffer, Reader, Writer
+from spark_klog.wire.primitives import TAG_BYTES, Buffer, Reader, Writer
 
 Message = dict[str, Any]
 Decode = Callable[[Reader], Any]
@@ -31,6 +31,18 @@ _COMPACTABLE = {
     Primitive.BYTES: "nullable_bytes",
     Primitive.RECORDS: "nullable_bytes",
 }
+
+
+#: What decoded values take in memory, in bytes: roughly, and rather too much.
+_DICT_BYTES, _FIELD_BYTES, _VALUE_BYTES, _VIEW_BYTES = 120, 50, 150, 240
+
+
+def _decoded_bytes(kind: Primitive | Struct) -> int:
+    """What an element of an array takes in memory, without what its own arrays hold."""
+    if isinstance(kind, Struct):
+        views = sum(field.type in (Primitive.BYTES, Primitive.RECORDS) for field in kind.fields)
+        return _DICT_BYTES + _FIELD_BYTES * len(kind.fields) + _VIEW_BYTES * views
+    return _VIEW_BYTES if kind in (Primitive.BYTES, Primitive.RECORDS) else _VALUE_BYTES
 
 
 def _method(kind: Primitive, flexible: bool) -> str:
@@ -54,6 +66,7 @@ def _decoder(kind: Type, version: int, flexible: bool, name: str, nullable: bool
         return decode_struct_or_null
     if isinstance(kind, Array):
         element = _decoder(kind.element, version, flexible, name, False)
+        cost = _decoded_bytes(kind.element)
 
         def decode_array(reader: Reader) -> list[Any] | None:
             count = reader.count(flexible)
@@ -61,6 +74,7 @@ def _decoder(kind: Type, version: int, flexible: bool, name: str, nullable: bool
                 if nullable:
                     return None
                 raise DecodeError(f"array {name} is null, which version {version} does not allow")
+            reader.spend(count * cost)
             return [element(reader) for _ in range(count)]
 
         return decode_array
@@ -103,12 +117,14 @@ def _struct_decoder(struct: Struct, version: int, flexible: bool) -> Decode:
             message[name] = decode(reader)
         if flexible:
             for _ in range(reader.uvarint()):
+                reader.spend(TAG_BYTES)
                 tag = reader.uvarint()
                 body = reader.take(reader.uvarint())
                 if tag in tagged:
                     name, decode = tagged[tag]
-                    field = Reader(body)
+                    field = Reader(body, reader.allowance)
                     message[name] = decode(field)
+                    reader.allowance = field.allowance
                     if field.remaining:
                         raise DecodeError(f"tagged field {name}: {field.remaining} bytes left over")
         return message
@@ -209,6 +225,8 @@ def decode_request_header(reader: Reader) -> tuple[int, int, int]:
 def decode_request(api: Api, version: int, reader: Reader) -> tuple[str | None, Message]:
     """What follows `decode_request_header`: (client id, message).
 
+    `AllowanceExceeded`, a `DecodeError`, if the message takes more memory than the reader allows.
+
     Bytes that are left over are ignored, as Kafka does it: librdkafka 2.x, asking for the Metadata of all topics,
     writes null as INT32 0 where a varint of one byte is due.
     """
@@ -247,5 +265,5 @@ def _decode(api: Api, what: str, version: int, reader: Reader, decode: Decode) -
     try:
         message: Message = decode(reader)
     except DecodeError as error:
-        raise DecodeError(f"{api.name} v{version} {what}: {error}") from None
+        raise type(error)(f"{api.name} v{version} {what}: {error}") from None
     return message

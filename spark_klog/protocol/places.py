@@ -1,7 +1,7 @@
 """What a message of any API is about, and answers that are errors: read from the tables, so for every API alike.
 
 A place is (topic, partition); its parts are None where the request names no topic, or a topic without partitions. An
-array of the answer that holds error codes mirrors the array of the request with its name, or the request's only one.
+array of the answer that holds error codes mirrors the array of the request with its name, or the request's last one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _NOTHING = Struct(())
 EVERYTHING: Place = (None, None)
 _TOPIC = ("topic", "name")
 _PARTITION = ("partition_index", "partition", "index")
+#: How answers and requests call the user whose credentials are altered.
+_USER = ("user", "name")
 #: The second one is AddPartitionsToTxn's.
 _CODE_NAMES = ("error_code", "partition_error_code")
 #: What tells an entry of an answer from the others.
@@ -31,7 +33,7 @@ _IDENTITY = frozenset(
         *_TOPIC,
         *_PARTITION,
         *("topic_id", "group_id", "key", "member_id", "group_instance_id"),
-        *("transactional_id", "resource_type", "resource_name"),
+        *("transactional_id", "resource_type", "resource_name", "user"),
     }
 )
 #: Codes that concern a group, a session or the request: they stand outermost, where the answer has a place for them.
@@ -123,8 +125,8 @@ def _pairs(request: Struct, response: Struct, version: int) -> list[tuple[Field,
     result = []
     for field, kind in answered:
         same = [entry for entry in asked if entry[0].name == field.name]
-        if not same and len(asked) == len(answered) == 1:
-            same = asked
+        if not same and len(answered) == 1:
+            same = asked[-1:]  # of AlterUserScramCredentials' two, the credentials that are set
         if same and isinstance(kind.element, Struct):
             result.append((*same[0], field, kind.element))
     return result
@@ -235,7 +237,7 @@ def _identity(entry: Any, element: Struct, version: int) -> Message:
         return {} if name is None else {name: entry}
     result = {}
     for name in fields.keys() & _IDENTITY:
-        alike = next((group for group in (_TOPIC, _PARTITION) if name in group), (name,))
+        alike = next((group for group in (_TOPIC, _PARTITION, _USER) if name in group), (name,))
         value = entry[name] if name in entry else _first(entry, alike)
         if value is not None:
             result[name] = value

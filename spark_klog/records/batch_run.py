@@ -65,7 +65,7 @@ def run_of(
             producers.append(at)
         if header.max_timestamp > timestamp:
             timestamp, timestamp_offset = header.max_timestamp, header.last_offset
-        if since > target.interval:
+        if since > target.interval and header.last_offset - target.base_offset <= MAX_RELATIVE:
             offsets += _OFFSET_ENTRY.pack(header.last_offset - target.base_offset, target.position + at)
             if timestamp > indexed:
                 times += _TIME_ENTRY.pack(timestamp, timestamp_offset - target.base_offset)

@@ -63,11 +63,14 @@ LOG_OVERHEAD = _position_of("leader_epoch")
 _CRC_POSITION = _position_of("crc")
 _CRC_START = _position_of("attributes")
 _MAX_TIMESTAMP_POSITION = _position_of("max_timestamp")
+_PRODUCER_POSITION = _position_of("producer_id")
 _BASE_OFFSET = Struct(">q")
 _LEADER_EPOCH = Struct(">i")
 _CRC = Struct(">I")
 _ATTRIBUTES = Struct(">h")
 _MAX_TIMESTAMP = Struct(">q")
+#: Producer id, epoch and base sequence.
+_PRODUCER = Struct(">qhi")
 _LOG_APPEND_TIME_BIT = 0x08
 #: Of the attributes.
 TRANSACTIONAL_BIT, CONTROL_BIT = 0x10, 0x20
@@ -169,6 +172,12 @@ def set_append_time(batch: memoryview, timestamp: int) -> None:
     """Make log append time (ms) the timestamp of every record, in place, the CRC too."""
     _ATTRIBUTES.pack_into(batch, _CRC_START, _ATTRIBUTES.unpack_from(batch, _CRC_START)[0] | _LOG_APPEND_TIME_BIT)
     _MAX_TIMESTAMP.pack_into(batch, _MAX_TIMESTAMP_POSITION, timestamp)
+    _CRC.pack_into(batch, _CRC_POSITION, crc32c(batch[_CRC_START:]))
+
+
+def set_producer(batch: memoryview, producer_id: int, epoch: int, base_sequence: int) -> None:
+    """Number the batch anew, in place, the CRC too."""
+    _PRODUCER.pack_into(batch, _PRODUCER_POSITION, producer_id, epoch, base_sequence)
     _CRC.pack_into(batch, _CRC_POSITION, crc32c(batch[_CRC_START:]))
 
 

@@ -1,50 +1,102 @@
-"""What a broker asks of batches that a producer sends, beside what a log checks of all batches."""
+"""What a broker asks of batches that a producer sends, beside what a log checks of all batches.
+
+Kafka's LogValidator decompresses every batch for that; here a compressed batch is judged by its header alone. Its count
+is bounded by what its bytes can decompress to, so a lie moves the log's offsets by a bounded step, and whoever reads
+the batch finds it corrupt. The records of an uncompressed batch are walked by the kernel.
+"""
 
 from __future__ import annotations
 
-from struct import Struct
+from array import array
 
 from spark_klog.errors import DecodeError
-from spark_klog.records.batch import check_crc, iter_batches
-from spark_klog.records.batch_v2 import CONTROL_BIT, HEADER_SIZE, TRANSACTIONAL_BIT
+from spark_klog.records import kernels
+from spark_klog.records.batch import check_crc, iter_batches, magic_of, whole_batch_size
+from spark_klog.records.batch_v2 import CONTROL_BIT, HEADER_SIZE, BatchHeader, read_batch_header
+from spark_klog.records.contract import NO_TIMESTAMP
 from spark_klog.records.reader import records_of
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.lz4_frames import has_linked_blocks
 from spark_klog.wire.primitives import Buffer
 
-#: base offset, size of what follows, leader epoch, magic, CRC, attributes
-_START = Struct(">qiibIh")
-_SIZE_END = 12
 _MAGIC = 2
-_CODEC_BITS, _LZ4 = 0x07, 3
+_NO_CODEC, _GZIP, _SNAPPY, _LZ4 = 0, 1, 2, 3
+#: Bytes of the smallest record: length, attributes, four varints of a byte, no headers.
+_SMALLEST_RECORD = 7
+#: What a byte can decompress to at most, by the formats. For zstd only the limit of decompression holds.
+_MOST_EXPANDED = {_NO_CODEC: 1, _GZIP: 1032, _SNAPPY: 22, _LZ4: 256}
+_MAX_OFFSET = (1 << 63) - 1
+_OFFSETS = frozenset({"offset"})
+_FEW_OFFSETS = memoryview(array("q", range(1 << 14))).cast("B")
 
 
-def check_produced(data: Buffer, *, needs_keys: bool = False, limit: int = MAX_DECOMPRESSED) -> bool:
-    """Whether a batch is part of a transaction; `DecodeError` for one of another magic than 2, and for a control batch:
-    only brokers write these.
+def check_produced(
+    data: Buffer, *, is_one: bool = False, needs_keys: bool = False, limit: int = MAX_DECOMPRESSED
+) -> bool:
+    """Whether a batch is part of a transaction.
 
-    And for lz4 frames of blocks that depend on each other: Java's readers take none, and Apache Kafka refuses them.
+    `DecodeError` for a batch
 
-    With `needs_keys`, as compaction does, also for a record without a key, and `CorruptBatchError` where the CRC is
-    wrong; `limit` bounds what a batch decompresses to. What is no whole batch is left to the log.
+    - of another magic than 2;
+    - that only brokers write: a control batch;
+    - whose count, last offset delta and size do not agree, or, uncompressed, whose records are not those it promises:
+      with that count, offset deltas from 0 on;
+    - with a negative timestamp other than -1 (none);
+    - compressed as an lz4 frame of blocks that depend on each other: Java's readers take none, Apache Kafka refuses it;
+    - that is not alone, with `is_one`, as from Produce 3 on;
+    - with a record without a key, with `needs_keys`, as compaction needs them: then the batch is decompressed.
+
+    `CorruptBatchError` if the bytes of a batch so refused do not have its CRC. `limit` bounds what a batch decompresses
+    to. The log refuses what is not whole batches.
     """
     view, position, is_transactional = memoryview(data), 0, False
-    while position + _START.size <= len(view):
-        _base_offset, size, _, magic, _, attributes = _START.unpack_from(view, position)
+    while (magic := magic_of(view, position)) is not None:
         if magic != _MAGIC:
             raise DecodeError(f"a batch of magic {magic}, where only {_MAGIC} is taken")
-        if attributes & CONTROL_BIT:
-            raise DecodeError("a control batch, which only brokers write")
-        is_transactional = is_transactional or bool(attributes & TRANSACTIONAL_BIT)
-        if size <= 0:
+        size = whole_batch_size(view, position)
+        if size is None:
             return is_transactional
-        end = position + _SIZE_END + size
-        if attributes & _CODEC_BITS == _LZ4 and has_linked_blocks(view[position + HEADER_SIZE : end]):
-            raise DecodeError("an lz4 frame whose blocks depend on each other: write independent ones")
-        position = end
+        header, batch = read_batch_header(view, position), view[position : position + size]
+        try:
+            _check_batch(header, batch, limit)
+        except DecodeError:
+            check_crc(header, batch)
+            raise
+        is_transactional = is_transactional or header.is_transactional
+        position += size
+        if is_one and position < len(view):
+            raise DecodeError("more than one record batch for a partition in a request")
     if needs_keys:
         _check_keys(view, limit)
     return is_transactional
+
+
+def _check_batch(header: BatchHeader, batch: memoryview, limit: int) -> None:
+    if header.attributes & CONTROL_BIT:
+        raise DecodeError("a control batch, which only brokers write")
+    if header.count < 1 or header.count != header.last_offset_delta + 1:
+        raise DecodeError(f"a batch of {header.count} records has last offset delta {header.last_offset_delta}")
+    payload = len(batch) - HEADER_SIZE
+    if header.count > min(limit, payload * _MOST_EXPANDED.get(header.codec_id, limit)) // _SMALLEST_RECORD:
+        raise DecodeError(f"a batch of {header.count} records has {payload} bytes, which can't hold them")
+    if header.base_timestamp < NO_TIMESTAMP or header.max_timestamp < NO_TIMESTAMP:
+        raise DecodeError(f"a batch has base timestamp {header.base_timestamp}, max timestamp {header.max_timestamp}")
+    if header.codec_id == _LZ4 and has_linked_blocks(batch[HEADER_SIZE:]):
+        raise DecodeError("an lz4 frame whose blocks depend on each other: write independent ones")
+    if header.codec_id == _NO_CODEC:
+        _check_records(header, batch)
+
+
+def _check_records(header: BatchHeader, batch: memoryview) -> None:
+    """`DecodeError` unless an uncompressed batch has its count of records, of offset deltas from 0 on."""
+    builder = kernels.load().builder(_OFFSETS)
+    builder.append(batch[HEADER_SIZE:], header.count, 0, header.base_timestamp, None, 0, _MAX_OFFSET)
+    offsets = builder.finish().offset
+    assert offsets is not None
+    size = 8 * header.count
+    expected = _FEW_OFFSETS if size <= len(_FEW_OFFSETS) else memoryview(array("q", range(header.count))).cast("B")
+    if memoryview(offsets).cast("B") != expected[:size]:
+        raise DecodeError(f"the records of a batch of {header.count} do not have the offset deltas 0, 1, 2 and so on")
 
 
 def _check_keys(view: memoryview, limit: int) -> None:

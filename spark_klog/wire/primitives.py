@@ -14,6 +14,7 @@ Sources: protocol guide, "Protocol Primitive Types"; KIP-482 for the compact for
 from __future__ import annotations
 
 from collections.abc import Sized
+from math import inf
 from struct import Struct
 from uuid import UUID
 
@@ -23,21 +24,35 @@ _INT8, _INT16, _INT32, _INT64 = Struct(">b"), Struct(">h"), Struct(">i"), Struct
 _UINT32, _FLOAT64 = Struct(">I"), Struct(">d")
 
 Buffer = bytes | bytearray | memoryview
+#: What a tagged field takes of a reader's allowance: mostly time.
+TAG_BYTES = 240
+
+
+class AllowanceExceeded(DecodeError):
+    """Decoding takes more memory than the reader allows."""
 
 
 class Reader:
     """Reads primitives from a buffer; never beyond its end.
 
     Every method raises `DecodeError` where the buffer is too short or a length is impossible. Lengths are checked
-    against what is there before anything is allocated.
+    against what is there before anything is allocated. `allowance` is how many bytes of memory the decoded values may
+    still take: see `spend`.
     """
 
-    __slots__ = ("buffer", "end", "position")
+    __slots__ = ("allowance", "buffer", "end", "position")
 
-    def __init__(self, buffer: Buffer) -> None:
+    def __init__(self, buffer: Buffer, allowance: float = inf) -> None:
         self.buffer = memoryview(buffer)
         self.position = 0
         self.end = len(self.buffer)
+        self.allowance = allowance
+
+    def spend(self, size: int) -> None:
+        """Take `size` bytes from the allowance before they are allocated; `AllowanceExceeded`."""
+        self.allowance -= size
+        if self.allowance < 0:
+            raise AllowanceExceeded(f"its elements would take more memory than allowed, at position {self.position}")
 
     @property
     def remaining(self) -> int:
@@ -143,6 +158,7 @@ class Reader:
     def skip_tags(self) -> None:
         """Skip tagged fields (KIP-482)."""
         for _ in range(self.uvarint()):
+            self.spend(TAG_BYTES)
             self.uvarint()
             self.take(self.uvarint())
 

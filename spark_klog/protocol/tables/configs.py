@@ -1,13 +1,14 @@
-"""Settings of topics and brokers: DescribeConfigs (key 32), AlterConfigs (33) and IncrementalAlterConfigs (44)."""
+"""Settings of topics and brokers: DescribeConfigs (key 32), AlterConfigs (33), IncrementalAlterConfigs (44) and
+ListConfigResources (74, KIP-714 and KIP-1142; version 0 was ListClientMetricsResources)."""
 
 from __future__ import annotations
 
 from spark_klog.protocol.schema import BOOLEAN, INT8, INT16, INT32, STRING, F, api, array, struct
 
 #: Types of resources.
-TOPIC, BROKER = 2, 4
+TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 #: Where a value comes from.
-TOPIC_SOURCE, BROKER_SOURCE, DEFAULT_SOURCE = 1, 4, 5
+TOPIC_SOURCE, BROKER_SOURCE, DEFAULT_SOURCE, LOGGER_SOURCE = 1, 4, 5, 6
 #: Operations.
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
@@ -113,4 +114,20 @@ INCREMENTAL_ALTER_CONFIGS = api(
         F("validate_only", BOOLEAN),
     ),
     _ALTERED,
+)
+
+LIST_CONFIG_RESOURCES = api(
+    74,
+    "ListConfigResources",
+    "0-1",
+    0,
+    struct(F("resource_types", array(INT8), "1+")),
+    struct(
+        F("throttle_time_ms", INT32),
+        F("error_code", INT16),
+        F(
+            "config_resources",
+            array(F("resource_name", STRING), F("resource_type", INT8, "1+", default=CLIENT_METRICS)),
+        ),
+    ),
 )

@@ -1,0 +1,133 @@
+"""Access control lists (KIP-140, KIP-290): DescribeAcls (key 29), CreateAcls (30) and DeleteAcls (31)."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from spark_klog.protocol.schema import INT8, INT16, INT32, STRING, F, api, array, struct
+
+#: Types of resources, patterns and permissions; a filter matches anything with ANY.
+ANY, TOPIC = 1, 2
+MATCH, LITERAL, PREFIXED = 2, 3, 4
+ALLOW = 3
+
+
+class AclOperation(IntEnum):
+    """What is done to a resource. ANY and ALL are for filters and rules."""
+
+    ANY = 1
+    ALL = 2
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    CLUSTER_ACTION = 9
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+    IDEMPOTENT_WRITE = 12
+
+
+_FILTER = (
+    F("resource_type_filter", INT8),
+    F("resource_name_filter", STRING, nullable="0+"),
+    F("pattern_type_filter", INT8, "1+", default=LITERAL),
+    F("principal_filter", STRING, nullable="0+"),
+    F("host_filter", STRING, nullable="0+"),
+    F("operation", INT8),
+    F("permission_type", INT8),
+)
+
+DESCRIBE_ACLS = api(
+    29,
+    "DescribeAcls",
+    "1-3",
+    2,
+    struct(*_FILTER),
+    struct(
+        F("throttle_time_ms", INT32),
+        F("error_code", INT16),
+        F("error_message", STRING, nullable="0+", default=None),
+        F(
+            "resources",
+            array(
+                F("resource_type", INT8),
+                F("resource_name", STRING),
+                F("pattern_type", INT8, "1+", default=LITERAL),
+                F(
+                    "acls",
+                    array(
+                        F("principal", STRING),
+                        F("host", STRING),
+                        F("operation", INT8),
+                        F("permission_type", INT8),
+                    ),
+                ),
+            ),
+        ),
+    ),
+)
+
+CREATE_ACLS = api(
+    30,
+    "CreateAcls",
+    "1-3",
+    2,
+    struct(
+        F(
+            "creations",
+            array(
+                F("resource_type", INT8),
+                F("resource_name", STRING),
+                F("resource_pattern_type", INT8, "1+", default=LITERAL),
+                F("principal", STRING),
+                F("host", STRING),
+                F("operation", INT8),
+                F("permission_type", INT8),
+            ),
+        ),
+    ),
+    struct(
+        F("throttle_time_ms", INT32),
+        F(
+            "results",
+            array(
+                F("error_code", INT16),
+                F("error_message", STRING, nullable="0+", default=None),
+            ),
+        ),
+    ),
+)
+
+DELETE_ACLS = api(
+    31,
+    "DeleteAcls",
+    "1-3",
+    2,
+    struct(F("filters", array(*_FILTER))),
+    struct(
+        F("throttle_time_ms", INT32),
+        F(
+            "filter_results",
+            array(
+                F("error_code", INT16),
+                F("error_message", STRING, nullable="0+", default=None),
+                F(
+                    "matching_acls",
+                    array(
+                        F("error_code", INT16),
+                        F("error_message", STRING, nullable="0+", default=None),
+                        F("resource_type", INT8),
+                        F("resource_name", STRING),
+                        F("pattern_type", INT8, "1+", default=LITERAL),
+                        F("principal", STRING),
+                        F("host", STRING),
+                        F("operation", INT8),
+                        F("permission_type", INT8),
+                    ),
+                ),
+            ),
+        ),
+    ),
+)
