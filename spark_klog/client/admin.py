@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
+from spark_klog.client.answers import by_key, check_code, worst
 from spark_klog.client.cluster import Cluster
-from spark_klog.errors import ErrorCode, ProtocolError
+from spark_klog.errors import ConnectionFailed, ErrorCode, ProtocolError, RequestTimedOut
 from spark_klog.protocol.apis import (
     CREATE_PARTITIONS,
     CREATE_TOPICS,
@@ -14,7 +15,15 @@ from spark_klog.protocol.apis import (
     INCREMENTAL_ALTER_CONFIGS,
 )
 from spark_klog.protocol.codec import Message
+from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.configs import DEFAULT_SOURCE, DELETE, SET, TOPIC
+
+#: How a broker refuses to make a change that is made.
+_MADE_BEFORE = {
+    CREATE_TOPICS.key: ErrorCode.TOPIC_ALREADY_EXISTS,
+    DELETE_TOPICS.key: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    CREATE_PARTITIONS.key: ErrorCode.INVALID_PARTITIONS,
+}
 
 
 def create_topic(
@@ -37,29 +46,25 @@ def create_topic(
         "timeout_ms": cluster.config.request_timeout_ms,
     }
 
-    def create() -> None:
-        _check(cluster.controller(CREATE_TOPICS, request)["topics"], f"creating topic {name}")
+    def is_created() -> bool:
+        return len(cluster.partitions([name])[name]) == partitions
 
-    def await_leaders() -> None:
-        for partition in range(partitions):
-            cluster.leader(name, partition)
-
-    cluster.attempt(create)
-    cluster.attempt(await_leaders)
+    _change(cluster, CREATE_TOPICS, request, "topics", name, f"creating topic {name}", is_created)
+    _await_leaders(cluster, name, partitions)
 
 
 def delete_topic(cluster: Cluster, name: str) -> None:
     """Delete a topic; `ProtocolError` where it does not exist or the broker refuses."""
+    request = {
+        "topics": [{"name": name}],
+        "topic_names": [name],
+        "timeout_ms": cluster.config.request_timeout_ms,
+    }
 
-    def delete() -> None:
-        request = {
-            "topics": [{"name": name}],
-            "topic_names": [name],
-            "timeout_ms": cluster.config.request_timeout_ms,
-        }
-        _check(cluster.controller(DELETE_TOPICS, request)["responses"], f"deleting topic {name}")
+    def is_deleted() -> bool:
+        return not cluster.partitions([name], missing_ok=True)
 
-    cluster.attempt(delete)
+    _change(cluster, DELETE_TOPICS, request, "responses", name, f"deleting topic {name}", is_deleted)
     cluster.forget_leaders()
 
 
@@ -82,11 +87,11 @@ def topic_settings(cluster: Cluster, names: Collection[str]) -> dict[str, dict[s
     }
 
     def ask() -> dict[str, dict[str, str]]:
-        results = cluster.controller(DESCRIBE_CONFIGS, request)["results"]
+        answer = cluster.request(cluster.controller(), DESCRIBE_CONFIGS, request)
+        results = ((result["resource_name"], result) for result in answer["results"])
         found = {}
-        for result in results:
-            name = result["resource_name"]
-            _check([result], f"settings of topic {name}")
+        for name, result in by_key(DESCRIBE_CONFIGS, answer, results, names).items():
+            _check(DESCRIBE_CONFIGS, result, f"settings of topic {name}")
             found[name] = {entry["name"]: entry["value"] or "" for entry in result["configs"] if _differs(entry)}
         return found
 
@@ -105,10 +110,7 @@ def alter_topic_settings(cluster: Cluster, name: str, settings: Mapping[str, str
     changes += [{"name": key, "config_operation": DELETE, "value": None} for key in remove]
     request = {"resources": [{"resource_type": TOPIC, "resource_name": name, "configs": changes}]}
 
-    def alter() -> None:
-        _check(cluster.controller(INCREMENTAL_ALTER_CONFIGS, request)["responses"], f"settings of topic {name}")
-
-    cluster.attempt(alter)
+    _change(cluster, INCREMENTAL_ALTER_CONFIGS, request, "responses", name, f"settings of topic {name}", lambda: False)
 
 
 def add_partitions(cluster: Cluster, name: str, count: int) -> None:
@@ -118,20 +120,54 @@ def add_partitions(cluster: Cluster, name: str, count: int) -> None:
         "timeout_ms": cluster.config.request_timeout_ms,
     }
 
-    def add() -> None:
-        _check(cluster.controller(CREATE_PARTITIONS, request)["results"], f"partitions of topic {name}")
+    def is_added() -> bool:
+        return len(cluster.partitions([name])[name]) == count
 
-    def await_leaders() -> None:
-        for partition in range(count):
-            cluster.leader(name, partition)
-
-    cluster.attempt(add)
-    cluster.attempt(await_leaders)
+    _change(cluster, CREATE_PARTITIONS, request, "results", name, f"partitions of topic {name}", is_added)
+    _await_leaders(cluster, name, count)
 
 
-def _check(results: Iterable[Message], doing: str) -> None:
-    """`ProtocolError` with the broker's own words for the first result that is a failure."""
-    for result in results:
-        if result["error_code"]:
-            reason = result["error_message"]
-            raise ProtocolError(result["error_code"], f"{doing} ({reason})" if reason else doing)
+def _await_leaders(cluster: Cluster, name: str, count: int) -> None:
+    def ask() -> None:
+        _, failures = cluster.by_leader([(name, partition) for partition in range(count)])
+        if failures:
+            raise worst(failures.values())
+
+    cluster.attempt(ask)
+
+
+def _change(
+    cluster: Cluster, api: Api, request: Message, results: str, name: str, doing: str, is_done: Callable[[], bool]
+) -> None:
+    """Have the controller change one topic; `ProtocolError` with the broker's own words if it refuses.
+
+    A broker that answered too late, or whose answer was lost, may have made the change. It then refuses to make it
+    again; `is_done` tells whether that is so.
+    """
+    is_answer_lost = False
+
+    def change() -> None:
+        nonlocal is_answer_lost
+        node = cluster.controller()
+        try:
+            answer = cluster.request(node, api, request)
+        except (ConnectionFailed, RequestTimedOut):
+            is_answer_lost = True
+            raise
+        key = "resource_name" if api is INCREMENTAL_ALTER_CONFIGS else "name"
+        result = by_key(api, answer, ((entry[key], entry) for entry in answer[results]), [name])[name]
+        try:
+            _check(api, result, doing)
+        except ProtocolError as error:
+            if error.code == ErrorCode.REQUEST_TIMED_OUT:
+                is_answer_lost = True
+            if not is_answer_lost or error.code != _MADE_BEFORE.get(api.key) or not is_done():
+                raise
+
+    cluster.attempt(change)
+
+
+def _check(api: Api, result: Message, doing: str) -> None:
+    """`ProtocolError` with the broker's own words if the result is a failure."""
+    reason = result["error_message"]
+    check_code(api, result["error_code"], f"{doing} ({reason})" if reason else doing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -12,6 +13,7 @@ from spark_klog.wire.frames import MAX_FRAME
 
 _READ_UNCOMMITTED, _READ_COMMITTED = "read_uncommitted", "read_committed"
 _ACKS = {"0": 0, "1": 1, "-1": -1, "all": -1}
+_TRUTH = {"true": True, "false": False}
 
 #: Settings of Kafka's own clients that are known and have no effect here: replacing the format must be enough.
 _WITHOUT_EFFECT = frozenset(
@@ -20,7 +22,6 @@ _WITHOUT_EFFECT = frozenset(
         "auto.commit.interval.ms",
         "auto.include.jmx.reporter",
         "auto.offset.reset",
-        "buffer.memory",
         "check.crcs",
         "client.dns.lookup",
         "client.rack",
@@ -33,6 +34,7 @@ _WITHOUT_EFFECT = frozenset(
         "fetch.min.bytes",
         "group.instance.id",
         "group.protocol",
+        "group.remote.assignor",
         "heartbeat.interval.ms",
         "interceptor.classes",
         "key.deserializer",
@@ -44,6 +46,7 @@ _WITHOUT_EFFECT = frozenset(
         "max.poll.records",
         "metadata.max.age.ms",
         "metadata.max.idle.ms",
+        "metadata.recovery.rebootstrap.trigger.ms",
         "metadata.recovery.strategy",
         "metric.reporters",
         "metrics.num.samples",
@@ -52,19 +55,43 @@ _WITHOUT_EFFECT = frozenset(
         "partition.assignment.strategy",
         "partitioner.adaptive.partitioning.enable",
         "partitioner.availability.timeout.ms",
-        "partitioner.ignore.keys",
         "receive.buffer.bytes",
         "reconnect.backoff.max.ms",
         "reconnect.backoff.ms",
         "retries",
-        "retry.backoff.max.ms",
         "send.buffer.bytes",
         "session.timeout.ms",
+        "share.acknowledgement.mode",
         "socket.connection.setup.timeout.max.ms",
+        "transaction.timeout.ms",
+        "transaction.two.phase.commit.enable",
         "value.deserializer",
         "value.serializer",
     ]
 )
+#: Settings that decide where records go, or whether they count: to ignore them would do something else than was asked.
+_REFUSED = {
+    "transactional.id": "rows are written without transactions",
+    "partitioner.class": "give the rows a column partition instead",
+    "config.providers": "settings are taken as they are written",
+}
+
+#: Names that librdkafka has for settings of Kafka's, as kcat and confluent-kafka take them.
+_LIBRDKAFKAS = {
+    "compression.codec": "compression.type",
+    "fetch.message.max.bytes": "max.partition.fetch.bytes",
+    "fetch.wait.max.ms": "fetch.max.wait.ms",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+    "message.max.bytes": "max.request.size",
+    "message.send.max.retries": "retries",
+    "message.timeout.ms": "delivery.timeout.ms",
+    "metadata.broker.list": "bootstrap.servers",
+    "queue.buffering.max.ms": "linger.ms",
+    "request.required.acks": "acks",
+    "socket.receive.buffer.bytes": "receive.buffer.bytes",
+    "socket.send.buffer.bytes": "send.buffer.bytes",
+    "socket.timeout.ms": "request.timeout.ms",
+}
 
 
 def _setting(name: str, default: Any, kind: str) -> Any:
@@ -80,14 +107,17 @@ class ClientConfig:
     connect_timeout_ms: int = _setting("socket.connection.setup.timeout.ms", 10_000, "count")
     request_timeout_ms: int = _setting("request.timeout.ms", 30_000, "count")
     retry_backoff_ms: int = _setting("retry.backoff.ms", 100, "count")
+    retry_backoff_max_ms: int = _setting("retry.backoff.max.ms", 1_000, "count")
     delivery_timeout_ms: int = _setting("delivery.timeout.ms", 120_000, "count")
     fetch_max_bytes: int = _setting("fetch.max.bytes", 50 * 1024 * 1024, "count")
     partition_fetch_bytes: int = _setting("max.partition.fetch.bytes", 8 * 1024 * 1024, "count")
     isolation_level: int = _setting("isolation.level", 0, "isolation")
     acks: int = _setting("acks", -1, "acks")
+    enable_idempotence: bool | None = _setting("enable.idempotence", None, "boolean")
     compression_type: str = _setting("compression.type", "none", "codec")
     batch_size: int = _setting("batch.size", 256 * 1024, "count")
     max_request_size: int = _setting("max.request.size", 1024 * 1024, "count")
+    buffer_memory: int = _setting("buffer.memory", 32 * 1024 * 1024, "count")
     gzip_level: int | None = _setting("compression.gzip.level", None, "level")
     lz4_level: int | None = _setting("compression.lz4.level", None, "level")
     zstd_level: int | None = _setting("compression.zstd.level", None, "level")
@@ -103,6 +133,11 @@ class ClientConfig:
         """The level that is set for the codec, None for its default."""
         levels = {"gzip": self.gzip_level, "lz4": self.lz4_level, "zstd": self.zstd_level}
         return levels.get(self.compression_type)
+
+    @property
+    def is_idempotent(self) -> bool:
+        """Whether a producer asks for an id: by default with acks=all, as Kafka's does."""
+        return self.acks == _ACKS["all"] and self.enable_idempotence is not False
 
     @property
     def response_max_bytes(self) -> int:
@@ -132,6 +167,11 @@ def _value(kind: str, name: str, text: str) -> Any:
         if not text.strip().isdecimal() or int(text) <= 0:
             raise ConfigError(f"{name}={text}: a number above 0 is wanted")
         return int(text)
+    if kind == "boolean":
+        truth = text.strip().lower()
+        if truth not in _TRUTH:
+            raise ConfigError(f"{name}={text}: true or false is wanted")
+        return _TRUTH[truth]
     if kind == "isolation":
         if text not in (_READ_UNCOMMITTED, _READ_COMMITTED):
             raise ConfigError(f"{name}={text}: {_READ_UNCOMMITTED} or {_READ_COMMITTED} is wanted")
@@ -154,6 +194,21 @@ def _value(kind: str, name: str, text: str) -> Any:
     return text
 
 
+def _hint(name: str) -> str:
+    """What to do about an unknown setting."""
+    if name in _LIBRDKAFKAS:
+        return f"it is librdkafka's, Kafka's name for it is {_LIBRDKAFKAS[name]}"
+    close = difflib.get_close_matches(name, ["bootstrap.servers", *_KNOWN, *sorted(_WITHOUT_EFFECT)], 1, 0.85)
+    if close:
+        return f"did you mean {close[0]}?"
+    return "remove it: only settings of Kafka's Java clients are known, not those of other clients"
+
+
+def without_effect(settings: Mapping[str, str]) -> list[str]:
+    """The names of those settings that `client_config` takes and ignores, sorted."""
+    return sorted(name for name in settings if name in _WITHOUT_EFFECT)
+
+
 def client_config(settings: Mapping[str, str]) -> ClientConfig:
     """Parse settings by Kafka's names; `ConfigError` for an unknown name, a bad value, or no bootstrap.servers."""
     if "bootstrap.servers" not in settings:
@@ -163,8 +218,16 @@ def client_config(settings: Mapping[str, str]) -> ClientConfig:
         if name in _KNOWN:
             item = _KNOWN[name]
             values[item.name] = _value(item.metadata["kind"], name, text)
-        elif name.startswith(("sasl.", "ssl.")):
+        elif name in _REFUSED:
+            raise ConfigError(f"setting {name} is not supported: {_REFUSED[name]}")
+        elif name == "partitioner.ignore.keys":
+            if text.strip().lower() != "false":
+                raise ConfigError(f"setting {name}={text} is not supported: give the rows a column partition instead")
+        elif name.startswith(("sasl.", "ssl.", "security.providers")):
             raise ConfigError(f"setting {name}: TLS and SASL are not supported yet")
         elif name not in _ELSEWHERE and name not in _WITHOUT_EFFECT:
-            raise ConfigError(f"unknown client setting {name!r}; is it misspelt?")
-    return ClientConfig(**values)
+            raise ConfigError(f"unknown client setting {name!r}; {_hint(name)}")
+    config = ClientConfig(**values)
+    if config.enable_idempotence and not config.is_idempotent:
+        raise ConfigError(f"enable.idempotence=true needs acks=all, not acks={settings['acks']}")
+    return config

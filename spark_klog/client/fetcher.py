@@ -6,24 +6,27 @@ The next request leaves before the last answer is decoded, so that the broker an
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
-from spark_klog.client.cluster import Cluster
-from spark_klog.client.connection import Connection
+from spark_klog.client.answers import by_key, check_code
+from spark_klog.client.backoff import Backoff
+from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.connection import Connection, Handle
 from spark_klog.client.offsets import offset_range
 from spark_klog.errors import (
     ConnectionFailed,
     DecodeError,
     ErrorCode,
+    KlogError,
     OffsetOutOfRange,
     ProtocolError,
     RecordTooLarge,
     RequestTimedOut,
 )
 from spark_klog.protocol.apis import FETCH
+from spark_klog.protocol.codec import Message
 from spark_klog.records.batch import first_batch_size, next_offset_after, whole_batch_size
 from spark_klog.records.offset_order import NO_END, NOTHING, End, OffsetOrder
 
@@ -35,7 +38,8 @@ _MAX_WAIT_MS = 500
 class Fetched:
     """Record batches from `offset` on, perhaps with a partial one at the end, and the list of aborted transactions.
 
-    `data` is a view of a buffer that is used again: it is valid until the next one is asked for.
+    `data` is a view of a buffer that is used again: it is valid until the next one is asked for, by any read of the
+    same cluster.
     """
 
     offset: int
@@ -46,21 +50,36 @@ class Fetched:
     """The errors of batches that are not where they say, by their positions in `data`."""
 
 
-def fetch_range(cluster: Cluster, topic: str, partition: int, start: int, end: int) -> Iterator[Fetched]:
+def fetch_range(
+    cluster: Cluster, topic: str, partition: int, start: int, end: int, poll_timeout_ms: int | None = None
+) -> Iterator[Fetched]:
     """Fetch [start, end) of a partition, batch by batch; batches may reach beyond both ends.
 
-    `OffsetOutOfRange` where the log does not have the wanted offsets (any more), `ProtocolError`, `ConnectionFailed`
-    or `RequestTimedOut` where the leader can't be had within `request.timeout.ms`, `RecordTooLarge`, `DecodeError`.
+    Each step ends within `poll_timeout_ms` (None: `request.timeout.ms`), with the last error if no records have come:
+    `ProtocolError`, `ConnectionFailed`, `RequestTimedOut`. `OffsetOutOfRange` if the log does not have the wanted
+    offsets (any more), `RecordTooLarge`, `DecodeError`.
     """
-    return _RangeFetch(cluster, topic, partition, start, end).run()
+    return _RangeFetch(cluster, topic, partition, start, end, poll_timeout_ms).run()
+
+
+def entries_of(answer: Message) -> Iterator[tuple[TopicPartition, Message]]:
+    """What a Fetch response says of each partition."""
+    for topic in answer["responses"]:
+        for entry in topic["partitions"]:
+            yield (topic["topic"], entry["partition_index"]), entry
 
 
 class _RangeFetch:
-    def __init__(self, cluster: Cluster, topic: str, partition: int, start: int, end: int) -> None:
+    def __init__(
+        self, cluster: Cluster, topic: str, partition: int, start: int, end: int, poll_timeout_ms: int | None
+    ) -> None:
         self._cluster = cluster
+        self._timeout_ms = poll_timeout_ms or cluster.config.request_timeout_ms
         self._topic, self._partition = topic, partition
         self._offset, self._end = start, end
         self._max_bytes = cluster.config.partition_fetch_bytes
+        self._connection: Connection | None = None
+        self._handle: Handle | None = None
         #: Whether the last batches fetched were all corrupt.
         self._is_past_corrupt = False
 
@@ -69,37 +88,68 @@ class _RangeFetch:
         return f"{self._topic}-{self._partition}"
 
     def run(self) -> Iterator[Fetched]:
-        connection: Connection | None = None
-        idle_since = time.monotonic()
         try:
             while self._offset < self._end:
-                if connection is None or connection.closed or not connection.pending:
-                    connection = self._cluster.attempt(self._ask)
-                try:
-                    answer = self._answer(connection)
-                except (ConnectionFailed, RequestTimedOut) as error:
-                    _log.info("fetching %s again: %s", self._name, error)
-                    self._cluster.forget_leaders()
-                    connection = None
-                    continue
-                if answer is None:
-                    self._check_idle(idle_since)
-                    connection = None
-                    continue
-                idle_since = time.monotonic()
-                self._offset = answer.next_offset
-                if self._offset < self._end:
-                    self._send(connection)
-                yield answer
+                yield self._next()
         finally:
-            if connection is not None and connection.pending:
-                connection.close()
+            self._forget()
 
-    def _ask(self) -> Connection:
-        connection = self._cluster.connection(self._cluster.leader(self._topic, self._partition))
-        if not connection.pending:
-            self._send(connection)
-        return connection
+    def _next(self) -> Fetched:
+        """The next records. All requests and pauses until they are here share one timeout."""
+        with self._cluster.within(self._timeout_ms) as deadline:
+            backoff = Backoff(self._cluster.config, deadline)
+            while True:
+                asked_for = self._max_bytes
+                try:
+                    fetched = self._receive()
+                    if fetched is not None:
+                        self._offset = fetched.next_offset
+                        self._send_ahead()
+                        return fetched
+                    if self._max_bytes > asked_for:
+                        continue
+                    self._check_range()
+                except (ConnectionFailed, RequestTimedOut) as error:
+                    failure: KlogError = error
+                except ProtocolError as error:
+                    if not error.retriable:
+                        raise
+                    if error.code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                        # a broker that has just lost or got the partition may be wrong
+                        with suppress(ConnectionFailed, RequestTimedOut):
+                            self._check_range()
+                    failure = error
+                else:
+                    seconds = self._timeout_ms / 1000
+                    failure = RequestTimedOut(f"{self._name} gave no record at offset {self._offset} for {seconds:g} s")
+                self._forget()
+                backoff.pause(failure)
+                _log.info("fetching %s again: %s", self._name, failure)
+                self._cluster.refresh_after(failure)
+
+    def _forget(self) -> None:
+        """Give up the fetch that is under way."""
+        if self._connection is not None and self._handle is not None:
+            self._connection.forget(self._handle)
+        self._handle = None
+
+    def _send_ahead(self) -> None:
+        """Ask for the next records already, unless the broker wants to hear nothing for a while."""
+        connection = self._connection
+        if self._offset < self._end and connection is not None and not connection.is_throttled:
+            try:
+                self._send(connection)
+            except (ConnectionFailed, RequestTimedOut) as error:
+                _log.info("fetching %s again: %s", self._name, error)
+
+    def _receive(self) -> Fetched | None:
+        """The answer to the fetch that is under way, or else to a new one; None if it has no whole batch."""
+        if self._connection is None or self._handle is None:
+            self._connection = self._cluster.connection(self._cluster.leader(self._topic, self._partition))
+            self._send(self._connection)
+        assert self._handle is not None  # a fetch is answered
+        handle, self._handle = self._handle, None
+        return self._fetched(self._entry(self._connection.receive(handle, self._cluster.deadline())))
 
     def _send(self, connection: Connection) -> None:
         config = self._cluster.config
@@ -121,27 +171,18 @@ class _RangeFetch:
                 }
             ],
         }
-        connection.send(FETCH, request)
+        self._handle = connection.send(FETCH, request, deadline=self._cluster.deadline())
 
-    def _answer(self, connection: Connection) -> Fetched | None:
-        """The next answer; None where it had no records, or an error that passes."""
-        answer = connection.receive()
-        code = answer["error_code"]
-        if not code:
-            entry = answer["responses"][0]["partitions"][0]
-            code = entry["error_code"]
-        if code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            self._out_of_range()
-        if code:
-            error = ProtocolError(code, f"fetch of {self._name} at offset {self._offset}")
-            if not error.retriable:
-                raise error
-            _log.info("fetching again: %s", error)
-            self._cluster.forget_leaders()
-            return None
-        return self._fetched(entry)
+    def _entry(self, answer: Message) -> Message:
+        """What an answer says of the partition; `ProtocolError` for its error."""
+        what = f"fetch of {self._name} at offset {self._offset}"
+        check_code(FETCH, answer["error_code"], what)
+        key = self._topic, self._partition
+        entry = by_key(FETCH, answer, entries_of(answer), [key])[key]
+        check_code(FETCH, entry["error_code"], what)
+        return entry
 
-    def _fetched(self, entry: dict[str, Any]) -> Fetched | None:
+    def _fetched(self, entry: Message) -> Fetched | None:
         records, high_watermark = entry["records"], entry["high_watermark"]
         if records is None or not len(records):
             if self._is_past_corrupt and high_watermark >= self._end:
@@ -198,15 +239,8 @@ class _RangeFetch:
         _log.info("%s at offset %d: a message of %d bytes, fetching again", self._name, self._offset, size)
         self._max_bytes = size
 
-    def _out_of_range(self) -> None:
-        available = offset_range(self._cluster, self._topic, self._partition)
-        raise OffsetOutOfRange(self._topic, self._partition, (self._offset, self._end), available)
-
-    def _check_idle(self, since: float) -> None:
-        """Nothing came: the log may end before the wanted end."""
+    def _check_range(self) -> None:
+        """`OffsetOutOfRange` if the log does not have the offsets (any more, or yet)."""
         available = offset_range(self._cluster, self._topic, self._partition)
         if self._end > available[1] or self._offset < available[0]:
             raise OffsetOutOfRange(self._topic, self._partition, (self._offset, self._end), available)
-        seconds = self._cluster.config.request_timeout_ms / 1000
-        if time.monotonic() - since > seconds:
-            raise RequestTimedOut(f"{self._name} gave no record at offset {self._offset} for {seconds:g} s")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from spark_klog.client.answers import by_key, check_code
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import find_coordinator
-from spark_klog.errors import DecodeError, ErrorCode, raise_for_code
+from spark_klog.errors import DecodeError, ErrorCode
 from spark_klog.protocol.apis import DESCRIBE_GROUPS, LIST_GROUPS
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.member_assignment import decode_assignment
@@ -66,8 +67,8 @@ def list_groups(cluster: Cluster) -> list[GroupListing]:
 
 
 def _groups_of(cluster: Cluster, node: int) -> list[GroupListing]:
-    answer = cluster.connection(node).request(LIST_GROUPS, {})
-    raise_for_code(answer["error_code"], f"ListGroups of broker {node}")
+    answer = cluster.request(node, LIST_GROUPS, {})
+    check_code(LIST_GROUPS, answer["error_code"], f"ListGroups of broker {node}")
     entries = answer["groups"]
     stateless = [entry["group_id"] for entry in entries if not entry["group_state"]]  # versions before 4
     states = {found.group: found.state for found in _describe(cluster, node, stateless)}
@@ -86,11 +87,12 @@ def describe_group(cluster: Cluster, group: str) -> GroupDescription:
 def _describe(cluster: Cluster, node: int, groups: list[str]) -> list[GroupDescription]:
     if not groups:
         return []
-    answer = cluster.connection(node).request(DESCRIBE_GROUPS, {"groups": groups})
+    answer = cluster.request(node, DESCRIBE_GROUPS, {"groups": groups})
     found = []
-    for entry in answer["groups"]:
+    entries = by_key(DESCRIBE_GROUPS, answer, ((entry["group_id"], entry) for entry in answer["groups"]), groups)
+    for entry in entries.values():
         if entry["error_code"] != ErrorCode.GROUP_ID_NOT_FOUND:  # since version 6; before it is the state alone
-            raise_for_code(entry["error_code"], f"group {entry['group_id']}")
+            check_code(DESCRIBE_GROUPS, entry["error_code"], f"group {entry['group_id']}")
         found.append(
             GroupDescription(
                 entry["group_id"],

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 
+from spark_klog.client.answers import by_key, check_code
 from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.fetcher import entries_of
 from spark_klog.errors import DecodeError
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import Message
@@ -68,8 +70,10 @@ def small_fetch(
     """The entries of Fetch responses for up to `size` bytes from each partition; they last until the next one is taken.
 
     Errors as of `Cluster.connection`, to be used in `Cluster.attempt`; those of a partition are in its entry.
+    Partitions without a leader are left out.
     """
-    for node, topics in cluster.by_leader(offsets).items():
+    leaders, _ = cluster.by_leader(offsets)
+    for node, topics in leaders.items():
         request = {
             "max_wait_ms": 0,
             "max_bytes": cluster.config.fetch_max_bytes,
@@ -88,10 +92,10 @@ def small_fetch(
                 for topic, partitions in topics.items()
             ],
         }
-        answer = cluster.connection(node).request(FETCH, request)
-        for topic in answer["responses"]:
-            for entry in topic["partitions"]:
-                yield (topic["topic"], entry["partition_index"]), entry
+        answer = cluster.connection(node).request(FETCH, request, deadline=cluster.deadline())
+        check_code(FETCH, answer["error_code"], f"fetch from broker {node}")
+        wanted = [(topic, partition) for topic, partitions in topics.items() for partition in partitions]
+        yield from by_key(FETCH, answer, entries_of(answer), wanted).items()
 
 
 def _headers(entry: Message) -> list[Header] | None:

@@ -1,0 +1,80 @@
+"""Producer ids and sequence numbers, by which brokers recognise a batch that is sent again (KIP-98, KIP-360)."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from spark_klog.client.answers import check_code
+from spark_klog.client.cluster import Cluster
+from spark_klog.errors import ConnectionFailed, RequestTimedOut, UnsupportedVersionError
+from spark_klog.protocol.apis import INIT_PRODUCER_ID
+
+_log = logging.getLogger(__name__)
+_LAST_EPOCH = 0x7FFF
+_MAX_INT32 = 0x7FFFFFFF
+
+
+@dataclass
+class Numbering:
+    """How a partition's batches are numbered: each sequence is that of a batch's first record.
+
+    Epochs are raised partition by partition: a broker compares them within a partition only.
+    """
+
+    producer_id: int
+    epoch: int
+    next_sequence: int = 0
+
+    def take(self, count: int) -> int:
+        """The sequence of a batch of `count` records; after 2^31 - 1 comes 0."""
+        sequence = self.next_sequence
+        self.next_sequence = (sequence + count) & _MAX_INT32
+        return sequence
+
+
+class ProducerIds:
+    """Gives each partition its numbering, from one producer id; none if the producer is not idempotent.
+
+    It is not with enable.idempotence=false or without acks=all, nor at brokers before 0.11, which are a
+    `UnsupportedVersionError` with enable.idempotence=true.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._is_idempotent = cluster.config.is_idempotent
+        self._current: tuple[int, int] | None = None
+
+    def numbering(self) -> Numbering | None:
+        """A numbering from 0 on; the first call asks a broker for a producer id, within delivery.timeout.ms."""
+        if not self._is_idempotent:
+            return None
+        if self._current is None:
+            try:
+                self._current = self._cluster.attempt(self._ask, self._cluster.config.delivery_timeout_ms)
+            except (ConnectionFailed, RequestTimedOut) as error:
+                seconds = self._cluster.config.delivery_timeout_ms / 1000
+                raise RequestTimedOut(f"no producer id within {seconds:g} s (delivery.timeout.ms): {error}") from error
+            except UnsupportedVersionError as error:
+                if self._cluster.config.enable_idempotence:
+                    raise
+                _log.info("records may be written twice when a request is sent again: %s", error)
+                self._is_idempotent = False
+                return None
+        return Numbering(*self._current)
+
+    def renewed(self, numbering: Numbering) -> Numbering:
+        """A numbering from 0 on that the partition's leader takes, whatever it knows of the present one."""
+        if numbering.epoch < _LAST_EPOCH:
+            return Numbering(numbering.producer_id, numbering.epoch + 1)
+        if self._current is not None and self._current[0] == numbering.producer_id:
+            self._current = None
+        renewed = self.numbering()
+        assert renewed is not None
+        return renewed
+
+    def _ask(self) -> tuple[int, int]:
+        message = {"transactional_id": None, "transaction_timeout_ms": _MAX_INT32}
+        answer = self._cluster.any_broker(INIT_PRODUCER_ID, lambda _: message)
+        check_code(INIT_PRODUCER_ID, answer["error_code"], "a producer id, which enable.idempotence=false does without")
+        return answer["producer_id"], answer["producer_epoch"]
