@@ -3,14 +3,18 @@
     DATA_DIR/broker-N/       data directory of broker N      DATA_DIR/broker-N.log   its log
     DATA_DIR/directories/    the brokers' shared tree, without ZooKeeper
     DATA_DIR/zookeeper/      ZooKeeper's data                DATA_DIR/zookeeper.log
+    DATA_DIR/klog-cluster.properties   says that this is a cluster's (see `log.layout`)
+    DATA_DIR/.lock                     one cluster at a time (see `log.lock`)
 
 Every process started here reads a pipe from the caller and stops when that ends: none outlives it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import logging
+import os
 import select
 import shutil
 import socket
@@ -26,8 +30,12 @@ from types import TracebackType
 from typing import IO
 
 from spark_klog.broker import fault_control
+from spark_klog.broker.config import parse_listen
 from spark_klog.broker.faults import Fault
-from spark_klog.errors import ConfigError, KlogError
+from spark_klog.directories.paths import host_and_port
+from spark_klog.errors import ConfigError, KlogError, LogDirLocked
+from spark_klog.log.layout import check_cluster_directory, mark_cluster, usable
+from spark_klog.log.lock import take_lock
 
 _log = logging.getLogger(__name__)
 _HOST = "127.0.0.1"
@@ -42,35 +50,76 @@ _SUPERVISED = (
 )
 
 
+#: A broker that refuses to start says why in its last line.
+_REFUSAL = "klog: "
+
+
 class ClusterStartError(KlogError):
-    """A process of the cluster did not start; the message ends with its log."""
+    """A process of the cluster did not start; the message says why, or ends with its log."""
 
 
-def _free_port() -> int:
-    with socket.create_server((_HOST, 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+def _usable_port(port: int, option: str) -> int:
+    """The port, a free one for 0; `ConfigError` names the option where it is in use."""
+    try:
+        with socket.create_server((_HOST, port)) as server:
+            found: int = server.getsockname()[1]
+            return found
+    except (OSError, OverflowError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0]  # the address is told
+        raise ConfigError(f"can't listen on {_HOST}:{port}: {reason}; choose another {option}") from None
 
 
-def _tail(path: Path) -> str:
-    return path.read_text(errors="replace")[-2000:] if path.exists() else ""
+def _await_orphans(lock: int, data_dir: Path) -> None:
+    """Wait until the processes of a cluster whose parent was killed have ended: each has inherited a lock (flock).
+
+    `LogDirLocked` if that takes too long.
+    """
+    deadline = time.monotonic() + _STOP_SECONDS
+    is_told = False
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not is_told:
+                _log.warning("%s: processes of a cluster that was killed are stopping; waiting for them", data_dir)
+                is_told = True
+            if time.monotonic() > deadline:
+                raise LogDirLocked(
+                    f"{data_dir} is held by processes of a cluster that was killed; stop these first"
+                ) from None
+        time.sleep(0.05)
 
 
 class _Process:
-    """A subprocess whose stdin we hold."""
+    """A subprocess whose stdin we hold; it inherits `lock`. `DataDirectoryError` where its log can't be written."""
 
-    def __init__(self, command: list[str], log: Path, stdout: int | IO[bytes]) -> None:
-        with log.open("ab") as file:
+    def __init__(self, command: list[str], log: Path, stdout: int | IO[bytes], lock: int) -> None:
+        self.log = log
+        with usable(log.parent):
+            file = log.open("ab")
+            self._log_start = file.tell()
+        with file:
             self.popen = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=file if stdout == subprocess.STDOUT else stdout,
                 stderr=file,
                 start_new_session=True,
+                pass_fds=(lock,),
             )
 
+    def start_error(self, name: str) -> ClusterStartError:
+        """Why it did not start: its refusal, or what it has logged since."""
+        with self.log.open("rb") as file:
+            file.seek(self._log_start)
+            text = file.read().decode(errors="replace").strip()
+        last = text.rpartition("\n")[2]
+        if last.startswith(_REFUSAL):
+            return ClusterStartError(f"{name} did not start: {last.removeprefix(_REFUSAL)}")
+        return ClusterStartError(f"{name} did not start; {self.log} ends with:\n{text[-2000:]}")
+
     def tell(self, line: bytes) -> None:
-        """A line to its stdin."""
+        """Send a line to its stdin; OSError where it has ended."""
         assert self.popen.stdin is not None
         self.popen.stdin.write(line)
         self.popen.stdin.flush()
@@ -95,6 +144,11 @@ class _Process:
 class EmbeddedCluster:
     """A context manager: `brokers` brokers on free loopback ports, in `data_dir` (None: a temporary one).
 
+    `listen` is HOST:PORT of broker 0 (the others get free ports of that host), `zookeeper_port` ZooKeeper's. A port
+    that is in use is a `ConfigError`, or a `ClusterStartError` of the broker. `DataDirectoryError` where `data_dir` is
+    something else than a cluster's directory or a new one, or can't be written; `LogDirLocked` where a cluster runs on
+    it.
+
     `settings` are broker settings by Kafka's names; unlike a broker of its own it keeps records for ever
     (log.retention.ms=-1): those of tests and examples often have times of long ago. `log_format` is that of the
     brokers' logs, "text" or "json". `ClusterStartError` names what did not start.
@@ -112,34 +166,50 @@ class EmbeddedCluster:
         settings: dict[str, str] | None = None,
         faults: Iterable[Fault] | None = None,
         log_format: str = "text",
+        listen: str | None = None,
+        zookeeper_port: int | None = None,
     ) -> None:
         if brokers < 1:
             raise ConfigError(f"brokers={brokers}: at least one is wanted")
+        if zookeeper_port is not None and not zookeeper:
+            raise ConfigError(f"zookeeper_port={zookeeper_port}: no ZooKeeper is started without zookeeper=True")
+        if isinstance(faults, Fault):
+            raise ConfigError("faults is one Fault: a list of them is wanted")
+        if listen is not None and "listeners" in (settings or {}):
+            raise ConfigError(f"listen={listen!r} and the setting listeners exclude each other")
+        host, port = parse_listen(listen) if listen is not None else (_HOST, 0)
+        self._listen_first, self._listen_others = host_and_port(host, port), host_and_port(host, 0)
         self._count = brokers
         self._with_zookeeper = zookeeper
         self._given_dir = Path(data_dir) if data_dir is not None else None
         self._settings = {"log.retention.ms": "-1", "group.initial.rebalance.delay.ms": "0"} | (settings or {})
         self._log_format = log_format
         self._brokers: dict[int, _Process] = {}
-        self._ports: dict[int, int] = {}
+        #: HOST:PORT of each broker that was started.
+        self._addresses: dict[int, str] = {}
         self._zookeeper: _Process | None = None
+        self._zookeeper_port = zookeeper_port or 0
+        #: The descriptor that holds the directory's lock while the cluster runs.
+        self._lock: int | None = None
         self.zookeeper_connect: str | None = None
         self._faults = None if faults is None else list(faults)
         #: One dialogue with the brokers at a time.
         self._telling = threading.Lock()
         for fault in self._faults or ():
-            self._check_broker(fault)
+            self._check_fault(fault)
 
     @property
     def bootstrap_servers(self) -> str:
-        """HOST:PORT of every broker, those that were killed too."""
-        return ",".join(f"{_HOST}:{port}" for _, port in sorted(self._ports.items()))
+        """HOST:PORT of every broker that was started, those that were killed too."""
+        return ",".join(address for _, address in sorted(self._addresses.items()))
 
     def start(self) -> EmbeddedCluster:
         """Start everything; on failure nothing is left running."""
+        if self._lock is not None:
+            raise ConfigError("the cluster has been started already")
         self.data_dir = self._given_dir or Path(tempfile.mkdtemp(prefix="klog-"))
-        self.data_dir.mkdir(parents=True, exist_ok=True)
         try:
+            self._open_data_dir()
             if self._with_zookeeper:
                 self._start_zookeeper()
             for broker_id in range(self._count):
@@ -149,21 +219,34 @@ class EmbeddedCluster:
             raise
         return self
 
+    def _open_data_dir(self) -> None:
+        known = check_cluster_directory(self.data_dir, zookeeper=self._with_zookeeper)
+        with usable(self.data_dir):
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            self._lock = take_lock(self.data_dir)
+            _await_orphans(self._lock, self.data_dir)
+        mark_cluster(self.data_dir, zookeeper=self._with_zookeeper)
+        if missing := [str(broker_id) for broker_id in known if broker_id >= self._count]:
+            _log.warning(
+                "%s has data of %d brokers, %d started: partitions of broker %s are not served",
+                *(self.data_dir, len(known), self._count, ", ".join(missing)),
+            )
+
     def _start_zookeeper(self) -> None:
         spec = importlib.util.find_spec("pyspark")
         java = shutil.which("java")
         if spec is None or spec.origin is None or java is None:
             raise ClusterStartError("ZooKeeper needs Java 17 on the PATH, and pyspark for its jars")
-        port = _free_port()
+        port = _usable_port(self._zookeeper_port, "--zookeeper-port (zookeeper_port)")
         data = self.data_dir / "zookeeper"
-        data.mkdir(exist_ok=True)
         config = self.data_dir / "zookeeper.properties"
-        config.write_text(
-            f"dataDir={data}\nclientPort={port}\nclientPortAddress={_HOST}\ntickTime=1000\n"
-            "admin.enableServer=false\nmaxClientCnxns=0\n"
-        )
+        with usable(self.data_dir):
+            data.mkdir(exist_ok=True)
+            config.write_text(
+                f"dataDir={data}\nclientPort={port}\nclientPortAddress={_HOST}\ntickTime=1000\n"
+                "admin.enableServer=false\nmaxClientCnxns=0\n"
+            )
         jars = Path(spec.origin).parent / "jars"
-        log = self.data_dir / "zookeeper.log"
         command = [
             java,
             "-Xmx256m",
@@ -172,16 +255,24 @@ class EmbeddedCluster:
             "org.apache.zookeeper.server.ZooKeeperServerMain",
             str(config),
         ]
-        self._zookeeper = _Process([*_SUPERVISED, *command], log, subprocess.STDOUT)
+        assert self._lock is not None
+        log = self.data_dir / "zookeeper.log"
+        self._zookeeper = _Process([*_SUPERVISED, *command], log, subprocess.STDOUT, self._lock)
         deadline = time.monotonic() + _START_SECONDS
         while not _answers(port):
             if time.monotonic() > deadline or self._zookeeper.popen.poll() is not None:
-                raise ClusterStartError(f"ZooKeeper did not start; {log} ends with:\n{_tail(log)}")
+                raise self._zookeeper.start_error("ZooKeeper")
             time.sleep(0.05)
         self.zookeeper_connect = f"{_HOST}:{port}"
 
     def restart(self, broker_id: int) -> None:
-        """Start a broker that was killed (or not yet started) on its port and data."""
+        """Start a broker that was killed (or not yet started) on its port and data.
+
+        `ConfigError` where it runs, or there is no such broker; `ClusterStartError`.
+        """
+        self._check_id(broker_id)
+        if self._lock is None:
+            raise ConfigError(f"broker {broker_id} can't be started: the cluster is not; call start() first")
         running = self._brokers.get(broker_id)
         if running is not None and running.popen.poll() is None:
             raise ConfigError(f"broker {broker_id} is running; kill it first")
@@ -193,32 +284,55 @@ class EmbeddedCluster:
         command = [sys.executable, "-m", "spark_klog.cli", "broker", "--stop-with-stdin"]
         command += ["--broker-id", str(broker_id), *tree]
         if "listeners" not in self._settings:
-            command += ["--listen", f"{_HOST}:{self._ports.get(broker_id, 0)}"]
+            first = self._listen_others if broker_id else self._listen_first
+            command += ["--listen", self._addresses.get(broker_id, first)]
         command += ["--data-dir", str(self.data_dir / f"broker-{broker_id}"), "--log-format", self._log_format]
         if self._faults is not None:
             command += ["--faults"]
         for name, value in self._settings.items():
             command += ["--set", f"{name}={value}"]
-        log = self.data_dir / f"broker-{broker_id}.log"
-        process = _Process(command, log, subprocess.PIPE)
+        process = _Process(command, self.data_dir / f"broker-{broker_id}.log", subprocess.PIPE, self._lock)
+        name = f"broker {broker_id}"
         with self._telling:
             self._brokers[broker_id] = process
-            if self._faults is not None:
-                process.tell(fault_control.encode("add", self._of_broker(broker_id, self._faults)))
-            line = _next_line(process)
+            try:
+                if self._faults is not None:
+                    process.tell(fault_control.encode("add", self._of_broker(broker_id, self._faults)))
+                line = _next_line(process)
+            except OSError:  # it has ended
+                line = ""
         if not line:
             process.kill()
-            raise ClusterStartError(f"broker {broker_id} did not start; {log} ends with:\n{_tail(log)}")
-        self._ports[broker_id] = int(line.rsplit(":", 1)[1])
+            raise process.start_error(name)
+        self._addresses[broker_id] = line.rsplit(" ", 1)[1]
 
     def kill(self, broker_id: int) -> None:
-        """SIGKILL a broker."""
-        self._brokers[broker_id].kill()
+        """SIGKILL a broker; `ConfigError` where there is no such one, or it was not started."""
+        self._started(broker_id).kill()
+
+    def ended(self) -> dict[str, int]:
+        """Exit codes of the processes that ended though nobody stopped them here; -N for signal N."""
+        processes = {f"broker {broker_id}": process for broker_id, process in self._brokers.items()}
+        if self._zookeeper is not None:
+            processes["ZooKeeper"] = self._zookeeper
+        codes = {name: process.popen.poll() for name, process in processes.items()}
+        return {name: code for name, code in codes.items() if code is not None}
+
+    def _started(self, broker_id: int) -> _Process:
+        self._check_id(broker_id)
+        if broker_id not in self._brokers:
+            raise ConfigError(f"broker {broker_id} is not running; start the cluster first")
+        return self._brokers[broker_id]
+
+    def _check_id(self, broker_id: int) -> None:
+        if broker_id not in range(self._count):
+            last = f", numbered 0 to {self._count - 1}" if self._count > 1 else ", broker 0"
+            raise ConfigError(f"there is no broker {broker_id}: the cluster has {self._count}{last}")
 
     def inject(self, *faults: Fault) -> None:
         """Put faults after those that are there."""
         for fault in faults:
-            self._check_broker(fault)
+            self._check_fault(fault)
         with self._telling:
             self._tell_all("add", faults)
             assert self._faults is not None
@@ -255,7 +369,9 @@ class EmbeddedCluster:
                 fired[fault] += count
         return fired
 
-    def _check_broker(self, fault: Fault) -> None:
+    def _check_fault(self, fault: Fault) -> None:
+        if not isinstance(fault, Fault):
+            raise ConfigError(f"{fault!r} is no fault: Fault({fault!r}, api=...) is wanted")
         if fault.broker is not None and fault.broker not in range(self._count):
             raise ConfigError(f"fault for broker {fault.broker}: there are {self._count}, numbered from 0 on")
 
@@ -264,7 +380,8 @@ class EmbeddedCluster:
         return tuple(fault for fault in faults if fault.broker in (None, broker_id))
 
     def pid(self, broker_id: int) -> int:
-        return self._brokers[broker_id].popen.pid
+        """Process id of a broker; `ConfigError` as of `kill`."""
+        return self._started(broker_id).popen.pid
 
     def stop(self) -> None:
         """Stop everything cleanly; remove a temporary data directory."""
@@ -274,7 +391,11 @@ class EmbeddedCluster:
             self._zookeeper.stop()
         self._brokers.clear()
         self._zookeeper = None
-        if self._given_dir is None:
+        if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a forked child of the caller may have it, too
+            os.close(self._lock)
+            self._lock = None
+        if self._given_dir is None and hasattr(self, "data_dir"):
             shutil.rmtree(self.data_dir, ignore_errors=True)
 
     def __enter__(self) -> EmbeddedCluster:

@@ -63,12 +63,35 @@ def _shared_settings(config: pytest.Config) -> dict[str, str]:
     return settings
 
 
+def _shared_brokers(config: pytest.Config) -> int:
+    chosen = config.getoption("klog_brokers")
+    text = config.getini("klog_brokers") if chosen is None else str(chosen)
+    if not text.isdecimal() or int(text) < 1:
+        name = "klog_brokers = " if chosen is None else "--klog-brokers "
+        raise pytest.UsageError(f"{name}{text}: a number of brokers, 1 or more, is wanted")
+    return int(text)
+
+
+def _topic_arguments(marker: pytest.Mark | None) -> dict[str, Any]:
+    """`create_topic` arguments of a klog_topic marker."""
+    wanted: dict[str, Any] = {"partitions": 1, "settings": None}
+    if marker is None:
+        return wanted
+    if marker.args or marker.kwargs.keys() - wanted.keys():
+        given = [*map(repr, marker.args), *(f"{name}={value!r}" for name, value in marker.kwargs.items())]
+        raise pytest.UsageError(f"klog_topic({', '.join(given)}): it takes partitions=N and settings={{...}} by name")
+    wanted |= marker.kwargs
+    if not isinstance(wanted["partitions"], int) or wanted["partitions"] < 1:
+        raise pytest.UsageError(f"klog_topic(partitions={wanted['partitions']!r}): a number, 1 or more, is wanted")
+    return wanted
+
+
 @pytest.fixture(scope=_scope)
 def klog_cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
     """A cluster that tests share, an `EmbeddedCluster`: use topics of your own."""
     from spark_klog.embedded import EmbeddedCluster
 
-    count = pytestconfig.getoption("klog_brokers") or int(pytestconfig.getini("klog_brokers"))
+    count = _shared_brokers(pytestconfig)
     settings = _shared_settings(pytestconfig)
     running = pytestconfig.stash[_running]
     with EmbeddedCluster(count, data_dir=tmp_path_factory.mktemp("klog"), settings=settings) as cluster:
@@ -110,8 +133,7 @@ def klog_topic(request: pytest.FixtureRequest, klog_cluster: EmbeddedCluster) ->
     from spark_klog.client.admin import create_topic
     from spark_klog.client.cluster import Cluster
 
-    marker = request.node.get_closest_marker("klog_topic")
-    wanted = {"partitions": 1, "settings": None} | (marker.kwargs if marker else {})
+    wanted = _topic_arguments(request.node.get_closest_marker("klog_topic"))
     test = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")[:100]
     name = f"{test}-{uuid.uuid4().hex[:8]}"
     with Cluster.connect({"bootstrap.servers": klog_cluster.bootstrap_servers}) as client:

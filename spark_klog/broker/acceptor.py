@@ -130,7 +130,7 @@ class Acceptor:
         except asyncio.TimeoutError:
             _log.warning("%s: no TLS handshake within %g s; closing the connection", peer, self._seconds)
         except OSError as error:
-            reason = (isinstance(error, ssl.SSLError) and error.reason) or error
+            reason = (isinstance(error, ssl.SSLError) and error.reason) or str(error) or type(error).__name__
             _log.warning("%s: connection to %s failed: %s", peer, self._listener.name, reason)
         finally:
             if not connection.was_made:

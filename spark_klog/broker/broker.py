@@ -5,47 +5,51 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TypeVar
 from uuid import UUID
 
+from spark_klog.broker.background import BackgroundTasks, Rounds, in_slices
 from spark_klog.broker.config import BrokerConfig
 from spark_klog.broker.controller import Controller
-from spark_klog.broker.coordinator.expiry import expire, forget_topics
+from spark_klog.broker.coordinator.expiry import DeletedTopics, expire
 from spark_klog.broker.coordinator.groups import Groups
 from spark_klog.broker.coordinator.records import StoredGroup
 from spark_klog.broker.fetch_sessions import FetchSessions
-from spark_klog.broker.log_settings import known_topic_settings, topic_settings, topic_settings_of
+from spark_klog.broker.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, with_internal_settings
+from spark_klog.broker.large_requests import Turns
+from spark_klog.broker.log_flushes import LogFlushes
+from spark_klog.broker.log_settings import topic_settings
 from spark_klog.broker.metrics import Metrics
-from spark_klog.broker.offset_manager import (
-    OFFSETS_TOPIC,
-    TRANSACTIONS_TOPIC,
-    OffsetManager,
-    partition_for,
-    write_group,
-)
+from spark_klog.broker.offset_manager import OffsetManager, partition_for, write_group
 from spark_klog.broker.purgatory import Purgatory
-from spark_klog.broker.registry import MAX_PARTITIONS, Registry, Topic, UnknownTopic
+from spark_klog.broker.registry import MAX_PARTITIONS, Registry, Topic, TopicExists, UnknownTopic
 from spark_klog.broker.security.authorizer import Authorizer
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.security.users import Users
 from spark_klog.broker.stored_rows import read_log
+from spark_klog.broker.topic_logs import TopicLogs, register_logs
 from spark_klog.broker.topics_07 import Topics07
 from spark_klog.broker.transactions.coordinator import TransactionCoordinator
 from spark_klog.broker.transactions.producer_ids import PRODUCER_IDS, FileBlocks, ProducerIds, TreeBlocks
 from spark_klog.directories.memory import MemoryTree
 from spark_klog.directories.paths import Endpoint
 from spark_klog.directories.tree import Tree, open_tree
-from spark_klog.errors import ConfigError, DecodeError, DirectoryError, ErrorCode
+from spark_klog.errors import ConfigError, DirectoryError, ErrorCode, KlogError
 from spark_klog.log.directory import LogDirectory
-from spark_klog.log.partition_log import PartitionLog, check_topic_name, system_ms
+from spark_klog.log.layout import check_alone
+from spark_klog.log.names import check_topic_name
+from spark_klog.log.partition_log import PartitionLog, system_ms
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
 
 _log = logging.getLogger(__name__)
 _LOOK_AGAIN_SECONDS = 0.05
+_T = TypeVar("_T")
+_Alter = Callable[[Mapping[str, str]], Mapping[str, str]]
 #: The client does not say which leader epoch it knows.
 ANY_EPOCH = -1
 
@@ -64,10 +68,6 @@ class Request:
         return self.session.peer
 
 
-class TopicExists(ConfigError):
-    """The topic is there already."""
-
-
 class Broker:
     """One broker. All methods run in the event loop's thread; those that change the tree are coroutines."""
 
@@ -75,6 +75,8 @@ class Broker:
         self.config = config
         self.users = Users(config.security.users_file)
         self.authorizer = Authorizer(self.users)
+        if config.directories is None:
+            check_alone(config.data_dir)
         self.logs = LogDirectory(config.data_dir, config.broker_id, config.log)
         # One change of the tree, or reading of it, at a time: an older view must never replace a newer one.
         self._tree_lock = asyncio.Lock()
@@ -87,9 +89,11 @@ class Broker:
             self._controller = Controller(tree, self.registry, self._id_in_logs) if is_shared else None
             has_07 = config.paths_07 and (config.directories or "").startswith("zookeeper:")
             self._topics_07 = Topics07(tree, config.broker_id) if has_07 else None
-            #: By topic: its settings, and what of them logs take.
-            self._overrides: dict[str, tuple[Mapping[str, str], dict[str, Any]]] = {}
             self.purgatory = Purgatory()
+            self.turns = Turns()
+            self._topic_logs = TopicLogs(self.logs, self.registry, self.purgatory.wake)
+            self._changes = BackgroundTasks()
+            self.flushes = LogFlushes(self._changes)
             self.fetch_sessions = FetchSessions(config.fetch_session_slots, config.fetch_session_eviction_ms / 1000)
             self.metrics = Metrics()
             self.groups = Groups(self._store_group, config.group_initial_delay_ms, config.group_max_size)
@@ -104,7 +108,7 @@ class Broker:
                 else FileBlocks(config.data_dir / PRODUCER_IDS, config.broker_id)
             )
             self.transactions = TransactionCoordinator(self, ProducerIds(blocks, self._first_free_producer_id))
-            self._dropped_while_loading: set[str] = set()
+            self._deleted_topics = DeletedTopics(self.offsets, self._group_log)
             self.logs.set_cluster_id(self.registry.cluster_id(self.logs.cluster_id))
         except BaseException:
             self.logs.close()
@@ -128,44 +132,30 @@ class Broker:
     def start(self, endpoints: Sequence[Endpoint]) -> None:
         """Take part in the cluster at these addresses; blocks while the tree answers."""
         if self.config.directories is None:
-            self._register_own_logs()
+            register_logs(self.logs, self.registry)
         self.registry.register(endpoints)
         self._read_tree()
-        self._adopt()
-
-    def _register_own_logs(self) -> None:
-        """A broker that is alone has no other registry than its folders."""
-        topics: dict[str, list[int]] = {}
-        for topic, partition in sorted({*self.logs.logs, *self.logs.offline}):
-            topics.setdefault(topic, []).append(partition)
-        for topic, partitions in topics.items():
-            served = [partition for partition in partitions if (topic, partition) not in self.logs.offline]
-            ids = (self.logs.topic_id(topic, partition) for partition in served or partitions)
-            topic_id = next(filter(None, ids), None)
-            assignment = {partition: [self.config.broker_id] for partition in partitions}
-            log = self.logs.get(topic, served[0]) if served else None
-            settings = topic_settings_of(log.overrides) if log is not None else {}
-            self.registry.create_topic(topic, assignment, settings, topic_id)
+        self._topic_logs.follow_now()
 
     def watch(self) -> None:
         """Follow the changes that other brokers and tools make to the tree."""
         loop = asyncio.get_running_loop()
-        tasks: set[asyncio.Task[None]] = set()
-        is_due = False
+        is_due, rounds = False, Rounds()
 
         async def follow() -> None:
             nonlocal is_due
+            await rounds.rest()  # while topics are created one by one, say
             async with self._tree_lock:
                 is_due = False  # what changes from now on asks for another look
-                await self._refresh()
+                with rounds.measured():
+                    await self._refresh()
+            await self._topic_logs.follow()
 
         def changed_in_loop() -> None:
             nonlocal is_due
             if not is_due:
                 is_due = True
-                task = loop.create_task(follow())
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
+                self._changes.start(follow())
 
         def changed() -> None:
             if not loop.is_closed():
@@ -177,22 +167,34 @@ class Broker:
 
     async def refresh(self) -> None:
         """Read the tree again and follow it: new partitions get a log, those of deleted topics lose theirs."""
+        await self._changes.finish(self._refresh_and_follow())
+
+    async def _refresh_and_follow(self, *, waits: bool = True) -> None:
         async with self._tree_lock:
             await self._refresh()
+        if waits or not self._topic_logs.is_busy:
+            await self._topic_logs.follow()
+        else:
+            self._changes.start(self._topic_logs.follow())
 
     async def _refresh(self) -> None:
-        before = self.registry.topics
         try:
-            await asyncio.to_thread(self._follow_tree)
+            await self._in_tree(self._follow_tree)
         except DirectoryError as error:
             _log.error("reading the directories failed; answering from what is known: %s", error)
         except Exception:
             _log.exception("reading the directories failed; answering from what is known")
-        for name, topic in before.items():
-            now = self.registry.topics.get(name)
-            if now is None or now.topic_id != topic.topic_id:
-                self._drop(name, len(topic.assignment))
-        self._adopt()
+
+    async def _in_tree(self, work: Callable[[], _T]) -> _T:
+        """Read or change the tree in a thread; the caller holds the tree's lock. Topics that are gone are dropped."""
+        before = self.registry.topics
+        try:
+            return await asyncio.to_thread(work)
+        finally:
+            for name, topic in before.items():
+                now = self.registry.topics.get(name)
+                if now is None or now.topic_id != topic.topic_id:
+                    self._drop(name, len(topic.assignment))
 
     def _follow_tree(self) -> None:
         self._read_tree()
@@ -212,47 +214,13 @@ class Broker:
                 return log.topic_id
         return None
 
-    def _adopt(self) -> None:
-        """Make the logs of all partitions that this broker leads, and give them the topics' settings."""
-        for topic in self.registry.topics.values():
-            for partition in topic.assignment:
-                if not self.registry.leads(topic.name, partition):
-                    continue
-                log = self.logs.get(topic.name, partition)
-                if log is not None and log.topic_id is None:
-                    log.set_topic_id(topic.topic_id)
-                if log is not None and log.topic_id != topic.topic_id:
-                    self.logs.set_aside(topic.name, partition)
-                    log = None
-                if (topic.name, partition) in self.logs.offline:
-                    continue
-                overrides = self._overrides_of(topic)
-                if log is None:
-                    self.logs.create(topic.name, partition, topic.topic_id, overrides)
-                    continue
-                try:
-                    log.set_overrides(overrides)
-                except OSError as error:
-                    _log.error("%s keeps its settings, the new ones can't be written: %s", log.directory, error)
-
-    def _overrides_of(self, topic: Topic) -> dict[str, Any]:
-        settings, overrides = self._overrides.get(topic.name, (None, {}))
-        if settings != topic.settings:
-            overrides = known_topic_settings(topic.name, topic.settings)
-            self._overrides[topic.name] = topic.settings, overrides
-        return overrides
-
     def _drop(self, name: str, partitions: int) -> None:
-        for partition in range(partitions):
-            self.logs.delete(name, partition)
-            self.purgatory.wake((name, partition))
-        if self.is_loading:
-            self._dropped_while_loading.add(name)
-        else:
-            forget_topics({name}, self.offsets, self._group_log)
-        self._overrides.pop(name, None)
+        self._topic_logs.drop(name, partitions)
+        self._deleted_topics.add(name)
+        if not self.is_loading:
+            self._changes.start(self._deleted_topics.forget())
         if name == OFFSETS_TOPIC:
-            self._unread.clear()
+            self._forget_groups()
         if name == TRANSACTIONS_TOPIC:
             self.transactions.forget_all()
         self.metrics.forget_topic(name)
@@ -262,16 +230,18 @@ class Broker:
         now = time.monotonic()
         if now - self._looked_again_at >= _LOOK_AGAIN_SECONDS:
             self._looked_again_at = now
-            await self.refresh()
+            await self._changes.finish(self._refresh_and_follow(waits=False))
 
     async def topic(self, name: str) -> Topic | None:
         """The topic of that name; the tree is asked where none is known."""
+        await self.turns.take()
         if name not in self.registry.topics:
             await self.look_again()
         return self.registry.topics.get(name)
 
     async def topic_by_id(self, topic_id: UUID) -> Topic | None:
         """The same by topic id."""
+        await self.turns.take()
         if topic_id not in self.registry.names:
             await self.look_again()
         name = self.registry.names.get(topic_id)
@@ -282,8 +252,9 @@ class Broker:
 
         `epoch` is the leader epoch that the client knows (KIP-320).
         """
+        await self.turns.take()
         log = self.logs.get(topic, partition)
-        if log is not None and self.registry.leads(topic, partition):
+        if log is not None and self.registry.leads(topic, partition) and self._is_of_topic(log):
             if epoch == ANY_EPOCH or epoch == log.leader_epoch:
                 return log
             is_older = epoch < log.leader_epoch
@@ -297,7 +268,12 @@ class Broker:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if (topic, partition) in self.logs.offline:
             return ErrorCode.KAFKA_STORAGE_ERROR
-        return self.logs.get(topic, partition) or ErrorCode.LEADER_NOT_AVAILABLE
+        log = self.logs.get(topic, partition)
+        return log if log is not None and self._is_of_topic(log) else ErrorCode.LEADER_NOT_AVAILABLE
+
+    def _is_of_topic(self, log: PartitionLog) -> bool:
+        """Whether it is not the log of an earlier topic of this name, which will be replaced."""
+        return log.topic_id in (None, self.registry.topics[log.topic].topic_id)
 
     async def create_topic(
         self,
@@ -306,18 +282,32 @@ class Broker:
         settings: dict[str, str] | None = None,
         assignment: dict[int, list[int]] | None = None,
     ) -> UUID:
-        """Create a topic and return its id; `TopicExists`, or `ConfigError` for a bad name, count or setting."""
+        """Create a topic and return its id.
+
+        `TopicExists`, `TopicCollides`, or `ConfigError` for a bad name, count or setting.
+        """
         check_topic_name(name)
         if not 1 <= partitions <= MAX_PARTITIONS:
             raise ConfigError(f"topic {name}: {partitions} partitions, 1 to {MAX_PARTITIONS} are allowed")
-        topic_settings(settings or {})
+        settings = dict(with_internal_settings(name, settings or {}))
+        topic_settings(settings)
         chosen = assignment or self.registry.assign(partitions)
+        return await self._changes.finish(self._create_topic(name, chosen, settings))
+
+    async def _create_topic(self, name: str, assignment: dict[int, list[int]], settings: dict[str, str]) -> UUID:
         async with self._tree_lock:
-            if not await asyncio.to_thread(self.registry.create_topic, name, chosen, settings or {}):
+            self.registry.check_collision(name)
+            if not await self._in_tree(partial(self.registry.create_topic, name, assignment, settings)):
                 raise TopicExists(f"topic {name} exists")
-            self._adopt()
-        _log.info("created topic %s with %d partitions", name, partitions)
-        return self.registry.topics[name].topic_id
+            topic = self.registry.topics[name]
+        await self._topic_logs.follow()
+        try:
+            self._topic_logs.check(topic)
+        except DirectoryError:
+            await self._delete_topic(name)
+            raise
+        _log.info("created topic %s with %d partitions", name, len(assignment))
+        return topic.topic_id
 
     async def create_partitions(
         self,
@@ -332,48 +322,67 @@ class Broker:
         `UnknownTopic`, `InvalidPartitions` or `InvalidAssignment` (all `ConfigError`); with `validate_only` nothing
         else happens.
         """
-        async with self._tree_lock:
-            await asyncio.to_thread(self.registry.add_partitions, name, count, assignment, validate_only=validate_only)
-            self._adopt()
+        change = partial(self.registry.add_partitions, name, count, assignment, validate_only=validate_only)
+        await self._changes.finish(self._change_topic(name, change))
         if not validate_only:
             _log.info("topic %s has %d partitions now", name, count)
 
-    async def alter_topic_settings(
-        self, name: str, settings: Mapping[str, str], *, validate_only: bool = False
-    ) -> None:
-        """Replace a topic's own settings (all of them): for its logs here, and by the tree on other brokers.
+    async def _change_topic(self, name: str, change: Callable[[], None]) -> None:
+        async with self._tree_lock:
+            await self._in_tree(change)
+            topic = self.registry.topics.get(name)
+        await self._topic_logs.follow()
+        if topic is not None:
+            self._topic_logs.check(topic)
+
+    async def alter_topic_settings(self, name: str, alter: _Alter, *, validate_only: bool = False) -> None:
+        """Replace a topic's own settings by what `alter` makes of them: for its logs here, by the tree elsewhere.
 
         `UnknownTopic`; `ConfigError` for an unknown name or a bad value, but not for what a tool of others has
         registered before and is left as it is. With `validate_only` nothing else happens.
         """
-        async with self._tree_lock:
-            if name not in self.registry.topics:
-                await asyncio.to_thread(self.registry.refresh)
-            if name not in self.registry.topics:
-                raise UnknownTopic(f"there is no topic {name}")
-            before = self.registry.settings(name)
-            topic_settings({key: value for key, value in settings.items() if before.get(key) != value})
-            if validate_only:
-                return
-            await asyncio.to_thread(self.registry.put_settings, name, settings)
-            self._adopt()
-        _log.info("topic %s has the settings %s now", name, dict(settings))
+        change = partial(self._put_settings, name, alter, validate_only=validate_only)
+        await self._changes.finish(self._change_topic(name, change))
+
+    def _put_settings(self, name: str, alter: _Alter, *, validate_only: bool) -> None:
+        if name not in self.registry.topics:
+            self.registry.refresh()
+        if name not in self.registry.topics:
+            raise UnknownTopic(f"there is no topic {name}")
+        before = self.registry.settings(name)
+        settings = alter(before)
+        topic_settings({key: value for key, value in settings.items() if before.get(key) != value})
+        if not validate_only:
+            self.registry.put_settings(name, settings)
+            _log.info("topic %s has the settings %s now", name, dict(settings))
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic and its logs here; the other brokers follow the tree."""
+        await self._changes.finish(self._delete_topic(name))
+
+    async def _delete_topic(self, name: str) -> None:
         async with self._tree_lock:
-            topic = self.registry.topics.get(name)
-            if topic is None:
+            if name not in self.registry.topics:
                 return
-            await asyncio.to_thread(self.registry.delete_topic, name)
-            self._drop(name, len(topic.assignment))
+            await self._in_tree(partial(self.registry.delete_topic, name))
+        await self._topic_logs.follow()
         _log.info("deleted topic %s", name)
 
-    async def internal_topic(self, name: str, partitions: int) -> Topic:
+    async def care_for_topic_logs(self) -> None:
+        """Try again what could not be made or changed."""
+        if self._topic_logs.has_failed:
+            await self._changes.finish(self._topic_logs.follow())
+
+    async def changes_ended(self) -> None:
+        """Wait for the changes of topics that are under way: what a stop interrupts would be half a topic."""
+        await self._changes.ended()
+        await self._topic_logs.ended()
+
+    async def internal_topic(self, name: str) -> Topic:
         """A topic of this broker's own, made at first use; `DirectoryError` where it can't be."""
         if name not in self.registry.topics:
             try:
-                await self.create_topic(name, partitions, {"cleanup.policy": "compact"})
+                await self.create_topic(name, self.config.default_partitions(name))
             except TopicExists:
                 await self.refresh()
         topic = self.registry.topics.get(name)
@@ -386,15 +395,18 @@ class Broker:
 
         `DirectoryError` where it can't be made.
         """
-        return await self.place_of(group, OFFSETS_TOPIC, self.config.offsets_partitions)
+        return await self.place_of(group, OFFSETS_TOPIC)
 
-    async def place_of(self, key: str, name: str, partitions: int) -> tuple[int, int]:
+    async def place_of(self, key: str, name: str) -> tuple[int, int]:
         """(broker id, partition) that keep a group or a transactional id in an internal topic; makes that at first use.
 
         `DirectoryError` where it can't be made.
         """
-        topic = await self.internal_topic(name, partitions)
+        await self.turns.take()
+        topic = await self.internal_topic(name)
         partition = partition_for(key, len(topic.assignment))
+        if self.logs.get(name, partition) is None and self.registry.leads(name, partition):
+            await self._topic_logs.settle()  # the topic is registered before its log is made
         return self.registry.leader(topic, partition), partition
 
     async def offsets_log(self, group: str) -> PartitionLog | ErrorCode:
@@ -404,12 +416,15 @@ class Broker:
         except DirectoryError as error:
             _log.error("group %s has no coordinator: %s", group, error)
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        log = self.logs.get(OFFSETS_TOPIC, partition)
-        if log is None or not self.registry.leads(OFFSETS_TOPIC, partition):
+        if not self.registry.leads(OFFSETS_TOPIC, partition):
             return ErrorCode.NOT_COORDINATOR
-        if partition in self._unread:
+        log = self.logs.get(OFFSETS_TOPIC, partition)
+        if log is None or partition in self._unread:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self.is_loading else log
+        if self.is_loading:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        await self.flushes.make_early_room(log)
+        return log
 
     async def coordinator_code(self, group: str) -> ErrorCode:
         """NONE where this broker coordinates the group."""
@@ -439,19 +454,29 @@ class Broker:
         for log in logs:
             try:
                 await read_log(self.offsets.load, log)
-            except (DecodeError, OSError) as error:
-                _log.error("groups and offsets of %s can't be read, and are not served: %s", log.directory, error)
+            except Exception as error:
+                known = isinstance(error, (KlogError, OSError))
+                text = "groups and offsets of %s can't be read, and are not served: %s"
+                _log.error(text, log.directory, error, exc_info=not known)
                 self._unread.add(log.partition)
         self.is_loading = False
-        forget_topics(self._dropped_while_loading - self.registry.topics.keys(), self.offsets, self._group_log)
+        if OFFSETS_TOPIC in self._deleted_topics:
+            self._forget_groups()
         self.groups.start()
+        await self._deleted_topics.forget()
 
-    def expire_offsets(self) -> None:
+    def _forget_groups(self) -> None:
+        """__consumer_offsets was deleted."""
+        self._unread.clear()
+        self.groups.forget_all()
+        self.offsets.forget_all()
+
+    async def expire_offsets(self) -> None:
         """Remove what groups committed long ago and do not need, and groups without members and offsets."""
         if not self.is_loading:
             now_ms = system_ms()
             before_ms = now_ms - self.config.offsets_retention_minutes * 60_000
-            expire(self.groups, self.offsets, self._group_log, now_ms, before_ms)
+            await in_slices(expire(self.groups, self.offsets, self._group_log, now_ms, before_ms))
 
     def note_answered(self, api: Api, response: Message | None, seconds: float) -> None:
         """Count a request that took that long, and what is fetched by it."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from spark_klog.broker.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_klog.broker.kafka_names import advice, without_secret
 from spark_klog.broker.log_settings import BROKER_LOG_SETTINGS, broker_log_settings
 from spark_klog.broker.security.config import SECURITY_SETTINGS, SecurityConfig, security_settings
@@ -75,6 +76,11 @@ class BrokerConfig:
     security: SecurityConfig = field(default_factory=SecurityConfig)
     paths_07: bool = _setting("klog.zookeeper.paths.0.7", True)
     zookeeper_session_timeout_ms: int = _setting("zookeeper.session.timeout.ms", int(1000 * SESSION_SECONDS))
+
+    def default_partitions(self, topic: str) -> int:
+        """The number of partitions of a topic whose creator does not choose it."""
+        of_internal = {OFFSETS_TOPIC: self.offsets_partitions, TRANSACTIONS_TOPIC: self.transaction_partitions}
+        return of_internal.get(topic, self.num_partitions)
 
 
 def _parse(kind: str, name: str, text: str, least: int) -> int | bool:

@@ -292,7 +292,12 @@ class Connection(asyncio.BufferedProtocol):
     async def _sendfile(self, part: FileRange) -> int:
         size = min(part.size, _SENDFILE_STEP)
         loop = asyncio.get_running_loop()
-        return await loop.sendfile(self._transport, cast("IO[bytes]", part.file), part.position, size)
+        try:
+            return await loop.sendfile(self._transport, cast("IO[bytes]", part.file), part.position, size)
+        except RuntimeError as error:
+            if self._transport.is_closing():  # asyncio has no type for it
+                raise ConnectionResetError("the client hung up while its answer was sent") from error
+            raise
 
     async def _copy_file(self, part: FileRange) -> int:
         """TLS has no sendfile."""

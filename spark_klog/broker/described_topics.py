@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.offset_manager import INTERNAL_TOPICS
+from spark_klog.broker.internal_topics import INTERNAL_TOPICS
 from spark_klog.broker.registry import NO_LEADER, Topic
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message

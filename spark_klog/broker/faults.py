@@ -9,6 +9,7 @@ that are due the first one fires, alone. Each broker counts by itself.
 
 from __future__ import annotations
 
+import difflib
 import random
 import threading
 from collections.abc import Iterable, Sequence
@@ -20,7 +21,31 @@ from spark_klog.protocol.apis import BY_KEY
 from spark_klog.protocol.places import EVERYTHING, Place
 
 _MAX_DELAY_MS = 3_600_000
+_INT16, _INT32, _INT64 = 2**15, 2**31, 2**63
 RECORDS, ANSWER = "records", "answer"
+
+
+def _advice(name: str, known: Iterable[str]) -> str:
+    """What may have been meant by an unknown name, in capitals or not; else what is known."""
+    by_lower = {one.lower(): one for one in known}
+    nearest = [by_lower[one] for one in difflib.get_close_matches(name.lower(), by_lower, cutoff=0.75)]
+    return f"did you mean {' or '.join(nearest)}?" if nearest else f"known are {', '.join(sorted(by_lower.values()))}"
+
+
+def _check_number(name: str, value: object, least: int, most: int = _INT64 - 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        allowed = f"{least} or more" if most == _INT64 - 1 else f"{least} to {most}"
+        raise ConfigError(f"fault with {name}={value!r}: it must be a number, {allowed}")
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"fault with {name}={value!r}: it must be True or False")
+
+
+def _check_text(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(f"fault with {name}={value!r}: it must be a string")
 
 
 @dataclass(frozen=True)
@@ -39,10 +64,15 @@ class ErrorAnswer:
         """The code as the protocol has it."""
         return ErrorCode[self.code] if isinstance(self.code, str) else self.code
 
-    def check(self) -> None:
-        known = self.code in ErrorCode.__members__ if isinstance(self.code, str) else -(2**15) <= self.code < 2**15
-        if not known or self.number == ErrorCode.NONE:
-            raise ConfigError(f"fault with code={self.code!r}: a name of ErrorCode or an INT16 but 0 is wanted")
+    def __post_init__(self) -> None:
+        _check_flag("after", self.after)
+        if isinstance(self.code, str):
+            if self.code not in ErrorCode.__members__:
+                raise ConfigError(f"fault with code={self.code!r}: {_advice(self.code, ErrorCode.__members__)}")
+        else:
+            _check_number("code", self.code, -_INT16, _INT16 - 1)
+        if self.number == ErrorCode.NONE:
+            raise ConfigError(f"fault with code={self.code!r}: it must be an error; 0 is none")
 
 
 @dataclass(frozen=True)
@@ -52,9 +82,9 @@ class Delay:
     ms: int
     after: bool = False
 
-    def check(self) -> None:
-        if not 0 <= self.ms <= _MAX_DELAY_MS:
-            raise ConfigError(f"fault with ms={self.ms}: 0 to {_MAX_DELAY_MS} are allowed")
+    def __post_init__(self) -> None:
+        _check_flag("after", self.after)
+        _check_number("ms", self.ms, 0, _MAX_DELAY_MS)
 
 
 @dataclass(frozen=True)
@@ -67,9 +97,9 @@ class Drop:
     after: bool = False
     sent: int = 0
 
-    def check(self) -> None:
-        if self.sent < 0:
-            raise ConfigError(f"fault with sent={self.sent}: a number of bytes is wanted")
+    def __post_init__(self) -> None:
+        _check_flag("after", self.after)
+        _check_number("sent", self.sent, 0)
 
 
 @dataclass(frozen=True)
@@ -84,9 +114,11 @@ class Corrupt:
     bits: int = 1
     seed: int = 0
 
-    def check(self) -> None:
-        if self.where not in (RECORDS, ANSWER) or self.bits < 1:
-            raise ConfigError(f"{self}: where is {RECORDS!r} or {ANSWER!r}, bits 1 or more")
+    def __post_init__(self) -> None:
+        if self.where not in (RECORDS, ANSWER):
+            raise ConfigError(f"fault with where={self.where!r}: it must be {RECORDS!r} or {ANSWER!r}")
+        _check_number("bits", self.bits, 1)
+        _check_number("seed", self.seed, -_INT64)
 
 
 @dataclass(frozen=True)
@@ -95,9 +127,8 @@ class Truncate:
 
     missing: int = 1
 
-    def check(self) -> None:
-        if self.missing < 1:
-            raise ConfigError(f"fault with missing={self.missing}: 1 or more is wanted")
+    def __post_init__(self) -> None:
+        _check_number("missing", self.missing, 1)
 
 
 Action = ErrorAnswer | Delay | Drop | Corrupt | Truncate
@@ -123,14 +154,22 @@ class Fault:
     broker: int | None = None
 
     def __post_init__(self) -> None:
-        known = sorted(api.name for api in BY_KEY.values())
+        if not isinstance(self.do, Action):
+            example = f"{self.do.__name__}(...)" if self.do in _ACTIONS.values() else f"one of {', '.join(_ACTIONS)}"
+            raise ConfigError(f"fault with do={self.do!r}: it must be {example}")
+        known = {api.name for api in BY_KEY.values()}
         if self.api is not None and self.api not in known:
-            raise ConfigError(f"fault for api={self.api!r}; known are {', '.join(known)}")
-        if self.skip < 0 or (self.count is not None and self.count < 1):
-            raise ConfigError(f"fault with skip={self.skip}, count={self.count}: 0 or more, and 1 or more, are wanted")
+            raise ConfigError(f"fault with api={self.api!r}: {_advice(str(self.api), known)}")
+        _check_text("topic", self.topic)
+        _check_text("client_id", self.client_id)
+        _check_number("skip", self.skip, 0)
+        if self.count is not None:
+            _check_number("count", self.count, 1)
+        for name, value in (("partition", self.partition), ("broker", self.broker)):
+            if value is not None:
+                _check_number(name, value, 0, _INT32 - 1)
         if self.waits_for_records and self.api not in (None, "Fetch"):
-            raise ConfigError(f"fault for api={self.api!r}: records are corrupted in answers of Fetch only")
-        self.do.check()
+            raise ConfigError(f"fault with api={self.api!r}: records are corrupted in answers of Fetch only")
 
     @property
     def waits_for_records(self) -> bool:

@@ -1,36 +1,94 @@
-"""What a broker does with its logs now and then: flushes by time, retention, checkpoints; and with old offsets."""
+"""What a broker does with its logs now and then: flushes by time, retention, checkpoints; and with old offsets.
+
+One log's trouble is logged with its name and ends no other log's care. Requests are answered meanwhile: files are
+synced and removed in threads, one log at a time, and all else is done in slices.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 
+from spark_klog.broker.background import Pace
 from spark_klog.broker.broker import Broker
+from spark_klog.errors import DecodeError, LogCorrupted, LogRetired
+from spark_klog.log.partition_log import SEGMENTS_AT_ONCE, PartitionLog
 
 _log = logging.getLogger(__name__)
 _LONGEST_PAUSE = 1.0
 
 
 async def keep_house(broker: Broker) -> None:
-    """Runs until it is cancelled. A disk that fails is told in the log; the next round tries again."""
-    logs, config = broker.logs, broker.config
+    """Runs until it is cancelled. What fails is logged; the next round tries again."""
+    config = broker.config
     shortest = min(config.log.flush_ms, config.housekeeping_ms, config.checkpoint_ms) / 1000
     pause = max(0.05, min(_LONGEST_PAUSE, shortest))
-    expired_at = checkpoint_at = offsets_at = time.monotonic()
+    duties: list[tuple[str, float, Callable[[Broker], Awaitable[None]]]] = [
+        ("flush", 0, _flush),
+        ("retention", config.housekeeping_ms / 1000, _delete_expired),
+        ("creation of logs", config.housekeeping_ms / 1000, Broker.care_for_topic_logs),
+        ("expiry of offsets", config.offsets_check_ms / 1000, Broker.expire_offsets),
+        ("writing of checkpoints", config.checkpoint_ms / 1000, _write_checkpoints),
+    ]
+    done_at = dict.fromkeys((name for name, _, _ in duties), time.monotonic())
     while True:
         await asyncio.sleep(pause)
-        logs.flush_due()
-        now = time.monotonic()
-        if now - expired_at >= config.housekeeping_ms / 1000:
-            logs.delete_expired()
-            expired_at = now
-        if now - offsets_at >= config.offsets_check_ms / 1000:
-            broker.expire_offsets()
-            offsets_at = now
-        if now - checkpoint_at >= config.checkpoint_ms / 1000:
-            try:
-                logs.write_checkpoints()
-            except OSError as error:
-                _log.error("checkpoints of %s can't be written: %s", logs.path, error)
-            checkpoint_at = now
+        for name, interval, duty in duties:
+            now = time.monotonic()
+            if now - done_at[name] >= interval:
+                done_at[name] = now
+                try:
+                    await duty(broker)
+                except Exception:
+                    _log.exception("%s failed, and is tried again", name)
+
+
+async def _each(broker: Broker, care: Callable[[PartitionLog], Awaitable[None]]) -> None:
+    pace = Pace()
+    for log in list(broker.logs.logs.values()):
+        try:
+            await care(log)
+        except LogRetired as error:
+            _log.debug("%s: %s", log.directory, error)  # its topic was deleted since this round began
+        except (OSError, LogCorrupted, DecodeError) as error:
+            if log.is_open:  # else it was deleted meanwhile, and its files with it
+                _log.error("%s: %s", log.directory, error)
+        except Exception:
+            _log.exception("%s: housekeeping failed", log.directory)
+        await pace.rest()
+
+
+async def _flush(broker: Broker) -> None:
+    """Flush the logs whose flush.ms asks for it."""
+
+    async def care(log: PartitionLog) -> None:
+        if log.is_flush_due:
+            await broker.flushes.flush(log)
+
+    await _each(broker, care)
+
+
+async def _delete_expired(broker: Broker) -> None:
+    """Delete what retention no longer keeps: segments, files of those deleted before, producers long silent."""
+
+    async def care(log: PartitionLog) -> None:
+        if log.waits_to_expire:
+            await broker.flushes.flush(log, with_snapshot=True)
+        while log.delete_expired(SEGMENTS_AT_ONCE) == SEGMENTS_AT_ONCE:
+            await asyncio.sleep(0)
+        if log.has_deleted_files:
+            await asyncio.to_thread(log.remove_deleted)
+        log.forget_producers()
+
+    await _each(broker, care)
+
+
+async def _write_checkpoints(broker: Broker) -> None:
+    """Note up to where the logs have been flushed, and where they begin."""
+    logs = broker.logs
+    try:
+        await asyncio.to_thread(logs.write_checkpoints)
+    except OSError as error:
+        _log.error("checkpoints of %s can't be written: %s", logs.path, error)

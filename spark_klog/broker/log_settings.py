@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from spark_klog.broker.internal_topics import with_internal_settings
 from spark_klog.errors import ConfigError
 from spark_klog.log.config import COMPACT, CREATE_TIME, DELETE, LOG_APPEND_TIME, LogConfig
 
@@ -93,6 +94,16 @@ _WITHOUT_EFFECT = {
     "segment.jitter.ms": "0",
     "unclean.leader.election.enable": "false",
 }
+#: What the broker calls them.
+_BROKER_NAMES = {
+    "compression.type": "compression.type",
+    "message.downconversion.enable": "log.message.downconversion.enable",
+    "message.format.version": "log.message.format.version",
+    "min.insync.replicas": "min.insync.replicas",
+    "preallocate": "log.preallocate",
+    "segment.jitter.ms": "log.roll.jitter.ms",
+    "unclean.leader.election.enable": "unclean.leader.election.enable",
+}
 #: Of these no other value is taken: it would be expected to have its effect.
 _FIXED = ("compression.type", "message.downconversion.enable", "preallocate")
 #: Where there are several units for one value the last one counts, as with Kafka the smallest.
@@ -127,12 +138,12 @@ def topic_settings(settings: Mapping[str, str]) -> dict[str, Any]:
 
 
 def known_topic_settings(topic: str, settings: Mapping[str, str]) -> dict[str, Any]:
-    """`LogConfig` arguments of settings that a tool of others may have registered.
+    """`LogConfig` arguments of settings that a tool of others may have registered, and those of an internal topic.
 
     Those that are not known here, or bad, are told of in the log and left out.
     """
     result: dict[str, Any] = {}
-    for name, text in settings.items():
+    for name, text in with_internal_settings(topic, settings).items():
         try:
             result |= topic_settings({name: text})
         except ConfigError as error:
@@ -146,8 +157,13 @@ def topic_settings_of(overrides: Mapping[str, Any]) -> dict[str, str]:
 
 
 def is_list(name: str) -> bool:
-    """Whether a topic setting's value is a list, so that entries can be added and taken away."""
-    return name == "cleanup.policy" or name.endswith(".replicas")
+    """Whether a setting's value is a list, so that entries can be added and taken away."""
+    return name in ("cleanup.policy", "log.cleanup.policy") or name.endswith(".throttled.replicas")
+
+
+def broker_name(name: str) -> str | None:
+    """The broker's setting from which a topic's one has its value, None for one that topics alone have."""
+    return _TOPIC[name].broker if name in _TOPIC else _BROKER_NAMES.get(name)
 
 
 def setting_texts(config: LogConfig) -> dict[str, tuple[str, Any]]:

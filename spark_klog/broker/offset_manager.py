@@ -6,11 +6,9 @@ start. Offsets that a transaction commits are held back until its marker comes. 
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 
 from spark_klog.broker.coordinator.records import (
     NO_EXPIRY,
@@ -27,6 +25,7 @@ from spark_klog.broker.coordinator.records import (
     encode_offset_key,
     partition_of,
 )
+from spark_klog.broker.garbage import uncollected
 from spark_klog.broker.stored_rows import Marker, stored_rows
 from spark_klog.errors import DecodeError, ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog, system_ms
@@ -35,10 +34,6 @@ from spark_klog.records.batch_v2 import TRANSACTIONAL_BIT
 from spark_klog.records.own_batch import own_batch
 
 _log = logging.getLogger(__name__)
-
-OFFSETS_TOPIC = "__consumer_offsets"
-TRANSACTIONS_TOPIC = "__transaction_state"
-INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
 
 Offsets = dict[tuple[str, int], Committed]
 #: Where the offsets go whose keys begin so, up to the partition: a million keys need not be taken apart.
@@ -73,15 +68,16 @@ class OffsetManager:
     def __init__(self, load_group: Callable[[str, StoredGroup | None], None]) -> None:
         self._load_group = load_group
         self._groups: dict[str, Offsets] = {}
-        #: By producer id: what its open transaction commits, by group.
-        self._pending: dict[int, dict[str, Offsets]] = defaultdict(dict)
+        #: What open transactions commit, by group: a transaction is one of a partition and a producer id, as its marker
+        #: ends it in that partition alone.
+        self._pending: dict[tuple[int, int], dict[str, Offsets]] = defaultdict(dict)
 
     def load(self, log: PartitionLog) -> None:
         """Take in what a partition of __consumer_offsets holds; later records win.
 
         What does not decode is told in the log and left out. `DecodeError` where batches are damaged, OSError.
         """
-        with _uncollected():
+        with uncollected():
             count, bad = self._load(log)
         if bad:
             _log.error("%s: %d records of %d can't be read and are left out", log.directory.name, bad, count)
@@ -93,22 +89,25 @@ class OffsetManager:
         places: _Places = {}
         for item in stored_rows(log):
             if isinstance(item, Marker):
-                self.complete(item.producer_id, committed=item.commits)
+                self.complete(log.partition, item.producer_id, committed=item.commits)
                 continue
             load = self._load_record
             for key, value in item.rows:
                 count += 1
                 try:
-                    load(key, value, item.producer_id, places)
+                    load(key, value, (log.partition, item.producer_id), places)
                 except DecodeError as error:
                     bad += 1
                     _log.debug("%s: a record is left out: %s", log.directory.name, error)
         return count, bad
 
-    def _load_record(self, data: bytes | None, value: bytes | None, producer_id: int, places: _Places) -> None:
+    def _load_record(
+        self, data: bytes | None, value: bytes | None, transaction: tuple[int, int], places: _Places
+    ) -> None:
         if not data:
             return
-        if producer_id < 0 and not self._pending and value is not None and (place := places.get(data[:-4])):
+        is_plain = transaction[1] < 0
+        if is_plain and not self._pending and value is not None and (place := places.get(data[:-4])):
             place[0][place[1], partition_of(data)] = decode_offset(value)
             return
         key = decode_key(data)
@@ -118,10 +117,10 @@ class OffsetManager:
                 self._forget(group, [(topic, partition)])
                 places.clear()
                 return
-            groups = self._groups if producer_id < 0 else self._pending[producer_id]
+            groups = self._groups if is_plain else self._pending[transaction]
             offsets = groups.setdefault(group, {})
             offsets[topic, partition] = decode_offset(value)
-            if producer_id < 0:
+            if is_plain:
                 places[data[:-4]] = offsets, topic
                 if self._pending:
                     self._overtake(group, [(topic, partition)])
@@ -154,11 +153,11 @@ class OffsetManager:
         """The same within the transaction of `producer` (id, epoch): they count when its marker commits."""
         committed = self._committed(offsets)
         _append(log, _offset_records(group, committed), producer)
-        self._pending[producer[0]].setdefault(group, {}).update(committed)
+        self._pending[log.partition, producer[0]].setdefault(group, {}).update(committed)
 
-    def complete(self, producer_id: int, *, committed: bool) -> None:
-        """The producer's transaction has ended."""
-        for group, offsets in self._pending.pop(producer_id, {}).items():
+    def complete(self, partition: int, producer_id: int, *, committed: bool) -> None:
+        """The producer's transaction has ended in that partition of __consumer_offsets."""
+        for group, offsets in self._pending.pop((partition, producer_id), {}).items():
             if committed:
                 self._groups.setdefault(group, {}).update(offsets)
 
@@ -187,6 +186,10 @@ class OffsetManager:
         """Those with offsets."""
         return [group for group, offsets in self._groups.items() if offsets]
 
+    def has(self, group: str) -> bool:
+        """Whether the group has offsets."""
+        return bool(self._groups.get(group))
+
     def keys(self, group: str) -> set[tuple[str, int]]:
         """What the group has offsets for, be they of an open transaction."""
         staged = (groups.get(group, {}) for groups in self._pending.values())
@@ -194,8 +197,10 @@ class OffsetManager:
 
     def remove(self, log: PartitionLog, group: str, keys: Iterable[tuple[str, int]]) -> None:
         """Remove offsets, also those of open transactions, by records without a value; OSError, `BatchTooLarge`."""
-        known = self.keys(group)
-        gone = {key: encode_offset_key(OffsetKey(group, *key)) for key in keys if key in known}
+        known = [self._groups.get(group, {}), *(groups.get(group, {}) for groups in self._pending.values())]
+        gone = {
+            key: encode_offset_key(OffsetKey(group, *key)) for key in keys if any(key in offsets for offsets in known)
+        }
         # there may be more than the topic takes at once
         longest = max(map(len, gone.values()), default=0) + _ROW_BYTES
         count = max(1, (log.config.max_message_bytes - MAX_HEADER_SIZE) // longest)
@@ -205,17 +210,31 @@ class OffsetManager:
             _append(log, [(gone[key], None) for key in now])
             self._forget(group, now)
 
-    def expired(self, group: str, now_ms: int, before_ms: int) -> list[tuple[str, int]]:
-        """What the group committed before that time and not since, or what has an expiry time that is over now.
+    def expired(
+        self, group: str, keys: Iterable[tuple[str, int]], now_ms: int, before_ms: int
+    ) -> list[tuple[str, int]]:
+        """Of `keys` those that the group committed before that time and not since, or whose expiry time is over now.
 
         Not what an open transaction is about to commit anew.
         """
+        offsets = self._groups.get(group, {})
         return [
             key
-            for key, (_, _, _, timestamp, expires_ms) in self._groups.get(group, {}).items()
-            if (timestamp < before_ms if expires_ms == NO_EXPIRY else expires_ms <= now_ms)
+            for key in keys
+            if (found := offsets.get(key)) is not None
+            and (found.timestamp < before_ms if found.expires_ms == NO_EXPIRY else found.expires_ms <= now_ms)
             and not self.is_pending(group, *key)
         ]
+
+    def forget_all(self) -> None:
+        """Forget everything, as the log is gone."""
+        self._groups.clear()
+        self._pending.clear()
+
+    def is_of_before(self, group: str, key: tuple[str, int], time_ms: int) -> bool:
+        """Whether nothing was committed there after that time, be it in an open transaction."""
+        committed = [self._groups.get(group, {}), *(groups.get(group, {}) for groups in self._pending.values())]
+        return all(key not in offsets or offsets[key].timestamp <= time_ms for offsets in committed)
 
     def _forget(self, group: str, keys: Iterable[tuple[str, int]]) -> None:
         offsets = self._groups.get(group, {})
@@ -231,18 +250,6 @@ class OffsetManager:
             staged = groups.get(group, {})
             for key in keys:
                 staged.pop(key, None)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without garbage collection, which would look at the millions of objects that are made again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def write_group(log: PartitionLog, group: str, stored: StoredGroup | None) -> ErrorCode:

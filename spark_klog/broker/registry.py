@@ -20,7 +20,8 @@ from spark_klog.directories.offsets import OffsetDirectory
 from spark_klog.directories.tree import SESSION_SECONDS, NodeExists, Tree
 from spark_klog.errors import ConfigError, DecodeError, DirectoryError
 from spark_klog.log.directory import new_cluster_id
-from spark_klog.log.partition_log import check_topic_name, system_ms
+from spark_klog.log.names import check_topic_name
+from spark_klog.log.partition_log import system_ms
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -29,6 +30,14 @@ NO_LEADER = -1
 MAX_PARTITIONS = 10_000
 _PROBE_SECONDS = 1.0
 _PAUSE_SECONDS = 0.25
+
+
+class TopicCollides(ConfigError):
+    """A topic whose name differs from another one's in '.' and '_' only: metrics of Kafka could not tell them apart."""
+
+
+class TopicExists(ConfigError):
+    """There is a topic of that name."""
 
 
 class UnknownTopic(ConfigError):
@@ -86,6 +95,8 @@ class Registry:
         self._cluster_id: str | None = None
         self._entry: bytes | None = None
         self._told: dict[str, str] = {}
+        #: By topic: the values of its nodes that it was decoded from.
+        self._sources: dict[str, tuple[bytes, bytes | None]] = {}
 
     def cluster_id(self, preferred: str | None) -> str:
         """The cluster's id; made once, `preferred` where there is none yet."""
@@ -205,9 +216,14 @@ class Registry:
             topic = self._topic(name, value, config, nameless)
             if topic is not None:
                 topics[name] = topic
-        self.brokers, self.topics, self.nameless = brokers, topics, nameless
-        self.names = {topic.topic_id: name for name, topic in topics.items()}
+        self.brokers, self.nameless = brokers, nameless
+        self._take_topics(topics)
         self.empty = [name for name, value in found if not value]
+
+    def _take_topics(self, topics: dict[str, Topic]) -> None:
+        self.topics = topics
+        self.names = {topic.topic_id: name for name, topic in topics.items()}
+        self._sources = {name: source for name, source in self._sources.items() if name in topics}
 
     def _values(self, path: str) -> list[tuple[str, bytes]]:
         names = self._tree.children(path)
@@ -216,6 +232,9 @@ class Registry:
 
     def _topic(self, name: str, value: bytes, config: bytes | None, nameless: dict[str, Nameless]) -> Topic | None:
         path, known = paths.topic_path(name), self.topics.get(name)
+        if known is not None and self._sources.get(name) == (value, config):
+            return known
+        self._sources.pop(name, None)
         try:
             check_topic_name(name)
         except ConfigError as error:
@@ -226,6 +245,7 @@ class Registry:
             return known  # it is being deleted, or what is wrong will be mended: no reason to delete its logs
         assignment, topic_id = parsed
         settings: Mapping[str, str] = {}
+        decoded: Mapping[str, str] | None = None
         if config:
             before = known.settings if known is not None else settings
             decoded = self._decoded(paths.parse_topic_config, config, paths.topic_config_path(name))
@@ -238,6 +258,8 @@ class Registry:
             nameless[name] = Nameless(value, assignment, is_new, topic_id)
             if topic_id is None:
                 return None
+        elif not config or decoded is not None:
+            self._sources[name] = value, config
         return Topic(name, topic_id, assignment, settings)
 
     def _decoded(self, parse: Callable[[bytes, str], _T], value: bytes, path: str) -> _T | None:
@@ -298,6 +320,14 @@ class Registry:
         shift = len(self.topics)
         return {partition: [brokers[(partition + shift) % len(brokers)]] for partition in range(partitions)}
 
+    def check_collision(self, name: str) -> None:
+        """`TopicCollides` for a new topic if the name of another one differs in '.' and '_' only."""
+        if name not in self.topics and ("." in name or "_" in name):
+            unified = name.replace(".", "_")
+            others = [other for other in self.topics if other != name and other.replace(".", "_") == unified]
+            if others:
+                raise TopicCollides(f"topic '{name}' collides with existing topics: {', '.join(sorted(others))}")
+
     def create_topic(
         self,
         name: str,
@@ -312,8 +342,13 @@ class Registry:
         if not self._make(paths.topic_path(name), paths.topic_payload(assignment, topic_id or uuid4())):
             return False
         self._put_states(name, assignment)
-        self.refresh()
-        return True
+        # read again alone: to read all topics for each of a thousand new ones would take minutes
+        value = self._tree.get(paths.topic_path(name))
+        config = self._tree.get(paths.topic_config_path(name))
+        topic = self._topic(name, value, config, {}) if value else None
+        if topic is not None:
+            self._take_topics(self.topics | {name: topic})
+        return topic is not None
 
     def _put_states(self, name: str, assignment: Mapping[int, Sequence[int]]) -> None:
         for partition, replicas in assignment.items():
@@ -375,9 +410,9 @@ class Registry:
         self.refresh()
 
     def delete_topic(self, name: str) -> None:
-        """As `remove_topic`, and look again."""
+        """As `remove_topic`, and forget the topic: to read all topics for each deleted one would take minutes."""
         self.remove_topic(name)
-        self.refresh()
+        self._take_topics({other: topic for other, topic in self.topics.items() if other != name})
 
     def remove_topic(self, name: str) -> None:
         """Remove the topic's nodes, what asked for it last; no error where there are none."""

@@ -6,18 +6,21 @@ import asyncio
 import inspect
 import logging
 import socket
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_klog.broker.acceptor import Acceptor, ConnectionLimits
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.config import BrokerConfig
 from spark_klog.broker.connection import SCRATCH_BYTES, Connection
 from spark_klog.broker.frame_memory import FrameMemory
+from spark_klog.broker.garbage import short_collections
 from spark_klog.broker.handlers import HANDLERS, sasl_authenticate
 from spark_klog.broker.housekeeping import keep_house
+from spark_klog.broker.large_requests import has_many_elements
 from spark_klog.broker.log_cleaner import clean_logs
 from spark_klog.broker.security.config import PLAINTEXT, Listener, SecurityConfig
 from spark_klog.broker.security.session import Refused, Session
@@ -27,15 +30,22 @@ from spark_klog.directories.paths import host_and_port
 from spark_klog.errors import ConfigError, DecodeError, ErrorCode
 from spark_klog.protocol.apis import API_VERSIONS, BY_KEY
 from spark_klog.protocol.codec import decode_request, decode_request_header, encode_response
-from spark_klog.wire.primitives import Reader, Writer
+from spark_klog.protocol.schema import Api
+from spark_klog.wire.primitives import AllowanceExceeded, Reader, Writer
 
 if TYPE_CHECKING:
     import ssl
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 512
+#: A thread that works lets the event loop go on after that time; each of its system calls waits so long.
+_SWITCH_SECONDS = 0.001
 #: The largest frame before authentication (Kafka: sasl.server.max.receive.size).
 _UNAUTHENTICATED_MAX = 512 * 1024
+#: Bytes of memory that the elements of a request may take beside twice its frame: 50,000 offsets to commit do.
+_DECODED_MAX = 24 * 1024 * 1024
+#: Up to this a request is decoded in the event loop; it takes a few milliseconds.
+_DECODED_AT_ONCE = 512 * 1024
 
 
 class Server:
@@ -79,12 +89,52 @@ class Server:
             client_id = reader.nullable_string()
             raise DecodeError(f"client {client_id!r} asks for API {key} version {version}, which is not served")
         started = perf_counter()
-        client_id, message = decode_request(api, version, reader)
-        if not self.broker.authorizer.admits(session, key):
+        client_id, message, cost = await self._decoded(api, version, frame, reader.position)
+        self.frame_memory.take(cost)
+        try:
+            return await self._answer(api, version, correlation_id, client_id, message, session, started)
+        finally:
+            self.frame_memory.give_back(cost)
+
+    async def _decoded(
+        self, api: Api, version: int, frame: bytearray, start: int
+    ) -> tuple[str | None, dict[str, Any], int]:
+        """(client id, message, the memory that it takes); a message of many elements is decoded in a thread."""
+        allowed = _DECODED_MAX + 2 * len(frame)
+        for allowance in (_DECODED_AT_ONCE, allowed):
+            reader = Reader(frame, allowance)
+            reader.position = start
+            try:
+                if allowance == _DECODED_AT_ONCE:
+                    client_id, message = decode_request(api, version, reader)
+                else:
+                    client_id, message = await asyncio.to_thread(decode_request, api, version, reader)
+                return client_id, message, int(allowance - reader.allowance)
+            except AllowanceExceeded:
+                if allowance == allowed:
+                    raise
+        raise AssertionError
+
+    async def _answer(
+        self,
+        api: Api,
+        version: int,
+        correlation_id: int,
+        client_id: str | None,
+        message: dict[str, Any],
+        session: Session,
+        started: float,
+    ) -> Writer | None:
+        if not self.broker.authorizer.admits(session, api.key):
             raise Refused(f"client {client_id!r} sends {api.name}, which is for admins")
-        answer = HANDLERS[key](self.broker, Request(version, client_id, session), message)
+        answer = HANDLERS[api.key](self.broker, Request(version, client_id, session), message)
         response = await answer if inspect.isawaitable(answer) else answer
-        encoded = None if response is None else encode_response(api, version, correlation_id, response)
+        if response is None:
+            encoded = None
+        elif has_many_elements(response):
+            encoded = await asyncio.to_thread(encode_response, api, version, correlation_id, response)
+        else:
+            encoded = encode_response(api, version, correlation_id, response)
         if self.broker.metrics.is_read:
             self.broker.note_answered(api, response, perf_counter() - started)
         return encoded
@@ -118,6 +168,7 @@ async def _serve(
 ) -> None:
     broker, loop = server.broker, asyncio.get_running_loop()
     signals = StopSignals(loop)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     security = broker.config.security
     tls = _tls_context(security, listening)
     broker.start(security.endpoints(list(listening)))
@@ -130,7 +181,8 @@ async def _serve(
         loop.create_task(watch(server.connections, broker.config)),
     ]
     if broker.config.cleaner_enabled:
-        background.append(loop.create_task(clean_logs(broker.logs, broker.config)))
+        cleaner = clean_logs(broker.logs, broker.config, lambda: broker.transactions.is_loading)  # loaded last
+        background.append(loop.create_task(cleaner))
     for task in background:
         task.add_done_callback(_tell_failure)
     acceptors: list[Acceptor | asyncio.Server] = [
@@ -150,6 +202,7 @@ async def _serve(
     for task in background:
         task.cancel()
     await asyncio.gather(*background, return_exceptions=True)
+    await broker.changes_ended()
 
 
 def _tell_failure(task: asyncio.Task[None]) -> None:
@@ -178,7 +231,8 @@ def run(config: BrokerConfig, ready: Callable[[str], None], make_server: Callabl
             metrics = sockets.enter_context(bind(*config.metrics_address, option="--metrics"))
         broker = Broker(config)
         try:
-            asyncio.run(_serve(make_server(broker), listening, metrics, ready))
+            with short_collections():
+                asyncio.run(_serve(make_server(broker), listening, metrics, ready))
         finally:
             broker.close()
     _log.info("stopped")

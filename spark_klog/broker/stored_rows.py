@@ -18,17 +18,19 @@ from spark_klog.records.contract import BinaryColumn
 from spark_klog.records.control import COMMIT, read_marker
 from spark_klog.records.reader import records_of
 
-_READ_BYTES = 4 * 1024 * 1024
-_READ_AT_ONCE = 1024 * 1024
+#: Of a log: the kernel takes it apart in one go, while nothing else runs.
+_READ_BYTES = 512 * 1024
+_READ_AT_ONCE = 16 * 1024
 _NO_LIMIT = (1 << 31) - 1
 _LAST_OFFSET = (1 << 63) - 1
 Row = tuple[bytes | None, bytes | None]
 
 
 async def read_log(read: Callable[[PartitionLog], None], log: PartitionLog) -> None:
-    """Have `read` read the whole log: a large one in a thread, so that others are served meanwhile."""
+    """Have `read` read the whole log: a large one in a thread, and others are served between small ones."""
     if log.size <= _READ_AT_ONCE:
         read(log)
+        await asyncio.sleep(0)
     else:
         await asyncio.to_thread(read, log)
 

@@ -9,6 +9,7 @@ authentication.timeout.ms     the TLS handshake, or SASL, is not done
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from spark_klog.broker.config import BrokerConfig
 if TYPE_CHECKING:
     from spark_klog.broker.connection import Connection
 
+_log = logging.getLogger(__name__)
 _LONGEST_PAUSE = 1.0
 
 
@@ -61,7 +63,7 @@ def reason_to_drop(
 
 
 async def watch(connections: Collection[Connection], config: BrokerConfig) -> None:
-    """Runs until it is cancelled."""
+    """Runs until it is cancelled. A connection that it fails at ends no other's watch."""
     shortest = min(
         config.max_idle_ms, config.receive_timeout_ms, config.send_timeout_ms, config.authentication_timeout_ms
     )
@@ -70,13 +72,20 @@ async def watch(connections: Collection[Connection], config: BrokerConfig) -> No
         await asyncio.sleep(pause)
         now = time.monotonic()
         for connection in list(connections):
-            reason = reason_to_drop(
-                connection.activity,
-                config,
-                now,
-                is_authenticated=connection.session.is_open,
-                is_busy=connection.is_busy,
-            )
-            if reason is not None:
-                connection.tell_dropped(reason)
-                connection.abort()
+            try:
+                _look_at(connection, config, now)
+            except Exception:
+                _log.exception("%s: the watchdog failed at this connection", connection.session.peer)
+
+
+def _look_at(connection: Connection, config: BrokerConfig, now: float) -> None:
+    reason = reason_to_drop(
+        connection.activity,
+        config,
+        now,
+        is_authenticated=connection.session.is_open,
+        is_busy=connection.is_busy,
+    )
+    if reason is not None:
+        connection.tell_dropped(reason)
+        connection.abort()

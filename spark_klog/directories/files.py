@@ -22,7 +22,7 @@ import contextlib
 import logging
 import re
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 from urllib.parse import unquote
@@ -119,6 +119,12 @@ class FileTree:
             if owner == "other":
                 raise DirectoryError(f"{path} under {self._files.root} is the ephemeral node of another process")
             self._write(names, value)
+
+    def put_many(self, values: Mapping[str, bytes]) -> None:
+        for path in values:
+            inner_components(path)
+        for path, value in values.items():
+            self.put(path, value)
 
     def swap(self, path: str, old: bytes, value: bytes) -> bool:
         names = inner_components(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from spark_klog.directories.tree import NodeExists, components, inner_components
@@ -60,6 +60,12 @@ class MemoryTree:
 
     def put(self, path: str, value: bytes) -> None:
         self._set(path, value, None, overwrite=True)
+
+    def put_many(self, values: Mapping[str, bytes]) -> None:
+        for path in values:
+            inner_components(path)
+        for path, value in values.items():
+            self.put(path, value)
 
     def swap(self, path: str, old: bytes, value: bytes) -> bool:
         names = inner_components(path)

@@ -29,12 +29,11 @@ class OffsetDirectory:
     def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
         """Store (topic, partition) -> offset of the next record to read; atomic for each, not for all."""
         # All are checked before the first is written.
-        nodes = [
-            (consumer_offset_path(self._group, topic, partition), offset_payload(offset))
+        nodes = {
+            consumer_offset_path(self._group, topic, partition): offset_payload(offset)
             for (topic, partition), offset in sorted(offsets.items())
-        ]
-        for path, payload in nodes:
-            self._tree.put(path, payload)
+        }
+        self._tree.put_many(nodes)
 
     def fetch(self, partitions: Iterable[tuple[str, int]] | None = None) -> dict[tuple[str, int], int]:
         """The stored offsets, all there are or those of the partitions; partitions without one are left out."""

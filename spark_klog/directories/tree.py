@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -36,6 +36,9 @@ class Tree(Protocol):
 
         An ephemeral node stays one; on files only its creator may overwrite it.
         """
+
+    def put_many(self, values: Mapping[str, bytes]) -> None:
+        """As `put` for each; not all at once, but in ZooKeeper the requests are under way together."""
 
     def swap(self, path: str, old: bytes, value: bytes) -> bool:
         """Overwrite a node whose value is `old`; False where it is another, or there is no node.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -34,11 +34,11 @@ class _Reconnected:
 
 
 class _Gathered:
-    """Requests that are under way together, waited for as one; the answer is None where there is no node."""
+    """Requests that are under way together, waited for as one; the answer is None where it is the error `no_answer`."""
 
-    def __init__(self, pending: list[Any], no_node: type[Exception]) -> None:
+    def __init__(self, pending: list[Any], no_answer: type[Exception]) -> None:
         self._pending = pending
-        self._no_node = no_node
+        self._no_answer = no_answer
 
     def get(self, timeout: float) -> list[Any]:
         deadline = time.monotonic() + timeout
@@ -46,7 +46,7 @@ class _Gathered:
         for one in self._pending:
             try:
                 answers.append(one.get(timeout=max(0.0, deadline - time.monotonic())))
-            except self._no_node:
+            except self._no_answer:
                 answers.append(None)
         return answers
 
@@ -156,6 +156,32 @@ class ZooKeeperTree:
                 self._ephemerals[path] = value
                 return
         self._put(path, value, ephemeral=False)
+
+    def put_many(self, values: Mapping[str, bytes]) -> None:
+        for path in values:
+            inner_components(path)
+        for path in values.keys() & self._ephemerals.keys():
+            self.put(path, values[path])
+        paths = [path for path in values if path not in self._ephemerals]
+        for first in range(0, len(paths), _MAX_PENDING):
+            chunk = paths[first : first + _MAX_PENDING]
+            set_async, create_async = self._client.set_async, partial(self._client.create_async, makepath=True)
+            missing = self._write_many(chunk, values, set_async, self._errors.NoNodeError)
+            for path in self._write_many(missing, values, create_async, self._errors.NodeExistsError):
+                self._put(path, values[path], ephemeral=False)  # made by another meanwhile
+
+    def _write_many(
+        self, paths: list[str], values: Mapping[str, bytes], write: Callable[..., Any], refusal: type[Exception]
+    ) -> list[str]:
+        """Those of the nodes whose write was refused in this way."""
+        if not paths:
+            return []
+
+        def start() -> _Gathered:
+            return _Gathered([write(self._real(path), values[path]) for path in paths], refusal)
+
+        answers: list[Any] = self._call(paths[0], start)
+        return [path for path, answer in zip(paths, answers, strict=True) if answer is None]
 
     def _put(self, path: str, value: bytes, ephemeral: bool) -> None:
         real = self._real(path)

@@ -16,20 +16,20 @@ Codes = dict[tuple[str, int], ErrorCode]
 Offsets = dict[tuple[str, int], tuple[int, int, str]]
 
 
-def sorted_out(broker: Broker, request: Request, message: Message, failure: ErrorCode) -> tuple[Codes, Offsets]:
+async def sorted_out(broker: Broker, request: Request, message: Message) -> tuple[Codes, Offsets]:
     """(the code of each partition so far, what is to be committed: offset, leader epoch, metadata).
 
-    With a `failure` of the whole request nothing is.
+    Others have their turn meanwhile: whether the client may commit at all is checked afterwards.
     """
     codes: Codes = {}
     offsets: Offsets = {}
     for topic in message["topics"]:
+        await broker.turns.take()
         for entry in topic["partitions"]:
+            await broker.turns.take()
             key = topic["name"], entry["partition_index"]
             metadata = entry["committed_metadata"] or ""
-            codes[key] = failure
-            if failure:
-                continue
+            codes[key] = ErrorCode.NONE
             if refusal := broker.authorizer.refusal(request.session, READ, topic["name"]):
                 codes[key] = refusal
             elif broker.registry.leads(*key) is None:

@@ -1,52 +1,104 @@
-"""What is removed in time: offsets that nobody needs (KIP-211), those of deleted topics, groups of nobody."""
+"""Expiry of committed offsets (KIP-211), of offsets of deleted topics, and of empty groups.
+
+There may be millions: each function is a generator, and its caller may do other things between two steps.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 
+from spark_klog.broker.background import in_slices
 from spark_klog.broker.coordinator.group import State
 from spark_klog.broker.coordinator.groups import Groups
 from spark_klog.broker.coordinator.subscription import subscribed_topics
 from spark_klog.broker.offset_manager import OffsetManager
-from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
+from spark_klog.log.partition_log import BatchTooLarge, PartitionLog, system_ms
 
 _log = logging.getLogger(__name__)
 LogOf = Callable[[str], PartitionLog | None]
 #: Nothing was committed before it.
 _NEVER = -1
+#: Offsets looked at in one step.
+_AT_ONCE = 2000
 
 
-def expire(groups: Groups, offsets: OffsetManager, log_of: LogOf, now_ms: int, before_ms: int) -> None:
+def expire(groups: Groups, offsets: OffsetManager, log_of: LogOf, now_ms: int, before_ms: int) -> Iterator[None]:
     """Remove what was committed before that time: of groups that have had no members since then, and of groups that
     consume other topics by now. An offset with an expiry time of its own goes by that. Then remove groups that have
     neither members nor offsets.
     """
     for group_id in offsets.groups:
-        group = groups.get(group_id)
-        if group is None or group.state is State.EMPTY:
-            needed: set[str] | None = set()
-            is_over = groups.empty_since(group_id, now_ms) < before_ms
-        else:
-            needed = subscribed_topics(group) if group.state is State.STABLE else None
-            is_over = True
-        if needed is not None:
-            gone = offsets.expired(group_id, now_ms, before_ms if is_over else _NEVER)
-            _remove(offsets, log_of, group_id, [key for key in gone if key[0] not in needed])
+        for keys in _in_parts(offsets.keys(group_id)):
+            needed, since_ms = _kept(groups, group_id, now_ms, before_ms)
+            if needed is not None:
+                gone = offsets.expired(group_id, keys, now_ms, since_ms)
+                _remove(offsets, log_of, group_id, [key for key in gone if key[0] not in needed])
+            yield
     for group in groups:
         if group.is_idle and not offsets.keys(group.group_id):
             groups.delete(group.group_id)
+        yield
 
 
-def forget_topics(topics: Collection[str], offsets: OffsetManager, log_of: LogOf) -> None:
-    """Remove what groups have committed for topics that are gone."""
+def _kept(groups: Groups, group_id: str, now_ms: int, before_ms: int) -> tuple[set[str] | None, int]:
+    """(topics that the group consumes, None if that is not known; the time (ms) before which its commits expire)."""
+    group = groups.get(group_id)
+    if group is None or group.state is State.EMPTY:
+        return set(), before_ms if groups.empty_since(group_id, now_ms) < before_ms else _NEVER
+    return subscribed_topics(group) if group.state is State.STABLE else None, before_ms
+
+
+def forget_topics(topics: Mapping[str, int], offsets: OffsetManager, log_of: LogOf) -> Iterator[None]:
+    """Remove what groups have committed for topics that are gone, since when (ms): what they committed after that
+    is for a new topic of the same name.
+    """
     for group_id in offsets.groups if topics else ():
-        _remove(offsets, log_of, group_id, [key for key in offsets.keys(group_id) if key[0] in topics])
+        for keys in _in_parts(key for key in offsets.keys(group_id) if key[0] in topics):
+            gone = [key for key in keys if offsets.is_of_before(group_id, key, topics[key[0]])]
+            _remove(offsets, log_of, group_id, gone)
+            yield
+        yield
 
 
-def _remove(offsets: OffsetManager, log_of: LogOf, group_id: str, keys: Iterable[tuple[str, int]]) -> None:
+class DeletedTopics:
+    """Topics whose offsets are still to be removed."""
+
+    def __init__(self, offsets: OffsetManager, log_of: LogOf) -> None:
+        self._offsets, self._log_of = offsets, log_of
+        self._since_ms: dict[str, int] = {}
+        self._is_running = False
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._since_ms
+
+    def add(self, name: str) -> None:
+        """The topic is gone, as of now."""
+        self._since_ms[name] = system_ms()
+
+    async def forget(self) -> None:
+        """Remove the offsets. One run at a time: it takes what comes meanwhile."""
+        if self._is_running:
+            return
+        self._is_running = True
+        try:
+            while self._since_ms:
+                topics, self._since_ms = self._since_ms, {}
+                await in_slices(forget_topics(topics, self._offsets, self._log_of))
+        finally:
+            self._is_running = False
+
+
+def _in_parts(keys: Iterable[tuple[str, int]]) -> Iterator[list[tuple[str, int]]]:
+    left = iter(keys)
+    while part := list(islice(left, _AT_ONCE)):
+        yield part
+
+
+def _remove(offsets: OffsetManager, log_of: LogOf, group_id: str, keys: list[tuple[str, int]]) -> None:
     log = log_of(group_id)
-    if log is None:
+    if log is None or not keys:
         return
     try:
         offsets.remove(log, group_id, keys)

@@ -76,6 +76,17 @@ class Groups:
             timer.cancel()
         self._timers.clear()
 
+    def forget_all(self) -> None:
+        """Forget all groups, as their log is gone; who waits looks for the coordinator again."""
+        groups, self._groups = self._groups, {}
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._emptied.clear()
+        for group in groups.values():
+            _tell(group.release(ErrorCode.NOT_COORDINATOR))
+            group.kill()
+
     def _make(self, group_id: str) -> Group:
         group = self._groups[group_id] = Group(group_id, self._write, self._initial_delay_ms, self._max_size)
         return group

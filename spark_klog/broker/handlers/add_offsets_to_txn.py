@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.offset_manager import OFFSETS_TOPIC
+from spark_klog.broker.internal_topics import OFFSETS_TOPIC
 from spark_klog.broker.transactions.older_clients import as_known
 from spark_klog.broker.transactions.transaction import Producer
 from spark_klog.errors import DirectoryError, ErrorCode

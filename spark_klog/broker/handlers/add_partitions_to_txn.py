@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.internal_topics import INTERNAL_TOPICS
 from spark_klog.broker.security.authorizer import WRITE
 from spark_klog.broker.transactions.older_clients import as_known
 from spark_klog.broker.transactions.transaction import Producer, TopicPartition
@@ -37,7 +38,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 async def _add(broker: Broker, request: Request, entry: dict[str, Any], *, verify_only: bool) -> list[Message]:
     transactional_id, producer = entry["transactional_id"], Producer(entry["producer_id"], entry["producer_epoch"])
     keys = [(topic["name"], partition) for topic in entry["topics"] for partition in topic["partitions"]]
-    codes = {key: await _refusal(broker, request, key) for key in keys}
+    codes = {key: await _refusal(broker, request, key, verify_only=verify_only) for key in keys}
     if verify_only:
         for key in keys:
             codes[key] = codes[key] or await broker.transactions.verify(transactional_id, producer, key)
@@ -63,7 +64,9 @@ async def _add(broker: Broker, request: Request, entry: dict[str, Any], *, verif
     ]
 
 
-async def _refusal(broker: Broker, request: Request, key: TopicPartition) -> ErrorCode:
+async def _refusal(broker: Broker, request: Request, key: TopicPartition, *, verify_only: bool) -> ErrorCode:
+    if key[0] in INTERNAL_TOPICS and not verify_only:  # as Kafka; offsets are added by AddOffsetsToTxn
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     if refusal := broker.authorizer.refusal(request.session, WRITE, key[0]):
         return refusal
     topic = await broker.topic(key[0])

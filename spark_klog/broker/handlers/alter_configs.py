@@ -1,6 +1,6 @@
 """AlterConfigs v0-2 (all of a topic's own settings) and IncrementalAlterConfigs v0-1 (KIP-339: some of them).
 
-Settings of brokers change by a restart alone.
+Settings of brokers change by a restart alone; the levels of this broker's loggers change until the next one (KIP-412).
 """
 
 from __future__ import annotations
@@ -10,58 +10,87 @@ from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.log_settings import is_list, setting_texts
+from spark_klog.broker.loggers import set_levels
 from spark_klog.broker.registry import UnknownTopic
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
-from spark_klog.protocol.tables.configs import APPEND, DELETE, SET, SUBTRACT, TOPIC
+from spark_klog.protocol.tables.configs import APPEND, BROKER, BROKER_LOGGER, DELETE, SET, SUBTRACT, TOPIC
 
 Changed = Callable[[Mapping[str, str], list[dict[str, Any]]], dict[str, str]]
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
-    return await _alter_all(broker, message, _replaced)
+    return {"responses": [await _alter(broker, message, resource, _replaced) for resource in message["resources"]]}
 
 
 async def handle_incremental(broker: Broker, request: Request, message: Message) -> Message:
     inherited = {name: text for name, (text, _) in setting_texts(broker.config.log).items()}
-    return await _alter_all(broker, message, lambda before, configs: _changed(inherited, before, configs))
 
+    def changed(before: Mapping[str, str], configs: list[dict[str, Any]]) -> dict[str, str]:
+        return _changed(inherited, before, configs)
 
-async def _alter_all(broker: Broker, message: Message, changed: Changed) -> Message:
-    validate_only = message["validate_only"]
     return {
         "responses": [
-            {"resource_type": resource["resource_type"], "resource_name": resource["resource_name"]}
-            | await _alter(broker, resource, changed, validate_only=validate_only)
+            _alter_loggers(broker, message, resource)
+            if resource["resource_type"] == BROKER_LOGGER
+            else await _alter(broker, message, resource, changed)
             for resource in message["resources"]
         ]
     }
 
 
-async def _alter(broker: Broker, resource: dict[str, Any], changed: Changed, *, validate_only: bool) -> Message:
+async def _alter(broker: Broker, message: Message, resource: dict[str, Any], changed: Changed) -> Message:
+    await broker.turns.take()
+    result: Message = {"resource_type": resource["resource_type"], "resource_name": resource["resource_name"]}
+    if resource["resource_type"] == BROKER and _deletes_only(resource["configs"]):
+        return result | {"error_code": ErrorCode.NONE}  # as Kafka's tool for reassignments does: nothing is set
     if resource["resource_type"] != TOPIC:
         reason = "only topics can be altered; a broker's settings change by a restart"
-        return {"error_code": ErrorCode.INVALID_REQUEST, "error_message": reason}
+        return result | {"error_code": ErrorCode.INVALID_REQUEST, "error_message": reason}
     names = [entry["name"] for entry in resource["configs"]]
     if len(set(names)) < len(names):
-        return {"error_code": ErrorCode.INVALID_REQUEST, "error_message": "a setting is named twice"}
+        return result | {"error_code": ErrorCode.INVALID_REQUEST, "error_message": "a setting is named twice"}
     for entry in resource["configs"]:
         if entry["value"] is None and entry.get("config_operation", SET) != DELETE:
-            return {"error_code": ErrorCode.INVALID_REQUEST, "error_message": f"setting {entry['name']} has no value"}
+            return result | {
+                "error_code": ErrorCode.INVALID_REQUEST,
+                "error_message": f"setting {entry['name']} has no value",
+            }
     name = resource["resource_name"]
-    topic = await broker.topic(name)
     try:
-        if topic is None:
+        if await broker.topic(name) is None:
             raise UnknownTopic(f"there is no topic {name}")
-        settings = changed(topic.settings, resource["configs"])
-        await broker.alter_topic_settings(name, settings, validate_only=validate_only)
+        await broker.alter_topic_settings(
+            name, lambda before: changed(before, resource["configs"]), validate_only=message["validate_only"]
+        )
     except UnknownTopic as error:
-        return {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "error_message": str(error)}
+        return result | {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "error_message": str(error)}
     except ConfigError as error:
-        return {"error_code": ErrorCode.INVALID_CONFIG, "error_message": str(error)}
+        return result | {"error_code": ErrorCode.INVALID_CONFIG, "error_message": str(error)}
     except DirectoryError as error:
-        return {"error_code": ErrorCode.UNKNOWN_SERVER_ERROR, "error_message": str(error)}
-    return {"error_code": ErrorCode.NONE}
+        return result | {"error_code": ErrorCode.UNKNOWN_SERVER_ERROR, "error_message": str(error)}
+    return result | {"error_code": ErrorCode.NONE}
+
+
+def _deletes_only(configs: list[dict[str, Any]]) -> bool:
+    return all(entry.get("config_operation", SET) == DELETE for entry in configs)
+
+
+def _alter_loggers(broker: Broker, message: Message, resource: dict[str, Any]) -> Message:
+    name, configs = resource["resource_name"], resource["configs"]
+    result: Message = {"resource_type": BROKER_LOGGER, "resource_name": name, "error_code": ErrorCode.NONE}
+    changes = {
+        entry["name"]: None if entry["config_operation"] == DELETE else entry["value"] or "" for entry in configs
+    }
+    is_known = all(entry["config_operation"] in (SET, DELETE) for entry in configs)
+    if name != str(broker.config.broker_id) or not is_known or len(changes) < len(configs):
+        reason = f"levels of loggers of broker {broker.config.broker_id} are set or deleted, each once"
+        return result | {"error_code": ErrorCode.INVALID_REQUEST, "error_message": reason}
+    try:
+        set_levels(changes, validate_only=message["validate_only"])
+    except ConfigError as error:
+        return result | {"error_code": ErrorCode.INVALID_CONFIG, "error_message": str(error)}
+    return result
 
 
 def _replaced(before: Mapping[str, str], configs: list[dict[str, Any]]) -> dict[str, str]:

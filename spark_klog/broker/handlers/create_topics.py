@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from spark_klog.broker.broker import Broker, Request, TopicExists
+from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.described_settings import topic_entries
 from spark_klog.broker.log_settings import topic_settings
-from spark_klog.broker.registry import MAX_PARTITIONS
+from spark_klog.broker.registry import MAX_PARTITIONS, TopicCollides, TopicExists
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
-from spark_klog.log.partition_log import check_topic_name
+from spark_klog.log.names import check_topic_name
 from spark_klog.protocol.codec import Message
 
 _DEFAULT = -1
@@ -36,7 +36,7 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
     assignment = {item["partition_index"]: item["broker_ids"] for item in entry["assignments"]} or None
     partitions = len(entry["assignments"]) if assignment else entry["num_partitions"]
     if partitions == _DEFAULT:
-        partitions = broker.config.num_partitions
+        partitions = broker.config.default_partitions(name)
     settings = {item["name"]: item["value"] or "" for item in entry["configs"]}
     try:
         check_topic_name(name)
@@ -55,11 +55,14 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
         return _refused(name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason)
     topic_id = UUID(int=0)
     try:
+        broker.registry.check_collision(name)
         topic_settings(settings)
         if not validate_only:
             topic_id = await broker.create_topic(name, partitions, settings, assignment)
     except TopicExists as error:
         return _refused(name, ErrorCode.TOPIC_ALREADY_EXISTS, str(error))
+    except TopicCollides as error:
+        return _refused(name, ErrorCode.INVALID_TOPIC_EXCEPTION, str(error))
     except ConfigError as error:
         return _refused(name, ErrorCode.INVALID_CONFIG, str(error))
     except DirectoryError as error:
@@ -75,14 +78,12 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
 
 
 def _settings(broker: Broker, name: str) -> list[Message]:
-    """As DescribeConfigs has them, but their types."""
+    """As DescribeConfigs has them, but what CreateTopics has no place for."""
     topic = broker.registry.topics.get(name)
     if topic is None:  # deleted meanwhile
         return []
-    entries = topic_entries(broker, topic)
-    for entry in entries:
-        del entry["config_type"]
-    return entries
+    told = ("name", "value", "read_only", "config_source", "is_sensitive")
+    return [{name: entry[name] for name in told} for entry in topic_entries(broker, topic)]
 
 
 def _is_legal(broker: Broker, assignment: dict[int, list[int]]) -> bool:

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.offset_manager import INTERNAL_TOPICS
+from spark_klog.broker.internal_topics import INTERNAL_TOPICS
 from spark_klog.errors import ErrorCode, OffsetOutOfRange
 from spark_klog.protocol.codec import Message
 
@@ -34,6 +34,8 @@ async def _delete(broker: Broker, request: Request, topic: str, entry: dict[str,
     if not log.config.deletes:
         return result | {"error_code": ErrorCode.POLICY_VIOLATION}  # as Kafka: compaction alone decides there
     try:
+        if offset in (_HIGH_WATERMARK, log.high_watermark) and log.segments[-1].size:  # a new segment begins
+            await broker.flushes.flush(log, with_snapshot=True)
         start = log.delete_records(log.high_watermark if offset == _HIGH_WATERMARK else offset)
     except OffsetOutOfRange:
         return result | {"error_code": ErrorCode.OFFSET_OUT_OF_RANGE}

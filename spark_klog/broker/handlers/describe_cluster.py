@@ -13,7 +13,7 @@ def handle(broker: Broker, request: Request, message: Message) -> Message:
     if message["endpoint_type"] != _BROKERS:
         reason = "there are no endpoints of controllers"
         return {"error_code": ErrorCode.MISMATCHED_ENDPOINT_TYPE, "error_message": reason, "brokers": []}
-    return {
+    answer: Message = {
         "error_code": ErrorCode.NONE,
         "cluster_id": broker.cluster_id,
         "controller_id": broker.registry.controller_id,
@@ -22,3 +22,6 @@ def handle(broker: Broker, request: Request, message: Message) -> Message:
             for node, (host, port) in broker.registry.addresses(request.session.listener).items()
         ],
     }
+    if message["include_cluster_authorized_operations"]:
+        answer["cluster_authorized_operations"] = broker.authorizer.cluster_operations(request.session)
+    return answer

@@ -1,4 +1,4 @@
-"""DescribeConfigs v0-4: the settings of topics and of this broker. Synonyms and documentation are left out."""
+"""DescribeConfigs v0-4: the settings of topics and of this broker, and the levels of its loggers (KIP-412)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.described_settings import broker_entries, topic_entries
+from spark_klog.broker.large_requests import distinct
+from spark_klog.broker.loggers import levels
 from spark_klog.broker.security.authorizer import SEE
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
-from spark_klog.protocol.tables.configs import BROKER, DEFAULT_SOURCE, TOPIC
+from spark_klog.protocol.tables.configs import BROKER, BROKER_LOGGER, DEFAULT_SOURCE, LOGGER_SOURCE, TOPIC
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
-    return {"results": [await _describe(broker, request, resource) for resource in message["resources"]]}
+    resources = distinct(message["resources"], lambda entry: (entry["resource_type"], entry["resource_name"]))
+    return {"results": [await _describe(broker, request, message, resource) for resource in resources]}
 
 
-async def _describe(broker: Broker, request: Request, resource: dict[str, Any]) -> Message:
+async def _describe(broker: Broker, request: Request, message: Message, resource: dict[str, Any]) -> Message:
+    await broker.turns.take()
     kind, name, wanted = resource["resource_type"], resource["resource_name"], resource["configuration_keys"]
     result: dict[str, Any] = {"resource_type": kind, "resource_name": name, "configs": []}
     if kind == TOPIC:
@@ -26,15 +30,35 @@ async def _describe(broker: Broker, request: Request, resource: dict[str, Any]) 
         if topic is None:
             return result | {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "error_message": f"no topic {name}"}
         entries = topic_entries(broker, topic)
+    elif not broker.authorizer.is_admin(request.session):
+        reason = "only admins describe brokers"
+        return result | {"error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "error_message": reason}
     elif kind == BROKER and name == str(broker.config.broker_id):
-        entries = broker_entries(broker.config)
+        entries = broker_entries(broker)
     elif kind == BROKER and not name:
         entries = []  # what holds for all brokers unless they say otherwise: nothing, there are no such settings
+    elif kind == BROKER_LOGGER and name == str(broker.config.broker_id):
+        entries = [_logger_entry(*item) for item in levels().items()]
     else:
-        reason = f"only topics and broker {broker.config.broker_id} can be described here"
+        reason = f"only topics, broker {broker.config.broker_id} and its loggers can be described here"
         return result | {"error_code": ErrorCode.INVALID_REQUEST, "error_message": reason}
     chosen = [entry for entry in entries if wanted is None or entry["name"] in wanted]
-    if request.version == 0:
-        for entry in chosen:
+    for entry in chosen:
+        if not message["include_synonyms"]:
+            entry["synonyms"] = []
+        if not message["include_documentation"]:
+            entry["documentation"] = None
+        if request.version == 0:
             entry["is_default"] = entry.pop("config_source") == DEFAULT_SOURCE
     return result | {"error_code": ErrorCode.NONE, "configs": chosen}
+
+
+def _logger_entry(name: str, level: str) -> Message:
+    return {
+        "name": name,
+        "value": level,
+        "read_only": False,
+        "config_source": LOGGER_SOURCE,
+        "synonyms": [],
+        "documentation": None,
+    }

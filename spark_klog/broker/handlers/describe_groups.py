@@ -12,7 +12,13 @@ _FIRST_NOT_FOUND = 6
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
-    return {"groups": [await _describe(broker, request, group_id) for group_id in message["groups"]]}
+    groups = [await _describe(broker, request, group_id) for group_id in dict.fromkeys(message["groups"])]
+    if message["include_authorized_operations"]:
+        operations = broker.authorizer.group_operations(request.session)
+        for group in groups:
+            if group["error_code"] == ErrorCode.NONE:
+                group["authorized_operations"] = operations
+    return {"groups": groups}
 
 
 async def _describe(broker: Broker, request: Request, group_id: str) -> Message:
@@ -23,7 +29,7 @@ async def _describe(broker: Broker, request: Request, group_id: str) -> Message:
     group = broker.groups.get(group_id)
     if group is not None:
         return described | _of(group)
-    if group_id in broker.offsets.groups:
+    if broker.offsets.has(group_id):
         return described | {"error_code": ErrorCode.NONE, "group_state": State.EMPTY.value}
     if request.version >= _FIRST_NOT_FOUND:
         reason = f"there is no group {group_id}"

@@ -11,17 +11,15 @@ _NONE = -1
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
-    return {
-        "topics": [
-            {
-                "name": topic["name"],
-                "partitions": [
-                    await _partition(broker, request, topic["name"], index) for index in topic["partition_indexes"]
-                ],
-            }
-            for topic in message["topics"]
-        ]
-    }
+    topics = []
+    answered: set[tuple[str, int]] = set()
+    for topic in message["topics"]:
+        name = topic["name"]
+        wanted = [index for index in dict.fromkeys(topic["partition_indexes"]) if (name, index) not in answered]
+        answered.update((name, index) for index in wanted)
+        partitions = [await _partition(broker, request, name, index) for index in wanted]
+        topics.append({"name": name, "partitions": partitions})
+    return {"topics": topics}
 
 
 async def _partition(broker: Broker, request: Request, topic: str, index: int) -> Message:

@@ -9,7 +9,8 @@ from spark_klog.protocol.codec import Message
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
-    return {"transaction_states": [await _describe(broker, each) for each in message["transactional_ids"]]}
+    wanted = dict.fromkeys(message["transactional_ids"])
+    return {"transaction_states": [await _describe(broker, each) for each in wanted]}
 
 
 async def _describe(broker: Broker, transactional_id: str) -> Message:

@@ -2,8 +2,8 @@
 
 From version 3 on at least one whole batch is answered for the first partition that has data, however small
 max_bytes; else a range may end within a batch, as Kafka's do. Fetchers of isolation level 1 (read_committed) get
-nothing from the last stable offset on, and the list of aborted transactions. Versions 0-3 get message sets of magic 0
-or 1: what is newer in the log is converted, not sent from the file.
+nothing from the last stable offset on, and the list of aborted transactions within what they get. Versions 0-3 get
+message sets of magic 0 or 1: what is newer in the log is converted, not sent from the file.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ _ZSTD = 4
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     now = time.monotonic()
     epoch, has_ids = message["session_epoch"], request.version >= _FIRST_TOPIC_IDS
-    wanted = _wanted(message)
-    found = broker.fetch_sessions.find(message["session_id"], epoch, wanted, _forgotten(message), now, has_ids=has_ids)
+    wanted = await _wanted(broker, message)
+    found = broker.fetch_sessions.find(
+        message["session_id"], epoch, wanted, await _forgotten(broker, message), now, has_ids=has_ids
+    )
     if isinstance(found, ErrorCode):
         return {"error_code": found}
     session, is_incremental = found
@@ -60,20 +62,22 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     return {"session_id": session.id, "responses": _by_topic(told)}
 
 
-def _wanted(message: Message) -> list[tuple[PartitionKey, dict[str, Any]]]:
-    return [
-        (PartitionKey(topic["topic"], topic["topic_id"], entry["partition"]), entry)
-        for topic in message["topics"]
-        for entry in topic["partitions"]
-    ]
+async def _wanted(broker: Broker, message: Message) -> list[tuple[PartitionKey, dict[str, Any]]]:
+    wanted = []
+    for topic in message["topics"]:
+        for entry in topic["partitions"]:
+            await broker.turns.take()
+            wanted.append((PartitionKey(topic["topic"], topic["topic_id"], entry["partition"]), entry))
+    return wanted
 
 
-def _forgotten(message: Message) -> list[PartitionKey]:
-    return [
-        PartitionKey(topic["topic"], topic["topic_id"], partition)
-        for topic in message["forgotten_topics_data"]
-        for partition in topic["partitions"]
-    ]
+async def _forgotten(broker: Broker, message: Message) -> list[PartitionKey]:
+    forgotten = []
+    for topic in message["forgotten_topics_data"]:
+        for partition in topic["partitions"]:
+            await broker.turns.take()
+            forgotten.append(PartitionKey(topic["topic"], topic["topic_id"], partition))
+    return forgotten
 
 
 def _by_topic(answers: list[tuple[PartitionKey, Message]]) -> list[Message]:
@@ -141,7 +145,8 @@ async def _partition(
     try:
         found: FileRange | bytearray | None = log.read(offset, max_bytes, stable if is_committed else None)
         if is_committed and found is not None:
-            aborted = log.aborted_transactions(offset, stable)
+            assert isinstance(found, FileRange)
+            aborted = log.aborted_transactions(offset, min(stable, log.offset_after(offset, found)))
             result["aborted_transactions"] = [
                 {"producer_id": item.producer_id, "first_offset": item.first_offset} for item in aborted
             ]
@@ -157,6 +162,9 @@ async def _partition(
     except (LogCorrupted, DecodeError) as error:
         _log.error("%s-%d can't be read at offset %d: %s", topic, index, entry["fetch_offset"], error)
         return result | {"error_code": ErrorCode.CORRUPT_MESSAGE}
+    except OSError as error:
+        _log.error("%s-%d can't be read at offset %d: %s", topic, index, entry["fetch_offset"], error)
+        return result | {"error_code": ErrorCode.KAFKA_STORAGE_ERROR}
     if found is not None and (is_first or len(found) <= left):
         result["records"] = found
     return result

@@ -18,6 +18,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     members = []
     for member in message["members"]:
         member_id, instance_id = member["member_id"], member["group_instance_id"]
+        await broker.turns.take()
         left = broker.groups.leave(group, member_id, instance_id)
         members.append({"member_id": member_id, "group_instance_id": instance_id, "error_code": left})
     return {"error_code": code, "members": members}

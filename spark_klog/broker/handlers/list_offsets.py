@@ -25,6 +25,7 @@ _READ_COMMITTED = 1
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     topics = []
     for topic in message["topics"]:
+        await broker.turns.take()
         is_committed = message["isolation_level"] == _READ_COMMITTED
         partitions = [
             await _partition(broker, request, topic["name"], entry, is_committed=is_committed)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from spark_klog.broker.broker import Broker, Request, TopicExists
+from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.described_topics import missing_topic, topic_message
+from spark_klog.broker.large_requests import distinct
+from spark_klog.broker.registry import TopicExists
 from spark_klog.broker.security.authorizer import SEE, WRITE
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
@@ -22,14 +24,21 @@ _FIRST_BY_ID = 12
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     wanted = message["topics"]
     if wanted is None or (request.version == 0 and not wanted):
-        topics = [
-            topic_message(broker, request, topic)
-            for name, topic in sorted(broker.registry.topics.items())
-            if broker.authorizer.allows(request.session, SEE, name)
-        ]
+        topics = []
+        for name, known in sorted(broker.registry.topics.items()):
+            await broker.turns.take()
+            if broker.authorizer.allows(request.session, SEE, name):
+                topics.append(topic_message(broker, request, known))
     else:
-        topics = [await _asked(broker, request, entry, message["allow_auto_topic_creation"]) for entry in wanted]
-    return {
+        once = distinct(wanted, lambda entry: (entry["name"], entry["topic_id"]))
+        topics = [await _asked(broker, request, entry, message["allow_auto_topic_creation"]) for entry in once]
+    authorizer = broker.authorizer
+    if message["include_topic_authorized_operations"]:
+        for topic in topics:
+            await broker.turns.take()
+            if topic["name"] and topic["error_code"] != ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                topic["topic_authorized_operations"] = authorizer.topic_operations(request.session, topic["name"])
+    answer: Message = {
         "brokers": [
             {"node_id": node, "host": host, "port": port}
             for node, (host, port) in broker.registry.addresses(request.session.listener).items()
@@ -38,6 +47,9 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         "controller_id": broker.registry.controller_id,
         "topics": topics,
     }
+    if message["include_cluster_authorized_operations"]:
+        answer["cluster_authorized_operations"] = authorizer.cluster_operations(request.session)
+    return answer
 
 
 async def _asked(broker: Broker, request: Request, entry: dict[str, Any], may_create: bool) -> Message:
@@ -57,7 +69,7 @@ async def _asked(broker: Broker, request: Request, entry: dict[str, Any], may_cr
         if refusal := broker.authorizer.refusal(request.session, WRITE, name):
             return missing_topic(name, None, refusal)
         try:
-            await broker.create_topic(name, broker.config.num_partitions)
+            await broker.create_topic(name, broker.config.default_partitions(name))
         except TopicExists:
             await broker.refresh()
         except ConfigError:

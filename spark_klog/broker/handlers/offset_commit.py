@@ -17,14 +17,16 @@ _TO_DIRECTORIES = 0
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     group = message["group_id"]
+    codes, offsets = await sorted_out(broker, request, message)
     log = await broker.offsets_log(group)
     failure = log if isinstance(log, ErrorCode) else ErrorCode.NONE
     if not failure:  # a group without a name may commit, as before KIP-289
         failure = broker.groups.may_commit(
             group, message["member_id"], message["group_instance_id"], message["generation_id_or_member_epoch"]
         )
-    codes, offsets = sorted_out(broker, request, message, failure)
-    if offsets and not isinstance(log, ErrorCode):
+    if failure:
+        codes = dict.fromkeys(codes, failure)
+    elif offsets and not isinstance(log, ErrorCode):
         try:
             if request.version == _TO_DIRECTORIES and broker.config.directories is not None:
                 directory = broker.registry.group_offsets(group)

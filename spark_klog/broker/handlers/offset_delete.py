@@ -18,13 +18,14 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     if isinstance(log, ErrorCode):
         return {"error_code": log}
     group = broker.groups.get(group_id)
-    if group is None and group_id not in broker.offsets.groups:
+    if group is None and not broker.offsets.has(group_id):
         return {"error_code": ErrorCode.GROUP_ID_NOT_FOUND}
     subscribed = subscribed_topics(group) if group is not None else set()
     if subscribed is None:
         return {"error_code": ErrorCode.NON_EMPTY_GROUP}
     topics = []
     for topic in message["topics"]:
+        await broker.turns.take()
         name, partitions = topic["name"], [entry["partition_index"] for entry in topic["partitions"]]
         code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if name in subscribed else ErrorCode.NONE
         if not code:

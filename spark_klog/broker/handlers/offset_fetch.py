@@ -13,6 +13,7 @@ from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.coordinator.records import Committed
+from spark_klog.broker.large_requests import distinct
 from spark_klog.broker.security.authorizer import SEE
 from spark_klog.errors import ConfigError, DecodeError, DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
@@ -27,7 +28,8 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     if request.version >= 8:
         is_strict = message["require_stable"]
         groups = [
-            await _group(broker, request, entry["group_id"], entry["topics"], is_strict) for entry in message["groups"]
+            await _group(broker, request, entry["group_id"], entry["topics"], is_strict)
+            for entry in distinct(message["groups"], lambda entry: entry["group_id"])
         ]
         return {"groups": groups}
     answer = await _group(broker, request, message["group_id"], message["topics"], message["require_stable"])
@@ -79,17 +81,25 @@ async def _group(
     if topics is None:
         found: dict[str, list[Message]] = {}
         for topic, partition, _ in broker.offsets.all(group):
+            await broker.turns.take()
             if broker.authorizer.allows(request.session, SEE, topic):
                 found.setdefault(topic, []).append(found_for(topic, partition))
         answer = [{"name": topic, "partitions": partitions} for topic, partitions in found.items()]
     else:
         answer = []
+        answered: set[tuple[str, int]] = set()
         for entry in topics:
+            await broker.turns.take()
             name = entry["name"]
             if code := broker.authorizer.refusal(request.session, SEE, name):
                 answer.append(_refused(entry, code))
                 continue
-            partitions = [found_for(name, index) for index in entry["partition_indexes"]]
+            partitions = []
+            for index in entry["partition_indexes"]:
+                await broker.turns.take()
+                if (name, index) not in answered:  # its metadata may be long
+                    answered.add((name, index))
+                    partitions.append(found_for(name, index))
             answer.append({"name": name, "partitions": partitions})
     return {"group_id": group, "topics": answer, "error_code": ErrorCode.NONE}
 

@@ -1,7 +1,9 @@
 """Produce v0-13. acks: 0 no answer, 1 and -1 alike, since there is no replication.
 
-Versions 0-2 may carry message sets of magic 0 and 1; the log keeps them in magic 2. A batch within a transaction is
-taken where its partition was added to that (KIP-890): none that comes late leaves a transaction open for ever.
+Versions 0-2 may carry message sets of magic 0 and 1; the log keeps them in magic 2. From version 3 on there is exactly
+one batch a partition. What a batch says of itself is checked first (`records/produced.py`). Nobody produces to internal
+topics: Kafka excepts clients that call themselves `__admin_client`, but a client's name proves nothing. A batch within
+a transaction is taken if its partition was added to that (KIP-890): a late batch leaves no transaction open for ever.
 """
 
 from __future__ import annotations
@@ -10,10 +12,11 @@ import logging
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.internal_topics import INTERNAL_TOPICS
 from spark_klog.broker.security.authorizer import WRITE
 from spark_klog.broker.transactions.older_clients import as_known
 from spark_klog.broker.transactions.transaction import Producer
-from spark_klog.errors import CorruptBatchError, DecodeError, ErrorCode
+from spark_klog.errors import CorruptBatchError, DecodeError, ErrorCode, LogRetired
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.log.sequences import ProducerRefused
 from spark_klog.protocol.apis import PRODUCE
@@ -69,6 +72,8 @@ async def _append(
     index, records = data["index"], data["records"]
     if not broker.authorizer.allows(request.session, WRITE, topic):
         return _failed(index, ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"{topic} may not be written to")
+    if topic in INTERNAL_TOPICS:
+        return _failed(index, ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic} is internal, the broker alone writes to it")
     log = await broker.leader_log(topic, index)
     if isinstance(log, ErrorCode):
         return _failed(index, log, f"{topic}-{index} is not led by broker {broker.config.broker_id}")
@@ -78,9 +83,13 @@ async def _append(
         limit = broker.config.decompressed_max_bytes
         if request.version < _FIRST_MAGIC_2:
             records = memoryview(up_convert(records, renumber=True, limit=limit))
-        if check_produced(records, needs_keys=log.config.compacts, limit=limit):
+        is_one = request.version >= _FIRST_MAGIC_2
+        is_transactional = check_produced(records, is_one=is_one, needs_keys=log.config.compacts, limit=limit)
+        await broker.flushes.make_room(log, len(records), _timestamp(records))
+        if is_transactional:  # nothing is waited for after that: the transaction may end meanwhile
             await _check_transaction(broker, request, log, records, transactional_id)
-        appended = log.append(records, of_client=True)
+        appended = log.append(records, of_client=True, flushes=False)
+        await broker.flushes.flush_many(log)
     except ProducerRefused as error:
         code, reason = error.code, str(error)
     except CorruptBatchError as error:
@@ -89,6 +98,8 @@ async def _append(
         code, reason = ErrorCode.MESSAGE_TOO_LARGE, str(error)
     except DecodeError as error:
         code, reason = ErrorCode.INVALID_RECORD, str(error)
+    except LogRetired as error:
+        code, reason = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(error)
     except OSError as error:
         code, reason = ErrorCode.KAFKA_STORAGE_ERROR, f"{log.directory}: {error.strerror}"
     else:
@@ -102,6 +113,11 @@ async def _append(
         }
     _log.warning("%s (%s): %s, nothing appended: %s", request.client_id, request.peer, code.name, reason)
     return _failed(index, code, reason)
+
+
+def _timestamp(records: memoryview) -> int:
+    """The largest timestamp (ms) of batches."""
+    return max((header.max_timestamp for header, _ in iter_batches(records)), default=-1)
 
 
 async def _check_transaction(

@@ -21,20 +21,23 @@ _NO_MEMBER = -1
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     group = message["group_id"]
     producer = Producer(message["producer_id"], message["producer_epoch"])
+    codes, offsets = await sorted_out(broker, request, message)
     log = await broker.offsets_log(group)
     failure = log if isinstance(log, ErrorCode) else ErrorCode.NONE
     if not group:
         failure = ErrorCode.INVALID_GROUP_ID
-    elif not failure:
-        failure = _membership(broker, message)
     if not isinstance(log, ErrorCode) and not failure:
         failure, reason = await broker.transactions.may_append(
             message["transactional_id"], producer, log, of_offsets=True
         )
-        if failure:
+        # nothing is waited for from here on
+        if refusal := _membership(broker, message):
+            failure = refusal
+        elif failure:
             _log.warning("%s (%s): %s", request.client_id, request.peer, reason)
-    codes, offsets = sorted_out(broker, request, message, as_known(TXN_OFFSET_COMMIT, request.version, failure))
-    if offsets and not isinstance(log, ErrorCode):
+    if failure:
+        codes = dict.fromkeys(codes, as_known(TXN_OFFSET_COMMIT, request.version, failure))
+    elif offsets and not isinstance(log, ErrorCode):
         try:
             broker.offsets.stage(log, group, (producer.producer_id, producer.epoch), offsets)
         except ProducerRefused as error:

@@ -10,19 +10,23 @@ from spark_klog.broker.transactions.transaction import Producer
 from spark_klog.protocol.codec import Message
 
 
-def handle(broker: Broker, request: Request, message: Message) -> Message:
-    return {"markers": [_write(broker, entry) for entry in message["markers"]]}
+async def handle(broker: Broker, request: Request, message: Message) -> Message:
+    return {"markers": [await _write(broker, entry) for entry in message["markers"]]}
 
 
-def _write(broker: Broker, entry: dict[str, Any]) -> Message:
+async def _write(broker: Broker, entry: dict[str, Any]) -> Message:
     producer = Producer(entry["producer_id"], entry["producer_epoch"])
     marker = Marker(producer, entry["transaction_result"], entry["coordinator_epoch"])
 
-    def written(topic: str, partition: int) -> Message:
+    async def written(topic: str, partition: int) -> Message:
+        await broker.turns.take()
         return {"partition_index": partition, "error_code": write_marker(broker, (topic, partition), marker)}
 
     topics = [
-        {"name": topic["name"], "partitions": [written(topic["name"], each) for each in topic["partition_indexes"]]}
+        {
+            "name": topic["name"],
+            "partitions": [await written(topic["name"], each) for each in topic["partition_indexes"]],
+        }
         for topic in entry["topics"]
     ]
     return {"producer_id": producer.producer_id, "topics": topics}

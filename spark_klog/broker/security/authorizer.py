@@ -11,10 +11,13 @@ matter then whether it exists.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.security.users import Users
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol import apis
+from spark_klog.protocol.tables.acls import AclOperation
 
 READ, WRITE, SEE = "read", "write", "see"
 
@@ -47,10 +50,48 @@ _CHECKED_BY_HANDLER = frozenset(
         apis.DESCRIBE_CONFIGS.key,
         apis.DESCRIBE_CLUSTER.key,
         apis.DESCRIBE_TOPIC_PARTITIONS.key,
+        apis.DESCRIBE_ACLS.key,
+        apis.CREATE_ACLS.key,
+        apis.DELETE_ACLS.key,
+        apis.ALTER_REPLICA_LOG_DIRS.key,
+        apis.ELECT_LEADERS.key,
+        apis.ALTER_PARTITION_REASSIGNMENTS.key,
+        apis.LIST_PARTITION_REASSIGNMENTS.key,
+        apis.DESCRIBE_CLIENT_QUOTAS.key,
+        apis.ALTER_CLIENT_QUOTAS.key,
+        apis.DESCRIBE_USER_SCRAM_CREDENTIALS.key,
+        apis.ALTER_USER_SCRAM_CREDENTIALS.key,
+        apis.LIST_CONFIG_RESOURCES.key,
         apis.SASL_HANDSHAKE.key,
         apis.SASL_AUTHENTICATE.key,
     }
 )
+
+#: What an admin may do to a resource of each kind: the operations that Kafka knows for it.
+_OF_TOPICS = (
+    AclOperation.READ,
+    AclOperation.WRITE,
+    AclOperation.CREATE,
+    AclOperation.DELETE,
+    AclOperation.ALTER,
+    AclOperation.DESCRIBE,
+    AclOperation.DESCRIBE_CONFIGS,
+    AclOperation.ALTER_CONFIGS,
+)
+_OF_GROUPS = (AclOperation.READ, AclOperation.DELETE, AclOperation.DESCRIBE)
+_OF_THE_CLUSTER = (
+    AclOperation.CREATE,
+    AclOperation.ALTER,
+    AclOperation.DESCRIBE,
+    AclOperation.CLUSTER_ACTION,
+    AclOperation.DESCRIBE_CONFIGS,
+    AclOperation.ALTER_CONFIGS,
+    AclOperation.IDEMPOTENT_WRITE,
+)
+
+
+def _bits(operations: Iterable[AclOperation]) -> int:
+    return sum(1 << operation for operation in operations)
 
 
 def _matches(rules: tuple[str, ...], topic: str) -> bool:
@@ -82,6 +123,33 @@ class Authorizer:
         rules = self._users.rules(session.user)
         return rules is None or rules.admin
 
+    @property
+    def has_rules(self) -> bool:
+        """Whether anybody is restricted at all."""
+        return self._users.has_rules
+
     def admits(self, session: Session, key: int) -> bool:
         """Whether the client may send requests of this API at all."""
         return key in _CHECKED_BY_HANDLER or self.is_admin(session)
+
+    def topic_operations(self, session: Session, topic: str) -> int:
+        """What the client may do with a topic, as KIP-430's bit field: a bit for the code of each operation."""
+        if self.is_admin(session):
+            return _bits(_OF_TOPICS)
+        operations = []
+        if self.allows(session, READ, topic):
+            operations.append(AclOperation.READ)
+        if self.allows(session, WRITE, topic):
+            operations.append(AclOperation.WRITE)
+        if operations:
+            operations += [AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS]
+        return _bits(operations)
+
+    def group_operations(self, session: Session) -> int:
+        """The same for any group: rules do not name groups, and only admins delete them."""
+        return _bits(_OF_GROUPS if self.is_admin(session) else (AclOperation.READ, AclOperation.DESCRIBE))
+
+    def cluster_operations(self, session: Session) -> int:
+        """The same for the cluster, which everybody may describe."""
+        everybody = (AclOperation.DESCRIBE, AclOperation.IDEMPOTENT_WRITE)
+        return _bits(_OF_THE_CLUSTER if self.is_admin(session) else everybody)

@@ -78,8 +78,13 @@ def _hmac(algorithm: str, key: bytes, message: bytes) -> bytes:
 
 
 def _credential(mechanism: str, password: bytes, salt: bytes, iterations: int) -> Credential:
+    salted = hashlib.pbkdf2_hmac(HASHES[mechanism], password, salt, iterations)
+    return credential_of_salted(mechanism, salted, salt, iterations)
+
+
+def credential_of_salted(mechanism: str, salted: bytes, salt: bytes, iterations: int) -> Credential:
+    """The credential of a password that the client has salted itself, as admin clients do (KIP-554)."""
     algorithm = HASHES[mechanism]
-    salted = hashlib.pbkdf2_hmac(algorithm, password, salt, iterations)
     client_key = _hmac(algorithm, salted, b"Client Key")
     stored_key = hashlib.new(algorithm, client_key).digest()
     return Credential(salt, stored_key, _hmac(algorithm, salted, b"Server Key"), iterations)

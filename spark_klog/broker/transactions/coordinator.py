@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_klog.broker.offset_manager import TRANSACTIONS_TOPIC
+from spark_klog.broker.internal_topics import TRANSACTIONS_TOPIC
 from spark_klog.broker.registry import NO_LEADER
 from spark_klog.broker.stored_rows import Rows, read_log, stored_rows
 from spark_klog.broker.transactions import transaction as machine
@@ -30,7 +30,7 @@ from spark_klog.broker.transactions.transaction import (
     TopicPartition,
     Transaction,
 )
-from spark_klog.errors import DirectoryError, ErrorCode, KlogError
+from spark_klog.errors import DecodeError, DirectoryError, ErrorCode, KlogError
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog, system_ms
 from spark_klog.protocol.apis import ADD_PARTITIONS_TO_TXN
 
@@ -74,6 +74,8 @@ class TransactionCoordinator:
         self._missing: dict[str, set[TopicPartition]] = {}
         #: Partitions of __transaction_state that can't be read: their ids would lose their epochs.
         self._unread: set[int] = set()
+        #: Ids whose record there can't be read: the same.
+        self._unread_ids: set[str] = set()
         #: Brokers that do not answer.
         self._silent: set[int] = set()
         self._is_due = asyncio.Event()
@@ -87,8 +89,7 @@ class TransactionCoordinator:
 
     async def find(self, transactional_id: str) -> tuple[int, int]:
         """(broker id, partition of __transaction_state) that keep it; makes that topic at first use."""
-        partitions = self._broker.config.transaction_partitions
-        return await self._broker.place_of(transactional_id, TRANSACTIONS_TOPIC, partitions)
+        return await self._broker.place_of(transactional_id, TRANSACTIONS_TOPIC)
 
     async def log_of(self, transactional_id: str) -> PartitionLog | ErrorCode:
         """Where the id is kept, if that is here and has been read."""
@@ -100,9 +101,12 @@ class TransactionCoordinator:
         if not self._broker.registry.leads(TRANSACTIONS_TOPIC, partition):
             return ErrorCode.NOT_COORDINATOR
         log = self._broker.logs.get(TRANSACTIONS_TOPIC, partition)
-        if log is None or partition in self._unread:
+        if log is None or partition in self._unread or transactional_id in self._unread_ids:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self.is_loading else log
+        if self.is_loading:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        await self._broker.flushes.make_early_room(log)
+        return log
 
     async def new_producer_id(self) -> int | ErrorCode:
         """A producer id of its own; where none can be had now the client is to try again."""
@@ -151,6 +155,11 @@ class TransactionCoordinator:
 
     async def end(self, transactional_id: str, producer: Producer, *, commits: bool) -> ErrorCode:
         """EndTxn."""
+        ending = self._transactions.get(transactional_id)
+        for key in ending.partitions if ending is not None else ():
+            log = self._broker.logs.get(*key)
+            if log is not None:
+                await self._broker.flushes.make_early_room(log)  # for its marker
         return await self._change(
             transactional_id, lambda before: machine.end(before, producer, commits=commits, now_ms=self._now_ms())
         )
@@ -270,13 +279,17 @@ class TransactionCoordinator:
         logs = [log for (topic, _), log in self._broker.logs.logs.items() if topic == TRANSACTIONS_TOPIC]
         for log in logs:
             found: dict[str, Transaction] = {}
+            unread: set[str] = set()
             try:
-                await read_log(partial(_read, found), log)
-            except (KlogError, OSError) as error:
-                _log.error("transactions of %s can't be read, and are not served: %s", log.directory, error)
+                await read_log(partial(_read, found, unread), log)
+            except Exception as error:
+                known = isinstance(error, (KlogError, OSError))
+                text = "transactions of %s can't be read, and are not served: %s"
+                _log.error(text, log.directory, error, exc_info=not known)
                 self._unread.add(log.partition)
             else:
                 self._transactions |= found
+                self._unread_ids |= unread
         self.is_loading = False
         for transaction in list(self._transactions.values()):
             if transaction.is_prepared and (log_of := self._log(transaction.transactional_id)) is not None:
@@ -290,6 +303,7 @@ class TransactionCoordinator:
         """__transaction_state was deleted."""
         self._transactions.clear()
         self._unread.clear()
+        self._unread_ids.clear()
         self._missing.clear()
 
     def highest_producer_id(self) -> int:
@@ -313,14 +327,17 @@ class TransactionCoordinator:
             except asyncio.TimeoutError:
                 pass
             self._is_due.clear()
-            await self._write_missing()
             now = loop.time()
-            if now - checked_at >= config.transaction_check_ms / 1000:
-                self._abort_timed_out()
-                checked_at = now
-            if now - expired_at >= config.transactional_id_check_ms / 1000:
-                self._expire()
-                expired_at = now
+            try:
+                await self._write_missing()
+                if now - checked_at >= config.transaction_check_ms / 1000:
+                    checked_at = now
+                    self._abort_timed_out()
+                if now - expired_at >= config.transactional_id_check_ms / 1000:
+                    expired_at = now
+                    self._expire()
+            except Exception:
+                _log.exception("the care of transactions failed, and is tried again")
 
     async def _write_missing(self) -> None:
         """Try again where this broker leads, and ask the others."""
@@ -378,15 +395,34 @@ class TransactionCoordinator:
                 del self._transactions[transactional_id]
 
 
-def _read(transactions: dict[str, Transaction], log: PartitionLog) -> None:
-    """What a partition of __transaction_state holds; later records win."""
+def _read(transactions: dict[str, Transaction], unread: set[str], log: PartitionLog) -> None:
+    """Read a partition of __transaction_state; later records win.
+
+    A record that does not decode is logged. It concerns one transactional id, which goes to `unread`: serving an older
+    state of it could give its producer an epoch that is fenced. `KlogError` if batches are damaged, OSError.
+    """
     for item in stored_rows(log):
         for key, value in item.rows if isinstance(item, Rows) else ():
-            transactional_id = decode_key(key) if key else None
-            if transactional_id is None:
-                continue
-            if value is None:
-                transactions.pop(transactional_id, None)
-            else:
-                transactions[transactional_id] = decode_value(transactional_id, value)
+            _read_row(transactions, unread, key, value, log.directory.name)
     _log.info("loaded %d transactions from %s", len(transactions), log.directory.name)
+
+
+def _read_row(
+    transactions: dict[str, Transaction], unread: set[str], key: bytes | None, value: bytes | None, where: str
+) -> None:
+    try:
+        transactional_id = decode_key(key) if key else None
+    except DecodeError as error:
+        _log.error("%s: the key %r of a record can't be read, the record is left out: %s", where, key, error)
+        return
+    if transactional_id is None:
+        return
+    transactions.pop(transactional_id, None)
+    unread.discard(transactional_id)
+    if value is None:
+        return
+    try:
+        transactions[transactional_id] = decode_value(transactional_id, value)
+    except DecodeError as error:
+        _log.error("%s: transactional id %r can't be read, and is not served: %s", where, transactional_id, error)
+        unread.add(transactional_id)

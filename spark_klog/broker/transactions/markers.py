@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from spark_klog.broker.offset_manager import OFFSETS_TOPIC
+from spark_klog.broker.internal_topics import OFFSETS_TOPIC
 from spark_klog.broker.transactions.peers import ask, peer_address
 from spark_klog.broker.transactions.records import marker_batch, partitions_by_topic
 from spark_klog.broker.transactions.transaction import Producer, TopicPartition
@@ -38,6 +38,8 @@ def write_marker(broker: Broker, key: TopicPartition, marker: Marker) -> ErrorCo
     log = broker.logs.get(*key)
     if log is None:
         return ErrorCode.KAFKA_STORAGE_ERROR
+    if key[0] == OFFSETS_TOPIC and broker.is_loading:  # the loader would not see a marker behind its back
+        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     producer, commits, epoch = marker
     try:
         log.append(
@@ -50,7 +52,7 @@ def write_marker(broker: Broker, key: TopicPartition, marker: Marker) -> ErrorCo
         _log.error("a marker can't be written to %s: %s", log.directory, error)
         return ErrorCode.KAFKA_STORAGE_ERROR
     if key[0] == OFFSETS_TOPIC:
-        broker.offsets.complete(producer.producer_id, committed=commits)
+        broker.offsets.complete(key[1], producer.producer_id, committed=commits)
     broker.purgatory.wake(key)
     return ErrorCode.NONE
 

@@ -1,0 +1,125 @@
+"""AlterUserScramCredentials v0 (KIP-554): credentials in the users file.
+
+A user whose request holds something bad is not altered at all, as in Kafka; all others become one change of the file.
+Rules stay with a user who loses all credentials. Connections that are open stay so: there is no re-authentication.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Any
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.handlers.describe_user_scram_credentials import MECHANISMS
+from spark_klog.broker.security.config import ANONYMOUS
+from spark_klog.broker.security.mechanisms import (
+    MAX_ITERATIONS,
+    MIN_ITERATIONS,
+    Credential,
+    credential_of_salted,
+)
+from spark_klog.broker.security.users_file import User, check_user_name
+from spark_klog.errors import ConfigError, ErrorCode
+from spark_klog.protocol.codec import Message
+
+_log = logging.getLogger(__name__)
+_MAX_SALT_BYTES = 1024
+_WITHOUT_ADMINS = "credentials are altered by admins only: give a user admin = true in the file klog.users.file"
+
+#: What becomes of a user: a credential for each mechanism, None to remove it.
+_Changes = dict[str, Credential | None]
+
+
+async def handle(broker: Broker, request: Request, message: Message) -> Message:
+    entries = [*message["deletions"], *message["upsertions"]]
+    names = list(dict.fromkeys(entry["name"] for entry in entries))
+    if not broker.authorizer.is_admin(request.session):
+        code, reason = ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "only admins alter credentials"
+        return {"results": [_refused(name, code, reason) for name in names]}
+    if not broker.authorizer.has_rules:  # everybody may do everything, but not become somebody else
+        return {"results": [_refused(name, ErrorCode.SECURITY_DISABLED, _WITHOUT_ADMINS) for name in names]}
+    refused = _bad_entries(message)
+    missing: set[str] = set()
+    wanted: dict[str, _Changes] = {}
+    for entry in entries:
+        if entry["name"] not in refused:
+            wanted.setdefault(entry["name"], {})[MECHANISMS[entry["mechanism"]]] = _credential(entry)
+
+    def change(users: dict[str, User]) -> None:
+        for name, changes in wanted.items():
+            there = users[name].credentials if name in users else {}
+            if any(credential is None and mechanism not in there for mechanism, credential in changes.items()):
+                missing.add(name)
+                continue
+            _alter(users, name, changes)
+
+    if wanted:
+        try:
+            await asyncio.to_thread(broker.users.change, change)
+        except ConfigError as error:
+            _log.error("credentials can't be altered: %s", error)
+            # not UNKNOWN_SERVER_ERROR, of which confluent-kafka-python never tells its caller
+            refused |= {name: (ErrorCode.INVALID_CONFIG, str(error)) for name in wanted}
+        altered = [name for name in wanted if name not in refused | dict.fromkeys(missing)]
+        _log.info("%s (%s) altered the credentials of %s", request.client_id, request.peer, altered)
+    reason = "a credential that does not exist can't be deleted"
+    refused |= dict.fromkeys(missing - refused.keys(), (ErrorCode.RESOURCE_NOT_FOUND, reason))
+    return {
+        "results": [
+            _refused(name, *refused[name]) if name in refused else {"user": name, "error_code": ErrorCode.NONE}
+            for name in names
+        ]
+    }
+
+
+def _bad_entries(message: Message) -> dict[str, tuple[ErrorCode, str]]:
+    """Why users are not altered, by name."""
+    refused: dict[str, tuple[ErrorCode, str]] = {}
+    entries = [*message["deletions"], *message["upsertions"]]
+    for pair, count in Counter((entry["name"], entry["mechanism"]) for entry in entries).items():
+        if count > 1:
+            refused[pair[0]] = ErrorCode.DUPLICATE_RESOURCE, "a credential is altered twice in one request"
+    for entry in message["upsertions"]:
+        if not MIN_ITERATIONS <= entry["iterations"] <= MAX_ITERATIONS:
+            reason = f"{entry['iterations']} iterations: {MIN_ITERATIONS} to {MAX_ITERATIONS} are allowed"
+            refused[entry["name"]] = ErrorCode.UNACCEPTABLE_CREDENTIAL, reason
+        if not 0 < len(entry["salt"]) <= _MAX_SALT_BYTES or not entry["salted_password"]:
+            reason = f"the salt has 1 to {_MAX_SALT_BYTES} bytes, and the salted password is not empty"
+            refused[entry["name"]] = ErrorCode.UNACCEPTABLE_CREDENTIAL, reason
+    for entry in entries:
+        name = entry["name"]
+        try:
+            check_user_name(name)
+        except ConfigError as error:
+            refused[name] = ErrorCode.UNACCEPTABLE_CREDENTIAL, str(error)
+        if name == ANONYMOUS:
+            reason = f"{ANONYMOUS} is who comes without authentication, and has no password"
+            refused[name] = ErrorCode.UNACCEPTABLE_CREDENTIAL, reason
+        if entry["mechanism"] not in MECHANISMS:
+            reason = f"there is no SCRAM mechanism {entry['mechanism']}; 1 is SCRAM-SHA-256, 2 is SCRAM-SHA-512"
+            refused[name] = ErrorCode.UNSUPPORTED_SASL_MECHANISM, reason
+    return refused
+
+
+def _credential(entry: dict[str, Any]) -> Credential | None:
+    if "salt" not in entry:
+        return None
+    salted, salt = bytes(entry["salted_password"]), bytes(entry["salt"])
+    return credential_of_salted(MECHANISMS[entry["mechanism"]], salted, salt, entry["iterations"])
+
+
+def _alter(users: dict[str, User], name: str, changes: _Changes) -> None:
+    user = users.setdefault(name, User())
+    for mechanism, credential in changes.items():
+        if credential is None:
+            del user.credentials[mechanism]
+        else:
+            user.credentials[mechanism] = credential
+    if not user.credentials and not user.has_rules:
+        del users[name]
+
+
+def _refused(name: str, code: ErrorCode, reason: str) -> Message:
+    return {"user": name, "error_code": code, "error_message": reason}

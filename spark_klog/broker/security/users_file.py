@@ -1,0 +1,246 @@
+"""The file of users: their SCRAM credentials, and what they may do.
+
+    [user alice]
+    SCRAM-SHA-256 = salt=BASE64,stored_key=BASE64,server_key=BASE64,iterations=4096
+    SCRAM-SHA-512 = ...
+    admin = true                      may do everything, and creates, deletes and alters topics
+    read = clicks*, orders            topics by name, or by prefix before a star
+    write = clicks*
+
+    [user ANONYMOUS]                  who comes by a listener without authentication
+    read = *
+
+`klog users add|remove` writes it, with mode 0600, and so does a broker that is asked to alter credentials (KIP-554) or
+rules (as ACLs, see `acls`). `admin` is written by hand. As long as no user has a rule, all may do everything. A section
+may also name the subject of a client's certificate, as [user CN=reader,O=Example]. The credentials are as Kafka keeps
+them in ZooKeeper. A broker reads the file again when it has changed; one that can't be read then is told in the log,
+and what was read before holds.
+"""
+
+from __future__ import annotations
+
+import binascii
+import copy
+import fcntl
+import os
+import re
+import tempfile
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from spark_klog.broker.security.mechanisms import HASHES, Credential
+from spark_klog.errors import ConfigError
+
+_SECTION = "user "
+_NAME = re.compile(r"[^\s\[\]\x00-\x1f][^\[\]\x00-\x1f]{0,254}")
+_HEADER = re.compile(r"\[(.+)\]", re.ASCII)
+_LOCK_SECONDS = 10.0
+_LOCK_POLL_SECONDS = 0.02
+_TRUTH = {"true": True, "false": False}
+
+
+@dataclass
+class User:
+    """One section of the file. `read` and `write` are names, or prefixes with a star at their end."""
+
+    credentials: dict[str, Credential] = field(default_factory=dict, repr=False)
+    admin: bool = False
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+
+    @property
+    def has_rules(self) -> bool:
+        return self.admin or bool(self.read or self.write)
+
+
+def check_user_name(name: str) -> None:
+    """`ConfigError` for a name that the file can't hold."""
+    if not _NAME.fullmatch(name) or name != name.strip():
+        raise ConfigError(f"user name {name!r}: give 1 to 255 characters without brackets and control characters")
+
+
+def read_users(path: Path) -> dict[str, User]:
+    """Users by name; `ConfigError` names file and section, and quotes no credential."""
+    return _parse(path, _read_text(path))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"users file {path} is not UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"users file {path}: {error.strerror}; `klog users add` makes one") from None
+
+
+def _parse(path: Path, text: str) -> dict[str, User]:
+    import configparser  # a broker without users starts without it
+
+    parser = configparser.ConfigParser(
+        interpolation=None, delimiters=("=",), comment_prefixes=("#", ";"), default_section="\0", strict=True
+    )
+    parser.optionxform = str  # type: ignore[method-assign,assignment]
+    try:
+        parser.read_string(text)
+    except configparser.Error as error:
+        # Its text may quote a line, and so a key of somebody.
+        line = getattr(error, "lineno", None) or "?"
+        raise ConfigError(f"users file {path} line {line}: {type(error).__name__}") from None
+    users = {}
+    for section, values in parser.items():
+        if section == "\0":
+            continue
+        where = f"users file {path}, section [{section}]"
+        name = section.removeprefix(_SECTION)
+        if not section.startswith(_SECTION) or not _NAME.fullmatch(name):
+            raise ConfigError(f"{where}: sections are [user NAME]")
+        users[name] = _user(where, values)
+    return users
+
+
+def _user(where: str, values: Mapping[str, str]) -> User:
+    user = User()
+    for key, value in values.items():
+        if key in HASHES:
+            user.credentials[key] = _parse_credential(f"{where}: {key}", value)
+        elif key == "admin":
+            if value.lower() not in _TRUTH:
+                raise ConfigError(f"{where}: admin is true or false")
+            user.admin = _TRUTH[value.lower()]
+        elif key in ("read", "write"):
+            topics = tuple(item.strip() for item in value.split(",") if item.strip())
+            if any("*" in topic[:-1] for topic in topics):
+                raise ConfigError(f"{where}: {key}: a star stands at the end of a prefix only")
+            setattr(user, key, topics)
+        else:
+            raise ConfigError(f"{where}: unknown {key!r}; known are {', '.join((*HASHES, 'admin', 'read', 'write'))}")
+    return user
+
+
+def _parse_credential(where: str, text: str) -> Credential:
+    parts = dict(item.partition("=")[::2] for item in text.split(","))
+    try:
+        salt, stored, server = (b64decode(parts[key], validate=True) for key in ("salt", "stored_key", "server_key"))
+        iterations = int(parts["iterations"])
+    except (KeyError, ValueError, binascii.Error):
+        raise ConfigError(f"{where} is not salt=...,stored_key=...,server_key=...,iterations=...") from None
+    if not salt or not stored or not server or not 1 <= iterations <= 1_000_000:
+        raise ConfigError(f"{where}: empty keys, or iterations out of their range")
+    return Credential(salt, stored, server, iterations)
+
+
+def _credential_text(credential: Credential) -> str:
+    salt, stored, server = (b64encode(part).decode() for part in credential[:3])
+    return f"salt={salt},stored_key={stored},server_key={server},iterations={credential.iterations}"
+
+
+def set_credentials(path: Path, name: str, credentials: Mapping[str, Credential]) -> None:
+    """Add a user, or give one other credentials; rules stay. `ConfigError`."""
+    check_user_name(name)
+
+    def change(users: dict[str, User]) -> None:
+        users.setdefault(name, User()).credentials = dict(credentials)
+
+    change_users(path, change, may_create=True)
+
+
+def remove_user(path: Path, name: str) -> None:
+    """`ConfigError` where there is no such user."""
+
+    def change(users: dict[str, User]) -> None:
+        if users.pop(name, None) is None:
+            raise ConfigError(f"users file {path} has no user {name!r}")
+
+    change_users(path, change)
+
+
+def change_users(path: Path, change: Callable[[dict[str, User]], None], *, may_create: bool = False) -> None:
+    """Change the users in place by `change`, which may raise, and write the file if they differ then.
+
+    One change at a time, of all processes. The new file is written beside the old one, with mode 0600, and takes its
+    place: a reader sees either. Sections that do not change stay as they are, with their comments. `ConfigError`.
+    """
+    path = Path(os.path.realpath(path))
+    try:
+        with _locked(path):
+            text = "" if may_create and not path.exists() else _read_text(path)
+            before = _parse(path, text)
+            after = copy.deepcopy(before)
+            change(after)
+            if after != before or not text:
+                _replace(path, _changed_text(path, text, before, after))
+    except OSError as error:
+        raise ConfigError(f"users file {path} can't be written: {error.strerror}") from None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """The folder's lock: the users file itself is replaced by each change."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ConfigError(f"users file {path} is being changed by another process; try again") from None
+                time.sleep(_LOCK_POLL_SECONDS)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _replace(path: Path, text: str) -> None:
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _changed_text(path: Path, text: str, before: dict[str, User], after: dict[str, User]) -> str:
+    """The text with the sections of changed users written anew, their comments kept."""
+    blocks: list[tuple[str | None, list[str]]] = [(None, [])]
+    for line in text.split("\n"):
+        found = _HEADER.match(line)
+        if found:
+            blocks.append((found[1].removeprefix(_SECTION), []))
+        blocks[-1][1].append(line)
+    lines: list[str] = []
+    for name, block in blocks:
+        if name is None or (name in after and after[name] == before.get(name)):
+            lines += block
+        elif name in after:
+            comments = [line for line in block if line.lstrip()[:1] in ("#", ";")]
+            lines += [*_section(name, after[name])[:1], *comments, *_section(name, after[name])[1:], ""]
+    for name in after.keys() - before.keys():
+        lines += [*([""] if lines and lines[-1] else []), *_section(name, after[name]), ""]
+    result = "\n".join(lines).strip("\n") + "\n"
+    if _parse(path, result) == after:
+        return result
+    # A file that is written in another way: without its comments.
+    return "\n".join(line for name, user in after.items() for line in (*_section(name, user), ""))
+
+
+def _section(name: str, user: User) -> list[str]:
+    lines = [f"[{_SECTION}{name}]"]
+    lines += [f"{mechanism} = {_credential_text(credential)}" for mechanism, credential in user.credentials.items()]
+    lines += ["admin = true"] if user.admin else []
+    lines += [f"{key} = {', '.join(rules)}" for key, rules in (("read", user.read), ("write", user.write)) if rules]
+    return lines

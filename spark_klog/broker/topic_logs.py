@@ -1,0 +1,234 @@
+"""Makes the logs of a broker follow its registry: a log for each partition that it leads, with the topic's settings.
+
+Folders are made, written to, renamed and removed in threads, so that requests are answered meanwhile; which log is
+served changes in the event loop only. One change of folders at a time: a topic that is deleted and created again gets
+its new folders after the old ones are renamed. What fails is logged with the name of its folder, and tried again by
+housekeeping; the other logs go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from spark_klog.broker.background import BackgroundTasks
+from spark_klog.broker.log_settings import known_topic_settings, topic_settings_of
+from spark_klog.broker.registry import Registry, Topic
+from spark_klog.errors import DirectoryError, LogCorrupted
+from spark_klog.log.directory import LogDirectory
+from spark_klog.log.partition_log import PartitionLog
+
+_log = logging.getLogger(__name__)
+#: Partitions changed in one visit of a thread: between two, what was made is served.
+_AT_ONCE = 64
+_SETTLE_SECONDS = 5.0
+_Overrides = Mapping[str, Any]
+#: Changes files; the log that is to be served then.
+_Work = Callable[[], PartitionLog | None]
+
+
+class TopicLogs:
+    """See the module. `wake` is called with a partition that is no longer served as it was."""
+
+    def __init__(self, logs: LogDirectory, registry: Registry, wake: Callable[[tuple[str, int]], None]) -> None:
+        self._logs, self._registry, self._wake = logs, registry, wake
+        self._lock = asyncio.Lock()
+        #: Topics as the logs have followed them.
+        self._followed: dict[str, Topic] = {}
+        #: By topic: its settings, and what of them logs take.
+        self._overrides: dict[str, tuple[Mapping[str, str], _Overrides]] = {}
+        #: Renames of the folders of logs that are served no more.
+        self._dropped: list[tuple[str, Callable[[], Path]]] = []
+        self._failures: dict[tuple[str, int], str] = {}
+        self._tasks = BackgroundTasks()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether folders are being changed."""
+        return self._lock.locked()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether something is to be tried again."""
+        return bool(self._failures)
+
+    async def settle(self) -> None:
+        """Wait until the change of folders that is under way has ended, for some seconds at most."""
+        try:
+            await asyncio.wait_for(self._lock.acquire(), _SETTLE_SECONDS)
+        except asyncio.TimeoutError:  # the builtin one only from 3.11 on
+            return
+        self._lock.release()
+
+    def check(self, topic: Topic) -> None:
+        """`DirectoryError` where the topic's logs could not be made or changed."""
+        for partition in topic.assignment:
+            reason = self._failures.get((topic.name, partition))
+            if reason is not None:
+                raise DirectoryError(f"the log of {topic.name}-{partition} can't be made or changed: {reason}")
+
+    def drop(self, name: str, partitions: int) -> None:
+        """Serve a topic that was deleted no more; `follow` removes its folders."""
+        for partition in range(partitions):
+            rename = self._logs.take(name, partition)
+            if rename is not None:
+                self._dropped.append((f"{name}-{partition}", rename))
+            self._wake((name, partition))
+            self._failures.pop((name, partition), None)
+        self._followed.pop(name, None)
+        self._overrides.pop(name, None)
+
+    async def follow(self) -> None:
+        """Remove what was dropped, then make and change what the registry asks for."""
+        async with self._lock:
+            await self._rename_dropped()
+            for topic in self._changed():
+                works = self._works(topic)
+                for start in range(0, len(works), _AT_ONCE):
+                    await self._run(topic, works[start : start + _AT_ONCE])
+                self._note_followed(topic)
+            await self._rename_dropped()
+
+    def follow_now(self) -> None:
+        """The same before there is an event loop, and requests."""
+        for topic in self._changed():
+            for partition, work in self._works(topic):
+                self._note(topic, partition, self._done(topic, partition, work))
+            self._note_followed(topic)
+        if unknown := sorted({topic for topic, _ in self._logs.logs} - self._registry.topics.keys()):
+            _log.warning(
+                "%s has logs of topics that the cluster does not know, which are not served: %s",
+                *(self._logs.path, ", ".join(unknown)),
+            )
+
+    async def ended(self) -> None:
+        """Wait for what runs in the background."""
+        await self._tasks.ended()
+
+    def _changed(self) -> Iterator[Topic]:
+        for topic in list(self._registry.topics.values()):
+            if self._followed.get(topic.name) is not topic and self._is_current(topic):
+                yield topic
+
+    def _is_current(self, topic: Topic) -> bool:
+        now = self._registry.topics.get(topic.name)
+        return now is not None and now.topic_id == topic.topic_id
+
+    def _note_followed(self, topic: Topic) -> None:
+        has_failed = any((topic.name, partition) in self._failures for partition in topic.assignment)
+        if self._is_current(topic) and not has_failed:
+            self._followed[topic.name] = topic
+
+    def _works(self, topic: Topic) -> list[tuple[int, _Work]]:
+        """What is to be done in files for the partitions that this broker leads."""
+        overrides = self._overrides_of(topic)
+        works: list[tuple[int, _Work]] = []
+        for partition in topic.assignment:
+            key = topic.name, partition
+            if not self._registry.leads(*key):
+                continue
+            log = self._logs.get(*key)
+            if log is not None and log.topic_id not in (None, topic.topic_id):
+                del self._logs.logs[key]
+                works.append((partition, partial(self._replace, log, topic, overrides)))
+            elif log is None:
+                if key not in self._logs.offline:
+                    works.append((partition, partial(self._make, topic, partition, overrides)))
+            elif log.topic_id is None or log.overrides != overrides:
+                works.append((partition, partial(_change, log, topic, overrides)))
+        return works
+
+    def _overrides_of(self, topic: Topic) -> _Overrides:
+        settings, overrides = self._overrides.get(topic.name, (None, {}))
+        if settings != topic.settings:
+            overrides = known_topic_settings(topic.name, topic.settings)
+            self._overrides[topic.name] = topic.settings, overrides
+        return overrides
+
+    def _make(self, topic: Topic, partition: int, overrides: _Overrides) -> PartitionLog:
+        log = self._logs.make(topic.name, partition, topic.topic_id, overrides)
+        return log if log.topic_id == topic.topic_id else self._replace(log, topic, overrides)
+
+    def _replace(self, log: PartitionLog, topic: Topic, overrides: _Overrides) -> PartitionLog:
+        """Keep the log of an earlier topic of this name out of the way, as Kafka does: renamed, no longer served."""
+        _log.warning("%s is of an earlier topic: kept as %s", log.directory.name, log.retire("stray"))
+        return self._logs.make(topic.name, log.partition, topic.topic_id, overrides)
+
+    async def _run(self, topic: Topic, works: list[tuple[int, _Work]]) -> None:
+        if self._is_current(topic):
+            done = await asyncio.to_thread(
+                lambda: [(partition, self._done(topic, partition, work)) for partition, work in works]
+            )
+            for partition, result in done:
+                self._note(topic, partition, result)
+
+    def _done(self, topic: Topic, partition: int, work: _Work) -> PartitionLog | Exception | None:
+        try:
+            return work()
+        except (OSError, LogCorrupted) as error:
+            _log.error("the log of %s-%d can't be made or changed: %s", topic.name, partition, error)
+            return error
+        except Exception as error:
+            _log.exception("the log of %s-%d can't be made or changed", topic.name, partition)
+            return error
+
+    def _note(self, topic: Topic, partition: int, result: PartitionLog | Exception | None) -> None:
+        key = topic.name, partition
+        self._failures.pop(key, None)
+        if isinstance(result, PartitionLog):
+            if self._is_current(topic):
+                self._logs.logs[key] = result
+            else:  # deleted while it was made
+                self._dropped.append((f"{topic.name}-{partition}", partial(result.retire, "delete")))
+        elif isinstance(result, LogCorrupted):
+            self._logs.offline[key] = result
+        elif result is not None and self._is_current(topic):
+            self._failures[key] = str(result)
+
+    async def _rename_dropped(self) -> None:
+        while self._dropped:
+            now, self._dropped = self._dropped[:_AT_ONCE], self._dropped[_AT_ONCE:]
+            renamed = await asyncio.to_thread(_renamed, now)
+            # these names are never used again: nobody has to wait for their removal
+            self._tasks.start(asyncio.to_thread(_remove, renamed))
+
+
+def register_logs(logs: LogDirectory, registry: Registry) -> None:
+    """Register the topics of the logs: a broker that is alone has no other registry than its folders."""
+    topics: dict[str, list[int]] = {}
+    for topic, partition in sorted({*logs.logs, *logs.offline}):
+        topics.setdefault(topic, []).append(partition)
+    for topic, partitions in topics.items():
+        served = [partition for partition in partitions if (topic, partition) not in logs.offline]
+        ids = (logs.topic_id(topic, partition) for partition in served or partitions)
+        topic_id = next(filter(None, ids), None)
+        assignment = {partition: [registry.broker_id] for partition in partitions}
+        log = logs.get(topic, served[0]) if served else None
+        settings = topic_settings_of(log.overrides) if log is not None else {}
+        registry.create_topic(topic, assignment, settings, topic_id)
+
+
+def _change(log: PartitionLog, topic: Topic, overrides: _Overrides) -> None:
+    if log.topic_id is None:
+        log.set_topic_id(topic.topic_id)
+    log.set_overrides(overrides)
+
+
+def _renamed(dropped: list[tuple[str, Callable[[], Path]]]) -> list[Path]:
+    paths = []
+    for name, rename in dropped:
+        try:
+            paths.append(rename())
+        except OSError as error:
+            _log.error("the folder of the deleted partition %s can't be renamed, and is kept: %s", name, error)
+    return paths
+
+
+def _remove(paths: list[Path]) -> None:
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)
