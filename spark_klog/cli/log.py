@@ -12,11 +12,12 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from spark_klog.errors import DecodeError
-from spark_klog.log.dump import Damage, Dumped
+from spark_klog.errors import ConfigError, DataDirectoryError, DecodeError
+from spark_klog.log.dump import SUFFIX_07, Damage, Dumped
 from spark_klog.log.dump import dump as dump_file
 from spark_klog.log.dump_index import INDEX_SUFFIXES, IndexEntry, Padding, dump_index
 from spark_klog.log.repair import repair as repair_log
+from spark_klog.log.segment import LOG
 from spark_klog.log.upgrade import Upgraded, old_logs_size
 from spark_klog.log.upgrade import upgrade as upgrade_logs
 from spark_klog.log.verify import log_files
@@ -55,7 +56,9 @@ def upgrade(old: Path, new: Path, no_topic_ids: bool, as_json: bool) -> None:
         try:
             results = upgrade_logs(old, new, done, topic_ids=not no_topic_ids)
         except OSError as error:  # what was begun has been removed
-            raise click.ClickException(f"{error}; what is done stays, run the same command again") from None
+            place = f"{error.filename}: " if error.filename is not None else ""
+            reason = f"{place}{error.strerror or error}"
+            raise DataDirectoryError(f"{reason}; what is done stays, run the same command again") from None
     for result in results:
         if isinstance(result, Upgraded):
             fields = asdict(result)
@@ -110,7 +113,7 @@ def repair(folder: Path, as_json: bool) -> None:
     The broker must be stopped. Files that lose something are kept as *.log.damaged. A broker never does this by itself
     to records that had been flushed.
     """
-    found = repair_log(folder)
+    found = repair_log(folder.absolute())  # "." has no name
     kept = [str(path) for path in found.kept] if found else []
     if as_json:
         _say({"endOffset": found.end_offset, "reason": found.reason, "kept": kept} if found else {}, False)
@@ -125,18 +128,21 @@ def _say(line: dict[str, object] | str, err: bool) -> None:
 
 
 @log.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
 @click.option("--batches", is_flag=True, help="A line a batch, control batches too, instead of a line a record.")
 @click.option("--json", "as_json", is_flag=True, help="No progress on stderr, for machines.")
-def dump(files: tuple[Path, ...], batches: bool, as_json: bool) -> None:
+def dump(paths: tuple[Path, ...], batches: bool, as_json: bool) -> None:
     """Print the records of .log files (and .kafka files of Kafka 0.7) as JSON, one a line.
 
-    offset, timestamp (ms, null without one), timestampType (0 none, 1 create time, 2 log append time), key and value
-    (base64 or null), headers ([[name, base64 or null], ...]). Of .index, .timeindex and .txnindex files the entries,
-    with absolute offsets: offset, position; timestamp, offset; version, producerId, firstOffset, lastOffset,
+    Of a partition's folder all that it holds.
+
+    offset, timestamp (ms, null without one), timestampType (0 create time, 1 log append time, -1 none), key and
+    value (base64 or null), headers ([[name, base64 or null], ...]). Of .index, .timeindex and .txnindex files the
+    entries, with absolute offsets: offset, position; timestamp, offset; version, producerId, firstOffset, lastOffset,
     lastStableOffset. What is damaged is named on stderr; then the exit code is 1.
     """
     damaged = 0
+    files = [file for path in paths for file in _files_to_dump(path)]
     with _progress(as_json or sys.stdout.isatty()) as progress:
         for path in files:
             task = progress.add_task(path.name, total=path.stat().st_size)
@@ -148,6 +154,16 @@ def dump(files: tuple[Path, ...], batches: bool, as_json: bool) -> None:
                 progress.update(task, completed=found.position + found.size)
     if damaged:
         sys.exit(1)
+
+
+def _files_to_dump(path: Path) -> list[Path]:
+    """`path`, or the logs in the folder; `ConfigError` where there is none."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.iterdir() if file.suffix in (LOG, SUFFIX_07))
+    if not found:
+        raise ConfigError(f"{path} holds neither {LOG} nor {SUFFIX_07} files: give the folder of one partition")
+    return found
 
 
 def _progress(quiet: bool) -> Progress:
@@ -186,7 +202,7 @@ def _line(record: Record) -> dict[str, object]:
     return {
         "offset": record.offset,
         "timestamp": None if record.timestamp_type == NO_TIMESTAMP_TYPE else record.timestamp,
-        "timestampType": record.timestamp_type + 1,
+        "timestampType": record.timestamp_type,
         "key": _base64(record.key),
         "value": _base64(record.value),
         "headers": [[name, _base64(value)] for name, value in record.headers],

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 
 TEXT, JSON = "text", "json"
 FORMATS = (TEXT, JSON)
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 

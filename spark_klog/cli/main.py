@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -15,14 +18,16 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_klog import __version__
-from spark_klog.cli.log_format import FORMATS, JSON, TEXT, log_to_stderr
+from spark_klog.cli.log_format import FORMATS, JSON, LEVELS, TEXT, log_to_stderr
 from spark_klog.errors import ConfigError, KlogError
 
 if TYPE_CHECKING:
     from spark_klog.broker.broker import Broker
     from spark_klog.broker.server import Server
+    from spark_klog.embedded import EmbeddedCluster
 
-
+#: How often the processes of a cluster are looked at.
+_WATCH_SECONDS = 0.5
 #: Commands in modules of their own, which are imported when they run.
 _MODULES = {name: f"spark_klog.cli.{name}" for name in ("groups", "log", "offsets", "topics", "users")}
 
@@ -49,10 +54,22 @@ class _Group(click.Group):
         except KlogError as error:
             click.echo(f"klog: {error}", err=True)
             sys.exit(1)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader of stdout has gone: click ends the command
+                raise
+            place = f"{error.filename}: " if error.filename is not None else ""
+            click.echo(f"klog: {place}{error.strerror or error}", err=True)
+            sys.exit(1)
 
 
 @click.group(cls=_Group)
-@click.option("--log-level", default="INFO", show_default=True, help="Level of the log on stderr.")
+@click.option(
+    "--log-level",
+    default="INFO",
+    show_default=True,
+    type=click.Choice(LEVELS, case_sensitive=False),
+    help="Level of the log on stderr.",
+)
 def main(log_level: str) -> None:
     """The Kafka commit log for PySpark."""
     log_to_stderr(log_level, TEXT)
@@ -165,22 +182,55 @@ def _read_stdin() -> None:
 @main.command()
 @click.option("--data-dir", required=True, type=click.Path(path_type=Path, file_okay=False))
 @click.option("--brokers", default=1, show_default=True, type=click.IntRange(1))
+@click.option("--listen", metavar="HOST:PORT", help="Address of broker 0; the others take free ports of that host.")
 @click.option("--zookeeper", is_flag=True, help="Start a ZooKeeper too, from pyspark's jars.")
+@click.option("--zookeeper-port", type=click.IntRange(1, 65535), help="Its port on 127.0.0.1; a free one by default.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A broker setting; repeatable.")
 @_log_format_option
 @click.pass_context
-def cluster(ctx: click.Context, data_dir: Path, brokers: int, zookeeper: bool, log_format: str) -> None:
+def cluster(
+    ctx: click.Context,
+    data_dir: Path,
+    brokers: int,
+    listen: str | None,
+    zookeeper: bool,
+    zookeeper_port: int | None,
+    settings: tuple[str, ...],
+    log_format: str,
+) -> None:
     """Run a cluster on this machine until SIGTERM or Ctrl-C."""
+    from spark_klog.broker.config import parse_settings
     from spark_klog.embedded import EmbeddedCluster
 
+    if zookeeper_port is not None and not zookeeper:
+        raise click.UsageError("--zookeeper-port: no ZooKeeper is started without --zookeeper")
+    chosen = parse_settings(settings)
     _log_as(ctx, log_format)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    with EmbeddedCluster(brokers, zookeeper, data_dir, log_format=log_format) as running:
+    made = EmbeddedCluster(
+        *(brokers, zookeeper, data_dir, chosen),
+        log_format=log_format,
+        listen=listen,
+        zookeeper_port=zookeeper_port,
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt), made as running:
         click.echo(f"klog cluster ready on {running.bootstrap_servers}")
         if running.zookeeper_connect:
             click.echo(f"zookeeper ready on {running.zookeeper_connect}")
-        stop.wait()
+        _watch(running)
+
+
+def _watch(cluster: EmbeddedCluster) -> None:
+    """Name each process of the cluster that ends; return never."""
+    told: set[str] = set()
+    while True:
+        for name, code in cluster.ended().items():
+            if name not in told:
+                told.add(name)
+                how = f"signal {-code}" if code < 0 else f"exit code {code}"
+                log = cluster.data_dir / f"{name.lower().replace(' ', '-')}.log"
+                click.echo(f"klog: {name} ended with {how}, {log} is its log; restart the cluster", err=True)
+        time.sleep(_WATCH_SECONDS)
 
 
 @main.command()

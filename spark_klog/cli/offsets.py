@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,6 +27,7 @@ from spark_klog.client.offset_stores import CoordinatorStore, OffsetStore, open_
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 
+_HOST_PORT = re.compile(r"[^/]+:[0-9]+(/.*)?")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -57,12 +59,19 @@ def _writing_options(function: _F) -> _F:
         command_config_option,
         _servers_option,
         click.option(
-            "--force", is_flag=True, help="Also while the group is active; a coordinator refuses it all the same."
+            "--force", is_flag=True, help="Also while the group is active, unless a coordinator is written to."
         ),
         click.option("--dry-run", is_flag=True, help="Show what would change, and write nothing."),
     ):
         function = option(function)
     return function
+
+
+def _store_address(_ctx: click.Context, _parameter: click.Parameter, address: str) -> str:
+    """A STORE as it was given; HOST:PORT without a scheme, which would be the name of a folder, is refused."""
+    if _HOST_PORT.fullmatch(address) and not Path(address).exists():
+        raise click.BadParameter(f"{address} has no scheme: did you mean kafka://{address}, or zookeeper://{address}?")
+    return address
 
 
 def _parse_topics(texts: Sequence[str]) -> dict[str, set[int] | None]:
@@ -99,7 +108,7 @@ def _stored(store: OffsetStore, address: str, group: str, topics: Mapping[str, s
 
 @offsets.command()
 @_group_option
-@click.option("--from", "source", required=True, metavar="STORE")
+@click.option("--from", "source", required=True, metavar="STORE", callback=_store_address)
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC[:0,1]", help="These only; repeatable.")
 @command_config_option
 @_json_option
@@ -114,8 +123,8 @@ def show(group: str, source: str, topics: tuple[str, ...], command_config: Path 
 
 @offsets.command("copy")
 @_group_option
-@click.option("--from", "source", required=True, metavar="STORE")
-@click.option("--to", "target", required=True, metavar="STORE")
+@click.option("--from", "source", required=True, metavar="STORE", callback=_store_address)
+@click.option("--to", "target", required=True, metavar="STORE", callback=_store_address)
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC[:0,1]", help="These only; repeatable.")
 @_writing_options
 def copy(
@@ -143,7 +152,7 @@ def copy(
 
 @offsets.command("set")
 @_group_option
-@click.option("--to", "store", required=True, metavar="STORE")
+@click.option("--to", "store", required=True, metavar="STORE", callback=_store_address)
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC[:0,1]", help="Which partitions; repeatable.")
 @click.option("--to-earliest", "to_earliest", is_flag=True, help="The first record there is.")
 @click.option("--to-latest", "to_latest", is_flag=True, help="The end: records that come from now on.")
@@ -202,14 +211,18 @@ def _parse_time(text: str) -> int:
     """ms since the epoch; `ConfigError`."""
     from spark_klog.spark.offsets import TimeSpec, parse_offsets, parse_timestamp
 
-    if text.strip().isdecimal():
-        spec = parse_timestamp("--to-time", text, strict=False)
-    else:
-        parsed = parse_offsets("--to-time", text, lambda: time.time_ns() // 1_000_000)
-        if not isinstance(parsed, TimeSpec):
-            raise ConfigError(f"option --to-time={text!r}: an ISO time, ms since the epoch, or -10m is wanted")
-        spec = parsed
-    assert spec.everywhere is not None
+    try:
+        if text.strip().isdecimal():
+            spec: object = parse_timestamp("--to-time", text, strict=False)
+        else:
+            spec = parse_offsets("--to-time", text, lambda: time.time_ns() // 1_000_000)
+    except ConfigError:
+        spec = None
+    if not isinstance(spec, TimeSpec) or spec.everywhere is None:
+        raise ConfigError(
+            f"--to-time {text}: an ISO time (2026-11-21T10:00:00Z), ms since the epoch, or a time before now "
+            "(-10m; ms, s, m, h, d, w) is wanted"
+        )
     return spec.everywhere
 
 
@@ -254,17 +267,20 @@ def _opened(
         if servers is not None:
             cluster = stack.enter_context(Cluster.connect(settings | {"bootstrap.servers": servers}))
             asked.append((servers, CoordinatorStore(cluster, group)))
-        if not force:
-            for address, store in asked:
-                _check_inactive(group, address, store.members())
+        for address, store in asked:
+            can_force = store is not to_store or store.cluster is None
+            if not (force and can_force):
+                _check_inactive(group, address, store.members(), can_force)
         yield to_store, from_stores, cluster
 
 
-def _check_inactive(group: str, address: str, members: Sequence[str]) -> None:
+def _check_inactive(group: str, address: str, members: Sequence[str], can_force: bool) -> None:
+    """`ConfigError` where the group has members; a coordinator that is to be written to refuses offsets then."""
     if members:
+        otherwise = ", or use --force" if can_force else ": a coordinator takes no offsets while a group has members"
         raise ConfigError(
             f"group {group} is active: {address} has its member{'s' if len(members) > 1 else ''} "
-            f"{', '.join(sorted(members))}; stop them first, or use --force"
+            f"{', '.join(sorted(members))}; stop them first{otherwise}"
         )
 
 

@@ -9,7 +9,7 @@ import click
 
 from spark_klog.broker.security.config import ANONYMOUS
 from spark_klog.broker.security.mechanisms import HASHES, MAX_ITERATIONS, MIN_ITERATIONS, make_credential
-from spark_klog.broker.security.users import check_user_name, read_users, remove_user, set_credentials
+from spark_klog.broker.security.users_file import check_user_name, read_users, remove_user, set_credentials
 from spark_klog.errors import ConfigError
 
 _file = click.option(
