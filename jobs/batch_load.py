@@ -6,12 +6,17 @@
 How every record comes once, also for readers that know nothing of Spark:
 
     OUTPUT/batch=N/part-*.parquet   what micro-batch N read; appears whole, by one rename
-    OUTPUT/batch=N/_manifest.json   which query and which offsets it is of
-    OUTPUT.staging/N-*              beside OUTPUT: where batch N is written; left-overs are removed once N is done
+    OUTPUT/batch=N/_manifest.json   written last: which query and which offsets it is of, which files, of what sizes
+    OUTPUT.staging/N-*/             beside OUTPUT: where batch N is written; left-overs are removed once N is done
+    OUTPUT.staging/N-*.json         the manifest, written before the rename
     CHECKPOINT/                     Spark's: the offsets of batch N are written there before it is read
 
 A run that is killed leaves at most a staging folder, or a batch that was renamed and not yet noted as done: Spark reads
 that batch again with the same offsets, and it is found to be there.
+
+An object store renames a folder by copying one file after the other. A run that is killed meanwhile leaves some of the
+files: the next run knows by the manifest in OUTPUT.staging that they are its own and not all, removes them and writes
+the batch again. There a reader should only read folders that have their _manifest.json.
 """
 
 from __future__ import annotations
@@ -43,8 +48,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import KlogError
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
-
-Offsets = dict[tuple[str, int], int]
+from spark_klog.spark.offsets import Offsets, from_json
 
 
 class LoadError(KlogError):
@@ -84,6 +88,11 @@ class Files:
     def names(self, path: str) -> list[str]:
         system, target = self._open(path)
         return [entry.getPath().getName() for entry in system.listStatus(target)] if system.exists(target) else []
+
+    def sizes(self, path: str) -> dict[str, int]:
+        """The files in a folder, with their sizes in bytes."""
+        system, target = self._open(path)
+        return {entry.getPath().getName(): int(entry.getLen()) for entry in system.listStatus(target) if entry.isFile()}
 
     def read(self, path: str) -> str:
         system, target = self._open(path)
@@ -136,11 +145,7 @@ class Checkpoint:
     def planned(self, batch_id: int) -> Offsets:
         """The end offsets of a batch: the last line of its entry in the offset log."""
         line = self._files.read(f"{self._path}/offsets/{batch_id}").strip().splitlines()[-1]
-        return {
-            (topic, int(partition)): offset
-            for topic, partitions in json.loads(line).items()
-            for partition, offset in partitions.items()
-        }
+        return from_json(json.loads(line))
 
 
 class BatchWriter:
@@ -163,8 +168,13 @@ class BatchWriter:
         if not partitions:
             self._files.delete(staging)
             return
-        manifest = {"query": self._checkpoint.query_id, "batch": batch_id, "partitions": partitions}
-        self._files.write(f"{staging}/_manifest.json", json.dumps(manifest, indent=1))
+        manifest = {
+            "query": self._checkpoint.query_id,
+            "batch": batch_id,
+            "partitions": partitions,
+            "files": self._files.sizes(staging),
+        }
+        self._files.write(f"{staging}.json", json.dumps(manifest, indent=1))
         try:
             self._files.rename(staging, target)
         except Exception:
@@ -173,8 +183,8 @@ class BatchWriter:
                 raise
             return
         # A local rename looks first, then renames: of two runs at the same instant one may land in the other's.
-        self._files.delete(f"{target}/{staging.rpartition('/')[2]}")
-        self.written += partitions
+        if not self._is_there(target, batch_id):
+            raise LoadError(f"{target} was changed while it was written: is another run of this load under way?")
 
     def tidy(self) -> None:
         """Remove what dead runs have left of batches that are done; a later one another run may be writing just now."""
@@ -186,19 +196,50 @@ class BatchWriter:
         self._files.delete_if_empty(self._staging)
 
     def _is_there(self, target: str, batch_id: int) -> bool:
+        """Whether the batch is whole in its place. What a killed copy has left there is completed or removed."""
         if not self._files.exists(target):
             return False
-        try:
-            manifest = json.loads(self._files.read(f"{target}/_manifest.json"))
-        except Exception:
-            manifest = {}
-        if manifest.get("query") != self._checkpoint.query_id:
-            raise LoadError(
-                f"{target} is there and of another load; give the --checkpoint that belongs to --output, "
-                "or another --output"
-            )
+        manifest = self._manifest(f"{target}/_manifest.json")
+        if not manifest:
+            renamed = self._renamed(batch_id)
+            if not renamed:
+                raise self._of_another_load(target)
+            found = self._files.sizes(target)
+            whole = [item for item in renamed if item["files"].items() <= found.items()]
+            if not whole:
+                self._files.delete(target)
+                return False
+            manifest = whole[0]
+            for name in self._files.names(target):
+                if name not in manifest["files"]:
+                    self._files.delete(f"{target}/{name}")
+            self._files.write(f"{target}/_manifest.json", json.dumps(manifest, indent=1))
+        elif manifest.get("query") != self._checkpoint.query_id:
+            raise self._of_another_load(target)
         self.written += manifest["partitions"]
         return True
+
+    def _manifest(self, path: str) -> dict[str, Any]:
+        """Empty where there is none, or not all of it."""
+        try:
+            value = json.loads(self._files.read(path))
+        except (Py4JJavaError, ValueError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def _renamed(self, batch_id: int) -> list[dict[str, Any]]:
+        """The manifests of this query's folders that were, or were to be, renamed to become the batch."""
+        names = self._files.names(self._staging)
+        found = [
+            self._manifest(f"{self._staging}/{name}") for name in names if re.fullmatch(rf"{batch_id}-\w+\.json", name)
+        ]
+        return [item for item in found if item.get("query") == self._checkpoint.query_id]
+
+    def _of_another_load(self, target: str) -> LoadError:
+        return LoadError(
+            f"{target} is there and of another load; give the --checkpoint that belongs to --output, "
+            "or another --output"
+        )
 
 
 def _statistics(batch: DataFrame) -> list[dict[str, Any]]:

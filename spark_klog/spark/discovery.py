@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,12 +11,15 @@ from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.offsets import list_offsets
 from spark_klog.client.sampling import record_sizes, timestamp_types
 from spark_klog.errors import ConfigError, ProtocolError
+from spark_klog.log.names import check_topic_name
 from spark_klog.protocol.tables.list_offsets import LATEST, READ_UNCOMMITTED
 from spark_klog.spark import places
 from spark_klog.spark.group_offsets import GroupProgress
 from spark_klog.spark.offsets import GroupSpec, Offsets, Spec, TopicPartition
 from spark_klog.spark.options import SourceOptions, SplitLimits, Subscription
 from spark_klog.spark.planning import OffsetRange, pack, split
+
+_log = logging.getLogger(__name__)
 
 
 def partitions_of(cluster: Cluster, subscription: Subscription, *, missing_ok: bool = False) -> list[TopicPartition]:
@@ -35,7 +39,12 @@ def partitions_of(cluster: Cluster, subscription: Subscription, *, missing_ok: b
         found = cluster.partitions(topics, missing_ok=missing_ok)
     except ProtocolError as error:
         if error.code in UNKNOWN_TOPIC:
-            raise ConfigError(f"{error.what} does not exist at {_address(cluster)}") from None
+            for topic in topics:
+                check_topic_name(topic)  # no topic of an illegal name can be created
+            raise ConfigError(
+                f"{error.what} does not exist at {_address(cluster)}; create it, or set subscribePattern to read "
+                "topics that are created later"
+            ) from None
         raise
     if subscription.assign is None:
         return [(topic, partition) for topic in sorted(found) for partition in found[topic]]
@@ -94,6 +103,19 @@ def resolve(
     if isinstance(spec, GroupSpec):
         assert progress is not None  # options without a group are refused
         committed = progress.fetch(partitions)
+        without = sorted(set(partitions) - committed.keys())
+        if partitions and not committed:
+            _log.warning(
+                "option %s=group: group %s has committed no offset of the partitions that are read (is its name "
+                "right?); all of them begin at their first record",
+                *(option, spec.group),
+            )
+        elif without:
+            names = ", ".join(f"{topic}-{partition}" for topic, partition in without)
+            _log.warning(
+                "option %s=group: group %s has no offset of %s; these begin at their first record",
+                *(option, spec.group, names),
+            )
         return earliest(cluster, [key for key in partitions if key not in committed]) | committed
     return places.resolve(BrokerOffsets(cluster), spec, partitions, option)
 

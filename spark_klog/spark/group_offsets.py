@@ -1,70 +1,61 @@
 """A query's progress as the offsets of a group: at its coordinator and in ZooKeeper-style directories.
 
-They follow Spark's commit, and never fail a query.
+They follow Spark's commit, and never fail a query, nor hold it up for long.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol
+import time
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
 
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import GroupOffsets
 from spark_klog.directories.offsets import OffsetDirectory
-from spark_klog.directories.tree import Tree, open_tree, without_user
-from spark_klog.errors import KlogError
+from spark_klog.directories.tree import open_tree
 from spark_klog.spark.offsets import Offsets, TopicPartition
 from spark_klog.spark.options import GroupOffsetsOptions
+from spark_klog.spark.publisher import Publisher, Store
 
-_log = logging.getLogger(__name__)
-
-
-class _Store(Protocol):
-    def commit(self, offsets: Mapping[TopicPartition, int]) -> None: ...
-
-    def fetch(self, partitions: Collection[TopicPartition]) -> Offsets: ...
+#: How long a micro-batch waits at most until its offsets are written. Only the first one of an outage waits so long, so
+#: this may be what a busy machine takes to connect: a query that ends meanwhile would leave its last offsets unwritten.
+_PATIENCE_SECONDS = 15.0
 
 
 class GroupProgress:
-    """Shows offsets in every store of the options. `cluster` gives the connected cluster of the query."""
+    """Shows offsets in every store of the options.
 
-    def __init__(self, options: GroupOffsetsOptions, cluster: Callable[[], Cluster]) -> None:
+    `cluster` gives the connected cluster of the query, and `connect` one of our own: a thread writes to it.
+    """
+
+    def __init__(
+        self, options: GroupOffsetsOptions, cluster: Callable[[], Cluster], connect: Callable[[], Cluster] | None = None
+    ) -> None:
         self._options = options
         self._cluster = cluster
-        self._trees: list[Tree] = []
-        self._published: dict[str, Offsets] = {}
-        self._stores: dict[str, _Store] = {}
+        self._connect = connect or cluster
+        self._publishers: dict[str, Publisher] = {}
 
     def _names(self) -> list[str]:
         return [*(["the coordinator"] if self._options.coordinator else []), *self._options.trees]
 
-    def _store(self, name: str) -> _Store:
-        if name not in self._stores:
-            if name in self._options.trees:
-                tree = open_tree(name)
-                self._trees.append(tree)
-                self._stores[name] = OffsetDirectory(tree, self._options.group)
-            else:
-                self._stores[name] = GroupOffsets(self._cluster(), self._options.group)
-        return self._stores[name]
+    def _open(self, name: str) -> tuple[Store, Callable[[], None]]:
+        if name in self._options.trees:
+            tree = open_tree(name)
+            return OffsetDirectory(tree, self._options.group), tree.close
+        cluster = self._connect()
+        return GroupOffsets(cluster, self._options.group), cluster.close
 
     def publish(self, offsets: Offsets) -> None:
-        """Write the offsets that changed; what could not be written is written with the next ones."""
+        """Have the offsets that changed written; in an outage the newest are when it ends."""
         for name in self._names():
-            published = self._published.setdefault(name, {})
-            changed = {key: offset for key, offset in offsets.items() if published.get(key) != offset}
-            if not changed:
-                continue
-            try:
-                self._store(name).commit(changed)
-            except KlogError as error:
-                _log.error(
-                    "offsets of group %s were not written to %s, trying again next time: %s",
-                    *(self._options.group, without_user(name), error),
-                )
-                continue
-            published |= changed
+            if name not in self._publishers:
+                self._publishers[name] = Publisher(name, self._options.group, partial(self._open, name))
+            self._publishers[name].offer(offsets)
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        for publisher in self._publishers.values():
+            publisher.wait(deadline)
 
     def fetch(self, partitions: Collection[TopicPartition]) -> Offsets:
         """The group's offsets of those partitions that have one, from the first store; errors as of the store.
@@ -73,17 +64,26 @@ class GroupProgress:
         committed, to one of them only.
         """
         names = self._names()
-        found = self._store(names[0]).fetch(partitions)
+        found = self._fetch(names[0], partitions)
         if self._options.dual:  # the first one is the coordinator then
-            for key, offset in self._store(names[-1]).fetch(partitions).items():
+            for key, offset in self._fetch(names[-1], partitions).items():
                 found[key] = max(offset, found.get(key, offset))
         return found
 
-    def close(self) -> None:
-        for tree in self._trees:
+    def _fetch(self, name: str, partitions: Collection[TopicPartition]) -> Offsets:
+        if name not in self._options.trees:
+            return GroupOffsets(self._cluster(), self._options.group).fetch(partitions)
+        tree = open_tree(name)
+        try:
+            return OffsetDirectory(tree, self._options.group).fetch(partitions)
+        finally:
             tree.close()
-        self._trees.clear()
-        self._stores.clear()
+
+    def close(self) -> None:
+        """Write what can be written soon, and close the stores."""
+        for publisher in self._publishers.values():
+            publisher.close()
+        self._publishers.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_trees": [], "_stores": {}, "_cluster": None}
+        return self.__dict__ | {"_publishers": {}, "_cluster": None, "_connect": None}

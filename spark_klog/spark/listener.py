@@ -24,13 +24,17 @@ from spark_klog.directories.checkpoint import START_OF
 from spark_klog.spark.offsets import Offsets, from_json, start_in
 from spark_klog.spark.stream import LOST, RECORD_BYTES
 
+#: To the beginning of the terminal's line, which is cleared.
+_REWRITE = "\r\x1b[2K"
+
 
 @dataclass(frozen=True)
 class SourceProgress:
     """One micro-batch of one klog source.
 
-    `records` is how many offsets each "topic-partition" moved on, where its start is known, and `bytes` an estimate of
-    what they take in the log, as they are compressed. Offsets behind latest are over the partitions. `lost` lists the
+    `source` is its place among the query's sources, from 0 on. `records` is how many offsets each "topic-partition"
+    moved on, where its start is known, and `bytes` an estimate of what they take in the log, as they are compressed
+    (with the option estimateRecordBytes). Offsets behind latest are over the partitions. `lost` lists the
     ranges that could not be read (failOnDataLoss=report), see `planning.Lost`.
     """
 
@@ -44,6 +48,11 @@ class SourceProgress:
     max_offsets_behind_latest: int
     avg_offsets_behind_latest: float
     lost: list[dict[str, Any]]
+    source: int = 0
+
+    @property
+    def topics(self) -> list[str]:
+        return sorted({name.rpartition("-")[0] for name in self.records})
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -55,11 +64,13 @@ class SourceProgress:
         )
         lost = f", {len(self.lost)} ranges lost" if self.lost else ""
         speed = f"{self.rows:,} rows, {self.rows_per_second:,.0f} rows/s"
-        return f"{self.query} batch {self.batch_id}: {speed}, {behind}{lost}"
+        source = f"source {self.source} ({', '.join(self.topics)})"
+        return f"{self.query} batch {self.batch_id}, {source}: {speed}, {behind}{lost}"
 
 
 class ProgressListener(StreamingQueryListener):
-    """Keeps the last progress of each source in `last`, gives it to `on_progress`, shows it as a line on `show`."""
+    """Keeps the last progress of each source in `last`, gives it to `on_progress`, shows it on `show`: as one line that
+    changes on a terminal, else as a line for each."""
 
     def __init__(self, on_progress: Callable[[SourceProgress], None] | None = None, show: TextIO | None = None) -> None:
         self._on_progress = on_progress
@@ -84,6 +95,7 @@ class ProgressListener(StreamingQueryListener):
                 source.startOffset,
                 source.endOffset,
                 source.latestOffset,
+                number,
             )
             if found is None:
                 continue
@@ -91,17 +103,24 @@ class ProgressListener(StreamingQueryListener):
             if self._on_progress is not None:
                 self._on_progress(found)
             if self._show is not None:
-                self._show.write(f"\r\x1b[2K{found}")
+                self._show.write(f"{_REWRITE}{found}" if self._show.isatty() else f"{found}\n")
                 self._show.flush()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        if self._show is not None:
+        if self._show is not None and self._show.isatty():
             self._show.write("\n")
             self._show.flush()
 
 
 def source_progress(
-    query: str, batch_id: int, rows: int, rows_per_second: float, start: str | None, end: str | None, latest: str | None
+    query: str,
+    batch_id: int,
+    rows: int,
+    rows_per_second: float,
+    start: str | None,
+    end: str | None,
+    latest: str | None,
+    number: int = 0,
 ) -> SourceProgress | None:
     """The figures of a source's progress as Spark tells it; None where the source is another one."""
     reached = _offsets(end)
@@ -111,11 +130,7 @@ def source_progress(
         reached = {}  # all partitions are gone
     known = _object(latest)
     lost = known.pop(LOST, [])
-    sizes = {
-        (topic, int(partition)): float(size)
-        for topic, partitions in known.pop(RECORD_BYTES, {}).items()
-        for partition, size in partitions.items()
-    }
+    sizes = {(entry["topic"], entry["partition"]): float(entry["bytes"]) for entry in known.pop(RECORD_BYTES, [])}
     begun = start_in(_object(end), dict.fromkeys(reached, 0) | (_offsets(start) or {}))
     newest = from_json(known)
     behind = [max(0, newest.get(key, offset) - offset) for key, offset in reached.items()]
@@ -135,6 +150,7 @@ def source_progress(
         max(behind, default=0),
         sum(behind) / max(1, len(behind)),
         lost,
+        number,
     )
 
 

@@ -6,9 +6,12 @@ import logging
 from collections.abc import Sequence
 
 from spark_klog.errors import DataLossError
-from spark_klog.spark.planning import Lost
+from spark_klog.spark.planning import UNSUBSCRIBED, Lost
 
 _log = logging.getLogger(__name__)
+
+#: The checkpoint keeps no offset of a partition that a query goes on without.
+_NAMED_AGAIN = "if it is named again later, it is read from its first record on"
 
 
 class LossReporter:
@@ -29,13 +32,17 @@ class LossReporter:
         if not lost:
             return
         if self._mode == "fail":
+            causes = {item.cause for item in lost}
+            advice = "set failOnDataLoss=false or report to go on without them"
+            if UNSUBSCRIBED in causes:
+                advice = f"name it again to go on with it, or {advice}: {_NAMED_AGAIN}"
             raise DataLossError(
-                f"records can't be read: {'; '.join(map(str, lost))}; "
-                "set failOnDataLoss=false or report to go on without them",
-                lost[0].cause if len({item.cause for item in lost}) == 1 else "",
+                f"records can't be read: {'; '.join(map(str, lost))}; {advice}",
+                lost[0].cause if len(causes) == 1 else "",
             )
         for item in lost:
-            _log.warning("records can't be read (failOnDataLoss is not true): %s", item)
+            told = f"{item}; {_NAMED_AGAIN}" if item.cause == UNSUBSCRIBED else item
+            _log.warning("records can't be read (failOnDataLoss is not true): %s", told)
         if self._mode == "report":
             self._batch += [item for item in lost if item not in self._batch]
             self._is_shown = False

@@ -8,9 +8,10 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from spark_klog.client.config import ClientConfig, client_config
+from spark_klog.client.config import ClientConfig, client_config, without_effect
 from spark_klog.errors import ConfigError
 from spark_klog.spark.offsets import (
     OffsetSpec,
@@ -49,6 +50,7 @@ _SOURCE = (
     "kafkaConsumer.pollTimeoutMs",
     "groupIdPrefix",
     "offsetsPath",
+    "estimateRecordBytes",
 )
 _KNOWN = (*_SOURCE, "includeHeaders", "topic")
 #: Settings that the connector decides itself, as Spark's does.
@@ -87,6 +89,14 @@ class Subscription:
     topics: tuple[str, ...] | None = None
     pattern: str | None = None
     assign: dict[str, list[int]] | None = None
+
+    def names(self, topic: str, partition: int) -> bool:
+        """Whether a partition is read if it is there and not internal."""
+        if self.assign is not None:
+            return partition in self.assign.get(topic, ())
+        if self.pattern is not None:
+            return re.search(self.pattern, topic) is not None
+        return topic in (self.topics or ())
 
 
 #: All topics that are not internal: each has the empty string in its name.
@@ -160,6 +170,9 @@ class SourceOptions:
     offset_retry_ms: int
     group_offsets: GroupOffsetsOptions | None
     paths: tuple[str, ...] = ()
+    #: How long a task waits for records that should be there; None: kafka.request.timeout.ms.
+    poll_timeout_ms: int | None = None
+    estimate_record_bytes: bool = False
 
 
 @dataclass(frozen=True)
@@ -194,7 +207,15 @@ def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
                 "option kafka.bootstrap.servers is not set: HOST:PORT[,HOST:PORT...] of a broker is wanted"
             )
         client_config(settings)
+        _warn_without_effect(*without_effect(settings))
     return settings, own
+
+
+@cache
+def _warn_without_effect(*names: str) -> None:
+    """Log the settings that have no effect, once in a process."""
+    if names:
+        _log.warning("these options have no effect: %s", ", ".join(f"{_PREFIX}{name}" for name in names))
 
 
 def _boolean(own: dict[str, str], name: str, default: bool) -> bool:
@@ -264,6 +285,9 @@ def _group_offsets(settings: dict[str, str], own: dict[str, str]) -> GroupOffset
         for name, value in (("offsetsPath", path), ("kafka.offsets.storage", settings.get("offsets.storage"))):
             if value is not None:
                 raise ConfigError(f"option {name} needs kafka.group.id: offsets are kept by group")
+        for name in ("zookeeper.connect", "dual.commit.enabled"):
+            if name in settings:
+                _log.warning("option kafka.%s has no effect without kafka.group.id: offsets are kept by group", name)
         return None
     default = "zookeeper" if connect is not None else "kafka" if path is None else None
     storage = settings.get("offsets.storage", default)
@@ -336,8 +360,6 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
     path = own.get("badrecordspath")
     if (mode == "deadletter") != (path is not None):
         raise ConfigError("options badRecords=deadletter and badRecordsPath need each other")
-    if "kafkaconsumer.polltimeoutms" in own:
-        settings["request.timeout.ms"] = str(_count(own, "kafkaConsumer.pollTimeoutMs"))
     retries, pause = _count(own, "fetchOffset.numRetries", 0), _count(own, "fetchOffset.retryIntervalMs", 0)
     return SourceOptions(
         settings,
@@ -356,6 +378,8 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
         _OFFSET_RETRY_MS if pause is None else pause,
         _group_offsets(settings, own),
         paths,
+        _count(own, "kafkaConsumer.pollTimeoutMs"),
+        _boolean(own, "estimateRecordBytes", False),
     )
 
 

@@ -17,7 +17,7 @@ from spark_klog.spark.options import SplitLimits
 _FULL_TASKS, _SHARED_RECORDS = 32, 10_000
 
 RETENTION, TRUNCATED, RECREATED, DELETED = "retention", "truncated", "recreated", "deleted"
-NOT_YET = "not there yet"
+NOT_YET, UNSUBSCRIBED = "not there yet", "unsubscribed"
 
 
 class OffsetRange(NamedTuple):
@@ -103,7 +103,8 @@ class Lost(NamedTuple):
     """Offsets that can't be read: [start, end) was wanted, the log has [available_start, available_end).
 
     `cause`: "retention" (deleted: the log begins later), "truncated" (the log ends before what was read of it),
-    "recreated" (another topic of that name), "deleted" (no such topic or partition), "not there yet".
+    "recreated" (another topic of that name), "deleted" (no such topic or partition), "not there yet",
+    "unsubscribed" (the query's options name it no longer).
     """
 
     topic: str
@@ -117,6 +118,11 @@ class Lost(NamedTuple):
     def __str__(self) -> str:
         name = f"{self.topic}-{self.partition}"
         available = f"available [{self.available_start}, {self.available_end})"
+        if self.cause == UNSUBSCRIBED:
+            return (
+                f"{name} is no longer named by the options subscribe, subscribePattern or assign, and the query has "
+                f"read it up to offset {self.start}"
+            )
         if self.cause == DELETED:
             return f"{name} is gone (deleted); the query has read it up to offset {self.start}"
         if self.cause in (TRUNCATED, RECREATED):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
@@ -12,6 +14,7 @@ from spark_klog.client.config import ClientConfig, client_config
 from spark_klog.client.fetcher import fetch_range
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.errors import DecodeError, ErrorCode, OffsetOutOfRange, ProtocolError
+from spark_klog.records.kernels import warn_if_slow
 from spark_klog.records.reader import AbortedTransactions, BadBatch
 from spark_klog.spark.bad_records import BadRecords
 from spark_klog.spark.loss import LossReporter
@@ -19,6 +22,8 @@ from spark_klog.spark.options import SourceOptions
 from spark_klog.spark.planning import DELETED, RETENTION, TRUNCATED, Lost, OffsetRange
 from spark_klog.spark.worker_process import prepare_worker
 
+_log = logging.getLogger(__name__)
+_MAX_PAUSE_MS = 1000
 #: Connections of this worker process, kept for its next task: Spark reuses its Python workers.
 _clusters: dict[tuple[tuple[str, str], ...], Cluster] = {}
 
@@ -35,7 +40,7 @@ def _source(options: SourceOptions) -> _Source:
         from spark_klog.spark.directory_source import DirectoryReader  # pyarrow's file systems take long to import
 
         return DirectoryReader(options)
-    return _Brokers(_cluster(options.client))
+    return _Brokers(_cluster(options.client), options.poll_timeout_ms)
 
 
 def read_ranges(options: SourceOptions, ranges: Iterable[OffsetRange], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -45,6 +50,7 @@ def read_ranges(options: SourceOptions, ranges: Iterable[OffsetRange], schema: p
     them. Corrupt batches as the option badRecords says. Other errors as of `fetch_range`, of `StoredPartition.read`.
     """
     prepare_worker()
+    warn_if_slow()
     source = _source(options)
     for wanted in ranges:
         yield from _read_range(source, options, wanted, schema)
@@ -73,12 +79,13 @@ class _Source(Protocol):
 
 
 class _Brokers:
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, poll_timeout_ms: int | None) -> None:
         self.config = cluster.config
         self._cluster = cluster
+        self._poll_timeout_ms = poll_timeout_ms
 
     def read(self, wanted: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[_Batches]:
-        return fetch_range(self._cluster, *wanted)
+        return fetch_range(self._cluster, *wanted, self._poll_timeout_ms)
 
 
 def _read_range(
@@ -89,13 +96,14 @@ def _read_range(
     decoder = PartitionDecoder(
         wanted.topic, wanted.partition, schema, source.config.decompressed_max_bytes, bad_records.take
     )
-    start = wanted.start
+    start, refusals = wanted.start, _Refusals(options)
     while start < wanted.end:
         try:
             for batches in source.read(wanted._replace(start=start), bad_records.take):
                 aborted = AbortedTransactions(batches.aborted) if source.config.isolation_level else None
                 yield from decoder.add(batches.data, start, wanted.end, aborted, batches.damaged)
                 start = batches.next_offset
+                refusals.end()
             break
         except ProtocolError as error:
             if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -104,10 +112,48 @@ def _read_range(
             break
         except OffsetOutOfRange as error:
             low, high = error.available
+            if low <= start and not options.paths:
+                if refusals.may_pass(start, high):
+                    continue
+                if start < high:  # the broker refuses what it says it has: nothing is known to be lost
+                    raise
             cause = DELETED if high < 0 else RETENTION if start < low else TRUNCATED
             lost_end = min(low, wanted.end) if start < low else wanted.end
             losses.report([Lost(wanted.topic, wanted.partition, start, lost_end, low, high, cause)])
-            if not start < low < wanted.end:
-                break
-            start = low
+            start = lost_end
     yield from decoder.finish()
+
+
+class _Refusals:
+    """Decides how often a fetch is repeated that was refused with OFFSET_OUT_OF_RANGE, and waits before it.
+
+    A leader that has just been elected may lag behind: its log seems to end too early for a moment.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._count = 0
+        self._since = 0.0
+
+    def end(self) -> None:
+        """Records came."""
+        self._count = 0
+
+    def may_pass(self, start: int, log_end: int) -> bool:
+        """Whether to fetch again: fetchOffset.numRetries times, or as long as records are waited for if the log has
+        the offset."""
+        self._count += 1
+        now = time.monotonic()
+        if self._count == 1:
+            self._since = now
+        options = self._options
+        if start < log_end:
+            timeout_ms = options.poll_timeout_ms or client_config(options.client).request_timeout_ms
+            is_over = now - self._since > timeout_ms / 1000
+        else:
+            is_over = self._count > options.offset_retries
+        if is_over:
+            return False
+        _log.info("offset %d was refused, fetching again", start)
+        time.sleep(min(options.offset_retry_ms * 2 ** min(self._count - 1, 5), _MAX_PAUSE_MS) / 1000)
+        return True

@@ -1,9 +1,10 @@
-"""How large the records of a query's partitions are, for its progress: an estimate that is made now and then."""
+"""How large the records of a query's partitions are, for its progress: an estimate by sampling."""
 
 from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.sampling import record_sizes
@@ -36,9 +37,9 @@ class RecordBytes:
             return
         self._known |= {key: (now, size) for key, size in sizes.items()}
 
-    def to_json(self) -> dict[str, dict[str, float]]:
-        """{"topic": {"partition": bytes}}"""
-        found: dict[str, dict[str, float]] = {}
-        for (topic, partition), (_, size) in sorted(self._known.items()):
-            found.setdefault(topic, {})[str(partition)] = round(size, 1)
-        return found
+    def to_json(self) -> list[dict[str, Any]]:
+        """[{"topic": ..., "partition": ..., "bytes": ...}]"""
+        return [
+            {"topic": topic, "partition": partition, "bytes": round(size, 1)}
+            for (topic, partition), (_, size) in sorted(self._known.items())
+        ]

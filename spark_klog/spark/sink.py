@@ -1,6 +1,7 @@
 """The writers: DataFrames to compressed record batches.
 
-At least once: a task that Spark runs again writes its rows again, as with Spark's own Kafka sink.
+At least once: a task that Spark runs again writes its rows again, as with Spark's own Kafka sink. Within a task the
+producer writes each row once.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from spark_klog.client.producer import Producer
 from spark_klog.columns.encode import PartitionEncoder
 from spark_klog.errors import ConfigError
+from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.options import SinkOptions
+from spark_klog.spark.producer_cache import PRODUCERS
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 _BYTES = (StringType, BinaryType)
@@ -61,9 +63,10 @@ def _is_headers(kind: DataType) -> bool:
 
 
 def _write(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Written:
+    warn_if_slow()
     written = 0
-    with Producer.connect(options.client) as producer:
-        encoder = PartitionEncoder(options.topic, producer.partitions, producer.choose_partition)
+    with PRODUCERS.borrow(options.client) as producer:
+        encoder = PartitionEncoder(options.topic, producer.partitions, producer.choose_partition, producer.batch_size)
         for batch in batches:
             for topic, partition, records in encoder.split(batch):
                 producer.send_columns(topic, partition, records)

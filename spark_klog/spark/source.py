@@ -11,18 +11,19 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_klog.columns.schema import FULL, WITHOUT_HEADERS, subset
 from spark_klog.errors import ConfigError
+from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.options import SourceOptions, include_headers, sink_options, source_options
 from spark_klog.spark.places import BatchLog, plan
 from spark_klog.spark.planning import OffsetRange
 from spark_klog.spark.pushdown import Pushed, spark_pushes_filters
 from spark_klog.spark.reading import read_ranges
-from spark_klog.spark.stream import RangePartition, StreamReader
+from spark_klog.spark.stream import RangePartition, RefusedStreamReader, StreamReader
 
 if TYPE_CHECKING:
     from spark_klog.spark.sink import BatchWriter, StreamWriter
@@ -39,11 +40,16 @@ class KlogDataSource(DataSource):
         return from_arrow_schema(FULL if include_headers(self.options) else WITHOUT_HEADERS)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        warn_if_slow()
         reader = FilteringBatchReader if spark_pushes_filters() else BatchReader
         return reader(source_options(self.options, streaming=False), _arrow_schema(schema))
 
-    def streamReader(self, schema: StructType) -> StreamReader:
-        return StreamReader(source_options(self.options, streaming=True), _arrow_schema(schema))
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        warn_if_slow()
+        try:
+            return StreamReader(source_options(self.options, streaming=True), _arrow_schema(schema))
+        except ConfigError as error:
+            return RefusedStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         if overwrite:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Collection, Iterator, Set
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -19,13 +20,18 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.offsets import list_offsets
 from spark_klog.client.sampling import record_sizes
+from spark_klog.errors import ConfigError
+from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.spark import discovery
 from spark_klog.spark.group_offsets import GroupProgress
+from spark_klog.spark.leaders import Leaderless
 from spark_klog.spark.loss import LossReporter
 from spark_klog.spark.offsets import Offsets, TopicPartition, from_json, start_in, to_json, with_start
 from spark_klog.spark.options import SourceOptions
 from spark_klog.spark.planning import (
+    UNSUBSCRIBED,
     OffsetRange,
     check_covers,
     limit_bytes,
@@ -41,9 +47,9 @@ JsonOffsets = dict[str, dict[str, int]]
 
 #: How long a partition is looked for before it counts as deleted.
 _GONE_SECONDS = 20.0
-#: In a progress record's latest offsets: what could not be read of the batch (failOnDataLoss=report), and the bytes of
-#: a record by topic and partition.
-LOST, RECORD_BYTES = "__lost__", "__record_bytes__"
+#: In a progress record's latest offsets: the ranges that could not be read (failOnDataLoss=report), and the bytes of a
+#: record of each partition (estimateRecordBytes). Both are lists, and no topic has a blank in its name.
+LOST, RECORD_BYTES = "lost ranges", "record bytes"
 
 
 class RangePartition(InputPartition):
@@ -52,6 +58,28 @@ class RangePartition(InputPartition):
     def __init__(self, ranges: tuple[OffsetRange, ...]) -> None:
         super().__init__(ranges)
         self.ranges = ranges
+
+
+class RefusedStreamReader(DataSourceStreamReader):
+    """Raises the error of a query's options when Spark first asks for an offset.
+
+    If it were raised when Spark makes the reader, Spark would end in an UnboundLocalError of its own.
+    """
+
+    def __init__(self, error: ConfigError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> JsonOffsets:
+        raise self._error
+
+    def latestOffset(self, start: JsonOffsets, limit: ReadLimit) -> JsonOffsets:
+        raise self._error
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._error
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -75,10 +103,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._gone: set[TopicPartition] = set()
         #: Where partitions that are away had been read to, and the id of their topic.
         self._left: dict[TopicPartition, tuple[int, UUID | None]] = {}
+        #: Partitions that wait for a leader in the batch that is being planned.
+        self._waiting: set[TopicPartition] = set()
+        self._leaderless = Leaderless()
         self._losses = LossReporter(options.on_data_loss)
         self._record_bytes = RecordBytes()
         group = options.group_offsets
-        self._progress = GroupProgress(group, lambda: self._cluster) if group else None
+        # another connection for publishing, which does not wait for what is asked for here
+        connect = partial(Cluster.connect, options.client)
+        self._progress = GroupProgress(group, lambda: self._cluster, connect) if group else None
 
     @property
     def _cluster(self) -> Cluster:
@@ -144,7 +177,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if latest == before and not is_first and not self._recreated:
             self._is_due(0)
             return start
-        earliest = discovery.earliest(self._cluster, latest.keys())
+        earliest = self._ask_leaders(latest.keys() - self._waiting, EARLIEST)
+        for key in latest.keys() - earliest.keys():
+            self._wait_for_leader(latest, key, begin)
         readable = readable_start(begin, earliest, self._recreated)
         end = self._end(readable, latest, limit)
         if end is None:
@@ -157,6 +192,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned = start, found, wanted
         return found
 
+    def _ask_leaders(self, partitions: Collection[TopicPartition], place: int) -> Offsets:
+        """Offsets of the partitions, without those that have no leader now; AvailableNow has to read them all."""
+        if self._target is not None:
+            return list_offsets(self._cluster, dict.fromkeys(partitions, place))
+        return self._leaderless.ask(self._cluster, partitions, place, self._recreated)
+
+    def _wait_for_leader(self, latest: Offsets, key: TopicPartition, start: Offsets) -> None:
+        """Leave a partition where it is in this batch; one that has just appeared is left out of it."""
+        self._waiting.add(key)
+        if key in start:
+            latest[key] = start[key]
+        else:
+            latest.pop(key, None)
+
     def _come_back(self, appeared: Set[TopicPartition]) -> Offsets:
         """Where to go on with partitions that were away, of topics that are known to be the same as before."""
         left = {key: self._left[key] for key in appeared & self._left.keys()}
@@ -166,7 +215,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _end(self, begin: Offsets, latest: Offsets, limit: ReadLimit) -> Offsets | None:
         """Where a batch from `begin` on ends, by the limits; None where too little waits for one."""
         behind = {key: begin[key] for key, count in waiting(begin, latest).items() if count}
-        self._record_bytes.learn(self._cluster, behind)
+        if self._options.estimate_record_bytes:
+            self._record_bytes.learn(self._cluster, behind)
         if isinstance(limit, ReadAllAvailable):
             return latest
         return self._limited(begin, latest) if self._is_due(sum(waiting(begin, latest).values())) else None
@@ -199,9 +249,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Where they stay there, the log has lost records, or is another one. Partitions that are gone are left out.
         """
         deadline = time.monotonic() + _GONE_SECONDS
+        start = {key: offset for key, offset in start.items() if self._is_subscribed(key)}
         for attempt in itertools.count():
             there = self._partitions()
-            latest = discovery.latest(self._cluster, there) if self._target is None else self._target_of(there)
+            self._waiting.clear()
+            self._leaderless.keep(there)
+            latest = self._ask_leaders(there, LATEST) if self._target is None else self._target_of(there)
+            if self._target is None:
+                for key in set(there) - latest.keys():
+                    self._wait_for_leader(latest, key, start)
             if self._cluster.config.isolation_level:
                 latest |= self._unstable(start, latest)
             behind = {key for key in start if latest.get(key, -1) < start[key]}
@@ -217,6 +273,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._target |= discovery.latest(self._cluster, behind.intersection(there))
         self._gone = start.keys() - latest.keys()
         return latest
+
+    def _is_subscribed(self, key: TopicPartition) -> bool:
+        return self._options.subscription.names(*key)
 
     def _target_of(self, there: list[TopicPartition]) -> Offsets:
         assert self._target is not None
@@ -248,6 +307,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The partitions that are there. The wanted ones are asked for again before they count as gone: a broker that
         has just started may not know them yet."""
         deadline = time.monotonic() + _GONE_SECONDS
+        wanted = {key for key in wanted if self._is_subscribed(key)}
         while wanted - (there := set(self._partitions())) and time.monotonic() < deadline:
             time.sleep(self._options.offset_retry_ms / 1000)
         self._gone = wanted - there
@@ -260,6 +320,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         wanted, lost = plan_batch(begin, end, earliest, self._recreated, is_first=is_first)
         if lost and latest is None:
             latest = discovery.latest(self._cluster, [item[:2] for item in lost if item[:2] in earliest])
+        lost = [item if self._is_subscribed(item[:2]) else item._replace(cause=UNSUBSCRIBED) for item in lost]
         lost = [item._replace(available_end=(latest or {}).get(item[:2], item.available_end)) for item in lost]
         self._losses.report(lost)
         self._recreated.clear()

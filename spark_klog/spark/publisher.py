@@ -1,0 +1,121 @@
+"""Writing a group's offsets to one store, in a thread of its own: a store that is down holds up nobody."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from spark_klog.directories.tree import without_user
+from spark_klog.spark.offsets import Offsets, TopicPartition
+
+_log = logging.getLogger(__name__)
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
+#: How long `close` waits for what is being written.
+_CLOSE_SECONDS = 2.0
+
+
+class Store(Protocol):
+    """Where offsets of a group are kept."""
+
+    def commit(self, offsets: Mapping[TopicPartition, int]) -> None: ...
+
+
+class Publisher:
+    """Keeps the newest offsets in a store. `open_store` gives it and what closes it; both run in the thread.
+
+    After a failure the pauses between attempts double up to a minute. Each outage is one line of the log at its begin,
+    and one at its end. Of the offsets that are offered meanwhile only the newest are written.
+    """
+
+    def __init__(self, name: str, group: str, open_store: Callable[[], tuple[Store, Callable[[], None]]]) -> None:
+        self._name, self._group = without_user(name), group
+        self._open_store = open_store
+        self._store: Store | None = None
+        self._close_store: Callable[[], None] | None = None
+        self._changed = threading.Condition()
+        self._wanted: Offsets = {}
+        self._published: Offsets = {}
+        #: Whether the store has failed, or has taken longer than somebody has waited.
+        self._is_slow = False
+        self._pause = _FIRST_PAUSE_SECONDS
+        self._failed_at: float | None = None
+        self._is_closing = False
+        self._thread: threading.Thread | None = None
+
+    def offer(self, offsets: Offsets) -> None:
+        """Have these offsets written, instead of those that were offered before."""
+        with self._changed:
+            self._wanted = dict(offsets)
+            if self._thread is None and self._rest():
+                self._is_closing = False
+                self._thread = threading.Thread(target=self._run, name="klog-offsets", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait(self, deadline: float) -> None:
+        """Wait until all is written, until `deadline` (of `time.monotonic`), or not at all in an outage."""
+        with self._changed:
+            left = deadline - time.monotonic()
+            if not self._changed.wait_for(lambda: not self._rest() or self._is_slow, max(0.0, left)):
+                self._is_slow = True
+
+    def close(self) -> None:
+        """Write what can be written soon, and close the store."""
+        with self._changed:
+            thread, self._thread = self._thread, None
+            self._is_closing = True
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join(_CLOSE_SECONDS)
+
+    def _rest(self) -> Offsets:
+        return {key: offset for key, offset in self._wanted.items() if self._published.get(key) != offset}
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if self._failed_at is not None:
+                    self._changed.wait_for(lambda: self._is_closing, self._pause)
+                self._changed.wait_for(lambda: self._is_closing or self._rest())
+                rest = self._rest()
+                if self._is_closing and (not rest or self._failed_at is not None):
+                    break
+            try:
+                if self._store is None:
+                    self._store, self._close_store = self._open_store()
+                self._store.commit(rest)
+            except Exception as error:  # a query goes on whatever becomes of its offsets
+                self._fail(error)
+            else:
+                self._succeed(rest)
+        if self._close_store is not None:
+            self._close_store()
+            self._store = self._close_store = None
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            if self._failed_at is None:
+                self._failed_at, self._pause = time.monotonic(), _FIRST_PAUSE_SECONDS
+                _log.error(
+                    "offsets of group %s are not written to %s, trying again until it works: %s",
+                    *(self._group, self._name, error),
+                )
+            else:
+                self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+            self._is_slow = True
+            self._changed.notify_all()
+
+    def _succeed(self, written: Offsets) -> None:
+        with self._changed:
+            self._published |= written
+            if self._failed_at is not None:
+                seconds = time.monotonic() - self._failed_at
+                _log.warning(
+                    "offsets of group %s are written to %s again, after %.0f s", self._group, self._name, seconds
+                )
+                self._failed_at = None
+            self._is_slow = False
+            self._changed.notify_all()
