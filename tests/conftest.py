@@ -6,6 +6,7 @@ import glob
 import os
 import re
 import shutil
+import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -28,6 +29,9 @@ _failed = pytest.StashKey[set[str]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_failed] = set()
+    # A shell starts what it runs in the background with SIGINT ignored, and children inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

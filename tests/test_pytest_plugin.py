@@ -116,7 +116,12 @@ def test_options(users: pytest.Pytester) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "told"),
-    [("klog_cluster_scope = world", "*one of session, package*"), ("klog_settings = a", "*'a' is not NAME=VALUE*")],
+    [
+        ("klog_cluster_scope = world", "*one of session, package*"),
+        ("klog_settings = a", "*'a' is not NAME=VALUE*"),
+        ("klog_brokers = x", "klog_brokers = x: a number of brokers, 1 or more, is wanted"),
+        ("addopts = --klog-brokers 0", "--klog-brokers 0: a number of brokers, 1 or more, is wanted"),
+    ],
 )
 def test_settings_that_are_wrong(users: pytest.Pytester, setting: str, told: str) -> None:
     users.makepyfile("def test(klog_cluster): pass")
@@ -124,6 +129,24 @@ def test_settings_that_are_wrong(users: pytest.Pytester, setting: str, told: str
     result = run(users)
     assert result.ret != 0
     assert told.strip("*") in result.stdout.str() + result.stderr.str()
+
+
+def test_markers_that_are_wrong(users: pytest.Pytester) -> None:
+    """Named arguments that are misspelt, and others, would be a topic of one partition."""
+    told = {
+        "3": "klog_topic(3): it takes partitions=N and settings={...} by name",
+        "partition=3": "klog_topic(partition=3): it takes partitions=N and settings={...} by name",
+        "partitions='3'": "klog_topic(partitions='3'): a number, 1 or more, is wanted",
+        "partitions=0": "klog_topic(partitions=0): a number, 1 or more, is wanted",
+    }
+    tests = [
+        f"@pytest.mark.klog_topic({marker})\ndef test_{number}(klog_topic): pass" for number, marker in enumerate(told)
+    ]
+    users.makepyfile("\n".join(["import pytest", *tests]))
+    result = run(users)
+    result.assert_outcomes(errors=len(told))
+    for text in told.values():
+        assert text in result.stdout.str()
 
 
 def test_a_failed_test_shows_what_brokers_logged_during_it(users: pytest.Pytester) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 
 import kafka.admin as kafka_python
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
+from confluent_kafka import ElectionType, KafkaError, KafkaException, Producer, TopicCollection
 from confluent_kafka import TopicPartition as ConfluentPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, OffsetSpec, ResourceType
 from confluent_kafka.cimpl import NewPartitions, NewTopic
+from kafka.errors import InvalidReplicationAssignmentError, UnsupportedVersionError
 from kafka.structs import TopicPartition
 
 from spark_klog.embedded import EmbeddedCluster
@@ -27,6 +28,9 @@ from tests.support.kafka import HOST, Version
 TOPICS, CONFIGS = "org.apache.kafka.tools.TopicCommand", "kafka.admin.ConfigCommand"
 DELETE_RECORDS, LOG_DIRS = "org.apache.kafka.tools.DeleteRecordsCommand", "org.apache.kafka.tools.LogDirsCommand"
 OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
+ELECTION, QUORUM = "org.apache.kafka.tools.LeaderElectionCommand", "org.apache.kafka.tools.MetadataQuorumCommand"
+REASSIGN = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
+METRICS = "org.apache.kafka.tools.ClientMetricsCommand"
 _SECONDS = 30
 
 
@@ -173,6 +177,23 @@ def test_errors_that_confluent_gets(confluent: AdminClient, made: str) -> None:
     assert _error(confluent.delete_records([ConfluentPartition(made, 0, 0)])) == KafkaError.POLICY_VIOLATION
 
 
+def test_names_that_collide(cluster: EmbeddedCluster, confluent: AdminClient, made: str) -> None:
+    """'.' and '_' are the same in the names of Kafka's metrics: one of two such topics is refused, however it comes."""
+    one, other = f"{made}.a_b", f"{made}_a.b"
+    _done(confluent.create_topics([NewTopic(one, 1, 1)]))
+    assert _error(confluent.create_topics([NewTopic(other, 1, 1)])) == KafkaError.TOPIC_EXCEPTION
+    with pytest.raises(KafkaException, match=f"'{other}' collides with existing topics: {one}") as refused:
+        confluent.create_topics([NewTopic(other, 1, 1)], validate_only=True)[other].result(_SECONDS)
+    assert refused.value.args[0].code() == KafkaError.TOPIC_EXCEPTION
+    failed: list[Any] = []
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "message.timeout.ms": 20_000})
+    producer.produce(other, b"x", on_delivery=lambda error, _: failed.append(error))
+    producer.flush(30)
+    assert [error.code() for error in failed] == [KafkaError.TOPIC_EXCEPTION]
+    assert _error(confluent.create_topics([NewTopic(one, 1, 1)])) == KafkaError.TOPIC_ALREADY_EXISTS
+    assert other not in confluent.list_topics(timeout=_SECONDS).topics
+
+
 def test_partitions_records_and_the_cluster(cluster: EmbeddedCluster, confluent: AdminClient, made: str) -> None:
     _done(confluent.create_partitions([NewPartitions(made, 5)], validate_only=True))
     assert len(confluent.list_topics(made, timeout=_SECONDS).topics[made].partitions) == 2
@@ -285,3 +306,58 @@ def test_java_tools_for_records(tool: Callable[..., str], cluster: EmbeddedClust
     assert folder["logDir"] == str(cluster.data_dir.absolute() / "broker-0")
     log = Path(folder["logDir"]) / f"{made}-0" / "00000000000000000000.log"
     assert sizes == {f"{made}-0": log.stat().st_size, f"{made}-1": 0}
+
+
+def test_java_tools_for_one_copy(tool: Callable[..., str], made: str, tmp_path: Path) -> None:
+    elected = tool(ELECTION, "--election-type", "PREFERRED", "--topic", made, "--partition", "0")
+    assert "Valid replica already elected" in elected
+    tool(ELECTION, "--election-type", "UNCLEAN", "--all-topic-partitions")
+    told = tool(ELECTION, "--election-type", "PREFERRED", "--topic", f"{made}-missing", "--partition", "0", fails=True)
+    assert "UnknownTopicOrPartition" in told
+    file = tmp_path / "reassignment.json"
+    partitions = [{"topic": made, "partition": number, "replicas": [0], "log_dirs": ["any"]} for number in (0, 1)]
+    file.write_text(json.dumps({"version": 1, "partitions": partitions}))
+    assert "Successfully started" in tool(REASSIGN, "--execute", "--reassignment-json-file", str(file))
+    assert "is completed" in tool(REASSIGN, "--verify", "--reassignment-json-file", str(file))
+    assert "No partition reassignments found" in tool(REASSIGN, "--list")
+    assert "DESCRIBE_QUORUM" in tool(QUORUM, "describe", "--status", fails=True)
+    assert "Unsupported" not in tool(METRICS, "--list")
+
+
+def test_java_tools_for_the_broker(tool: Callable[..., str]) -> None:
+    described = tool(CONFIGS, "--describe", "--entity-type", "brokers", "--entity-name", "0", "--all")
+    assert re.search(r"num\.partitions=1 sensitive=false synonyms=\{DEFAULT_CONFIG:num\.partitions=1\}", described)
+    assert "ssl.key.password=null sensitive=true" in described
+    way = ("--entity-type", "broker-loggers", "--entity-name", "0")
+    logger = "spark_klog.broker.housekeeping"
+    tool(CONFIGS, "--alter", *way, "--add-config", f"{logger}=DEBUG")
+    assert f"{logger}=DEBUG" in tool(CONFIGS, "--describe", *way)
+    tool(CONFIGS, "--alter", *way, "--delete-config", logger)
+    assert f"{logger}=INFO" in tool(CONFIGS, "--describe", *way)
+    assert "Invalid broker logger" in tool(CONFIGS, "--alter", *way, "--add-config", "no.such.logger=DEBUG", fails=True)
+    assert "LOUD" in tool(CONFIGS, "--alter", *way, "--add-config", f"{logger}=LOUD", fails=True)
+
+
+def test_one_copy_by_kafka_python(python_admin: kafka_python.KafkaAdminClient, made: str) -> None:
+    place = TopicPartition(made, 0)
+    (elected,) = python_admin.elect_leaders(0, {made: [0]}).replica_election_results
+    assert [entry.error_code for entry in elected.partition_result] == [84]  # ELECTION_NOT_NEEDED
+    assert python_admin.alter_partition_reassignments({place: [0]}) == {place: None}
+    assert python_admin.alter_partition_reassignments({place: [7]}) == {place: InvalidReplicationAssignmentError}
+    assert not python_admin.list_partition_reassignments()
+    with pytest.raises(UnsupportedVersionError):
+        python_admin.describe_metadata_quorum()
+    described = python_admin.describe_user_scram_credentials()
+    assert not described
+
+
+def test_only_lists_are_appended_to(confluent: AdminClient, made: str) -> None:
+    for name in ("min.insync.replicas", "segment.bytes"):
+        assert _error(confluent.incremental_alter_configs(_set(made, (name, "2", AlterConfigOpType.APPEND)))) == 40
+
+
+def test_one_copy_by_confluent(confluent: AdminClient, made: str) -> None:
+    places = [ConfluentPartition(made, 0), ConfluentPartition(made, 7)]
+    found = confluent.elect_leaders(ElectionType.PREFERRED, places).result(_SECONDS)
+    codes = {place.partition: error and error.name() for place, error in found.items()}
+    assert codes == {0: "ELECTION_NOT_NEEDED", 7: "UNKNOWN_TOPIC_OR_PART"}

@@ -1,6 +1,8 @@
-"""Requests of every API that were valid and are bent: the process lives, others are served, the log has no trace.
+"""Requests that were valid and are bent, that cost more than their size, and that decode but lie.
 
-SPARK_KLOG_FUZZ_SECONDS says how long; a frame that did harm is in the failure's text.
+The process lives, others are served, the log has no trace; after the last kind all that was acknowledged is served by
+the next start. SPARK_KLOG_FUZZ_SECONDS says how long, SPARK_KLOG_FUZZ_SEED repeats a sequence, SPARK_KLOG_ANSWER_MS is
+what others may wait for an answer; a frame or a seed that did harm is in the failure's text.
 """
 
 from __future__ import annotations
@@ -23,12 +25,20 @@ from spark_klog.protocol.codec import encode_request
 from spark_klog.protocol.schema import Api, Array, Primitive, Struct, Type
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
+from tests.support.costly_requests import arrays, costly_frame
+from tests.support.hostile_steps import HostileClient, check_served, lying
 from tests.support.raw_client import CLIENT_ID, RawClient
 
 SECONDS = int(os.environ.get("SPARK_KLOG_FUZZ_SECONDS", "5"))
 NOW = 1_700_000_000_000
 MAY_WAIT = (apis.FETCH.key, apis.JOIN_GROUP.key, apis.SYNC_GROUP.key)
 MORE_MEMORY = 60_000_000
+#: How long (ms) the answer to a client that behaves may take at most; other work on the machine counts, too.
+ANSWER_MS = int(os.environ.get("SPARK_KLOG_ANSWER_MS", "5000"))
+#: Steps between two looks at what must hold.
+STEPS = 25
+#: Bytes of a request of as many elements as it can hold.
+COSTLY = 500_000
 TOPIC = "known"
 _COUNTS = (0x7FFFFFFF, 0x7FFFFFFE, -1, -2, -0x80000000, 0x00FFFFFF, 0x10000)
 _NUMBERS = (0, 1, -1, 2, -2, 5, 1000, 0x7F, 0x7FFF, 0x7FFFFFFF, 0x7FFFFFFFFFFFFFFF, -0x80, -0x8000, -0x80000000)
@@ -69,12 +79,14 @@ class Maker:
             return choose([number for number in _NUMBERS if -limit <= number < limit])
         if kind is Primitive.BOOLEAN:
             return choose((False, True))
+        if kind is Primitive.FLOAT64:
+            return choose((0.0, -1.5, float("inf"), float("nan")))
         if kind is Primitive.UUID:
             return choose((uuid.UUID(int=0), uuid.uuid4()))
         if kind is Primitive.STRING:
             return choose((TOPIC, TOPIC, "", "0", "unknown", "retention.ms", "é" * 100, "a/../b", "\0"))
         batch = bytes(make_batch([(b"k", b"v" * 50)], [NOW]))
-        return choose((batch, batch, b"", batch[:-3], batch * 2, bytes(61)))
+        return choose((batch, batch, b"", batch[:-3], batch * 2, bytes(61), lying(batch, self.random)))
 
 
 def _bent(frame: bytes, source: random.Random) -> bytes:
@@ -199,3 +211,155 @@ def test_bent_requests_harm_nobody(broker: KlogBroker) -> None:
     assert neighbour.slowest < 5
     assert count >= 20 * len(served)
     assert broker.rss_bytes() - before < MORE_MEMORY
+
+
+def _peak_bytes(broker: KlogBroker) -> int:
+    status = Path(f"/proc/{broker.pid}/status").read_text()
+    return 1024 * int(status.split("VmHWM:")[1].split()[0])
+
+
+def _answer_bytes(client: RawClient, limit: int) -> int:
+    """The size of an answer, of which no more than `limit` bytes are kept waiting for; 0 where there is none."""
+    try:
+        (left,) = struct.unpack(">i", client.receive_exactly(4))
+    except (ConnectionError, TimeoutError):
+        return 0
+    size = int(left)
+    while left and size < limit:
+        left -= len(client.receive_exactly(min(left, 1 << 16)))
+    return size
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS * 2 + 300)
+def test_no_request_costs_many_times_its_size(broker: KlogBroker) -> None:
+    """A run of CI sends one array of each API; a long run all arrays of all versions."""
+    source = random.Random(0)
+    with RawClient(broker.port) as client:
+        entry = {"name": TOPIC[:1], "num_partitions": 10, "replication_factor": 1}
+        client.request(apis.CREATE_TOPICS, 2, {"topics": [entry], "timeout_ms": 1000})
+        (found,) = client.request(apis.METADATA, 12, {"topics": [{"name": TOPIC[:1]}]})["topics"]
+    served = [api for api in apis.BY_KEY.values() if "Sasl" not in api.name]
+    frames = [
+        (api, version, path)
+        for api in served
+        for version in range(api.versions.first, api.versions.last + 1)
+        for path in arrays(api.request, version)
+    ]
+    source.shuffle(frames)
+    if SECONDS <= 5:
+        frames = list({api.name: (api, version, path) for api, version, path in frames}.values())
+    assert len({api.name for api, _, _ in frames}) > 20
+    costs: dict[tuple[str, int, tuple[str, ...], str], int] = {}
+    for api, version, path in frames:
+        for name in (TOPIC[:1], "")[: 1 if SECONDS <= 5 else 2]:
+            frame = costly_frame(api, version, path, COSTLY, name, found["topic_id"])
+            Path(f"/proc/{broker.pid}/clear_refs").write_text("5")  # the peak is what it is now
+            before = _peak_bytes(broker)
+            with RawClient(broker.port, 1) as client:  # what the broker does until then is enough
+                client.send_frame(frame)
+                _answer_bytes(client, 8 * COSTLY)
+            costs[api.name, version, path, name] = _peak_bytes(broker) - before
+            assert costs[api.name, version, path, name] < MORE_MEMORY, (api.name, version, path, name, len(frame))
+    assert "a request failed" not in broker.log.read_text()
+
+
+CARED = "cared-for"
+
+
+def _now_batch() -> bytes:
+    return bytes(make_batch([(b"k", b"v")], [time.time_ns() // 1_000_000 - 60_000]))
+
+
+def _check_care(client: RawClient) -> None:
+    """Housekeeping goes on: what this topic has just been given is too old, and soon deleted."""
+    for _ in range(2):
+        code, offset = client.produce(CARED, _now_batch(), 8)
+        assert code == 0
+    places = [{"partition_index": 0, "timestamp": -2}]
+    request = {"replica_id": -1, "topics": [{"name": CARED, "partitions": places}]}
+    deadline = time.monotonic() + 60
+    while client.request(apis.LIST_OFFSETS, 1, request)["topics"][0]["partitions"][0]["offset"] < offset:
+        assert time.monotonic() < deadline, "retention has ended"
+        time.sleep(0.02)
+
+
+def _check_log(broker: KlogBroker) -> None:
+    log = broker.log.read_text()
+    for trouble in ("Traceback", "a request failed", "ended, restart the broker"):
+        assert trouble not in log, log[log.index(trouble) - 300 :][:3000]
+
+
+def _any_requests(port: int, source: random.Random) -> None:
+    """Valid requests of any API, of hostile values, or of more elements than a real client would send."""
+    api = source.choice([api for api in apis.BY_KEY.values() if "Sasl" not in api.name])
+    version = source.randint(api.versions.first, api.versions.last)
+    paths = list(arrays(api.request, version))
+    if paths and source.random() < 0.1:
+        frame = costly_frame(api, version, source.choice(paths), 50_000, TOPIC, uuid.UUID(int=0))
+    else:
+        message = Maker((source.random(),), version).message(api.request)
+        for entry in message.get("topics") or () if api is apis.CREATE_TOPICS else ():
+            entry["num_partitions"] = min(entry["num_partitions"], 3)
+        frame = encode_request(api, version, 7, CLIENT_ID, message).to_bytes()
+    with RawClient(port, 0.5) as client, contextlib.suppress(ConnectionError, TimeoutError):
+        client.send_frame(frame)
+        client.receive_frame()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS * 4 + 300)
+def test_valid_requests_of_hostile_values_one_after_the_other(server_dir: Path) -> None:
+    """Others are answered, all logs cared for, a stop is clean, what was acknowledged is served after a restart."""
+    settings = ["log.retention.check.interval.ms=100", "log.segment.delete.delay.ms=100", "num.partitions=1"]
+    settings += ["group.initial.rebalance.delay.ms=0", "auto.create.topics.enable=false", "log.cleaner.backoff.ms=100"]
+    broker = KlogBroker(server_dir, *(word for text in settings for word in ("--set", text)))
+    seed = os.environ.get("SPARK_KLOG_FUZZ_SEED", "0" if SECONDS <= 5 else str(time.time_ns()))
+    hostile, source = HostileClient(seed), random.Random(seed)
+    deadline = time.monotonic() + SECONDS
+    is_over = False
+    with broker:
+        with RawClient(broker.port) as client:
+            configs = [{"name": "segment.bytes", "value": "1"}, {"name": "retention.ms", "value": "1000"}]
+            for name in (CARED, TOPIC):
+                entry = {"name": name, "num_partitions": 1, "replication_factor": 1}
+                entry |= {"configs": configs if name == CARED else []}
+                made = client.request(apis.CREATE_TOPICS, 2, {"topics": [entry], "timeout_ms": 1000})
+                assert made["topics"][0]["error_code"] == 0
+        try:
+            while not is_over:
+                is_over = time.monotonic() > deadline
+                before = broker.rss_bytes()
+                with Neighbour(broker.port) as neighbour:
+                    for _ in range(source.choice((1, 2, 4))):
+                        _hostile_steps(broker, hostile, source)
+                assert neighbour.error is None
+                assert neighbour.slowest * 1000 < ANSWER_MS
+                assert broker.rss_bytes() - before < MORE_MEMORY
+                _check_log(broker)
+                check_served(broker, hostile.acknowledged)
+                if source.random() < 0.5 and not is_over:
+                    broker.kill()
+                else:
+                    assert broker.stop() == 0
+                    assert (broker.data_dir / ".kafka_cleanshutdown").exists()
+                broker.start()
+                check_served(broker, hostile.acknowledged)
+        except BaseException as error:
+            error.args = (f"SPARK_KLOG_FUZZ_SEED={seed}, step {hostile.number}, after {hostile.trace}", *error.args)
+            raise
+    assert hostile.number >= STEPS
+    assert hostile.acknowledged.batches
+
+
+def _hostile_steps(broker: KlogBroker, hostile: HostileClient, source: random.Random) -> None:
+    left = STEPS
+    while left:
+        with RawClient(broker.port, 60) as client, contextlib.suppress(ConnectionError):
+            while left:
+                left -= 1
+                hostile.step(client)
+                if source.random() < 0.3:
+                    _any_requests(broker.port, source)
+    with RawClient(broker.port, 60) as client:
+        _check_care(client)

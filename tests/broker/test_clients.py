@@ -20,6 +20,7 @@ from kafka.record import default_records
 from spark_klog.client.producer import Producer as KlogProducer
 from spark_klog.embedded import EmbeddedCluster
 from tests.support.tools import ToolFailed, kcat
+from tests.support.trees import wait_until
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 NOW = 1_700_000_000_000
@@ -342,7 +343,8 @@ def test_delete_and_create_again(cluster: EmbeddedCluster, make_topic: Callable[
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     admin.delete_topics([topic])[topic].result(10)
     assert topic not in admin.list_topics(timeout=10).topics
-    assert not list(cluster.data_dir.glob(f"broker-0/{topic}-*"))
+    assert not list(cluster.data_dir.glob(f"broker-0/{topic}-?"))
+    wait_until(lambda: not list(cluster.data_dir.glob(f"broker-0/{topic}-*")))  # renamed, and removed soon
     with pytest.raises(KafkaException) as failed:
         admin.delete_topics([topic])[topic].result(10)
     assert failed.value.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART

@@ -196,7 +196,8 @@ def _wait_for_a_record(cluster: Cluster) -> None:
 def test_a_data_directory_in_use(broker: KlogBroker) -> None:
     command = broker_command(broker.data_dir, free_port())
     assert refusal(command) == (
-        f"klog: data directory {broker.data_dir} is held by another broker; stop that one, or choose another --data-dir"
+        f"klog: data directory {broker.data_dir} is held by another broker or tool; stop that one, "
+        "or choose another --data-dir"
     )
     kcat("-L", "-b", broker.bootstrap_servers)  # which is still there
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from crc32c import crc32c
 
 from tests.support.broker import KlogBroker
 from tests.support.kafka_python_wire import KafkaPythonWire, Message, encode, make_records, read_records
@@ -181,6 +182,8 @@ def test_control_batches_are_the_brokers(wire: KafkaPythonWire, topic: str) -> N
     _create(wire, topic)
     records = bytearray(make_records(2, [b"v"], NOW))
     records[22] |= 0x20
+    assert _produce(wire, topic, {0: bytes(records)})[0]["error_code"] == CORRUPT
+    struct.pack_into(">I", records, 17, crc32c(bytes(records[21:])))
     assert _produce(wire, topic, {0: bytes(records)})[0]["error_code"] == INVALID_RECORD
     assert _fetch(wire, topic, {0: 0})[0]["high_watermark"] == 0
 

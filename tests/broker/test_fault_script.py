@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from spark_klog.broker.faults import (
     Truncate,
     flip_bits,
 )
+from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.places import EVERYTHING, Place
 
@@ -110,27 +113,52 @@ def test_json_and_back(fault: Fault) -> None:
     assert Fault.from_json(json.loads(json.dumps(fault.to_json()))) == fault
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"do": DROP, "api": "Prodoce"},
-        {"do": DROP, "count": 0},
-        {"do": DROP, "skip": -1},
-        {"do": ErrorAnswer("NOT_LEADER")},
-        {"do": ErrorAnswer("NONE")},
-        {"do": ErrorAnswer(0)},
-        {"do": ErrorAnswer(40_000)},
-        {"do": Delay(-1)},
-        {"do": Drop(sent=-1)},
-        {"do": Corrupt("everywhere")},
-        {"do": Corrupt(bits=0)},
-        {"do": Corrupt(), "api": "Produce"},
-        {"do": Truncate(0)},
-    ],
-)
-def test_faults_that_cannot_be(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        Fault(**arguments)
+IMPOSSIBLE: list[tuple[Callable[[], object], str]] = [
+    (lambda: Fault(DROP, api="Prodoce"), "api='Prodoce': did you mean Produce?"),
+    (lambda: Fault(DROP, api="fetch"), "api='fetch': did you mean Fetch?"),
+    (lambda: Fault(DROP, api=0), "api=0: known are "),
+    (lambda: Fault(DROP, count=0), "count=0: it must be a number, 1 or more"),
+    (lambda: Fault(DROP, count="2"), "count='2': it must be a number, 1 or more"),
+    (lambda: Fault(DROP, skip=-1), "skip=-1: it must be a number, 0 or more"),
+    (lambda: Fault(DROP, skip=None), "skip=None: it must be a number, 0 or more"),
+    (lambda: Fault(DROP, topic=5), "topic=5: it must be a string"),
+    (lambda: Fault(DROP, topic=["a"]), "topic=['a']: it must be a string"),
+    (lambda: Fault(DROP, client_id=b"c"), "client_id=b'c': it must be a string"),
+    (lambda: Fault(DROP, partition="0"), "partition='0': it must be a number, 0 to 2147483647"),
+    (lambda: Fault(DROP, partition=-1), "partition=-1: it must be a number, 0 to 2147483647"),
+    (lambda: Fault(DROP, broker=-1), "broker=-1: it must be a number, 0 to 2147483647"),
+    (lambda: Fault(Drop), "it must be Drop(...)"),
+    (lambda: Fault("Drop"), "do='Drop': it must be one of ErrorAnswer, Delay, Drop, Corrupt, Truncate"),
+    (lambda: Fault(Corrupt(), api="Produce"), "api='Produce': records are corrupted in answers of Fetch only"),
+    (lambda: ErrorAnswer("NOT_LEADER"), "code='NOT_LEADER': known are BROKER_ID_NOT_REGISTERED, "),
+    (lambda: ErrorAnswer("not_leader_or_follower"), "did you mean NOT_LEADER_OR_FOLLOWER?"),
+    (lambda: ErrorAnswer("NONE"), "code='NONE': it must be an error; 0 is none"),
+    (lambda: ErrorAnswer(0), "code=0: it must be an error; 0 is none"),
+    (lambda: ErrorAnswer(40_000), "code=40000: it must be a number, -32768 to 32767"),
+    (lambda: ErrorAnswer(None), "code=None: it must be a number"),
+    (lambda: ErrorAnswer(6, after=1), "after=1: it must be True or False"),
+    (lambda: Delay(-1), "ms=-1: it must be a number, 0 to 3600000"),
+    (lambda: Delay("5"), "ms='5': it must be a number, 0 to 3600000"),
+    (lambda: Delay(0.5), "ms=0.5: it must be a number, 0 to 3600000"),
+    (lambda: Delay(5, "yes"), "after='yes': it must be True or False"),
+    (lambda: Drop(sent=-1), "sent=-1: it must be a number, 0 or more"),
+    (lambda: Drop(10), "after=10: it must be True or False"),
+    (lambda: Corrupt("everywhere"), "where='everywhere': it must be 'records' or 'answer'"),
+    (lambda: Corrupt(bits=0), "bits=0: it must be a number, 1 or more"),
+    (lambda: Corrupt(bits=True), "bits=True: it must be a number, 1 or more"),
+    (lambda: Corrupt(seed="x"), "seed='x': it must be a number"),
+    (lambda: Truncate(0), "missing=0: it must be a number, 1 or more"),
+    (lambda: Truncate(None), "missing=None: it must be a number, 1 or more"),
+    (lambda: EmbeddedCluster(faults=[Drop()]), "Drop(after=False, sent=0) is no fault: Fault(Drop("),
+    (lambda: EmbeddedCluster(faults=Fault(DROP)), "faults is one Fault: a list of them is wanted"),
+    (lambda: EmbeddedCluster(faults=[Fault(DROP, broker=1)]), "fault for broker 1: there are 1"),
+]
+
+
+@pytest.mark.parametrize(("make", "reason"), IMPOSSIBLE)
+def test_what_cannot_be_is_refused_when_it_is_made(make: Callable[[], object], reason: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        make()
 
 
 @pytest.mark.parametrize("values", [{}, {"do": {}}, {"do": {"kind": "Exit"}}, {"do": {"kind": "Drop"}, "apis": 1}])

@@ -19,6 +19,8 @@ from spark_klog.broker.coordinator.records import (
     encode_offset_key,
 )
 from spark_klog.broker.offset_manager import OffsetManager
+from spark_klog.broker.transactions.records import marker_batch
+from spark_klog.broker.transactions.transaction import Producer
 from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
@@ -157,8 +159,31 @@ def test_offsets_of_a_transaction_count_from_its_end_on(log: PartitionLog, commi
     assert (offsets.is_pending("g", *PLACE), _offset(offsets)) == (True, 1)
     loaded = _loaded(log)
     assert (loaded.is_pending("g", *PLACE), _offset(loaded)) == (True, 1)
-    offsets.complete(7, committed=commits)
+    offsets.complete(0, 7, committed=commits)
     assert (offsets.is_pending("g", *PLACE), _offset(offsets)) == (False, 2 if commits else 1)
+
+
+@pytest.mark.parametrize("commits", [False, True])
+def test_a_transaction_ends_in_each_partition_by_itself(tmp_path: Path, commits: bool) -> None:
+    """A marker of an earlier transaction in another partition of __consumer_offsets does not end an open one."""
+    ended, open_ = (PartitionLog(tmp_path / f"__consumer_offsets-{number}", LogConfig()) for number in range(2))
+    offsets = OffsetManager(lambda group, stored: None)
+    offsets.stage(ended, "g", (7, 0), {PLACE: (1, -1, "")})
+    ended.append(memoryview(marker_batch(Producer(7, 0), commits=commits, coordinator_epoch=0, now_ms=NOW)))
+    offsets.stage(open_, "other", (7, 0), {PLACE: (2, -1, "")})
+    for logs in ((ended, open_), (open_, ended)):
+        loaded = OffsetManager(lambda group, stored: None)
+        for each in logs:
+            loaded.load(each)
+        assert _offset(loaded) == (1 if commits else None)
+        assert loaded.fetch("other", *PLACE) is None
+        assert loaded.is_pending("other", *PLACE)
+        loaded.complete(1, 7, committed=True)
+        found = loaded.fetch("other", *PLACE)
+        assert found is not None
+        assert found.offset == 2
+    for each in (ended, open_):
+        each.close()
 
 
 def test_a_later_commit_is_not_undone_by_the_end_of_a_transaction(log: PartitionLog) -> None:
@@ -168,11 +193,11 @@ def test_a_later_commit_is_not_undone_by_the_end_of_a_transaction(log: Partition
     offsets.commit(log, "g", {PLACE: (9, -1, "")})
     loaded = _loaded(log)
     for each in (offsets, loaded):
-        each.complete(7, committed=True)
+        each.complete(0, 7, committed=True)
         assert _offset(each) == 9
     offsets.stage(log, "g", (7, 0), {PLACE: (12, -1, "")})
     offsets.remove(log, "g", [PLACE])
-    offsets.complete(7, committed=True)
+    offsets.complete(0, 7, committed=True)
     assert _offset(offsets) is None
 
 
@@ -187,11 +212,11 @@ def test_what_expires(log: PartitionLog) -> None:
     for group in ("emptied long ago", "emptied now", "simple"):
         offsets.commit(log, group, {PLACE: (1, -1, "")})
     time.sleep(0.01)
-    expire(groups, offsets, lambda group: log, before + 5, before)
+    _take_all(expire(groups, offsets, lambda group: log, before + 5, before))
     assert sorted(offsets.groups) == ["emptied long ago", "emptied now", "simple"]
     assert sorted(group.group_id for group in groups) == ["emptied long ago", "emptied now"]
     later = before + 5_000
-    expire(groups, offsets, lambda group: log, later, later)
+    _take_all(expire(groups, offsets, lambda group: log, later, later))
     assert offsets.groups == ["emptied now"]
     assert [group.group_id for group in groups] == ["emptied now"]
     assert _loaded(log).groups == ["emptied now"]
@@ -200,7 +225,12 @@ def test_what_expires(log: PartitionLog) -> None:
 def _expire(offsets: OffsetManager, log: PartitionLog, now_ms: int, groups: Groups | None = None) -> None:
     """With a retention of seven days."""
     known = groups or Groups(lambda group, stored: ErrorCode.NONE, 0, 10)
-    expire(known, offsets, lambda group: log, now_ms, now_ms - 7 * 24 * 3600 * 1000)
+    _take_all(expire(known, offsets, lambda group: log, now_ms, now_ms - 7 * 24 * 3600 * 1000))
+
+
+def _take_all(steps: Iterator[None]) -> None:
+    for _ in steps:
+        pass
 
 
 def test_an_expiry_time_of_its_own(log: PartitionLog) -> None:
@@ -249,7 +279,7 @@ def test_what_an_open_transaction_commits_does_not_expire(log: PartitionLog) -> 
     loaded = _loaded(log)
     for each in (offsets, loaded):
         assert each.keys("g") == {PLACE}
-        each.complete(7, committed=True)
+        each.complete(0, 7, committed=True)
         assert _offset(each) == 2
 
 
@@ -262,7 +292,7 @@ def test_more_is_removed_than_a_batch_takes(tmp_path: Path) -> None:
     offsets.remove(log, "g", [*offsets.keys("g"), ("unknown", 0)])
     loaded = _loaded(log)
     for each in (offsets, loaded):
-        each.complete(7, committed=True)
+        each.complete(0, 7, committed=True)
         assert each.groups == []
     log.close()
 
@@ -270,6 +300,12 @@ def test_more_is_removed_than_a_batch_takes(tmp_path: Path) -> None:
 def test_offsets_of_deleted_topics_go(log: PartitionLog) -> None:
     offsets = OffsetManager(lambda group, stored: None)
     offsets.commit(log, "g", {PLACE: (1, -1, ""), ("kept", 0): (2, -1, "")})
-    forget_topics({"t"}, offsets, lambda group: log)
+    gone_ms = time.time_ns() // 1_000_000
+    _take_all(forget_topics({"t": gone_ms}, offsets, lambda group: log))
     for each in (offsets, _loaded(log)):
         assert [(topic, partition) for topic, partition, _ in each.all("g")] == [("kept", 0)]
+    while time.time_ns() // 1_000_000 == gone_ms:
+        pass
+    offsets.commit(log, "g", {PLACE: (3, -1, "of the topic that was created again")})
+    _take_all(forget_topics({"t": gone_ms}, offsets, lambda group: log))
+    assert offsets.keys("g") == {PLACE, ("kept", 0)}

@@ -27,6 +27,7 @@ from spark_klog.protocol.codec import encode_request
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
 from tests.support.kafka import HOST, free_port
+from tests.support.logs import add_log
 from tests.support.raw_client import RawClient
 from tests.support.tools import kcat
 
@@ -205,7 +206,7 @@ def test_a_metric_has_so_many_samples_at_most(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(metrics_page, "MAX_SERIES", 3)
     broker = Broker(BrokerConfig(HOST, 0, tmp_path))
     for partition in range(5):
-        broker.logs.create("t", partition)
+        add_log(broker.logs, "t", partition)
     samples = parsed("".join(metrics_page.page(broker, 0)))
     broker.close()
     assert len([name for name, _ in samples if name == "klog_broker_log_end_offset"]) == 3

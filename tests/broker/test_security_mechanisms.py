@@ -19,7 +19,7 @@ from spark_klog.broker.security.mechanisms import (
     make_credential,
 )
 from spark_klog.broker.security.session import AuthenticationFailed, Session
-from spark_klog.broker.security.users import read_users
+from spark_klog.broker.security.users_file import read_users
 from spark_klog.errors import ErrorCode
 
 # RFC 7677, chapter 3: user "user", password "pencil"

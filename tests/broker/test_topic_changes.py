@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.broker import Broker, Request, TopicExists
 from spark_klog.broker.config import BrokerConfig
 from spark_klog.broker.handlers import create_topics, delete_topics
-from spark_klog.broker.registry import InvalidAssignment, InvalidPartitions, UnknownTopic
+from spark_klog.broker.registry import InvalidAssignment, InvalidPartitions, TopicCollides, UnknownTopic
 from spark_klog.broker.security.config import PLAINTEXT, Listener
 from spark_klog.broker.security.session import Session
 from spark_klog.directories.paths import Endpoint
@@ -49,6 +50,10 @@ def _append(log: PartitionLog | None, size: int) -> None:
     log.append(memoryview(bytearray(make_batch([(None, b"v" * size)], [1]))))
 
 
+def _with(name: str, value: str, before: Mapping[str, str]) -> dict[str, str]:
+    return {**before, name: value}
+
+
 def test_a_broker_that_is_alone(tmp_path: Path) -> None:
     async def first_life() -> None:
         async with _running(tmp_path) as broker:
@@ -60,7 +65,7 @@ def test_a_broker_that_is_alone(tmp_path: Path) -> None:
             new = broker.logs.get("t", 3)
             with pytest.raises(BatchTooLarge):
                 _append(new, 1000)
-            await broker.alter_topic_settings("t", {"retention.ms": "5", "min.cleanable.dirty.ratio": "0.25"})
+            await broker.alter_topic_settings("t", lambda _: {"retention.ms": "5", "min.cleanable.dirty.ratio": "0.25"})
             for log in broker.logs.logs.values():
                 assert (log.config.retention_ms, log.config.min_cleanable_dirty_ratio) == (5, 0.25)
             _append(new, 1000)
@@ -77,6 +82,23 @@ def test_a_broker_that_is_alone(tmp_path: Path) -> None:
     asyncio.run(second_life())
 
 
+def test_names_that_collide_but_were_there_before(tmp_path: Path) -> None:
+    """Earlier versions made both: both are served, no third one is made."""
+
+    async def scenario() -> None:
+        async with _running(tmp_path) as broker:
+            assert set(broker.registry.topics) == {"a_b", "a.b"}
+            with pytest.raises(TopicExists):
+                await broker.create_topic("a.b", 1)
+            with pytest.raises(TopicCollides, match=r"topic 'a\.b_c' collides with existing topics: a_b\.c"):
+                await asyncio.gather(broker.create_topic("a_b.c", 1), broker.create_topic("a.b_c", 1))
+
+    (tmp_path / "0" / "a.b-0").mkdir(parents=True)
+    (tmp_path / "0" / "a_b-0").mkdir()
+    (tmp_path / "0" / "recovery-point-offset-checkpoint").write_text("0\n0\n")
+    asyncio.run(scenario())
+
+
 def test_what_cannot_be(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with _running(tmp_path) as broker:
@@ -91,11 +113,11 @@ def test_what_cannot_be(tmp_path: Path) -> None:
                     await broker.create_partitions("t", 4, assignment)
             await broker.create_partitions("t", 4, [[0], [0]], validate_only=True)
             with pytest.raises(UnknownTopic, match="no topic x"):
-                await broker.alter_topic_settings("x", {})
-            for settings in ({"retention.ms": "x"}, {"no.such": "1"}, {"cleanup.policy": "delete,x"}):
+                await broker.alter_topic_settings("x", lambda _: {})
+            for name, value in (("retention.ms", "x"), ("no.such", "1"), ("cleanup.policy", "delete,x")):
                 with pytest.raises(ConfigError):
-                    await broker.alter_topic_settings("t", settings)
-            await broker.alter_topic_settings("t", {"retention.ms": "6"}, validate_only=True)
+                    await broker.alter_topic_settings("t", partial(_with, name, value))
+            await broker.alter_topic_settings("t", lambda _: {"retention.ms": "6"}, validate_only=True)
             assert sorted(broker.logs.logs) == [("t", 0), ("t", 1)]
             assert broker.registry.settings("t") == {"retention.ms": "5"}
             assert broker.logs.logs["t", 0].config.retention_ms == 5
@@ -114,7 +136,7 @@ def test_brokers_that_share_a_folder(tmp_path: Path) -> None:
                 topic_id = await first.create_topic("t", 2)
                 await _until(lambda: len(second.logs.logs) == 1)
                 await second.create_partitions("t", 4, [[0], [0]])
-                await second.alter_topic_settings("t", {"segment.bytes": "777"})
+                await second.alter_topic_settings("t", lambda _: {"segment.bytes": "777"})
                 await _until(lambda: len(first.logs.logs) == 3)
                 await _until(lambda: {log.config.segment_bytes for log in first.logs.logs.values()} == {777})
                 assert {log.config.segment_bytes for log in second.logs.logs.values()} == {777}
@@ -140,9 +162,9 @@ def test_brokers_that_share_a_folder(tmp_path: Path) -> None:
                 await _until(lambda: first.logs.logs["u", 1].overrides == {})
                 assert first.logs.logs["u", 1].end_offset == 1
                 # a setting that is not known here may stay, but not come
-                await first.alter_topic_settings("u", {"max.compaction": "1", "segment.bytes": "999"})
+                await first.alter_topic_settings("u", lambda _: {"max.compaction": "1", "segment.bytes": "999"})
                 with pytest.raises(ConfigError, match=r"max\.compaction"):
-                    await first.alter_topic_settings("u", {"max.compaction": "2"})
+                    await first.alter_topic_settings("u", lambda _: {"max.compaction": "2"})
                 await _until(lambda: second.logs.logs["u", 2].config.segment_bytes == 999)
 
                 # made anew while nobody looks: another topic, without the records of before

@@ -16,8 +16,23 @@ from tests.support.kafka_python_wire import KafkaPythonWire, Message, make_recor
 NOW = 1_700_000_000_000
 NO_ID = uuid.UUID(int=0)
 TOPIC, BROKER = 2, 4
-#: Those that need a listener of their own; tests/broker/test_security_mechanisms.py has them.
-SASL = {"SaslHandshake", "SaslAuthenticate"}
+#: Those that need a listener of their own (test_security_mechanisms.py), and those of test_admin_wire.py.
+ELSEWHERE = {
+    "SaslHandshake",
+    "SaslAuthenticate",
+    "DescribeAcls",
+    "CreateAcls",
+    "DeleteAcls",
+    "AlterReplicaLogDirs",
+    "ElectLeaders",
+    "AlterPartitionReassignments",
+    "ListPartitionReassignments",
+    "DescribeClientQuotas",
+    "AlterClientQuotas",
+    "DescribeUserScramCredentials",
+    "AlterUserScramCredentials",
+    "ListConfigResources",
+}
 NONE, OFFSET_OUT_OF_RANGE, UNKNOWN_PARTITION, INVALID_PARTITIONS, INVALID_CONFIG = 0, 1, 3, 37, 40
 INVALID_REPLICATION_FACTOR, UNKNOWN_EPOCH, UNKNOWN_TOPIC_ID = 38, 75, 100
 ILLEGAL_GENERATION, INVALID_GROUP_ID, UNKNOWN_MEMBER, NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND = 22, 24, 25, 68, 69
@@ -25,7 +40,7 @@ MEMBER_ID_REQUIRED = 79
 CASES = [
     (api.name, version)
     for api in apis.BY_KEY.values()
-    if api.name not in SASL
+    if api.name not in ELSEWHERE
     for version in range(api.versions.first, api.versions.last + 1)
 ]
 
@@ -285,7 +300,7 @@ def _api_versions(asked: Asked, version: int) -> None:
     assert (told[1], told[18]) == ((0, 17), (0, 4))
     named = {key: apis.BY_KEY[key].name for key in told}
     served = {(named[key], number) for key, (first, last) in told.items() for number in range(first, last + 1)}
-    assert {name for name, _ in served - set(CASES)} == SASL
+    assert {name for name, _ in served - set(CASES)} == ELSEWHERE
     assert set(CASES) <= served
 
 

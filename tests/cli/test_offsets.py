@@ -143,10 +143,13 @@ def test_an_active_group_is_left_alone(place: Place, topic: str, zookeeper: Kazo
     consumer.subscribe([topic])
     while not consumer.assignment():
         consumer.poll(0.1)
-    for store in (place.coordinator, place.zookeeper):
-        assert f"klog: group {topic} is active: " in klog_refusal(*to, "--to", store)
-    # a coordinator takes no commits from outside while there are members
-    assert "UNKNOWN_MEMBER_ID (25)" in klog_refusal(*to, "--to", place.coordinator, "--force")
+    told = klog_refusal(*to, "--to", place.zookeeper)
+    assert told.startswith(f"klog: group {topic} is active: ")
+    assert told.endswith("stop them first, or use --force")
+    for force in ([], ["--force"]):  # it would not help: a coordinator takes no commits from outside then
+        told = klog_refusal(*to, "--to", place.coordinator, *force)
+        assert told.startswith(f"klog: group {topic} is active: {place.coordinator} has its member busy-")
+        assert told.endswith("; stop them first: a coordinator takes no offsets while a group has members")
     assert zookeeper.exists(f"/consumers/{topic}") is None
     assert len(klog_lines(*to, "--to", place.zookeeper, "--force")) == 2
     consumer.close()
@@ -168,13 +171,21 @@ def test_what_is_refused(place: Place, topic: str, tmp_path: Path) -> None:
         ((*to, "--topic", topic, "--shift-by", "1"), f"nothing to shift: the group has no offset of {topic}-0"),
         ((*to, "--topic", f"{topic}:0,3", "--to-latest"), f"topic {topic} has no partition 3"),
         ((*to, "--topic", "missing", "--to-latest"), "topic missing: UNKNOWN_TOPIC_OR_PARTITION (3)"),
-        ((*to, "--topic", topic, "--to-time", "soon"), "an ISO time"),
+        *(
+            (
+                (*to, "--topic", topic, f"--to-time={text}"),
+                f"klog: --to-time {text}: an ISO time (2026-11-21T10:00:00Z)",
+            )
+            for text in ("yesterday", "-1000", "9" * 20)
+        ),
         ((*group, "--to", f"checkpoint://{tmp_path}", "--topic", topic, "--to-latest"), "can't be written"),
         (("offsets", "show", "--group", "nobody", "--from", place.coordinator), "holds no offsets for group nobody"),
         (("offsets", "show", "--group", "nobody", "--from", str(tmp_path / "x")), "holds no offsets for group nobody"),
         (("offsets", "show", "--group", "nobody", "--from", f"checkpoint://{tmp_path}"), "no micro-batch that is done"),
     ):
         assert told in klog_refusal(*arguments)
+    told = klog_refusal(*group, "--to", place.servers, "--topic", topic, "--to-latest", code=2)
+    assert told.endswith(f"did you mean {place.coordinator}, or zookeeper://{place.servers}?")
     for arguments in (
         (*to, "--topic", topic),
         (*to, "--topic", topic, "--to-latest", "--to-earliest"),

@@ -87,8 +87,8 @@ def test_no_broker_is_told_in_time(milliseconds: int) -> None:
     addresses = [f"{HOST}:{free_port()}" for _ in range(2)]
     begin = time.monotonic()
     with pytest.raises(ConnectionFailed) as failed:
-        _connect(",".join(addresses), milliseconds)
-    assert milliseconds / 1000 <= time.monotonic() - begin < milliseconds / 1000 + 2
+        _connect(",".join(addresses), milliseconds, 5000)
+    assert 0.9 * milliseconds / 1000 <= time.monotonic() - begin < milliseconds / 1000 + 2
     for address in addresses:
         assert f"no broker answers at {address}" in str(failed.value)
     with pytest.raises(ConnectionFailed):

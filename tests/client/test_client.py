@@ -16,11 +16,13 @@ from confluent_kafka import Producer as ConfluentProducer
 from confluent_kafka.admin import AdminClient
 
 from spark_klog.client.admin import create_topic, delete_topic, list_topics
+from spark_klog.client.answers import by_key
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetcher import fetch_range
 from spark_klog.client.offsets import GroupOffsets, list_offsets, offset_range
 from spark_klog.client.producer import Producer
 from spark_klog.errors import ConfigError, ErrorCode, OffsetOutOfRange, ProtocolError
+from spark_klog.protocol.apis import LIST_OFFSETS
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.records.reader import AbortedTransactions, read_records
 from tests.support.broker import KlogBroker
@@ -387,3 +389,20 @@ def test_read_committed(server: Server) -> None:
         assert offset_range(cluster, topic, 0)[1] == end + 1
         assert offset_range(careful, topic, 0)[1] == end
     producers[0].abort_transaction(30)
+
+
+def test_an_answer_with_many_partitions_is_not_compared_with_each_of_them() -> None:
+    compared = 0
+
+    class Key(int):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return int(self) == other
+
+        __hash__ = int.__hash__
+
+    keys = [Key(number) for number in range(2000)]
+    found = by_key(LIST_OFFSETS, {}, ((Key(number), {"offset": number}) for number in reversed(range(2000))), keys)
+    assert len(found) == 2000
+    assert compared < 10 * 2000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -45,13 +46,16 @@ class FakeCluster:
     def attempt(self, action: Callable[[], Any]) -> Any:
         return action()
 
-    def by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, dict[str, list[int]]]:
+    def by_leader(self, partitions: Iterable[TopicPartition]) -> tuple[dict[int, dict[str, list[int]]], dict[Any, Any]]:
         result: dict[int, dict[str, list[int]]] = {}
         for topic, partition in partitions:
             for node, log in self._logs.items():
                 if (topic, partition) in log:
                     result.setdefault(node, {}).setdefault(topic, []).append(partition)
-        return result
+        return result, {}
+
+    def deadline(self) -> float:
+        return math.inf
 
     def connection(self, node: int) -> _FakeBroker:
         return _FakeBroker(self, node, self._logs[node])
@@ -61,7 +65,7 @@ class _FakeBroker:
     def __init__(self, cluster: FakeCluster, node: int, log: Mapping[TopicPartition, list[bytes]]) -> None:
         self._cluster, self._node, self._log = cluster, node, log
 
-    def request(self, api: object, message: dict[str, Any]) -> dict[str, Any]:
+    def request(self, api: object, message: dict[str, Any], deadline: float) -> dict[str, Any]:
         """Batches as far as they go into the bytes asked for; one too large to the first partition only."""
         assert api is FETCH
         assert message["max_wait_ms"] == 0

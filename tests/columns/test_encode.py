@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -42,13 +43,13 @@ def split(
     batch: pa.RecordBatch,
     topic: str | None = "t",
     partitions: Callable[[str], int] = lambda topic: 4,
-    chosen: Callable[[str, int], int] = lambda topic, count: count - 1,
+    chosen: Callable[[str], int] = lambda topic: 3,
+    batch_bytes: int = 1 << 20,
 ) -> dict[tuple[str, int], list[Content]]:
     result: dict[tuple[str, int], list[Content]] = {}
-    for name, partition, columns in PartitionEncoder(topic, partitions, chosen).split(batch):
-        assert (name, partition) not in result
+    for name, partition, columns in PartitionEncoder(topic, partitions, chosen, batch_bytes).split(batch):
         assert columns.count
-        result[name, partition] = content(columns)
+        result.setdefault((name, partition), []).extend(content(columns))
     return result
 
 
@@ -87,7 +88,7 @@ def test_records_without_a_key_go_where_the_caller_says() -> None:
 
 
 def test_no_key_column() -> None:
-    found = split(table(value=pa.array(VALUES)), chosen=lambda topic, count: 2)
+    found = split(table(value=pa.array(VALUES)), chosen=lambda topic: 2)
     assert found == {("t", 2): [(None, value, []) for value in VALUES]}
 
 
@@ -169,7 +170,7 @@ def test_no_rows_give_nothing() -> None:
 
 def test_records_bear_the_time_of_the_split() -> None:
     before = time.time_ns() // 1_000_000
-    [(_, _, columns)] = PartitionEncoder("t", lambda topic: 1, lambda topic, count: 0).split(
+    [(_, _, columns)] = PartitionEncoder("t", lambda topic: 1, lambda topic: 0, 1 << 20).split(
         table(value=pa.array(VALUES))
     )
     after = time.time_ns() // 1_000_000
@@ -189,8 +190,8 @@ any_row = st.tuples(
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.lists(any_row, max_size=20), st.integers(0, 6), st.integers(0, 20))
-def test_slices_of_any_rows(rows: list[Any], start: int, length: int) -> None:
+@given(st.lists(any_row, max_size=20), st.integers(0, 6), st.integers(0, 20), st.sampled_from([1, 60, 1 << 20]))
+def test_slices_of_any_rows(rows: list[Any], start: int, length: int, batch_bytes: int) -> None:
     topics, keys, values, partitions, headers = ([row[column] for row in rows] for column in range(5))
     batch = table(
         topic=pa.array(topics, pa.string()),
@@ -205,4 +206,28 @@ def test_slices_of_any_rows(rows: list[Any], start: int, length: int) -> None:
             partition = 1 if key is None else by_kafka_python(key, 3)
         items = [(entry["key"], entry["value"]) for entry in entries or []]
         wanted.setdefault((topic, partition), []).append((key, value, items))
-    assert split(batch, None, lambda topic: 3, lambda topic, count: 1) == wanted
+    assert split(batch, None, lambda topic: 3, lambda topic: 1, batch_bytes) == wanted
+
+
+@pytest.mark.parametrize("is_keyed", [False, True], ids=["no key", "some keys"])
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=200), st.integers(0, 5), st.integers(1, 4000))
+def test_rows_without_a_key_take_turns_batch_by_batch(
+    is_keyed: bool, sizes: list[int], start: int, batch_bytes: int
+) -> None:
+    """Turns are in the rows' order, none is longer than a batch, and they are alike in bytes."""
+    values = [b"%04d" % number + bytes(size) for number, size in enumerate(sizes)][start:]
+    rows = table(value=pa.array([b""] * start + values, pa.binary())).slice(start)
+    if is_keyed:
+        keys = [b"k" if number % 5 == 0 else None for number in range(len(values))]
+        rows = table(value=rows.column("value"), key=pa.array(keys, pa.binary()))
+        values = [value for number, value in enumerate(values) if number % 5]
+    turn = itertools.count()
+    found = split(rows, "t", lambda topic: 1, lambda topic: 1 + next(turn), batch_bytes)
+    found.pop(("t", 0), None)
+    turns = [[value or b"" for _, value, _ in content] for _, content in sorted(found.items())]
+    assert [value for values in turns for value in values] == values
+    largest = max((len(value) for value in values), default=0) + 40
+    lengths = [sum(len(value) + 10 for value in values) for values in turns]
+    assert all(length <= batch_bytes + largest for length in lengths)
+    assert max(lengths, default=0) - min(lengths, default=0) <= 2 * largest + 6 * max(map(len, turns), default=0)

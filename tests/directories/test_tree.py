@@ -275,6 +275,29 @@ class TestContract:
         assert tree.get_many(wanted) == [*(b"%d" % number for number in range(300)), None, b"7"]
         assert tree.get_many([]) == []
 
+    def test_put_many(self, tree: Tree) -> None:
+        """More than are under way at once; some are there, the parents of others are not."""
+        tree.put("/many/5/below", b"child")
+        tree.put("/many/7", b"old")
+        values = {f"/many/{number}": b"%d" % number for number in range(300)} | {
+            "/deep/er/one": b"1",
+            "/deep/er/two": b"",
+        }
+        for _ in range(2):
+            tree.put_many(values)
+            assert tree.get_many([*values]) == [*values.values()]
+        assert tree.get("/many/5/below") == b"child"
+        tree.put_many({})
+        with pytest.raises(ConfigError):
+            tree.put_many({"/many/0": b"x", "/": b"x"})
+        assert tree.get("/many/0") == b"0", "checked before the first is written"
+
+    def test_put_many_leaves_ephemeral_nodes_ephemeral(self, kind: str, tree: Tree) -> None:
+        skip_without_ephemerals(kind)
+        tree.create("/e/mine", b"1", ephemeral=True)
+        tree.put_many({"/e/mine": b"2", "/e/other": b"3"})
+        assert tree.get_many(["/e/mine", "/e/other"]) == [b"2", b"3"]
+
     def test_a_watch_that_fails_goes_on(self, tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
         calls = threading.Semaphore(0)
 

@@ -53,15 +53,15 @@ class Ran(NamedTuple):
         return found
 
     def complaint(self) -> str:
-        """The one line with which a job says why it can't go on.
+        """The one line with which a job says why it can't go on; only what it waited for may stand before it.
 
         spark-submit gives both streams of Python as its standard output; its standard error is the JVM's.
         """
         assert self.code != 0
-        lines = self.stdout.splitlines()
-        assert len(lines) == 1, self.stdout
-        assert lines[0].startswith("batch_load: ")
-        return lines[0]
+        *waits, last = self.stdout.splitlines()
+        assert all(line.startswith("trying again for ") for line in waits), self.stdout
+        assert last.startswith("batch_load: ")
+        return last
 
 
 def named(processes: list[psutil.Process], word: str) -> list[psutil.Process]:
@@ -148,6 +148,8 @@ class Load:
         self._servers = servers
         self._topics = topics
         self._folder = folder.resolve()
+        #: Settings of Spark's that every run has.
+        self.settings: list[str] = []
         self._runs: list[Running] = []
         self.output = self._folder / "out"
         self.staging = self._folder / "out.staging"
@@ -168,6 +170,7 @@ class Load:
             "spark.driver.bindAddress=127.0.0.1",
             "spark.sql.shuffle.partitions=1",
             "spark.log.level=ERROR",
+            *self.settings,
         ):
             command += ["--conf", setting]
         command.append(str(BATCH_LOAD))

@@ -2,7 +2,8 @@
 
 It keeps apart what has been written and what is on the disk. `after_crash` gives what another start would find: with
 `power` lost, any part of what was not synced may be there or not, in any order, but for names: of these a journal keeps
-the first so many changes. When only the process died, all of it is there.
+the first so many changes; a new folder is there for certain once the one above it has been synced. When only the
+process died, all of it is there.
 """
 
 from __future__ import annotations
@@ -101,10 +102,14 @@ class FaultyFile:
 
 
 class FaultyFiles:
-    """See the module. Folders are there when they are named."""
+    """See the module. Renaming a folder, and removing it, are on the disk at once."""
 
     def __init__(self) -> None:
         self.faults = Faults()
+        self._folders: set[Path] = set()
+        self._unsynced_folders: set[Path] = set()
+        #: Folders that were renamed, removed or lost; others need not be made.
+        self._gone: set[Path] = set()
         self._entries: dict[Path, Content] = {}
         self._synced: dict[Path, Content] = {}
         #: (path, content made there, or where it went)
@@ -129,6 +134,14 @@ class FaultyFiles:
     def open(self, path: Path) -> FaultyFile:
         self.check("open", path)
         if path not in self._entries:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return FaultyFile(self, path, self._entries[path])
+
+    def create(self, path: Path) -> FaultyFile:
+        self.check("open", path)
+        if path.parent in self._gone:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        if path not in self._entries:
             if self.faults.capacity is not None and self.used() >= self.faults.capacity:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             self._entries[path] = content = Content()
@@ -137,6 +150,9 @@ class FaultyFiles:
 
     def names(self, folder: Path) -> set[str]:
         return {path.name for path in self._entries if path.parent == folder}
+
+    def folders(self, folder: Path) -> set[str]:
+        return {path.name for path in self._folders if path.parent == folder}
 
     def info(self, path: Path) -> FileInfo:
         if path not in self._entries:
@@ -154,12 +170,17 @@ class FaultyFiles:
         grown = len(content) - len(self._entries[path].data if path in self._entries else b"")
         if self.faults.capacity is not None and self.used() + grown > self.faults.capacity:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        if path.parent in self._gone:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         if len(self.spend(content)) < len(content):
             raise Killed
         self._entries[path] = self._synced[path] = Content(bytearray(content), content)
 
     def rename(self, old: Path, new: Path) -> None:
         self.check("rename", old)
+        if old in self._folders:
+            self._move_folder(old, new)
+            return
         if old not in self._entries:
             raise FileNotFoundError(old)
         self._entries[new] = self._entries.pop(old)
@@ -170,29 +191,51 @@ class FaultyFiles:
         if self._entries.pop(path, None) is not None:
             self._pending.append((path, None, None))
 
-    def make_folder(self, path: Path) -> None:
-        pass
+    def _move_folder(self, old: Path, new: Path | None) -> None:
+        self._synced = _changed(self._synced, self._pending)
+        self._pending.clear()
+        for entries in (self._entries, self._synced):
+            for path in [path for path in entries if path.parent == old]:
+                content = entries.pop(path)
+                if new is not None:
+                    entries[new / path.name] = content
+        self._gone.add(old)
+        for folders in (self._folders, self._unsynced_folders):
+            if old in folders:
+                folders.remove(old)
+                if new is not None:
+                    folders.add(new)
+
+    def make_folder(self, path: Path) -> bool:
+        self.check("open", path)
+        if path in self._folders:
+            return False
+        self._folders.add(path)
+        self._gone.discard(path)
+        self._unsynced_folders.add(path)
+        return True
+
+    def remove_folder(self, path: Path) -> None:
+        self._move_folder(path, None)
 
     def sync_folder(self, path: Path) -> None:
         self.check("sync", path)
-        self._apply([item for item in self._pending if item[0].parent == path])
+        self._unsynced_folders = {folder for folder in self._unsynced_folders if folder.parent != path}
+        self._synced = _changed(self._synced, [item for item in self._pending if item[0].parent == path])
         self._pending = [item for item in self._pending if item[0].parent != path]
-
-    def _apply(self, changes: list[tuple[Path, Content | None, Path | None]]) -> None:
-        for path, made, gone_to in changes:
-            if made is not None:
-                self._synced[path] = made
-                continue
-            content = self._synced.pop(path, None)
-            if gone_to is not None and content is not None:
-                self._synced[gone_to] = content
 
     def after_crash(self, rng: random.Random, *, power: bool) -> FaultyFiles:
         """What there is afterwards, as a new file system without faults."""
+        names = self._entries
         if power:
-            self._apply(self._pending[: rng.randrange(len(self._pending) + 1)])
+            names = _changed(self._synced, self._pending[: rng.randrange(len(self._pending) + 1)])
         left = FaultyFiles()
-        for path, content in (self._synced if power else self._entries).items():
+        lost = {folder for folder in sorted(self._unsynced_folders) if power and rng.random() < 0.5}
+        left._folders = self._folders - lost
+        left._gone = self._gone | lost
+        for path, content in names.items():
+            if path.parent in lost:
+                continue
             found = Content(bytearray(content.synced if power else content.data))
             if power:
                 for position, data in content.pending:
@@ -203,3 +246,18 @@ class FaultyFiles:
             left._entries[path] = found
         left._synced = dict(left._entries)
         return left
+
+
+def _changed(
+    names: dict[Path, Content], changes: list[tuple[Path, Content | None, Path | None]]
+) -> dict[Path, Content]:
+    """The files by name after changes of names; `names` stays as it is, other crashes may begin with it."""
+    changed = dict(names)
+    for path, made, gone_to in changes:
+        if made is not None:
+            changed[path] = made
+            continue
+        content = changed.pop(path, None)
+        if gone_to is not None and content is not None:
+            changed[gone_to] = content
+    return changed

@@ -8,9 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from spark_klog.log.cleaner import compact, plan
 from spark_klog.log.config import COMPACT, LogConfig
@@ -22,6 +19,7 @@ from tests.log.faulty_files import Faults, FaultyFiles, Killed
 from tests.log.test_faults import FOLDER, NOW, Clock, check_indexes, content
 from tests.support.batches import make_batch
 from tests.support.compaction_logs import dumped_with_holes
+from tests.support.log_model import ABORT, COMMIT, CONTROL, TRANSACTIONAL, encoded, marker_pair
 
 CONFIG = LogConfig(
     segment_bytes=1500,
@@ -161,6 +159,30 @@ def test_a_swap_of_segments_that_are_gone_changes_nothing() -> None:
     assert content(log)
 
 
+def test_an_aborted_transaction_that_ends_beyond_the_cleanable_part_supersedes_nothing() -> None:
+    """Its marker, and with it its entry in a transaction index, lies where another transaction is still open."""
+    config = replace(CONFIG, segment_bytes=1)
+    log = PartitionLog(FOLDER, config, files=FaultyFiles(), now_ms=Clock())
+
+    def append(pair: tuple[bytes, bytes | None], producer: int = -1, attributes: int = 0, sequence: int = 0) -> None:
+        epoch, sequence = (-1, -1) if producer < 0 else (0, sequence)
+        batch = encoded([pair], [NOW], producer=producer, epoch=epoch, sequence=sequence, attributes=attributes)
+        log.append(memoryview(bytearray(batch)))
+
+    append((b"a", b"committed"))
+    append((b"a", b"aborted"), 1, TRANSACTIONAL)
+    append((b"b", b"open"), 2, TRANSACTIONAL)
+    append(marker_pair(ABORT), 1, TRANSACTIONAL | CONTROL, -1)
+    append((b"c", b"active"))
+    end = clean(log, None)
+    assert end == log.last_stable_offset == 2
+    assert records(log)[:2] == [(0, b"a", b"committed"), (2, b"b", b"open")]
+    append(marker_pair(COMMIT), 2, TRANSACTIONAL | CONTROL, -1)
+    append((b"d", b"active"))
+    assert clean(log, end) == 6
+    assert [item[:2] for item in records(log)] == [(0, b"a"), (2, b"b"), (4, b"c"), (6, b"d")]
+
+
 def test_a_round_that_is_given_up_changes_nothing() -> None:
     """At any batch: groups that were done stay so."""
 
@@ -227,80 +249,3 @@ def test_retention(settings: dict[str, object], kept: int) -> None:
     log.remove_deleted()
     assert not [name for name in files.names(FOLDER) if name.endswith(".deleted")]
     assert log.append(memoryview(make_batch([(b"k", b"v")], [clock.now]))).base_offset == 10
-
-
-class CompactedLog(RuleBasedStateMachine):
-    """Append, roll, compact, delete, crash and start again; a list of all records ever is the model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.clock, self.files = Clock(), FaultyFiles()
-        self.appended: list[tuple[int, bytes, bytes | None]] = []
-        self.clean_offset: int | None = None
-        self.log = self.opened()
-
-    def opened(self, point: int = 0, start: int = 0, *, clean: bool = False) -> PartitionLog:
-        return PartitionLog(
-            FOLDER,
-            replace(CONFIG, segment_bytes=400, flush_messages=1, delete_retention_ms=100),
-            files=self.files,
-            now_ms=self.clock,
-            recovery_point=point,
-            start_offset=start,
-            clean=clean,
-        )
-
-    @rule(
-        keys=st.lists(st.integers(0, 4), min_size=1, max_size=5),
-        values=st.lists(st.none() | st.binary(max_size=40), min_size=5, max_size=5),
-        codec=st.sampled_from(["none", "gzip", "zstd"]),
-    )
-    def append(self, keys: list[int], values: list[bytes | None], codec: str) -> None:
-        pairs = [(b"%d" % key, value) for key, value in zip(keys, values, strict=False)]
-        first = self.log.append(memoryview(make_batch(pairs, [self.clock.now] * len(pairs), codec))).base_offset
-        self.appended += [(first + delta, key or b"", value) for delta, (key, value) in enumerate(pairs)]
-
-    @rule(step=st.integers(1, 200))
-    def compacted(self, step: int) -> None:
-        self.clock.now += step
-        found = plan(self.log, self.clean_offset, self.clock.now)
-        if found.is_due:
-            self.clean_offset = compact(self.log, found, OffsetMap(1 << 12), self.clock.now)
-        self.log.remove_deleted()
-
-    @rule(part=st.floats(0, 1))
-    def deleted(self, part: float) -> None:
-        self.log.delete_records(int(part * self.log.end_offset))
-
-    @rule(power=st.booleans(), seed=st.integers(0, 1 << 20))
-    def crashed(self, power: bool, seed: int) -> None:
-        self.files = self.files.after_crash(random.Random(seed), power=power)
-        self.log = self.opened(self.log.recovery_point, self.log.start_offset)
-
-    @rule()
-    def restarted(self) -> None:
-        self.log.close()
-        self.log = self.opened(self.log.recovery_point, self.log.start_offset, clean=True)
-
-    @invariant()
-    def holds_the_last_of_each_key(self) -> None:
-        there = [item for item in self.appended if item[0] >= self.log.start_offset]
-        now = records(self.log)
-        assert self.log.end_offset == (self.appended[-1][0] + 1 if self.appended else 0)
-        assert [item[0] for item in now] == sorted({item[0] for item in now})
-        assert set(now) <= set(there)
-        last = {key: (offset, key, value) for offset, key, value in there}
-        # a tombstone may be gone when its time is over
-        assert {item for item in last.values() if item[2] is not None} <= set(now)
-        kept = {key: value for _, key, value in now}
-        assert all(last[key][2] == value for key, value in kept.items())
-        if self.clean_offset is not None:
-            keys = [key for offset, key, _ in now if offset < self.clean_offset]
-            dirty = {key for offset, key, _ in now if offset >= self.clean_offset}
-            assert len([key for key in keys if key not in dirty]) == len({key for key in keys if key not in dirty})
-
-
-TestCompactedLog = CompactedLog.TestCase
-TestCompactedLog.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -14,10 +15,12 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from spark_klog.log.cleaner import compact, plan
 from spark_klog.log.compaction import Cleaner, CleaningRound, LastRecord, build_map
 from spark_klog.log.compaction_plan import SegmentInfo, cleanable, group_segments, retains_legacy_tombstones
 from spark_klog.log.config import LogConfig
 from spark_klog.log.offset_map import OffsetMap
+from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.transaction_index import AbortedTransaction, read_transaction_index
 from spark_klog.records.batch import Header, iter_batches
 from spark_klog.records.batch_v2 import BatchHeader, body
@@ -87,9 +90,13 @@ def _last_records(segments: Sequence[Segment]) -> dict[int, LastRecord]:
     return last
 
 
+def _config(retention: int) -> LogConfig:
+    return LogConfig(segment_bytes=SEGMENT_BYTES, min_cleanable_dirty_ratio=0.01, delete_retention_ms=retention)
+
+
 def _compacted(segments: Sequence[Segment], checkpoint: int | None, now: int, retention: int) -> list[Segment]:
     """One round of ours; each group is a segment of which only base offset, bytes and transactions count."""
-    config = LogConfig(segment_bytes=SEGMENT_BYTES, min_cleanable_dirty_ratio=0.01, delete_retention_ms=retention)
+    config = _config(retention)
     infos = [segment.info for segment in segments]
     last = max(header.next_offset for header, _ in iter_batches(segments[-1].data))
     plan = cleanable(
@@ -277,6 +284,51 @@ def test_transactions_and_tombstones(server_dir: Path) -> None:
                 time.sleep(0.05)
     names = ("merged", "transactions gone", "transactions left", "empty", "markers gone", "tombstones gone")
     assert all(seen[name] > 0 for name in names), seen
+
+
+def test_a_transaction_that_is_aborted_beyond_the_cleanable_part(server_dir: Path) -> None:
+    """The last stable offset lies between the data of an aborted transaction and its marker."""
+    topic, retention = "t", 2000
+    configs = {"cleanup.policy": "delete", "segment.bytes": str(SEGMENT_BYTES), "delete.retention.ms": str(retention)}
+    with Kafka("3.9.1", server_dir / "kafka", {"log.cleaner.backoff.ms": 50}) as kafka:
+        kafka.create_topic(topic, configs=configs | {"min.cleanable.dirty.ratio": "0.01"})
+        settings = {"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0}
+        plain = Producer(settings)
+        aborted, still_open = (Producer({**settings, "transactional.id": name}) for name in ("aborted", "open"))
+
+        def write(producer: Producer, count: int, prefix: str, value: bytes | None = b"x" * 100) -> None:
+            for number in range(count):
+                producer.produce(topic, value, f"{prefix} {number}", partition=0)
+                assert producer.flush(30) == 0
+
+        for producer in (aborted, still_open):
+            producer.init_transactions(30)
+            producer.begin_transaction()
+        write(plain, 30, "key")
+        write(plain, 1, "key", None)
+        write(aborted, 20, "key", b"aborted")
+        write(plain, 30, "other")
+        write(still_open, 1, "open")
+        aborted.abort_transaction(30)
+        write(plain, 60, "other")
+        folder = kafka.log_dir / f"{topic}-0"
+        copy = server_dir / "copy" / folder.name
+        shutil.copytree(folder, copy)
+        log = PartitionLog(copy, _config(retention))
+        found = plan(log, None, log.max_timestamp()[0])  # type: ignore[index]
+        end = found.first_uncleanable_offset
+        assert 0 < end <= log.last_stable_offset < log.segments[-1].base_offset
+        _set_policy(kafka, [topic], "compact")
+        _wait_for_cleaning(kafka, {topic: end})
+        theirs = [segment for segment in _segments(folder) if segment.info.base_offset < end]
+        still_open.abort_transaction(30)
+    left = [header for segment in theirs for header, _ in iter_batches(segment.data)]
+    (horizon,) = {header.delete_horizon for header in left if isinstance(header, BatchHeader)} - {None}
+    assert horizon is not None
+    compact(log, found, OffsetMap(1 << 20), horizon - retention)
+    _same([segment for segment in _segments(copy) if segment.info.base_offset < end], theirs)
+    log.close()
+    assert any(record.key == b"key 19" for segment in theirs for record in survivors(segment.data))
 
 
 def test_logs_of_magic_0_and_1(server_dir: Path) -> None:

@@ -9,11 +9,8 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from spark_klog.errors import LogCorrupted, OffsetOutOfRange
+from spark_klog.errors import LogCorrupted
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.records.batch import read_header
@@ -109,20 +106,26 @@ def check_recovered(
     assert content(open_log(files, clean=True)) == [*found, (end, stored(batch, end))]
 
 
-def work(log: PartitionLog, appended: list[tuple[int, bytes]]) -> None:
-    """Appends over some segments, deletions, a flush."""
+def work(log: PartitionLog, appended: list[tuple[int, bytes]], *, ahead: bool = False) -> None:
+    """Appends over some segments, a flush; those of rolls beside the appends if `ahead`, as the broker does."""
     for number in range(9):
         batch = batch_of(number, number % 3 + 1, 40)
         # what is being written may be there after a crash, too
         appended.append((log.end_offset, stored(batch, log.end_offset)))
+        if ahead and log.waits_to_roll(len(batch), -1):
+            flush = log.begin_flush(with_snapshot=True)
+            flush.run()
+            log.end_flush(flush)
+            assert not log.waits_to_roll(len(batch), -1)
         log.append(memoryview(bytearray(batch)))
         if number == 4:
             log.flush()
 
 
 @pytest.mark.parametrize("power", [False, True], ids=["killed", "power lost"])
-@pytest.mark.parametrize("every", [False, True], ids=["flushed at rolls", "flush.messages=1"])
-def test_killed_at_every_byte(power: bool, every: bool) -> None:
+@pytest.mark.parametrize("flushed", ["at rolls", "before rolls", "flush.messages=1"])
+def test_killed_at_every_byte(power: bool, flushed: str) -> None:
+    every = flushed == "flush.messages=1"
     config = LogConfig(**{**SMALL.__dict__, "flush_messages": 1 if every else 1 << 40})
     limit, crashes = 0, 0
     while True:
@@ -131,7 +134,7 @@ def test_killed_at_every_byte(power: bool, every: bool) -> None:
         files.faults = Faults(bytes_left=limit)
         try:
             log = open_log(files, config)
-            work(log, appended)
+            work(log, appended, ahead=flushed == "before rolls")
         except Killed:
             crashes += 1
         else:
@@ -320,7 +323,8 @@ def test_a_clock_that_goes_back() -> None:
         batch = batch_of(-10 * number, 2, 40)  # older and older
         appended.append((log.end_offset, stored(batch, log.end_offset)))
         log.append(memoryview(bytearray(batch)))
-        log.flush_due()
+        if log.is_flush_due:
+            log.flush()
         log.delete_expired()
     assert content(log) == appended
     times = [read_header(data).max_timestamp for _, data in appended]
@@ -332,112 +336,3 @@ def test_a_clock_that_goes_back() -> None:
     left = files.after_crash(random.Random(1), power=False)
     assert content(open_log(left, config, clock)) == appended
     check_indexes(left, log)
-
-
-class LogMachine(RuleBasedStateMachine):
-    """Append, roll, read, delete, crash and open again, against lists."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.clock = Clock()
-        self.files = FaultyFiles()
-        self.batches: list[tuple[int, bytes]] = []
-        self.start = 0
-        self.number = 0
-
-    @initialize(every=st.sampled_from([1, 3, 1 << 40]), retained=st.sampled_from([-1, 1500]))
-    def opened(self, every: int, retained: int) -> None:
-        values = {**SMALL.__dict__, "flush_messages": every, "segment_ms": 50, "retention_bytes": retained}
-        self.config = LogConfig(**values)
-        self.log = open_log(self.files, self.config, self.clock)
-
-    @rule(records=st.integers(1, 6), size=st.integers(0, 120), batches=st.integers(1, 3))
-    def append(self, records: int, size: int, batches: int) -> None:
-        data, offset = bytearray(), self.log.end_offset
-        for _ in range(batches):
-            self.number += 1
-            batch = batch_of(self.number, records, size)
-            self.batches.append((offset, stored(batch, offset)))
-            data += batch
-            offset += records
-        assert self.log.append(memoryview(data)).last_offset == offset - 1
-
-    @rule(step=st.integers(1, 80))
-    def time_passes(self, step: int) -> None:
-        self.clock.now += step
-        self.number += step
-        self.log.flush_due()
-        self.log.delete_expired()
-        self.log.remove_deleted()
-        self.start = self.log.start_offset
-        assert self.config.retention_bytes == -1 or self.log.size - self.log.segments[0].size < 1500
-
-    @rule(part=st.floats(0, 1))
-    def delete_records(self, part: float) -> None:
-        before = int(part * self.log.end_offset)
-        start = self.log.delete_records(before)
-        assert start == self.log.start_offset >= max(self.start, before)
-        assert start == max(self.start, before) or self.config.retention_bytes >= 0  # what is due goes, too
-        self.start = start
-
-    @rule()
-    def delete_beyond_the_end(self) -> None:
-        with pytest.raises(OffsetOutOfRange):
-            self.log.delete_records(self.log.end_offset + 1)
-
-    @rule()
-    def stop_and_start(self) -> None:
-        self.log.close()
-        point = self.log.recovery_point
-        assert point == self.log.end_offset
-        self.log = PartitionLog(
-            FOLDER,
-            self.config,
-            clean=True,
-            recovery_point=point,
-            start_offset=self.start,
-            files=self.files,
-            now_ms=self.clock,
-        )
-
-    @rule(power=st.booleans(), seed=st.integers(0, 1 << 30), point_is_old=st.booleans())
-    def crash(self, power: bool, seed: int, point_is_old: bool) -> None:
-        acknowledged, end = self.log.recovery_point, self.log.end_offset
-        self.files = self.files.after_crash(random.Random(seed), power=power)
-        point = 0 if point_is_old else acknowledged
-        self.log = PartitionLog(
-            FOLDER,
-            self.config,
-            recovery_point=point,
-            start_offset=min(self.start, acknowledged),
-            files=self.files,
-            now_ms=self.clock,
-        )
-        assert self.log.end_offset == end if not power else acknowledged <= self.log.end_offset <= end
-        self.batches = [item for item in self.batches if item[0] < self.log.end_offset]
-        self.start = self.log.start_offset
-        check_indexes(self.files, self.log)
-
-    @precondition(lambda self: self.batches)
-    @rule(data=st.data(), max_bytes=st.integers(0, 2000))
-    def read(self, data: st.DataObject, max_bytes: int) -> None:
-        if self.start == self.log.end_offset:
-            return
-        offset = data.draw(st.integers(self.start, self.log.end_offset - 1))
-        found = self.log.read(offset, max_bytes)
-        assert found is not None
-        rest = b"".join(item for base, item in self.batches if read_header(item).last_offset >= offset)
-        assert rest.startswith(found.read())
-
-    @invariant()
-    def holds_what_was_appended(self) -> None:
-        log = getattr(self, "log", None)
-        if log is not None:
-            expected = [item for item in self.batches if read_header(item[1]).last_offset >= log.start_offset]
-            assert content(log) == expected
-
-
-TestLogMachine = LogMachine.TestCase
-TestLogMachine.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)

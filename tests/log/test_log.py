@@ -19,17 +19,19 @@ import pytest
 from spark_klog.errors import (
     ConfigError,
     CorruptBatchError,
+    DataDirectoryError,
     DecodeError,
-    LogCorrupted,
     LogDirLocked,
     OffsetOutOfRange,
 )
 from spark_klog.log.config import LogConfig
 from spark_klog.log.directory import LogDirectory
+from spark_klog.log.names import check_topic_name
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.records.contract import Record
 from spark_klog.records.reader import read_records
 from tests.support.batches import make_batch, walk
+from tests.support.logs import add_log
 
 GOLDEN = Path(__file__).parent.parent / "data" / "kafka-3.9.1"
 SMALL = LogConfig(segment_bytes=2000, index_interval_bytes=300)
@@ -300,7 +302,7 @@ def test_a_range_stays_readable_when_its_log_is_deleted(tmp_path: Path) -> None:
     log, model = _written(tmp_path / "t-0", 3)
     found = log.read(0, 1_000_000)
     assert found is not None
-    log.delete()
+    log.files.remove_folder(log.retire("delete"))
     assert list(tmp_path.iterdir()) == []
     assert found.read() == model.bytes_from(0)[0]
 
@@ -362,8 +364,8 @@ def test_an_index_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
+    (tmp_path / "t-0" / "leader-epoch-checkpoint").mkdir(parents=True)
     log = PartitionLog(tmp_path / "t-0", SMALL)
-    (tmp_path / "t-0" / "leader-epoch-checkpoint").mkdir()
     batch = make_batch([(None, b"v")], [NOW])
     with pytest.raises(OSError, match="leader-epoch-checkpoint"):
         log.append(memoryview(batch))
@@ -400,17 +402,17 @@ def test_a_directory_belongs_to_one_broker_of_one_cluster(tmp_path: Path) -> Non
     directory.set_cluster_id("first")
     directory.close()
     assert "broker.id=3\n" in (tmp_path / "meta.properties").read_text()
-    with pytest.raises(LogCorrupted, match="belongs to broker 3, not 4"):
+    with pytest.raises(DataDirectoryError, match="belongs to broker 3, not 4"):
         LogDirectory(tmp_path, 4, LogConfig())
     directory = LogDirectory(tmp_path, 3, LogConfig())
-    with pytest.raises(LogCorrupted, match="belongs to cluster first, not second"):
+    with pytest.raises(DataDirectoryError, match="belongs to cluster first, not second"):
         directory.set_cluster_id("second")
     directory.close()
 
 
 def test_settings_change_while_a_log_runs(tmp_path: Path) -> None:
     directory = LogDirectory(tmp_path, 0, LogConfig(segment_bytes=10_000, retention_ms=-1))
-    log = directory.create("t", 0, overrides={"segment_bytes": 5000})
+    log = add_log(directory, "t", 0, overrides={"segment_bytes": 5000})
     batch = bytes(make_batch([(None, b"v" * 1000)], [1]))
     for _ in range(4):
         log.append(memoryview(bytearray(batch)))
@@ -434,24 +436,30 @@ def test_settings_change_while_a_log_runs(tmp_path: Path) -> None:
 
 def test_logs_come_and_go(tmp_path: Path) -> None:
     directory = LogDirectory(tmp_path, 0, LogConfig())
-    kept = directory.create("kept", 1, overrides={"segment_bytes": 5000})
-    directory.create("gone-2", 0)
-    assert directory.create("kept", 1) is kept
+    kept = add_log(directory, "kept", 1, overrides={"segment_bytes": 5000})
+    add_log(directory, "gone-2", 0)
+    assert directory.get("kept", 1) is kept
     for name in ("", ".", "..", "a/b", "a b", "ä", "x" * 250):
         with pytest.raises(ConfigError):
-            directory.create(name, 0)
-    directory.delete("gone-2", 0)
-    directory.delete("never-there", 0)
+            check_topic_name(name)
+    rename = directory.take("gone-2", 0)
+    assert rename is not None
+    assert rename().name.endswith("-delete")
+    assert not (tmp_path / "gone-2-0").exists()
+    assert directory.take("never-there", 0) is None
     assert not (tmp_path / ".kafka_cleanshutdown").exists()
     directory.close()
     assert (tmp_path / ".kafka_cleanshutdown").exists()
-    (tmp_path / "half-0.0123-delete").mkdir()
+    half_deleted = tmp_path / f"half-0.{'0123' * 8}-delete"
+    half_deleted.mkdir()
+    (tmp_path / "not-ours-to-delete").mkdir()
     (tmp_path / "lost+found").mkdir()
     directory = LogDirectory(tmp_path, 0, LogConfig())
     assert not (tmp_path / ".kafka_cleanshutdown").exists()
     assert set(directory.logs) == {("kept", 1)}
     assert directory.logs["kept", 1].config == LogConfig(segment_bytes=5000)
-    assert not (tmp_path / "half-0.0123-delete").exists()
+    assert not half_deleted.exists()
+    assert (tmp_path / "not-ours-to-delete").exists()
     directory.close()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,3 +59,17 @@ def test_many_keys_fill_it_to_its_load_factor() -> None:
 def test_a_size_that_can_not_be(memory: int, load_factor: float, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         OffsetMap(memory, load_factor)
+
+
+def test_memory_that_is_not_used_is_not_touched() -> None:
+    """A table of 128 MiB takes no time to make or to clear, which would hold up all threads."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before = resident()
+    offsets = OffsetMap(1 << 27)
+    for _ in range(2):
+        assert offsets.put(b"key", 1)
+        assert resident() - before < 1 << 24
+        offsets.clear()

@@ -746,10 +746,14 @@ def test_data_directories() -> None:
         (("nowhere",), "there is no directory nowhere"),
         (("x/a-0",), "x/a-0 is no data directory of a broker: it has no folder TOPIC-PARTITION"),
         (("x", "y"), "a-0 is in x and in y"),
+        (("cluster/",), "cluster/ is the directory of a cluster: give .* brokers, cluster/broker-0,cluster/broker-1"),
+        (("marked",), "marked is the directory of a cluster: give .* brokers, marked/broker-0"),
     ],
 )
 def test_what_is_no_data_directory(paths: tuple[str, ...], message: str) -> None:
-    files = MemoryFiles({"x/a-0/00000000000000000000.log": b"", "y/a-0/00000000000000000000.log": b""})
+    metas = [f"cluster/broker-{broker_id}/meta.properties" for broker_id in (0, 1)]
+    names = ["x/a-0/00000000000000000000.log", "y/a-0/00000000000000000000.log", "marked/klog-cluster.properties"]
+    files = MemoryFiles(dict.fromkeys([*names, *metas], b""))
     with pytest.raises(ConfigError, match=message):
         directories(files, *paths).partitions()
 

@@ -210,7 +210,7 @@ def test_a_damaged_log_is_left_out_and_the_others_are_not(tmp_path: Path) -> Non
     done = _run(tmp_path / "old", tmp_path / "new")
     assert done.returncode == 1
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["t-0", "t-3"]
-    first, second = (line for line in done.stderr.splitlines() if line.startswith("t-"))
+    first, second = done.stderr.splitlines()  # each partition is named once
     assert first.startswith(f"t-1: {crc} at position 0: ")
     assert second.startswith(f"t-2: {cut} at position 0: ")
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [".lock", "t-0", "t-3"]
@@ -291,6 +291,44 @@ def test_a_full_disk_leaves_no_half_partition(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [".lock", "t-0"]
     assert _run(*arguments).returncode == 0
     assert _values(tmp_path / "new" / "t-1") == _payloads(MANY)
+
+
+def test_where_the_new_logs_can_go(tmp_path: Path) -> None:
+    _write(tmp_path / "old" / "t-0", MANY)
+    before = _tree(tmp_path / "old")
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "klog-cluster.properties").touch()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "notes.txt").touch()
+    for new, reason in (
+        (tmp_path / "old", "holds logs of Kafka 0.7 (t-0)"),
+        (tmp_path / "cluster", "is the directory of a cluster"),
+        (tmp_path / "home", "it holds notes.txt and no meta.properties"),
+        (Path("/proc/x"), "No such file or directory"),
+    ):
+        done = _run(tmp_path / "old", new)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("klog: "), done
+        assert reason in done.stderr
+    assert _tree(tmp_path / "old") == before
+    assert len(list((tmp_path / "cluster").iterdir())) == 1
+
+
+def test_records_of_a_later_broker_are_not_left_out(tmp_path: Path) -> None:
+    """Earlier versions started on a directory of Kafka 0.7, and wrote beside its logs."""
+    for name in ("begun-0", "mixed-0"):
+        _write(tmp_path / "old" / name, MANY)
+        (tmp_path / "old" / name / f"{0:020}.log").touch()
+    upgrade(tmp_path / "old" / "begun-0", tmp_path / "made")
+    written = next((tmp_path / "made" / "begun-0").glob("*.log"))
+    (tmp_path / "old" / "mixed-0" / written.name).write_bytes(written.read_bytes())
+    done = _run(tmp_path / "old", tmp_path / "new")
+    assert done.returncode == 1
+    assert done.stdout.startswith("begun-0: upgraded, ")
+    assert done.stderr == (
+        f"mixed-0: {tmp_path / 'old' / 'mixed-0'} holds records of a later broker beside those of Kafka 0.7: "
+        f"{0:020}.log; move these .log files elsewhere to upgrade the others (klog log dump shows what they hold)\n"
+    )
 
 
 def test_empty_logs(tmp_path: Path) -> None:

@@ -111,6 +111,8 @@ class Values:
             return self.random.choice((-1, 1, -(1 << bits), (1 << bits) - 1, self.random.getrandbits(bits)))
         if kind is Primitive.BOOLEAN:
             return self.random.random() < 0.5
+        if kind is Primitive.FLOAT64:
+            return self.random.choice((0.0, -1.5, 1e300, self.random.random()))
         if kind is Primitive.UUID:
             return uuid.UUID(int=self.random.getrandbits(128) | 1)
         size = {"empty": 0, "long": 300}.get(self.flavour, 5)

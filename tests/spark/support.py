@@ -247,7 +247,7 @@ def reported_losses(query: StreamingQuery) -> list[dict[str, Any]]:
     lost = []
     for progress in query.recentProgress:
         latest = json.loads(progress["sources"][0]["latestOffset"] or "null") or {}
-        lost += [{"batch": progress["batchId"], **item} for item in latest.get("__lost__", [])]
+        lost += [{"batch": progress["batchId"], **item} for item in latest.get("lost ranges", [])]
     return lost
 
 

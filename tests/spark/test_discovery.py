@@ -90,14 +90,23 @@ def test_partitions(logs: Any, subscription: Subscription, expected: list[TopicP
 @pytest.mark.parametrize(
     ("subscription", "message"),
     [
-        (Subscription(topics=("a", "c")), "topic c does not exist at h:1,i:2"),
-        (Subscription(topics=("x/y",)), "topic x/y does not exist at h:1,i:2"),
-        (Subscription(assign={"c": [0]}), "topic c does not exist at h:1,i:2"),
+        (
+            Subscription(topics=("a", "c")),
+            "topic c does not exist at h:1,i:2; create it",
+        ),
+        (
+            Subscription(topics=("x/y",)),
+            "illegal topic name 'x/y': 1 to 249 of a-z A-Z 0-9 . _ - are allowed",
+        ),
+        (
+            Subscription(assign={"c": [0]}),
+            "topic c does not exist at h:1,i:2; create it",
+        ),
         (Subscription(assign={"a": [0, 2, 7]}), "topic a has no partition 2, 7"),
     ],
 )
 def test_what_does_not_exist(logs: Any, subscription: Subscription, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{message}$"):
+    with pytest.raises(ConfigError, match=f"^{message}(, or set subscribePattern to read topics that .*)?$"):
         discovery.partitions_of(logs, subscription)
 
 
@@ -187,3 +196,30 @@ def test_sizes_are_asked_for_only_where_they_count(logs: Any) -> None:
         found = discovery.tasks(logs, wanted, SplitLimits(max_bytes=100))
         assert found == [(OffsetRange(*A, 10, 12),), (OffsetRange(*A, 12, 14),), (OffsetRange(*B, 0, 1),)]
         sizes.assert_called_once_with(logs, {A: 10, B: 0})
+
+
+def test_a_group_that_has_committed_nothing_is_told_of(logs: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A name that is misspelt reads everything, and so does a new group, as consumers of Kafka may be set to."""
+
+    class Nothing:
+        def fetch(self, partitions: Collection[TopicPartition]) -> Offsets:
+            return {}
+
+    nothing: Any = Nothing()
+    assert discovery.resolve(logs, GroupSpec("g"), [A, B], "startingOffsets", nothing) == {A: 10, B: 0}
+    assert caplog.messages == [
+        "option startingOffsets=group: group g has committed no offset of the partitions that are read (is its name "
+        "right?); all of them begin at their first record"
+    ]
+
+
+def test_partitions_without_an_offset_of_the_group_are_named(logs: Any, caplog: pytest.LogCaptureFixture) -> None:
+    class One:
+        def fetch(self, partitions: Collection[TopicPartition]) -> Offsets:
+            return {A: 12}
+
+    one: Any = One()
+    discovery.resolve(logs, GroupSpec("g"), [A, B, C], "startingOffsets", one)
+    assert caplog.messages == [
+        "option startingOffsets=group: group g has no offset of a-1, b-0; these begin at their first record"
+    ]

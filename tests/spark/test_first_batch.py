@@ -258,7 +258,7 @@ def test_a_batch_of_a_topic_made_anew_is_the_same_when_it_is_run_again(servers: 
     produce(servers, topic, values(records))
     end = reader.latestOffset(first, ReadAllAvailable())
     assert end != first
-    [lost] = reader.reportLatestOffset()["__lost__"]
+    [lost] = reader.reportLatestOffset()["lost ranges"]
     assert (lost["start"], lost["cause"]) == (5, "recreated")
     assert ranges_of(reader.partitions(first, end)) == [(0, records)]
     assert ranges_of(again.partitions(first, end)) == [(0, records)]

@@ -16,7 +16,10 @@ from spark_klog.spark.listener import ProgressListener, SourceProgress, source_p
 from .support import Job, Sent, create_topic, produce, wait_for
 
 START, END = '{"t":{"0":10,"1":0},"u":{"0":5}}', '{"t":{"0":40,"1":0},"u":{"0":5}}'
-LATEST = '{"t":{"0":100,"1":6},"u":{"0":5},"__record_bytes__":{"t":{"0":12.5},"gone":{"0":1}}}'
+LATEST = (
+    '{"t":{"0":100,"1":6},"u":{"0":5},'
+    '"record bytes":[{"topic":"t","partition":0,"bytes":12.5},{"topic":"gone","partition":0,"bytes":1}]}'
+)
 
 
 def progress(start: str | None = START, end: str | None = END, latest: str | None = LATEST) -> SourceProgress | None:
@@ -33,7 +36,7 @@ def test_figures() -> None:
     assert behind == (0, 60, 22.0)
     assert found.lost == []
     assert json.loads(found.to_json())["max_offsets_behind_latest"] == 60
-    assert str(found) == "q batch 3: 30 rows, 15 rows/s, 60 behind at most"
+    assert str(found) == "q batch 3, source 0 (t, u): 30 rows, 15 rows/s, 60 behind at most"
 
 
 def test_a_first_batch_starts_where_its_end_says() -> None:
@@ -46,14 +49,14 @@ def test_a_first_batch_starts_where_its_end_says() -> None:
 
 def test_all_partitions_may_be_gone() -> None:
     lost = [{"topic": "t", "partition": 0, "start": 5, "end": 5, "cause": "deleted"}]
-    found = progress('{"t":{"0":5}}', '{"start of ":{}}', json.dumps({"__lost__": lost}))
+    found = progress('{"t":{"0":5}}', '{"start of ":{}}', json.dumps({"lost ranges": lost}))
     assert found is not None
     assert (found.lost, found.records, found.avg_offsets_behind_latest) == (lost, {}, 0)
 
 
 def test_lost_ranges_are_told() -> None:
     lost = [{"topic": "t", "partition": 0, "start": 1, "end": 2, "cause": "retention"}]
-    found = progress(latest=json.dumps({"t": {"0": 40}, "__lost__": lost}))
+    found = progress(latest=json.dumps({"t": {"0": 40}, "lost ranges": lost}))
     assert found is not None
     assert found.lost == lost
     assert str(found).endswith("up to date, 1 ranges lost")
@@ -88,7 +91,7 @@ def test_a_query(
     produce(servers, topic, [Sent(b"x" * 1000, partition=1) for _ in range(100)])
     found: list[SourceProgress] = []
     listener._on_progress = found.append
-    job = Job(spark, servers, tmp_path, subscribe=topic, maxOffsetsPerTrigger="250")
+    job = Job(spark, servers, tmp_path, subscribe=topic, maxOffsetsPerTrigger="250", estimateRecordBytes="true")
     rows = job.run()
     wait_for(lambda: sum(item.rows for item in found) == 500, "progress of all rows")
     batches = [item for item in found if item.rows]
@@ -107,5 +110,5 @@ def test_a_query(
     assert listener.last[first.query, 0] == found[-1]
     show = listener._show
     assert isinstance(show, io.StringIO)
-    wait_for(lambda: show.getvalue().endswith("\n"), "the end of the line")
-    assert show.getvalue() == "".join(f"\r\x1b[2K{item}" for item in found) + "\n"
+    assert show.getvalue() == "".join(f"{item}\n" for item in found)
+    assert "\x1b" not in show.getvalue()

@@ -171,7 +171,7 @@ REFUSED_BY_BOTH = [
     ({"maxOffsetPerTrigger": "1"}, "unknown option 'maxOffsetPerTrigger'; did you mean maxOffsetsPerTrigger?"),
     ({"kafkabootstrap.servers": "x"}, "did you mean kafka.bootstrap.servers?"),
     ({"zzzzzzz": "1"}, "unknown option 'zzzzzzz'"),
-    ({"kafka.nonsense": "1"}, "unknown client setting 'nonsense'; is it misspelt?"),
+    ({"kafka.nonsense": "1"}, "unknown client setting 'nonsense'; remove it: "),
     ({"kafka.bootstrap.servers": "host"}, "bootstrap.servers: 'host' is not HOST:PORT"),
     ({"kafka.bootstrap.servers": ","}, "bootstrap.servers is empty"),
     ({"kafka.acks": "2"}, "acks=2: 0, 1, -1 or all is wanted"),

@@ -6,6 +6,7 @@ import logging
 import time
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from spark_klog.errors import ConfigError
 from spark_klog.spark.offsets import BeforeEndSpec, GroupSpec, OffsetSpec, Spec, TimeSpec
@@ -17,6 +18,7 @@ from spark_klog.spark.options import (
     TriggerLimits,
     source_options,
 )
+from spark_klog.spark.source import KlogDataSource
 
 BASE = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "t"}
 EACH = ((("t", 0), 7),)
@@ -317,10 +319,10 @@ def test_how_often_offsets_are_asked_for() -> None:
     assert (options.offset_retries, options.offset_retry_ms) == (3, 1000)
 
 
-def test_poll_timeout_is_that_of_requests() -> None:
+def test_poll_timeout_is_not_that_of_requests() -> None:
     options = batch(**{"kafkaConsumer.pollTimeoutMs": "120000", "kafka.request.timeout.ms": "5"})
-    assert options.client["request.timeout.ms"] == "120000"
-    assert batch(**{"kafka.request.timeout.ms": "5"}).client["request.timeout.ms"] == "5"
+    assert (options.poll_timeout_ms, options.client["request.timeout.ms"]) == (120000, "5")
+    assert batch(**{"kafka.request.timeout.ms": "5"}).poll_timeout_ms is None
 
 
 def test_group_id_prefix_is_taken_and_has_no_effect() -> None:
@@ -359,8 +361,11 @@ def test_where_a_groups_offsets_are_kept(options: dict[str, str], coordinator: b
 
 
 @pytest.mark.parametrize("options", [{}, {CONNECT: "h:1"}, {CONNECT: "h:1", DUAL: "true"}])
-def test_without_a_group_nothing_is_kept(options: dict[str, str]) -> None:
-    assert stream(**options).group_offsets is None
+def test_without_a_group_nothing_is_kept(options: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "spark_klog"):
+        assert stream(**options).group_offsets is None
+    why = "has no effect without kafka.group.id: offsets are kept by group"
+    assert caplog.messages == [f"option {name} {why}" for name in options]
 
 
 @pytest.mark.parametrize(
@@ -380,3 +385,19 @@ def test_without_a_group_nothing_is_kept(options: dict[str, str]) -> None:
 def test_refused_group_offsets(options: dict[str, str], message: str) -> None:
     assert refusal(options, streaming=False) == message
     assert refusal(options, streaming=True) == message
+
+
+def test_an_error_of_a_streams_options_is_not_hidden() -> None:
+    """Spark's runner ends in an UnboundLocalError of its own if a reader can't be made."""
+    source = KlogDataSource({"kafka.bootstrap.servers": "h:1", "subscribe": "t", "endingOffsets": "latest"})
+    reader = source.streamReader(source.schema())
+    try:
+        for ask in (
+            reader.initialOffset,
+            reader.getDefaultReadLimit,
+            lambda: reader.latestOffset({}, ReadAllAvailable()),
+        ):
+            with pytest.raises(ConfigError, match="option endingOffsets is for batch queries"):
+                ask()
+    finally:
+        reader.stop()

@@ -18,6 +18,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from spark_klog.broker.faults import Drop, ErrorAnswer, Fault
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.records.batch import iter_batches
 
@@ -267,3 +268,19 @@ def test_values_of_other_types_can_be_cast(spark: SparkSession, servers: str, to
     frame = spark.createDataFrame([(1, 2)], schema).selectExpr("to_json(struct(*)) as value")
     write(frame, servers, topic=topic)
     assert [record.value for record in consume(servers, topic)] == [b'{"a":1,"b":2}']
+
+
+def test_answers_that_are_lost_and_errors_that_pass_write_no_row_twice(spark: SparkSession, topic: str) -> None:
+    """Rows without keys, too, go to all partitions."""
+    faults = [Fault(Drop(after=True), api="Produce", skip=skip, count=1) for skip in (2, 30, 90)]
+    faults += [Fault(ErrorAnswer("NOT_LEADER_OR_FOLLOWER"), api="Produce", skip=skip, count=1) for skip in (10, 50)]
+    with EmbeddedCluster(brokers=2, faults=faults) as cluster:
+        servers = cluster.bootstrap_servers
+        create_topic(servers, topic, 4)
+        frame = spark.range(0, 20_000, 1, 2).selectExpr("lpad(id, 100, '0') as value")
+        write(frame, servers, topic=topic, **{"kafka.batch.size": "2000", "kafka.max.request.size": "4000"})
+        assert all(cluster.faults_fired().values())
+        there = consume(servers, topic)
+    assert Counter(record.value for record in there) == {b"%0100d" % n: 1 for n in range(20_000)}
+    placed = Counter(record.partition for record in there)
+    assert max(placed.values()) < 1.2 * min(placed.values()), placed

@@ -316,7 +316,7 @@ def test_a_group_that_can_not_be_written_does_not_stop_the_query(
     job = Job(spark, servers, tmp_path, subscribe=topic, **options)
     assert sum(job.run()) == 30
     assert offsets_of(job.result) == all_of(topic, 1, 30)
-    assert "trying again next time" in spark_log.text()
+    assert "trying again until it works" in spark_log.text()
 
 
 def test_a_broker_that_is_killed(

@@ -10,7 +10,7 @@ import io
 import socket
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import kafka.protocol.admin as admin
 import kafka.protocol.consumer as consumer
@@ -38,6 +38,12 @@ _OLD_ROOMS: dict[str, Any] = {
     "OffsetCommit": old_commit,
     "OffsetFetch": old_commit,
     "OffsetForLeaderEpoch": old_epoch,
+}
+_REQUESTS = {
+    request.API_KEY: request
+    for room in _ROOMS
+    for name, request in vars(room).items()
+    if name.endswith("Request") and isinstance(request, type)
 }
 _CORRELATION_ID = 4711
 _CLIENT_ID = "kafka-python"
@@ -102,6 +108,43 @@ def encode(name: str, version: int, message: Mapping[str, Any]) -> bytes:
     """A request's frame without its size."""
     request = _class(name, "Request", version)
     return _encoded_old(request, message) if hasattr(request, "SCHEMA") else _encoded(request, version, message)
+
+
+class Request(NamedTuple):
+    """A request as a broker gets it."""
+
+    name: str
+    version: int
+    correlation_id: int
+    message: Message
+
+
+def decode_request(frame: bytes) -> Request:
+    """A request's frame without its size, in one of the versions that kafka-python's newer classes know."""
+    key, version, correlation_id, size = struct.unpack_from(">hhih", frame)
+    request = _REQUESTS[key]
+    flexible = request.flexible_version_q(version)
+    start = 10 + max(0, size) + flexible  # no tagged field in the header
+    decode = request._struct.compiled_decode_from(version, compact=flexible, tagged=flexible, data_class=request)
+    item, end = decode(memoryview(frame), start)
+    assert end == len(frame), f"{len(frame) - end} bytes left over"
+    return Request(
+        request.__name__[: -len("Request")], version, correlation_id, _as_dict(request._struct, item, version)
+    )
+
+
+def encode_response(request: Request, message: Mapping[str, Any]) -> bytes:
+    """The frame of an answer without its size."""
+    cls = _class(request.name, "Response", request.version)
+    tags = b"\0" if cls.flexible_version_q(request.version) and request.name != "ApiVersions" else b""
+    body = _item(cls._struct, cls, message, request.version).encode(version=request.version)
+    return struct.pack(">i", request.correlation_id) + tags + bytes(body)
+
+
+def known_versions(name: str) -> tuple[int, int, int]:
+    """(key, first, last version) that `decode_request` and `encode_response` take."""
+    request = next(request for request in _REQUESTS.values() if request.__name__ == name + "Request")
+    return (request.API_KEY, *request.valid_versions)
 
 
 def _class(name: str, side: str, version: int) -> Any:

@@ -33,10 +33,11 @@ class RawClient:
         self.socket.sendall(struct.pack(">i", len(frame)) + frame)
 
     def receive_frame(self) -> bytes:
-        (size,) = struct.unpack(">i", self._exactly(4))
-        return self._exactly(size)
+        (size,) = struct.unpack(">i", self.receive_exactly(4))
+        return self.receive_exactly(size)
 
-    def _exactly(self, size: int) -> bytes:
+    def receive_exactly(self, size: int) -> bytes:
+        """The next `size` bytes; ConnectionResetError where the broker closes before."""
         data = b""
         while len(data) < size:
             received = self.socket.recv(size - len(data))

@@ -1,0 +1,295 @@
+"""Two changes of a broker's logs that meet: each is right alone, and here one comes within the other."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.coordinator.member import Join
+from spark_klog.broker.handlers import alter_configs, offset_commit, produce
+from spark_klog.broker.housekeeping import keep_house
+from spark_klog.broker.internal_topics import OFFSETS_TOPIC
+from spark_klog.broker.log_cleaner import clean_logs
+from spark_klog.broker.security.config import PLAINTEXT, Listener
+from spark_klog.broker.security.session import Session
+from spark_klog.broker.transactions.transaction import Producer
+from spark_klog.errors import ErrorCode
+from spark_klog.log.config import LogConfig
+from tests.broker.test_event_loop import append, running, until
+from tests.log.test_producer_state import batch
+
+REQUEST = Request(
+    7, "client", Session(Listener(PLAINTEXT, PLAINTEXT, "127.0.0.1", 1000), "peer", [], lambda mechanism, name: None)
+)
+
+
+class Disk:
+    """Where syncs wait: as they would for a slow disk."""
+
+    def __init__(self) -> None:
+        self.waits, self.goes_on = threading.Event(), threading.Event()
+        self.fails = False
+
+
+@contextmanager
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    """The first sync in another thread waits until the test lets it go on."""
+    disk, sync, loop_thread = Disk(), os.fsync, threading.get_ident()
+    is_first = True
+
+    def waiting(descriptor: int) -> None:
+        nonlocal is_first
+        if is_first and threading.get_ident() != loop_thread:
+            is_first = False
+            disk.waits.set()
+            assert disk.goes_on.wait(60)
+            if disk.fails:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", waiting)
+        yield disk
+        disk.goes_on.set()
+
+
+async def send(broker: Broker, topic: str, records: bytes, transactional_id: str | None = None) -> dict[str, Any]:
+    data = [{"index": 0, "records": memoryview(bytearray(records))}]
+    topics = [{"name": topic, "topic_id": None, "partition_data": data}]
+    message = {"acks": 1, "transactional_id": transactional_id, "topic_data": topics}
+    answer = await produce.handle(broker, REQUEST, message)
+    assert answer is not None
+    (partition,) = answer["responses"][0]["partition_responses"]
+    return dict(partition)
+
+
+def test_a_batch_that_waits_for_a_roll_is_of_no_transaction_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its producer has given it up and aborted: appended after the marker it would open a transaction for ever."""
+
+    async def run() -> None:
+        async with running(tmp_path, log=LogConfig(segment_bytes=200)) as broker:
+            await broker.load_groups()
+            care = asyncio.create_task(broker.transactions.run(asyncio.sleep(0)))
+            await until(lambda: not broker.transactions.is_loading, "the transactions")
+            await broker.create_topic("t", 1)
+            log = broker.logs.logs["t", 0]
+            producer = await broker.transactions.init("x", 60_000, None)
+            assert isinstance(producer, Producer)
+            assert not await broker.transactions.add("x", producer, frozenset({("t", 0)}))
+            append(log, 2)
+            # the end would wait for the same flush, after the batch
+            monkeypatch.setattr(broker.flushes, "make_early_room", lambda _: asyncio.sleep(0))
+            with slow_disk(monkeypatch) as disk:
+                late = asyncio.create_task(
+                    send(broker, "t", bytes(batch(producer.producer_id, producer.epoch, 0, 3)), "x")
+                )
+                await until(disk.waits.is_set, "the flush before the roll")
+                assert not await broker.transactions.end("x", producer, commits=False)
+            assert (await late)["error_code"] != ErrorCode.NONE
+            assert log.last_stable_offset == log.end_offset
+            care.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_flush_that_fails_while_the_broker_stops_is_no_clean_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with running(tmp_path, log=LogConfig(flush_ms=1)) as broker:
+            await broker.create_topic("t", 1)
+            append(broker.logs.get("t", 0), 1)
+            with slow_disk(monkeypatch) as disk:
+                disk.fails = True
+                house = asyncio.create_task(keep_house(broker))
+                await until(disk.waits.is_set, "a flush by time")
+                house.cancel()
+                await asyncio.wait([house])
+                disk.goes_on.set()
+                await broker.changes_ended()
+            await asyncio.get_running_loop().shutdown_default_executor()
+
+    asyncio.run(run())
+    assert not (tmp_path / "data" / ".kafka_cleanshutdown").exists()
+
+
+def test_the_care_of_a_deleted_log_leaves_the_new_topic_of_its_name_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Housekeeping goes through the logs as they were when it began."""
+
+    async def run() -> None:
+        config = LogConfig(segment_bytes=1, retention_bytes=150, retention_ms=-1, file_delete_delay_ms=0)
+        async with running(tmp_path, log=config, housekeeping_ms=50) as broker:
+            for topic in ("a", "b"):
+                await broker.create_topic(topic, 1)
+            first, old = broker.logs.logs["a", 0], broker.logs.logs["b", 0]
+            append(old, 5)
+            append(first, 5)
+            waits, goes_on = threading.Event(), threading.Event()
+
+            def slow() -> None:
+                waits.set()
+                assert goes_on.wait(60)
+
+            monkeypatch.setattr(first, "remove_deleted", slow)  # a large segment
+            house = asyncio.create_task(keep_house(broker))
+            await until(waits.is_set, "retention of the first log")
+            house_is_at_first = old.start_offset == 0
+            assert house_is_at_first
+            await broker.delete_topic("b")
+            await broker.create_topic("b", 1, {"retention.bytes": "-1"})
+            append(broker.logs.get("b", 0), 3)
+            files = sorted(path.name for path in (tmp_path / "data" / "b-0").iterdir())
+            goes_on.set()
+            monkeypatch.undo()
+            await until(lambda: first.start_offset and not first.has_deleted_files, "the rest of its round")
+            await asyncio.sleep(0.1)
+            assert sorted(path.name for path in (tmp_path / "data" / "b-0").iterdir()) == files
+            house.cancel()
+
+    asyncio.run(run())
+
+    async def next_life() -> None:
+        async with running(tmp_path) as broker:
+            assert broker.logs.logs["b", 0].end_offset == 3
+
+    asyncio.run(next_life())
+
+
+def test_groups_are_read_while_their_log_is_compacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = LogConfig(segment_bytes=20_000, min_cleanable_dirty_ratio=0)
+
+    async def first_life() -> None:
+        async with running(tmp_path, log=config, offsets_partitions=1) as broker:
+            await broker.load_groups()
+            assert await broker.coordinator_code("g") is ErrorCode.NONE
+            settings = {"segment.bytes": "20000", "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.0"}
+            await broker.alter_topic_settings(OFFSETS_TOPIC, lambda _: settings)
+            log = broker.internal_log(OFFSETS_TOPIC, "g")
+            assert log is not None
+            for number in range(20_000):
+                broker.offsets.commit(log, "g", {("t", number % 50): (number, -1, "")})
+
+    async def second_life() -> None:
+        async with running(tmp_path, log=config, cleaner_backoff_ms=1) as broker:
+            cleaner = asyncio.create_task(clean_logs(broker.logs, broker.config, lambda: broker.is_loading))
+            await broker.load_groups()
+            found = broker.offsets.fetch("g", "t", 49)
+            assert await broker.coordinator_code("g") is ErrorCode.NONE, caplog.text[-2000:]
+            assert found is not None
+            assert found.offset == 19_999
+            cleaner.cancel()
+            await asyncio.wait([cleaner])
+
+    asyncio.run(first_life())
+    caplog.set_level(logging.ERROR)
+    asyncio.run(second_life())
+
+
+def test_settings_that_two_clients_alter_at_once_are_both_kept(tmp_path: Path) -> None:
+    def message(name: str, value: str) -> dict[str, Any]:
+        config = {"name": name, "config_operation": 0, "value": value}
+        resource = {"resource_type": 2, "resource_name": "t", "configs": [config]}
+        return {"resources": [resource], "validate_only": False}
+
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.create_topic("t", 1)
+            wanted = {"retention.ms": "60000", "segment.bytes": "77777", "max.message.bytes": "5555"}
+            answers = await asyncio.gather(
+                *(alter_configs.handle_incremental(broker, REQUEST, message(*item)) for item in wanted.items())
+            )
+            assert [answer["responses"][0]["error_code"] for answer in answers] == [0, 0, 0]
+            assert broker.registry.settings("t") == wanted
+
+    asyncio.run(run())
+
+
+def test_a_commit_of_a_member_that_has_left_meanwhile_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large commit gives up the event loop on its way: who commits is looked at where it is written."""
+
+    async def run() -> None:
+        async with running(tmp_path, group_initial_delay_ms=0) as broker:
+            await broker.load_groups()
+            await broker.create_topic("t", 2)
+            assert await broker.coordinator_code("g") is ErrorCode.NONE
+            join = Join("", None, "client", "host", 10_000, 60_000, "consumer", (("range", b""),), False)
+            joined = await broker.groups.join("g", join)
+            member, generation = joined["member_id"], joined["generation_id"]
+            synced = await broker.groups.sync("g", member, None, generation, ("consumer", "range"), {member: b"x"})
+            assert synced["error_code"] == 0
+            entries = [
+                {"partition_index": index, "committed_offset": 5, "committed_leader_epoch": -1} for index in (0, 1)
+            ]
+            message = {
+                "group_id": "g",
+                "member_id": member,
+                "group_instance_id": None,
+                "generation_id_or_member_epoch": generation,
+                "retention_time_ms": -1,
+                "topics": [{"name": "t", "partitions": [entry | {"committed_metadata": ""} for entry in entries]}],
+            }
+            checked = broker.authorizer.refusal
+
+            def others_have_their_turn(*arguments: Any) -> Any:
+                broker.groups.leave("g", member, None)
+                return checked(*arguments)
+
+            monkeypatch.setattr(broker.authorizer, "refusal", others_have_their_turn)
+            answer = await offset_commit.handle(broker, REQUEST, message)
+            codes = [entry["error_code"] for entry in answer["topics"][0]["partitions"]]
+            assert codes == [ErrorCode.UNKNOWN_MEMBER_ID] * 2
+            assert broker.offsets.fetch("g", "t", 0) is None
+
+    asyncio.run(run())
+
+
+def test_who_finds_a_flush_that_has_just_ended_begins_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log has grown while it ran, and who waits for what has ended would never give up the event loop."""
+
+    async def run() -> None:
+        async with running(tmp_path, log=LogConfig(segment_bytes=200)) as broker:
+            await broker.create_topic("t", 1)
+            log = broker.logs.logs["t", 0]
+            append(log, 2)
+            ends, waits = log.end_flush, log.waits_to_roll
+            later: list[asyncio.Task[None]] = []
+            looks = 0
+
+            def grown(*arguments: Any) -> None:
+                ends(*arguments)
+                if not later:
+                    append(log, 1)
+                    later.append(asyncio.create_task(broker.flushes.make_room(log, 200, -1)))
+
+            def looked(size: int, timestamp: int) -> bool:
+                nonlocal looks
+                looks += 1
+                assert looks < 1000, "it goes round and round"
+                return waits(size, timestamp)
+
+            monkeypatch.setattr(log, "end_flush", grown)
+            monkeypatch.setattr(log, "waits_to_roll", looked)
+            await broker.flushes.make_room(log, 200, -1)
+            await asyncio.gather(*later)
+            assert later
+            assert not waits(200, -1)
+
+    asyncio.run(run())

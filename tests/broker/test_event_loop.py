@@ -1,0 +1,369 @@
+"""What takes long is not done in the event loop's thread, and what runs beside it keeps its order."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import os
+import struct
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.config import BrokerConfig
+from spark_klog.broker.coordinator.member import Join
+from spark_klog.broker.handlers import delete_records, produce
+from spark_klog.broker.housekeeping import keep_house
+from spark_klog.broker.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from spark_klog.broker.security.config import PLAINTEXT, Listener
+from spark_klog.broker.security.session import Session
+from spark_klog.directories.paths import Endpoint
+from spark_klog.errors import DirectoryError, ErrorCode
+from spark_klog.log.config import LogConfig
+from spark_klog.log.partition_log import PartitionLog
+from tests.support.batches import make_batch
+
+
+@asynccontextmanager
+async def running(tmp_path: Path, **settings: Any) -> AsyncIterator[Broker]:
+    config = replace(BrokerConfig("127.0.0.1", 1000, tmp_path / "data"), **settings)
+    broker = Broker(config)
+    try:
+        broker.start([Endpoint("PLAINTEXT", "PLAINTEXT", config.host, config.port)])
+        broker.watch()
+        yield broker
+        await broker.changes_ended()
+    finally:
+        broker.close()
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.001)
+
+
+@contextmanager
+def synced_by(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The threads that wait for the disk."""
+    threads: list[int] = []
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        threads.append(threading.get_ident())
+        sync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", noted)
+        yield threads
+
+
+def partitions(broker: Broker, topic: str) -> list[int]:
+    return sorted(partition for name, partition in broker.logs.logs if name == topic)
+
+
+def folders(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "data").iterdir() if path.is_dir())
+
+
+def test_topics_are_changed_in_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            with synced_by(monkeypatch) as threads:
+                await broker.create_topic("t", 3, {"retention.ms": "1000"})
+                await broker.create_partitions("t", 5)
+                await broker.alter_topic_settings("t", lambda _: {"retention.ms": "2000"})
+                await broker.delete_topic("t")
+            assert threads
+            assert threading.get_ident() not in threads
+
+    asyncio.run(run())
+
+
+def test_a_topic_deleted_and_created_again_while_it_is_created(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            created = asyncio.create_task(broker.create_topic("t", 400))
+            await until(lambda: partitions(broker, "t"), "the first logs")
+            deleted = asyncio.create_task(broker.delete_topic("t"))
+            await deleted
+            topic_id = await broker.create_topic("t", 2)
+            await asyncio.gather(created, return_exceptions=True)
+            await broker.changes_ended()
+            assert partitions(broker, "t") == [0, 1]
+            assert {log.topic_id for log in broker.logs.logs.values()} == {topic_id}
+            assert folders(tmp_path) == ["t-0", "t-1"]
+
+    asyncio.run(run())
+
+
+def test_the_first_groups_wait_for_the_log_of_their_offsets(tmp_path: Path) -> None:
+    """Many clients come at once to a new broker: none is sent elsewhere while the log is made."""
+
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.load_groups()
+            first = asyncio.create_task(broker.create_topic(OFFSETS_TOPIC, 50))
+            await until(lambda: OFFSETS_TOPIC in broker.registry.topics, "the topic is registered")
+            assert broker.internal_log(OFFSETS_TOPIC, "g") is None
+            codes = await asyncio.gather(*(broker.coordinator_code(f"group {number}") for number in range(20)))
+            assert set(codes) == {ErrorCode.NONE}
+            await first
+
+    asyncio.run(run())
+
+
+def test_a_topic_whose_client_hangs_up_is_created_whole(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            created = asyncio.create_task(broker.create_topic("t", 300))
+            await until(lambda: partitions(broker, "t"), "the first logs")
+            created.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await created
+        assert len(folders(tmp_path)) == 300
+
+    asyncio.run(run())
+
+
+def test_a_topic_whose_folder_cannot_be_made_is_refused_and_the_others_go_on(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            (tmp_path / "data" / "t-1").write_text("in the way")
+            with pytest.raises(DirectoryError, match=r"t-1 can't be made"):
+                await broker.create_topic("t", 3)
+            assert "t" not in broker.registry.topics
+            await broker.create_topic("u", 1)
+            assert sorted(broker.logs.logs) == [("u", 0)]
+            (tmp_path / "data" / "t-1").unlink()
+            await broker.create_topic("t", 3)
+            await broker.changes_ended()
+            assert folders(tmp_path) == ["t-0", "t-1", "t-2", "u-0"]
+
+    asyncio.run(run())
+
+
+def append(log: PartitionLog | None, count: int) -> None:
+    assert log is not None
+    for _ in range(count):
+        log.append(memoryview(bytearray(make_batch([(None, b"value")], [1]))))
+
+
+def test_a_log_with_trouble_does_not_end_the_care_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it raises; and at the stop the others are closed, and checked no more than it."""
+
+    def fail(*_: object) -> int:
+        raise struct.error("'i' format requires -2147483648 <= number <= 2147483647")
+
+    async def run() -> None:
+        config = LogConfig(segment_bytes=1, retention_bytes=0)
+        async with running(tmp_path, log=config, housekeeping_ms=50, checkpoint_ms=50) as broker:
+            for topic in ("a", "bad", "c"):
+                await broker.create_topic(topic, 1)
+                append(broker.logs.get(topic, 0), 5)
+            bad = broker.logs.logs["bad", 0]
+            monkeypatch.setattr(bad, "delete_expired", fail)
+            monkeypatch.setattr(bad, "close", fail)
+            house = asyncio.create_task(keep_house(broker))
+            others = [broker.logs.logs["a", 0], broker.logs.logs["c", 0]]
+            await until(lambda: all(log.start_offset == 5 for log in others), "retention")
+            for log in others:
+                append(log, 5)
+            await until(lambda: all(log.start_offset == 10 for log in others), "retention goes on")
+            assert not house.done()
+            house.cancel()
+
+    asyncio.run(run())
+    assert "bad-0: housekeeping failed" in caplog.text
+    assert "bad-0 can't be closed" in caplog.text
+    assert not (tmp_path / "data" / ".kafka_cleanshutdown").exists()
+    caplog.clear()
+
+    async def next_life() -> None:
+        async with running(tmp_path) as broker:
+            assert [broker.logs.logs[topic, 0].end_offset for topic in ("a", "bad", "c")] == [10, 5, 10]
+
+    caplog.set_level(logging.INFO)
+    asyncio.run(next_life())
+
+
+def test_groups_go_with_the_topic_of_offsets(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.load_groups()
+            assert await broker.coordinator_code("g") is ErrorCode.NONE
+            log = broker.internal_log(OFFSETS_TOPIC, "g")
+            assert log is not None
+            broker.offsets.commit(log, "g", {("t", 0): (7, -1, "")})
+            join = Join("", None, "client", "host", 1000, 60_000, "consumer", (("range", b""),), False)
+            joining = asyncio.create_task(broker.groups.join("joins", join))
+            await until(lambda: broker.groups.get("joins"), "a member that waits")
+            await broker.delete_topic(OFFSETS_TOPIC)
+            assert (await joining)["error_code"] == ErrorCode.NOT_COORDINATOR
+            assert broker.offsets.groups == []
+            assert list(broker.groups) == []
+            assert await broker.coordinator_code("g") is ErrorCode.NONE  # the topic is made again
+            assert broker.offsets.fetch("g", "t", 0) is None
+
+    asyncio.run(run())
+
+
+def test_a_segment_is_rolled_without_a_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Produce requests side by side: each record is there once, flushes are done in threads."""
+
+    async def run() -> None:
+        async with running(tmp_path, log=LogConfig(segment_bytes=1000)) as broker:
+            await broker.create_topic("t", 1)
+            log = broker.logs.logs["t", 0]
+            listener = Listener(PLAINTEXT, PLAINTEXT, "127.0.0.1", 1000)
+            request = Request(7, "client", Session(listener, "peer", [], lambda mechanism, name: None))
+            batch = bytes(make_batch([(None, b"v" * 200)], [1]))
+            message = {"acks": 1, "transactional_id": None}
+
+            async def send() -> list[int]:
+                offsets = []
+                for _ in range(20):
+                    data = [{"index": 0, "records": memoryview(bytearray(batch))}]
+                    topic = {"name": "t", "topic_id": None, "partition_data": data}
+                    answer = await produce.handle(broker, request, message | {"topic_data": [topic]})
+                    assert answer is not None
+                    (partition,) = answer["responses"][0]["partition_responses"]
+                    assert partition["error_code"] == 0, partition
+                    offsets.append(partition["base_offset"])
+                return offsets
+
+            with synced_by(monkeypatch) as threads:
+                offsets = await asyncio.gather(*(send() for _ in range(5)))
+            assert sorted(offset for found in offsets for offset in found) == list(range(100))
+            assert len(log.segments) > 20
+            assert threads
+            assert threading.get_ident() not in threads
+
+    asyncio.run(run())
+
+
+def produced(records: bytes) -> dict[str, Any]:
+    data = [{"index": 0, "records": memoryview(bytearray(records))}]
+    return {
+        "acks": 1,
+        "transactional_id": None,
+        "topic_data": [{"name": "t", "topic_id": None, "partition_data": data}],
+    }
+
+
+def client_request(version: int) -> Request:
+    listener = Listener(PLAINTEXT, PLAINTEXT, "127.0.0.1", 1000)
+    return Request(version, "client", Session(listener, "peer", [], lambda mechanism, name: None))
+
+
+def test_rolls_by_age_and_flushes_by_count_wait_in_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.create_topic("t", 1, {"segment.ms": "1000", "flush.messages": "3"})
+            log = broker.logs.logs["t", 0]
+            with synced_by(monkeypatch) as threads:
+                for number in range(20):
+                    batch = bytes(make_batch([(None, b"value")], [1000 * number]))
+                    answer = await produce.handle(broker, client_request(7), produced(batch))
+                    assert answer is not None
+                    assert answer["responses"][0]["partition_responses"][0]["error_code"] == 0
+                    assert log.end_offset - log.recovery_point < 3
+            assert len(log.segments) > 5
+            assert threads
+            assert threading.get_ident() not in threads
+
+    asyncio.run(run())
+
+
+def test_what_empties_a_log_waits_in_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retention, and DeleteRecords up to the end: a new segment begins."""
+
+    async def run() -> None:
+        async with running(tmp_path, log=LogConfig(retention_bytes=0), housekeeping_ms=50) as broker:
+            await broker.create_topic("t", 1)
+            log = broker.logs.logs["t", 0]
+            append(log, 3)
+            with synced_by(monkeypatch) as threads:
+                topics = [{"name": "t", "partitions": [{"partition_index": 0, "offset": -1}]}]
+                answer = await delete_records.handle(broker, client_request(1), {"topics": topics})
+                assert answer["topics"][0]["partitions"][0]["low_watermark"] == 3
+                append(log, 3)
+                house = asyncio.create_task(keep_house(broker))
+                await until(lambda: log.start_offset == 6, "retention")
+                house.cancel()
+                await asyncio.gather(house, return_exceptions=True)
+            assert threads
+            assert threading.get_ident() not in threads
+
+    asyncio.run(run())
+
+
+def test_logs_of_internal_topics_roll_without_a_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By commits of offsets side by side, and by transactions, whose markers are written to another log."""
+
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.load_groups()
+            await broker.transactions.load()
+            await broker.create_topic("t", 1)
+            assert await broker.coordinator_code("g") is ErrorCode.NONE
+            offsets = broker.internal_log(OFFSETS_TOPIC, "g")
+            producer = await broker.transactions.init("id", 60_000, None)
+            states = broker.internal_log(TRANSACTIONS_TOPIC, "id")
+            assert offsets is not None
+            assert states is not None
+            assert not isinstance(producer, ErrorCode)
+            logs = [offsets, states, broker.logs.logs["t", 0]]
+            for log in logs:
+                log.config = replace(log.config, segment_bytes=5000)
+
+            async def commit(group: str) -> None:
+                for offset in range(40):
+                    log = await broker.offsets_log("g")
+                    assert not isinstance(log, ErrorCode)
+                    broker.offsets.commit(log, group, {("t", 0): (offset, -1, "")})
+
+            with synced_by(monkeypatch) as threads:
+                await asyncio.gather(*(commit(f"g-{number}") for number in range(4)))
+                for _ in range(60):
+                    added = await broker.transactions.add("id", producer, frozenset({("t", 0)}))
+                    assert added is ErrorCode.NONE
+                    assert await broker.transactions.end("id", producer, commits=True) is ErrorCode.NONE
+            assert threads
+            assert threading.get_ident() not in threads
+            assert min(len(log.segments) for log in logs) > 1
+            assert {broker.offsets.fetch(f"g-{number}", "t", 0).offset for number in range(4)} == {39}  # type: ignore[union-attr]
+
+    asyncio.run(run())
+
+
+def test_a_damaged_topic_id_takes_its_partition_offline_and_a_padded_one_is_read(tmp_path: Path) -> None:
+    async def run(*, damages: bool) -> None:
+        async with running(tmp_path) as broker:
+            if damages:
+                topic_id = await broker.create_topic("padded", 1)
+                await broker.create_topic("damaged", 1)
+                encoded = base64.urlsafe_b64encode(topic_id.bytes).decode()
+                metadata = "partition.metadata"
+                (tmp_path / "data" / "padded-0" / metadata).write_text(f"version: 0\ntopic_id: {encoded}\n")
+                (tmp_path / "data" / "damaged-0" / metadata).write_text("version: 0\ntopic_id: ?\n")
+            else:
+                assert list(broker.logs.logs) == [("padded", 0)]
+                assert list(broker.logs.offline) == [("damaged", 0)]
+
+    asyncio.run(run(damages=True))
+    (tmp_path / "data" / "cleaner-offset-checkpoint").write_text("")
+    asyncio.run(run(damages=False))

@@ -1,0 +1,253 @@
+"""Well-formed requests that would harm the broker's own state: lying batches, internal topics, impossible offsets."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crc32c import crc32c
+
+from spark_klog.errors import ErrorCode
+from spark_klog.log.config import LogConfig
+from spark_klog.log.partition_log import PartitionLog
+from spark_klog.protocol import apis
+from tests.support.batches import make_batch
+from tests.support.broker import KlogBroker
+from tests.support.raw_client import RawClient, error_codes
+from tests.support.tools import kcat
+
+NOW = 1_700_000_000_000
+INTERNAL = ["__consumer_offsets", "__transaction_state"]
+
+
+@pytest.fixture
+def broker(server_dir: Path) -> Iterator[KlogBroker]:
+    with KlogBroker(server_dir, "--set", "log.retention.check.interval.ms=100") as running:
+        yield running
+
+
+def _create(client: RawClient, topic: str, **settings: str) -> None:
+    configs = [{"name": name.replace("_", "."), "value": value} for name, value in settings.items()]
+    entry = {"name": topic, "num_partitions": 1, "replication_factor": 1, "configs": configs}
+    assert set(error_codes(client.request(apis.CREATE_TOPICS, 4, {"topics": [entry], "timeout_ms": 5000}))) == {0}
+
+
+def _settings(client: RawClient, topic: str) -> dict[str, str]:
+    request = {"resources": [{"resource_type": 2, "resource_name": topic, "configuration_keys": None}]}
+    (found,) = client.request(apis.DESCRIBE_CONFIGS, 1, request)["results"]
+    return {entry["name"]: entry["value"] for entry in found["configs"]}
+
+
+def _claiming(count: int, codec: str = "none") -> bytes:
+    """A batch of one record that says it has `count`."""
+    batch = make_batch([(b"k", b"v")], [NOW], codec)
+    struct.pack_into(">i", batch, 23, count - 1)
+    struct.pack_into(">i", batch, 57, count)
+    struct.pack_into(">I", batch, 17, crc32c(bytes(batch[21:])))
+    return bytes(batch)
+
+
+def _producer(client: RawClient, transactional_id: str) -> dict[str, Any]:
+    """What InitProducerId answers once the coordinator is there."""
+    request = {"transactional_id": transactional_id, "transaction_timeout_ms": 60_000}
+    deadline = time.monotonic() + 20
+    while (answer := client.request(apis.INIT_PRODUCER_ID, 4, request))["error_code"] in (14, 16, 51):
+        assert time.monotonic() < deadline, answer
+        time.sleep(0.02)
+    return answer
+
+
+def test_a_batch_that_claims_more_than_it_has(broker: KlogBroker) -> None:
+    """Nothing of it is taken, the partition goes on, all logs are cared for, a restart serves what was before."""
+    codecs = ["none", "gzip", "zstd"]
+    with RawClient(broker.port) as client:
+        _create(client, "other", segment_bytes="200", retention_ms="1")
+        for codec in codecs:
+            lie, good = _claiming(2**31 - 1, codec), bytes(make_batch([(b"k", b"good")], [NOW], codec))
+            _create(client, codec, segment_bytes="200", index_interval_bytes="1")
+            for records in (lie, lie + lie, good + lie, good + good):
+                assert client.produce(codec, records, 8)[0] == ErrorCode.INVALID_RECORD
+            for _ in range(5):
+                assert client.produce(codec, good, 8)[0] == 0
+                assert client.produce("other", good, 8)[0] == 0
+        deadline = time.monotonic() + 20  # housekeeping goes on
+        while client.request(apis.LIST_OFFSETS, 1, _earliest("other"))["topics"][0]["partitions"][0]["offset"] < 14:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert broker.stop() == 0
+    assert "Traceback" not in broker.log.read_text()
+    broker.start()
+    for codec in codecs:
+        read = kcat("-b", broker.bootstrap_servers, "-C", "-t", codec, "-o", "beginning", "-e", "-q", "-f", "%o:%s,")
+        assert read.decode() == "".join(f"{offset}:good," for offset in range(5))
+
+
+def _earliest(topic: str) -> dict[str, Any]:
+    return {"replica_id": -1, "topics": [{"name": topic, "partitions": [{"partition_index": 0, "timestamp": -2}]}]}
+
+
+def test_offsets_beyond_what_an_index_holds_are_in_another_segment(tmp_path: Path) -> None:
+    """However far the batches that a log has taken move its end: 2^31 offsets lie in several segments."""
+    log = PartitionLog(tmp_path / "far-0", LogConfig(index_interval_bytes=1))
+    for number in range(5):
+        for _ in range(3):
+            log.append(memoryview(bytearray(_claiming(2**30))))
+        log.append(memoryview(make_batch([(b"k", b"%d" % number)], [NOW + number])))
+    end = 5 * (3 * 2**30 + 1)
+    assert log.end_offset == end
+    log.close()
+    again = PartitionLog(tmp_path / "far-0", LogConfig(index_interval_bytes=1), clean=True)
+    assert again.end_offset == end
+    for number in range(5):
+        offset = (number + 1) * (3 * 2**30 + 1) - 1
+        found = again.read(offset, 1000)
+        assert found is not None
+        assert struct.unpack_from(">q", found.read())[0] == offset
+    again.close()
+
+
+def test_nobody_produces_to_internal_topics(broker: KlogBroker) -> None:
+    records = bytes(make_batch([(b"\0\0\0\6before", b"garbage")], [NOW]))
+    with RawClient(broker.port) as client:
+        for topic in INTERNAL:
+            _create(client, topic)
+        for topic in INTERNAL:
+            producer = _producer(client, "before")
+            (found,) = client.request(apis.METADATA, 12, {"topics": [{"name": topic}]})["topics"]
+            for version in (2, 8, 13):
+                name = {"topic_id": found["topic_id"]} if version == 13 else {"name": topic}
+                data = [name | {"partition_data": [{"index": 0, "records": records}]}]
+                answer = client.request(apis.PRODUCE, version, {"acks": -1, "timeout_ms": 1000, "topic_data": data})
+                assert set(error_codes(answer)) == {ErrorCode.INVALID_TOPIC_EXCEPTION}
+            names = {f"v3_and_below_{key}": producer[key] for key in ("producer_id", "producer_epoch")}
+            names |= {"v3_and_below_transactional_id": "before"}
+            names |= {"v3_and_below_topics": [{"name": topic, "partitions": [0]}]}
+            answer = client.request(apis.ADD_PARTITIONS_TO_TXN, 3, names)
+            refused = error_codes(answer["results_by_topic_v3_and_below"])
+            assert refused == [ErrorCode.TOPIC_AUTHORIZATION_FAILED]
+            partitions = [{"partition_index": 0, "offset": -1}]
+            request = {"topics": [{"name": topic, "partitions": partitions}], "timeout_ms": 1000}
+            answer = client.request(apis.DELETE_RECORDS, 1, request)
+            assert set(error_codes(answer)) == {ErrorCode.INVALID_TOPIC_EXCEPTION}
+    broker.kill()
+    broker.start()
+    with RawClient(broker.port) as client:
+        assert _producer(client, "before")["error_code"] == 0
+
+
+def test_one_record_that_can_not_be_read_is_one_transactional_id(broker: KlogBroker) -> None:
+    """The others are served; that one is not, as its epoch is not known; it is named in the log."""
+    with RawClient(broker.port) as client:
+        for name in ("one", "two", "three"):
+            assert _producer(client, name)["error_code"] == 0
+    broker.stop()
+    log = PartitionLog(broker.data_dir / "__transaction_state-0", LogConfig(), clean=True)
+    for key in (b"\0\0\0\3two", b"\0\0\0\x99no key", b"\0\0\0\4\xff\xff\xff\xff"):
+        log.append(memoryview(make_batch([(key, b"garbage")], [NOW])))
+    log.close()
+    broker.start()
+    with RawClient(broker.port) as client:
+        assert _producer(client, "one")["error_code"] == 0
+        assert _producer(client, "three")["error_code"] == 0
+        request = {"transactional_id": "two", "transaction_timeout_ms": 60_000}
+        assert client.request(apis.INIT_PRODUCER_ID, 4, request)["error_code"] == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    broker.wait_for_log("transactional id 'two' can't be read, and is not served")
+
+
+@pytest.mark.parametrize("how", ["metadata", "create", "kafka"])
+def test_internal_topics_are_compacted_whoever_creates_them(server_dir: Path, how: str) -> None:
+    numbers = dict(zip(INTERNAL, (3, 4), strict=True))
+    settings = [f"offsets.topic.num.partitions={numbers[INTERNAL[0]]}", "num.partitions=7"]
+    settings.append(f"transaction.state.log.num.partitions={numbers[INTERNAL[1]]}")
+    broker = KlogBroker(server_dir, *(word for text in settings for word in ("--set", text)))
+    for topic in INTERNAL if how == "kafka" else ():  # data directories of Apache Kafka have no settings of topics
+        for partition in range(numbers[topic]):
+            PartitionLog(broker.data_dir / f"{topic}-{partition}", LogConfig()).close()
+    with broker, RawClient(broker.port) as client:
+        for topic in INTERNAL:
+            if how == "metadata":
+                client.request(apis.METADATA, 4, {"topics": [{"name": topic}], "allow_auto_topic_creation": True})
+            elif how == "create":
+                entry = {"name": topic, "num_partitions": -1, "replication_factor": -1}
+                answer = client.request(apis.CREATE_TOPICS, 4, {"topics": [entry], "timeout_ms": 5000})
+                assert set(error_codes(answer)) == {0}
+            (found,) = client.request(apis.METADATA, 4, {"topics": [{"name": topic}]})["topics"]
+            assert len(found["partitions"]) == numbers[topic]
+            assert _settings(client, topic)["cleanup.policy"] == "compact"
+
+
+def test_delete_records_beyond_the_log(broker: KlogBroker) -> None:
+    with RawClient(broker.port) as client:
+        _create(client, "t")
+        assert client.produce("t", bytes(make_batch([(b"k", b"v")], [NOW])), 8) == (0, 0)
+        for offset in (-2, -(2**63), 2, 2**63 - 1):
+            partition = {"partition_index": 0, "offset": offset}
+            request = {"topics": [{"name": "t", "partitions": [partition]}], "timeout_ms": 1000}
+            (found,) = client.request(apis.DELETE_RECORDS, 1, request)["topics"][0]["partitions"]
+            assert (found["error_code"], found["low_watermark"]) == (ErrorCode.OFFSET_OUT_OF_RANGE, -1)
+        assert client.request(apis.LIST_OFFSETS, 1, _earliest("t"))["topics"][0]["partitions"][0]["offset"] == 0
+
+
+def test_large_requests_of_real_clients_are_answered(broker: KlogBroker) -> None:
+    """Of 10,000 topics, or 50,000 partitions: nothing of that is bounded by what its elements take in memory."""
+    names = [f"topic-number-{number}" for number in range(10_000)]
+    indexes = range(50_000)
+    offsets = [{"partition_index": index, "committed_offset": 1 << 40, "committed_metadata": "m"} for index in indexes]
+    requests: list[tuple[Any, int, dict[str, Any], str, str]] = [
+        *[
+            (apis.METADATA, version, {"topics": [{"name": name} for name in names],
+                "allow_auto_topic_creation": False}, "topics", "") for version in (4, 12)
+        ],
+        (apis.DELETE_RECORDS, 2, {"topics": [{"name": "t", "partitions": _indexed(offset=5)}]}, "topics", "partitions"),
+        (apis.LIST_OFFSETS, 7, {"topics": [{"name": "t", "partitions": _indexed(timestamp=-1)}]},
+            "topics", "partitions"),
+        (apis.OFFSET_COMMIT, 8, {"group_id": "g", "generation_id_or_member_epoch": -1,
+            "topics": [{"name": "t", "partitions": offsets}]}, "topics", "partitions"),
+        (apis.OFFSET_FETCH, 5, {"group_id": "g", "topics": [{"name": "t", "partition_indexes": indexes}]},
+            "topics", "partitions"),
+        (apis.FETCH, 11, {"session_epoch": -1, "topics": [{"topic": "t", "partitions": [
+            {"partition": index, "fetch_offset": 0, "partition_max_bytes": 1} for index in range(40_000)]}]},
+            "responses", "partitions"),
+        (apis.DESCRIBE_CONFIGS, 4, {"resources": [
+            {"resource_type": 2, "resource_name": name, "configuration_keys": None} for name in names]}, "results", ""),
+    ]  # fmt: skip
+    with RawClient(broker.port, 60) as client:
+        for api, version, message, field, inner in requests:
+            answer = client.request(api, version, message)[field]
+            wanted = 40_000 if api is apis.FETCH else 50_000 if inner else 10_000
+            assert len(answer[0][inner] if inner else answer) == wanted, api.name
+
+
+def _indexed(**fields: int) -> list[dict[str, int]]:
+    return [{"partition_index": index} | fields for index in range(50_000)]
+
+
+def test_more_elements_than_allowed_close_the_connection(broker: KlogBroker) -> None:
+    with RawClient(broker.port) as client:
+        with pytest.raises(ConnectionError):
+            client.request(apis.METADATA, 4, {"topics": [{"name": ""}] * 500_000})
+        broker.wait_for_log("Metadata v4 request: its elements would take more memory than allowed")
+    with RawClient(broker.port) as client:
+        assert client.request(apis.METADATA, 4, {"topics": []})["brokers"]
+
+
+def test_what_is_asked_for_twice_is_answered_once(broker: KlogBroker) -> None:
+    """A long answer can't be had many times over by a short request."""
+    with RawClient(broker.port) as client:
+        _create(client, "t")
+        for version in (1, 4, 9, 12):
+            answer = client.request(apis.METADATA, version, {"topics": [{"name": "t"}] * 1000})
+            assert [topic["name"] for topic in answer["topics"]] == ["t"]
+        resource = {"resource_type": 2, "resource_name": "t", "configuration_keys": None}
+        assert len(client.request(apis.DESCRIBE_CONFIGS, 4, {"resources": [resource] * 1000})["results"]) == 1
+        _producer(client, "id")
+        answer = client.request(apis.DESCRIBE_TRANSACTIONS, 0, {"transactional_ids": ["id"] * 1000})
+        assert len(answer["transaction_states"]) == 1
+        assert len(client.request(apis.DESCRIBE_GROUPS, 5, {"groups": ["g"] * 1000})["groups"]) == 1
+        groups = [{"group_id": "g", "topics": [{"name": "t", "partition_indexes": [0] * 100}]}] * 100
+        (group,) = client.request(apis.OFFSET_FETCH, 8, {"groups": groups})["groups"]
+        assert len(group["topics"][0]["partitions"]) == 1

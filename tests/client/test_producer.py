@@ -1,0 +1,461 @@
+"""The producer at model brokers: every error, and answers that are late, double, missing or partial."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.config import client_config
+from spark_klog.client.producer import Producer
+from spark_klog.errors import (
+    ConfigError,
+    ErrorCode,
+    ProtocolError,
+    RequestTimedOut,
+    UnsupportedVersionError,
+)
+from tests.support.model_cluster import Fate, Key, ModelCluster
+
+RETRIED, RENUMBERED, CONFIRMED, FINAL = "retried", "renumbered", "confirmed", "final"
+#: What the producer does with an error that Produce answers for a partition, as of Kafka's table of error codes (which
+#: are retriable) and KIP-98 and KIP-360 (sequences). Codes that are not here are final.
+PRODUCE_ERRORS = {
+    ErrorCode.NONE: CONFIRMED,
+    ErrorCode.CORRUPT_MESSAGE: RETRIED,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: RETRIED,
+    ErrorCode.LEADER_NOT_AVAILABLE: RETRIED,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: RETRIED,
+    ErrorCode.REQUEST_TIMED_OUT: RETRIED,
+    ErrorCode.REPLICA_NOT_AVAILABLE: RETRIED,
+    ErrorCode.NETWORK_EXCEPTION: RETRIED,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: RETRIED,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE: RETRIED,
+    ErrorCode.NOT_COORDINATOR: RETRIED,
+    ErrorCode.NOT_ENOUGH_REPLICAS: RETRIED,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: RETRIED,
+    ErrorCode.NOT_CONTROLLER: RETRIED,
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: RENUMBERED,
+    ErrorCode.DUPLICATE_SEQUENCE_NUMBER: CONFIRMED,
+    ErrorCode.KAFKA_STORAGE_ERROR: RETRIED,
+    ErrorCode.UNKNOWN_PRODUCER_ID: RENUMBERED,
+    ErrorCode.FENCED_LEADER_EPOCH: RETRIED,
+    ErrorCode.UNKNOWN_LEADER_EPOCH: RETRIED,
+    ErrorCode.OFFSET_NOT_AVAILABLE: RETRIED,
+    ErrorCode.UNSTABLE_OFFSET_COMMIT: RETRIED,
+    ErrorCode.THROTTLING_QUOTA_EXCEEDED: RETRIED,
+    **dict.fromkeys(
+        (
+            ErrorCode.CONCURRENT_TRANSACTIONS,
+            ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+            ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+            ErrorCode.LISTENER_NOT_FOUND,
+            ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+            ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+            ErrorCode.UNKNOWN_TOPIC_ID,
+            ErrorCode.INCONSISTENT_TOPIC_ID,
+            ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+        ),
+        RETRIED,
+    ),
+}
+QUICK = {"retry.backoff.ms": "1", "retry.backoff.max.ms": "20", "request.timeout.ms": "20000"}
+A, B = ("t", 0), ("t", 1)
+
+
+def settings(brokers: ModelCluster, **more: str) -> dict[str, str]:
+    return {
+        "bootstrap.servers": brokers.servers,
+        **QUICK,
+        **{name.replace("_", "."): value for name, value in more.items()},
+    }
+
+
+@contextmanager
+def producing(brokers: ModelCluster, **more: str) -> Iterator[Producer]:
+    """A producer that is closed whatever has become of it."""
+    cluster = Cluster.connect(settings(brokers, **more))
+    try:
+        yield Producer(cluster)
+    finally:
+        cluster.close()
+
+
+def scripted(nodes: int, topics: dict[str, int], *fates: Fate) -> ModelCluster:
+    """Brokers with these fates for the first requests, whoever gets them."""
+    following = itertools.chain(fates, itertools.repeat(Fate()))
+    return ModelCluster(nodes, topics, lambda node, keys: next(following))
+
+
+@pytest.mark.parametrize("code", list(range(-1, 121)), ids=lambda code: ErrorCode(code).name)
+def test_each_error_of_a_partition(code: int) -> None:
+    """One of two partitions of a request has an error; the other one, which is confirmed, is not sent again."""
+    wanted = PRODUCE_ERRORS.get(ErrorCode(code), FINAL)
+    # what says that a batch is there has it; all others have not
+    fate = Fate(after={A: code}) if wanted == CONFIRMED else Fate(errors={A: code})
+    with scripted(1, {"t": 2}, fate) as brokers, producing(brokers) as producer:
+        producer.send("t", b"a", partition=0)
+        producer.send("t", b"b", partition=1)
+        if wanted == FINAL:
+            with pytest.raises(ProtocolError, match="t-0") as failed:
+                producer.flush()
+            assert failed.value.code == code
+            for call in (producer.flush, lambda: producer.send("t", b"c", partition=1), producer.close):
+                with pytest.raises(ProtocolError) as again:
+                    call()
+                assert again.value is failed.value
+            assert brokers.requests == [(0, [A, B])]
+            return
+        producer.flush()
+        assert brokers.log == {A: [b"a"], B: [b"b"]}
+        assert brokers.batches_received == {A: 1 if wanted == CONFIRMED else 2, B: 1}
+        assert brokers.numbers[A][-1][1:] == ((1, 0) if wanted == RENUMBERED else (0, 0))
+
+
+@pytest.mark.parametrize("code", [ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID])
+def test_errors_of_sequences_are_final_without_idempotence(code: int) -> None:
+    with scripted(1, {"t": 1}, Fate(errors={A: code})) as brokers, producing(brokers, acks="1") as producer:
+        producer.send("t", b"a")
+        with pytest.raises(ProtocolError, match=ErrorCode(code).name):
+            producer.flush()
+
+
+#: Of InitProducerId: those that pass. All others are final.
+PASSING_OF_INIT = [
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+    ErrorCode.REQUEST_TIMED_OUT,
+]
+
+
+@pytest.mark.parametrize("code", PASSING_OF_INIT, ids=lambda code: code.name)
+def test_errors_of_init_producer_id_that_pass(code: int) -> None:
+    with ModelCluster(1, {"t": 1}) as brokers, producing(brokers) as producer:
+        brokers.init_errors = [code] * 3
+        producer.send("t", b"a")
+        producer.flush()
+        assert (brokers.log, brokers.inits) == ({A: [b"a"]}, 4)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.INVALID_REQUEST, ErrorCode.UNKNOWN_SERVER_ERROR],
+    ids=lambda code: code.name,
+)
+def test_errors_of_init_producer_id_that_are_final(code: int) -> None:
+    with ModelCluster(1, {"t": 1}) as brokers, producing(brokers) as producer:
+        brokers.init_errors = [code]
+        producer.send("t", b"a")
+        for _ in range(2):
+            with pytest.raises(ProtocolError, match=r"enable\.idempotence=false.*" + ErrorCode(code).name):
+                producer.flush()
+        assert (brokers.requests, brokers.inits) == ([], 1)
+
+
+def test_brokers_without_producer_ids() -> None:
+    with ModelCluster(1, {"t": 1}) as brokers:
+        brokers.init_version = None
+        with producing(brokers) as producer:
+            producer.send("t", b"a")
+            producer.flush()
+        assert [number[0] for number in brokers.numbers[A]] == [-1]
+        with producing(brokers, enable_idempotence="true") as producer:
+            producer.send("t", b"a")
+            with pytest.raises(UnsupportedVersionError, match="InitProducerId"):
+                producer.flush()
+
+
+@pytest.mark.parametrize(
+    ("more", "is_idempotent"),
+    [
+        ({}, True),
+        ({"acks": "all", "enable.idempotence": "true"}, True),
+        ({"enable.idempotence": "false"}, False),
+        ({"acks": "1"}, False),
+        ({"acks": "0"}, False),
+    ],
+)
+def test_which_settings_make_a_producer_idempotent(more: dict[str, str], is_idempotent: bool) -> None:
+    assert client_config({"bootstrap.servers": "a:1", **more}).is_idempotent is is_idempotent
+    with ModelCluster(1, {"t": 1}) as brokers, Producer.connect({**settings(brokers), **more}) as producer:
+        for number in range(3):
+            producer.send("t", b"%d" % number)
+            producer.flush()
+        wait_until(lambda: len(brokers.log[A]) == 3)
+        first = 1001 if is_idempotent else -1
+        wanted = [(first, 0, number) for number in range(3)] if is_idempotent else [(-1, -1, -1)] * 3
+        assert brokers.numbers[A] == wanted
+
+
+def test_idempotence_that_the_settings_rule_out_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"enable\.idempotence=true needs acks=all, not acks=1"):
+        client_config({"bootstrap.servers": "a:1", "acks": "1", "enable.idempotence": "true"})
+    with pytest.raises(ConfigError, match=r"enable\.idempotence=yes"):
+        client_config({"bootstrap.servers": "a:1", "enable.idempotence": "yes"})
+
+
+def wait_until(condition: object, seconds: float = 20) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def _name_of(fate: Fate) -> str:
+    """The same in each process of a run: the order of a set is not."""
+    plain = vars(Fate())
+    changed = {name: value for name, value in vars(fate).items() if value != plain[name]}
+    return ", ".join(f"{name} {sorted(v) if isinstance(v, frozenset) else v}" for name, v in changed.items())
+
+
+@pytest.mark.parametrize(
+    "fate",
+    [
+        Fate(drop_before=True),
+        Fate(answers=0),
+        Fate(answers=2),
+        Fate(wrong_id=True),
+        Fate(left_out=frozenset([A])),
+        Fate(left_out=frozenset([A, B])),
+        Fate(delay_before=0.6),
+        Fate(delay_after=0.6),
+        Fate(throttle_ms=50),
+        Fate(after={A: ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, B: ErrorCode.REQUEST_TIMED_OUT}),
+        Fate(after={A: ErrorCode.NETWORK_EXCEPTION}, moves={A: 1}, moves_before=False),
+        Fate(moves={A: 1, B: 1}),
+    ],
+    ids=_name_of,
+)
+def test_each_answer_that_is_not_plain(fate: Fate) -> None:
+    """Whatever becomes of a request, each record is written once, and in order."""
+    topics = {"t": 2}
+    with scripted(2, topics, fate) as brokers, producing(brokers, request_timeout_ms="300") as producer:
+        brokers.leaders = {A: 0, B: 0}
+        for number in range(6):
+            producer.send("t", b"%d" % number, partition=number % 2)
+            if number % 2:
+                producer.flush()
+        assert brokers.log == {A: [b"0", b"2", b"4"], B: [b"1", b"3", b"5"]}
+
+
+def test_a_second_topic_after_a_full_request() -> None:
+    """Metadata of a new topic is asked for while a Produce request is under way."""
+    with scripted(1, {"t": 1, "u": 1}, Fate(delay_after=0.3)) as brokers:
+        with producing(brokers, batch_size="1000", max_request_size="1000") as producer:
+            producer.send("t", bytes(1500))
+            producer.send("u", b"second")
+            producer.flush()
+        assert {key: len(values) for key, values in brokers.log.items()} == {A: 1, ("u", 0): 1}
+
+
+@pytest.mark.parametrize("idempotence", ["true", "false"])
+def test_a_leader_that_moves_concerns_nobody_else(idempotence: str) -> None:
+    """What is under way at other brokers is confirmed by its own answer, and sent once."""
+    keys = [("t", number) for number in range(3)]
+
+    def script(node: int, asked: list[Key]) -> Fate:
+        if keys[0] in asked and node == 0:
+            return Fate(moves={keys[0]: 1})
+        return Fate(delay_after=0.1 if node else 0)
+
+    with ModelCluster(3, {"t": 3}, script) as brokers:
+        with producing(brokers, enable_idempotence=idempotence) as producer:
+            for number in range(3):
+                producer.send("t", b"%d" % number, partition=number)
+            producer.flush()
+        assert brokers.log == {key: [b"%d" % key[1]] for key in keys}
+        assert brokers.batches_received == {keys[0]: 2, keys[1]: 1, keys[2]: 1}
+
+
+def test_a_partition_without_a_leader_holds_up_no_other() -> None:
+    with ModelCluster(2, {"t": 2}) as brokers:
+        with producing(brokers, batch_size="1000", max_request_size="2000", delivery_timeout_ms="60000") as producer:
+            brokers.leaders = {A: -1, B: 1}
+            for number in range(40):
+                producer.send("t", b"%d " % number + bytes(1000), partition=number % 2)
+            wait_until(lambda: len(brokers.log[B]) >= 15)
+            assert not brokers.log[A]
+            brokers.leaders[A] = 0
+            producer.flush()
+        found = {key: [int(value.split()[0]) for value in values] for key, values in brokers.log.items()}
+        assert found == {A: list(range(0, 40, 2)), B: list(range(1, 40, 2))}
+
+
+def test_a_partition_that_gets_no_leader_fails_in_time() -> None:
+    with ModelCluster(2, {"t": 2}) as brokers:
+        with producing(brokers, delivery_timeout_ms="400") as producer:
+            brokers.leaders = {A: -1, B: 1}
+            producer.send("t", b"a", partition=0)
+            producer.send("t", b"b", partition=1)
+            told = r"t-0 were not written within 0\.4 s \(delivery\.timeout\.ms\).*LEADER_NOT_AVAILABLE"
+            with pytest.raises(RequestTimedOut, match=told) as failed:
+                producer.flush()
+            assert brokers.log == {A: [], B: [b"b"]}
+            brokers.leaders[A] = 0
+            for call in (producer.flush, lambda: producer.send("t", b"c"), producer.close):
+                with pytest.raises(RequestTimedOut) as again:
+                    call()
+                assert again.value is failed.value
+        assert brokers.log[A] == []
+
+
+def test_the_buffer_is_bounded() -> None:
+    """`send` waits while buffer.memory is full, until the batches' time is over."""
+    with ModelCluster(1, {"t": 1}) as brokers:
+        with producing(brokers, batch_size="1000", buffer_memory="20000", delivery_timeout_ms="500") as producer:
+            producer.partitions("t")
+            brokers.leaders[A] = -1
+            sent = itertools.count()
+
+            def send_on() -> None:
+                while next(sent) < 1000:
+                    producer.send("t", bytes(1000))
+
+            with pytest.raises(RequestTimedOut, match="t-0"):
+                send_on()
+            assert 10 <= next(sent) <= 25
+
+
+def test_time_between_calls_is_not_held_against_a_batch() -> None:
+    with ModelCluster(1, {"t": 1}) as brokers:
+        with producing(brokers, batch_size="10", delivery_timeout_ms="300") as producer:
+            producer.send("t", b"a full batch")
+            time.sleep(0.5)
+            producer.flush()
+        assert brokers.log[A] == [b"a full batch"]
+
+
+def test_an_answer_that_came_long_ago_is_taken() -> None:
+    with ModelCluster(1, {"t": 1}) as brokers:
+        with producing(brokers, batch_size="10", max_request_size="10", request_timeout_ms="200") as producer:
+            producer.send("t", b"a full batch")
+            time.sleep(0.4)
+            producer.flush()
+        assert brokers.batches_received[A] == 1
+
+
+def test_a_throttled_broker_is_given_its_time_and_others_are_not_held_up() -> None:
+    seen: list[tuple[float, int]] = []
+
+    def script(node: int, keys: list[Key]) -> Fate:
+        seen.append((time.monotonic(), node))
+        return Fate(throttle_ms=300 if node == 0 else 0)
+
+    with ModelCluster(2, {"t": 2}, script) as brokers:
+        with producing(brokers, batch_size="10", max_request_size="10") as producer:
+            for number in range(6):
+                producer.send("t", b"number %06d" % number, partition=0 if number in (0, 5) else 1)
+            producer.flush()
+    first, second = (moment for moment, node in seen if node == 0)
+    assert second - first >= 0.3
+    assert [node for _, node in seen] == [0, 1, 1, 1, 1, 0]
+
+
+def test_sequences_wrap_around() -> None:
+    with ModelCluster(1, {"t": 1}) as brokers, producing(brokers) as producer:
+        producer.send("t", b"0")
+        producer.flush()
+        near_the_end = 0x7FFFFFFF - 1
+        [queue] = producer._sender._queues.values()
+        assert queue.numbering is not None
+        queue.numbering.next_sequence = near_the_end
+        brokers.expect(A, 1001, near_the_end - 1)
+        for number in range(1, 5):
+            producer.send("t", b"%d" % number)
+            producer.send("t", b"%d+" % number)
+            producer.flush()
+        assert [sequence for _, _, sequence in brokers.numbers[A]] == [0, near_the_end, 0, 2, 4]
+        assert len(brokers.log[A]) == 9
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_records_without_a_key_take_turns(count: int) -> None:
+    with ModelCluster(2, {"t": count}) as brokers, producing(brokers, batch_size="1000") as producer:
+        for number in range(60 * count):
+            producer.send("t", b"%090d" % number)
+        producer.flush()
+        lengths = [len(values) for values in brokers.log.values()]
+        assert max(lengths) - min(lengths) <= 11, lengths
+
+
+def test_small_producers_spread_records_without_a_key() -> None:
+    with ModelCluster(2, {"t": 4}) as brokers:
+        for _ in range(100):
+            with producing(brokers, acks="1") as producer:
+                producer.send("t", b"v")
+                producer.flush()
+        lengths = [len(values) for values in brokers.log.values()]
+    assert min(lengths) >= 7, lengths  # below that in one of a hundred million runs
+
+
+def test_records_without_a_key_avoid_partitions_without_a_leader() -> None:
+    with ModelCluster(2, {"t": 3}) as brokers:
+        brokers.leaders["t", 1] = -1
+        with producing(brokers, batch_size="100") as producer:
+            for _ in range(30):
+                producer.send("t", bytes(100))
+            producer.flush()
+        assert [len(values) for values in brokers.log.values()] == [15, 0, 15]
+
+
+def test_a_record_in_many_partitions_of_many_topics() -> None:
+    topics = {f"topic-{number}": 20 for number in range(5)}
+    with ModelCluster(3, topics) as brokers, producing(brokers, max_request_size="300") as producer:
+        sent: Counter[Key] = Counter()
+        for number, key in enumerate(list(brokers.log) * 3):
+            producer.send(key[0], b"%030d" % number, partition=key[1])
+            sent[key] += 1
+        producer.flush()
+        assert {key: len(values) for key, values in brokers.log.items()} == sent
+
+
+def test_no_answer_at_all_ends_in_time() -> None:
+    with ModelCluster(1, {"t": 1}, lambda node, keys: Fate(drop_before=True)) as brokers:
+        with producing(brokers, delivery_timeout_ms="500") as producer:
+            producer.send("t", b"a")
+            with pytest.raises(RequestTimedOut, match=r"t-0 .*delivery\.timeout\.ms.*closed by the broker"):
+                producer.flush()
+            pauses = len(brokers.requests)
+    assert 5 < pauses < 100, "with a pause between attempts"
+
+
+def test_brokers_that_are_gone_end_in_time() -> None:
+    brokers = ModelCluster(2, {"t": 2})
+    with producing(brokers, delivery_timeout_ms="500") as producer:
+        producer.send("t", b"a", partition=0)
+        brokers.close()
+        begin = time.monotonic()
+        with pytest.raises(RequestTimedOut, match=r"within 0\.5 s \(delivery\.timeout\.ms\).*no broker answers"):
+            producer.flush()
+        assert time.monotonic() - begin < 15
+
+
+def test_a_failed_producer_says_so_when_it_is_closed() -> None:
+    def write(producer: Producer) -> None:
+        with producer:
+            producer.send("t", b"a")
+            with suppress(ProtocolError):
+                producer.flush()
+
+    with ModelCluster(1, {"t": 1}, lambda node, keys: Fate(errors={A: ErrorCode.INVALID_RECORD})) as brokers:
+        with pytest.raises(ProtocolError, match="INVALID_RECORD"):
+            write(Producer.connect(settings(brokers)))
+        assert len(brokers.requests) == 1
+
+
+def test_a_record_that_can_not_be_encoded_leaves_nothing_behind() -> None:
+    with scripted(1, {"t": 2}) as brokers, producing(brokers) as producer:
+        value: Any = "text"
+        with pytest.raises(TypeError):
+            producer.send("t", value, partition=0)
+        producer.send("t", b"b", partition=1)
+        producer.flush()
+        assert (brokers.log[B], brokers.batches_received) == ([b"b"], {B: 1})

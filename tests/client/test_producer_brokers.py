@@ -1,0 +1,89 @@
+"""What is written, as Spark's sink does it, while brokers are killed, leaders move and answers are lost.
+
+Two brokers of Kafka 3.9.1 take long to start: they run with SPARK_KLOG_PRODUCER_SECONDS only, as `make soak` sets it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from spark_klog.broker.faults import Drop, Fault
+from spark_klog.client.producer import Producer
+from spark_klog.columns.encode import PartitionEncoder
+from spark_klog.embedded import EmbeddedCluster
+from tests.spark.support import consume, create_topic
+from tests.support.kafka import Kafka
+from tests.support.shared_tree import wait_for
+
+_IS_SOAK = "SPARK_KLOG_PRODUCER_SECONDS" in os.environ
+ROWS, PARTITIONS, BATCH = 20_000 if _IS_SOAK else 8_000, 4, 100
+TOPIC = "t"
+#: A killed broker is noticed as soon as ZooKeeper allows.
+_KAFKA = {"zookeeper.session.timeout.ms": 6000, "offsets.topic.replication.factor": 2}
+
+
+def _write(servers: str, trouble: dict[int, Callable[[], None]]) -> None:
+    """Write numbers 0 to `ROWS` - 1, every other one with a key; `trouble` comes before some of them."""
+    settings = {"batch.size": "2000", "max.request.size": "4000", "request.timeout.ms": "5000"}
+    with Producer.connect({"bootstrap.servers": servers, **settings}) as producer:
+        encoder = PartitionEncoder(TOPIC, producer.partitions, producer.choose_partition, producer.batch_size)
+        for start in range(0, ROWS, BATCH):
+            trouble.get(start, lambda: None)()
+            numbers = range(start, start + BATCH)
+            keys = [b"%d" % (number % 7) if start // BATCH % 2 else None for number in numbers]
+            values = [b"%0100d" % number for number in numbers]
+            rows = pa.record_batch([pa.array(keys, pa.binary()), pa.array(values)], ["key", "value"])
+            for topic, partition, records in encoder.split(rows):
+                producer.send_columns(topic, partition, records)
+
+
+def _check(servers: str) -> None:
+    """Each number is there once, and those of a partition go up."""
+    there = consume(servers, TOPIC)
+    assert Counter(record.value for record in there) == {b"%0100d" % number: 1 for number in range(ROWS)}
+    for partition in range(PARTITIONS):
+        found = [record.value or b"" for record in there if record.partition == partition]
+        assert found == sorted(found)
+        assert len(found) > ROWS // PARTITIONS // 4
+
+
+def test_a_broker_that_is_killed_and_answers_that_are_lost() -> None:
+    lost = [Fault(Drop(after=True), api="Produce", skip=skip, count=1) for skip in (3, 20, 60)]
+    with EmbeddedCluster(brokers=2, faults=lost) as cluster:
+        create_topic(cluster.bootstrap_servers, TOPIC, PARTITIONS)
+        trouble = {
+            ROWS // 4: lambda: cluster.kill(1),
+            ROWS // 8 * 3: lambda: cluster.restart(1),
+            ROWS // 8 * 5: lambda: (cluster.kill(0), cluster.restart(0)),
+        }
+        _write(cluster.bootstrap_servers, trouble)  # type: ignore[arg-type]
+        assert all(count for fault, count in cluster.faults_fired().items())
+        _check(cluster.bootstrap_servers)
+
+
+@pytest.mark.peer
+@pytest.mark.slow
+@pytest.mark.skipif(not _IS_SOAK, reason="part of make soak")
+def test_a_leader_of_kafkas_that_moves(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        one = stack.enter_context(Kafka("3.9.1", tmp_path / "one", _KAFKA))
+        two = stack.enter_context(Kafka("3.9.1", tmp_path / "two", _KAFKA, beside=one))
+        servers = f"{one.bootstrap_servers},{two.bootstrap_servers}"
+        create_topic(servers, TOPIC, PARTITIONS, replicas=2)
+
+        def leaders() -> set[int]:
+            admin = AdminClient({"bootstrap.servers": one.bootstrap_servers, "log_level": 0})
+            return {entry.leader for entry in admin.list_topics(TOPIC, timeout=30).topics[TOPIC].partitions.values()}
+
+        assert leaders() == {one.broker_id, two.broker_id}
+        _write(servers, {ROWS // 5 * 2: two.kill})
+        wait_for(lambda: leaders() == {one.broker_id})
+        _check(servers)

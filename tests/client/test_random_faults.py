@@ -1,0 +1,194 @@
+"""Reads and offsets while brokers do anything: random faults and leaders that move, by a seed that a failure names.
+
+SPARK_KLOG_FAULT_SECONDS is how long (3), SPARK_KLOG_FAULT_SEED the first seed (0).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from spark_klog.client.admin import add_partitions, create_topic, delete_topic
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.config import client_config
+from spark_klog.client.fetcher import fetch_range
+from spark_klog.client.groups import list_groups
+from spark_klog.client.offsets import GroupOffsets, list_offsets
+from spark_klog.errors import ErrorCode, KlogError
+from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from tests.support import faults
+from tests.support.faults import Fault
+from tests.support.kafka_python_wire import read_records
+from tests.support.scripted_broker import ScriptedCluster
+
+_SECONDS = float(os.environ.get("SPARK_KLOG_FAULT_SECONDS", "3"))
+_FIRST_SEED = int(os.environ.get("SPARK_KLOG_FAULT_SEED", "0"))
+_APIS = (
+    "ApiVersions",
+    "Metadata",
+    "ListOffsets",
+    "Fetch",
+    "Fetch",
+    "FindCoordinator",
+    "OffsetCommit",
+    "OffsetFetch",
+    "ListGroups",
+    "CreateTopics",
+    "DeleteTopics",
+    "CreatePartitions",
+)
+_CODES = [int(code) for code in ErrorCode if code] + [999]
+_PARTITIONS, _RECORDS, _NODES = 3, 60, 3
+_TIMEOUT_MS = 400
+#: Seconds beyond the timeout that a loaded machine may take.
+_SLACK = 20
+
+
+def _fault(choose: random.Random) -> Fault:
+    makers: list[Callable[[], Fault]] = [
+        lambda: faults.error(choose.choice(_CODES), choose.choice([None, 0, 1, 2])),
+        lambda: faults.throttled(choose.randrange(100)),
+        lambda: faults.slowed(choose.randrange(100)),
+        lambda: faults.late(choose.random() / 5),
+        lambda: faults.dripped(choose.random() / 1000),
+        faults.sound,
+        faults.empty,
+        faults.renamed,
+        faults.repeated,
+        faults.double,
+        faults.dropped,
+        faults.lost,
+        faults.cut,
+        faults.misaddressed,
+        faults.silent,
+        faults.reordered,
+    ]
+    return choose.choice(makers)()
+
+
+def _values(partition: int) -> list[bytes]:
+    return [b"%d-%d" % (partition, number) for number in range(_RECORDS)]
+
+
+def _timed(action: Callable[[], Any], calls: int = 1) -> Any:
+    """What a call gives, or its error; it ends in time."""
+    begin = time.monotonic()
+    try:
+        return action()
+    except KlogError as error:
+        return error
+    finally:
+        assert time.monotonic() - begin < calls * _TIMEOUT_MS / 1000 + _SLACK
+
+
+def _step(read: Iterator[Any], found: list[bytes]) -> bool:
+    """Take the next records of a read; False at its end."""
+    fetched = next(read, None)
+    if fetched is not None:
+        found += [value for _, _, value in read_records(bytes(fetched.data))]
+    return fetched is not None
+
+
+def _read(cluster: Cluster, choose: random.Random) -> dict[int, KlogError]:
+    """Read all partitions side by side; the errors of those that did not end."""
+    reads = {partition: fetch_range(cluster, "t", partition, 0, _RECORDS) for partition in range(_PARTITIONS)}
+    found: dict[int, list[bytes]] = {partition: [] for partition in reads}
+    failed: dict[int, KlogError] = {}
+    while reads:
+        partition = choose.choice(list(reads))
+        more = _timed(lambda: _step(reads[partition], found[partition]))  # noqa: B023
+        assert found[partition] == _values(partition)[: len(found[partition])]
+        if more is not True:
+            del reads[partition]
+            if isinstance(more, KlogError):
+                failed[partition] = more
+            else:
+                assert found[partition] == _values(partition)
+    return failed
+
+
+def _offsets(cluster: Cluster, brokers: ScriptedCluster, choose: random.Random) -> None:
+    partitions = [("t", partition) for partition in range(_PARTITIONS)]
+    for place, offset in ((EARLIEST, 0), (LATEST, _RECORDS)):
+        found = _timed(lambda: list_offsets(cluster, dict.fromkeys(partitions, place)))  # noqa: B023
+        assert isinstance(found, KlogError) or found.keys() == set(partitions)
+        # -1: no timestamps to look for, which the broker may say
+        assert isinstance(found, KlogError) or set(found.values()) <= {offset, -1}
+    group = GroupOffsets(cluster, "g")
+    wanted = {key: choose.randrange(1000) for key in partitions}
+    before = dict(brokers.offsets.get("g", {}))
+    committed = _timed(lambda: group.commit(wanted))
+    there = brokers.offsets.get("g", {})
+    assert there == wanted if committed is None else all(there[key] in (wanted[key], before.get(key)) for key in there)
+    known = _timed(lambda: group.fetch(partitions))
+    assert isinstance(known, KlogError) or known.items() <= there.items()
+    _timed(lambda: list_groups(cluster))
+
+
+def _topics(cluster: Cluster, brokers: ScriptedCluster) -> None:
+    def size() -> int:
+        return sum(topic == "n" for topic, _ in list(brokers.logs))
+
+    for change, after in ((create_topic, 2), (add_partitions, 4)):
+        before = size()
+        if before == after:
+            continue
+        done = _timed(lambda: change(cluster, "n", after), calls=2)  # noqa: B023
+        assert size() == after if done is None else size() in (before, after)
+    if size():
+        done = _timed(lambda: delete_topic(cluster, "n"))
+        assert done is not None or not size()
+
+
+def _run(seed: int) -> None:
+    choose = random.Random(seed)
+    with ScriptedCluster({"t": _PARTITIONS}, nodes=_NODES) as brokers:
+        for partition in range(_PARTITIONS):
+            brokers.append("t", partition, _values(partition), size=choose.choice([1, 7, 60]))
+        settings = {
+            "bootstrap.servers": brokers.bootstrap_servers,
+            "request.timeout.ms": str(_TIMEOUT_MS),
+            "retry.backoff.ms": "2",
+            "max.partition.fetch.bytes": str(choose.choice([100, 500, 1 << 20])),
+        }
+        with Cluster(client_config(settings)) as cluster:
+            for _ in range(3):
+                for _ in range(choose.randrange(12)):
+                    brokers.on(choose.choice(_APIS), _fault(choose))
+                brokers.leaders["t", choose.randrange(_PARTITIONS)] = choose.randrange(-1, _NODES)
+                brokers.coordinator, brokers.controller = choose.randrange(_NODES), choose.randrange(_NODES)
+                for work in choose.sample(
+                    [
+                        lambda: _read(cluster, choose),
+                        lambda: _offsets(cluster, brokers, choose),
+                        lambda: _topics(cluster, brokers),
+                    ],
+                    3,
+                ):
+                    work()
+            brokers.clear()
+            for partition in range(_PARTITIONS):
+                brokers.leaders["t", partition] = choose.randrange(_NODES)
+            _timed(lambda: cluster.metadata(["t"]))  # a late answer to an earlier request may still arrive
+            assert _read_again(cluster, choose) == {}
+
+
+def _read_again(cluster: Cluster, choose: random.Random) -> dict[int, KlogError]:
+    """Nothing of what went wrong before stays; a stray answer on an open connection may cost one attempt."""
+    failed = _read(cluster, choose)
+    return _read(cluster, choose) if failed else failed
+
+
+def test_random_faults() -> None:
+    end = time.monotonic() + _SECONDS
+    seed = _FIRST_SEED
+    while seed == _FIRST_SEED or time.monotonic() < end:
+        try:
+            _run(seed)
+        except BaseException:
+            print(f"SPARK_KLOG_FAULT_SEED={seed}")  # noqa: T201
+            raise
+        seed += 1

@@ -1,0 +1,106 @@
+"""Sequences in which a failing disk meets another change of a log."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from io import FileIO
+from pathlib import Path
+
+import pytest
+
+from spark_klog.log import file_system
+from spark_klog.log.config import LogConfig
+from spark_klog.log.directory import LogDirectory
+from spark_klog.log.partition_log import PartitionLog
+from spark_klog.log.transaction_index import AbortedTransaction
+from spark_klog.records.control import ABORT
+from tests.log.faulty_files import Faults, FaultyFiles
+from tests.log.test_faults import SMALL, Clock, batch_of, open_log
+from tests.log.test_producer_state import batch, marker
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_transaction_index_made_while_a_flush_runs_is_on_the_disk_after_the_next(seed: int) -> None:
+    files = FaultyFiles()
+    log = open_log(files)
+    log.append(memoryview(batch(1, 0, 0, 1)))
+    flush = log.begin_flush(with_snapshot=False)
+    flush.run()
+    log.append(memoryview(marker(1, 0, ABORT)))
+    log.end_flush(flush)
+    flush = log.begin_flush(with_snapshot=True)
+    flush.run()
+    log.end_flush(flush)
+    left = files.after_crash(random.Random(seed), power=True)
+    expected = [AbortedTransaction(1, 0, 1, 2)]
+    assert open_log(left, point=log.recovery_point).aborted_transactions(0, 2) == expected
+
+
+def test_an_index_that_cannot_be_read_takes_no_marker() -> None:
+    """An index that was released is read again by the next abort; what fails then is tried again."""
+    files = FaultyFiles()
+    log = open_log(files)
+    for producer in (1, 2):
+        log.append(memoryview(batch(producer, 0, 0, 1)))
+    log.append(memoryview(marker(1, 0, ABORT)))
+    log.close()
+    log = open_log(files, clean=True, point=3)
+    assert len(log.aborted_transactions(0, 3)) == 1
+    log.segments[-1].transaction_index.release()  # as other logs need the memory
+    files.faults = Faults(fails=lambda operation, path: operation == "read" and path.suffix == ".txnindex")
+    with pytest.raises(OSError, match="Input/output error"):
+        log.append(memoryview(marker(2, 0, ABORT)))
+    assert log.end_offset == 3
+    files.faults = Faults()
+    log.append(memoryview(marker(2, 0, ABORT)))
+    assert {item.producer_id for item in log.aborted_transactions(0, 4)} == {1, 2}
+
+
+def test_checkpoints_that_were_half_written_are_not_a_new_topics(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    config = LogConfig(**{**SMALL.__dict__, "segment_bytes": 1 << 20})
+    logs = LogDirectory(tmp_path, 0, config, files=files, now_ms=Clock())
+    log = logs.logs["t", 0] = logs.make("t", 0)
+    for number in range(5):
+        log.append(memoryview(bytearray(batch_of(number, 1))))
+    log.delete_records(4)
+    files.faults = Faults(fails=lambda operation, path: operation == "write" and path.name.startswith("recovery"))
+    with pytest.raises(OSError, match="Input/output error"):
+        logs.write_checkpoints()
+    files.faults = Faults()
+    rename = logs.take("t", 0)
+    assert rename is not None
+    files.remove_folder(rename())
+    log = logs.logs["t", 0] = logs.make("t", 0)
+    for number in range(3):
+        log.append(memoryview(bytearray(batch_of(number, 1))))
+    os.close(logs._lock)  # killed
+    left = files.after_crash(random.Random(0), power=False)
+    assert LogDirectory(tmp_path, 0, config, files=left, now_ms=Clock()).logs["t", 0].end_offset == 3
+
+
+def test_a_file_that_another_thread_lets_go_of_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments hold their files by weak references; the log cleaner and readers use the same ones."""
+    log = PartitionLog(tmp_path / "t-0", LogConfig(**{**SMALL.__dict__, "segment_bytes": 1}))
+    for number in range(2):
+        log.append(memoryview(bytearray(batch_of(number, 1))))
+    sealed = log.segments[0]
+    closes, goes_on = threading.Event(), threading.Event()
+
+    def slow_close(handle: FileIO) -> None:
+        closes.set()
+        assert goes_on.wait(60)
+        FileIO.close(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(file_system._Handle, "close", slow_close)
+        thread = threading.Thread(target=lambda: sealed.file and None)
+        thread.start()
+        assert closes.wait(60)
+        file = sealed.file
+        goes_on.set()
+        thread.join()
+    assert len(file.read_at(0, 8)) == 8
+    log.close()

@@ -1,0 +1,83 @@
+"""A query that goes on with options that name less than before: said at once, and how to go on."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import DataLossError
+from spark_klog.spark import stream
+from spark_klog.spark.source import KlogDataSource
+
+from .support import create_topic, produce, values
+
+#: By option: what names all, what names less, and the partition that is missing then.
+CHANGES = [
+    ("subscribe", "{0}-a,{0}-b", "{0}-a", "{0}-b-1"),
+    ("subscribePattern", "^{0}-[ab]$", "^{0}-a$", "{0}-b-1"),
+    ("assign", '{{"{0}-a":[0],"{0}-b":[0,1]}}', '{{"{0}-a":[0],"{0}-b":[0]}}', "{0}-b-1"),
+]
+
+
+@pytest.fixture(autouse=True)
+def never_wait_for_what_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that is looked for as if it were deleted would be looked for longer than the test may take."""
+    monkeypatch.setattr(stream, "_GONE_SECONDS", 3600.0)
+
+
+@pytest.fixture
+def topics(cluster: EmbeddedCluster, topic: str) -> str:
+    for name, partitions in ((f"{topic}-a", 1), (f"{topic}-b", 2)):
+        create_topic(cluster.bootstrap_servers, name, partitions)
+        produce(cluster.bootstrap_servers, name, values(4, partitions=partitions))
+    return topic
+
+
+def reader(cluster: EmbeddedCluster, option: str, value: str, mode: str = "true") -> stream.StreamReader:
+    options = {"kafka.bootstrap.servers": cluster.bootstrap_servers, option: value, "failOnDataLoss": mode}
+    source = KlogDataSource(options | {"startingOffsets": "earliest"})
+    made = source.streamReader(source.schema())
+    assert isinstance(made, stream.StreamReader)
+    return made
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("option", "every", "less", "missing"), CHANGES)
+def test_less_than_before(
+    cluster: EmbeddedCluster,
+    topics: str,
+    option: str,
+    every: str,
+    less: str,
+    missing: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first = reader(cluster, option, every.format(topics))
+    end = first.latestOffset({}, ReadAllAvailable())
+    words = f"{missing.format(topics)} is no longer named by the options subscribe, subscribePattern or assign"
+    narrow = reader(cluster, option, less.format(topics))
+    with pytest.raises(DataLossError, match="set failOnDataLoss=false or report to go on without") as raised:
+        narrow.latestOffset(end, ReadAllAvailable())
+    assert str(raised.value).startswith("[KLOG_DATA_LOSS.UNSUBSCRIBED] ")
+    assert words in str(raised.value)
+    assert "; name it again to go on with it, or set failOnDataLoss=false" in str(raised.value)
+    # and so does a batch that the run before has planned and not read
+    with pytest.raises(DataLossError, match=r"KLOG_DATA_LOSS\.UNSUBSCRIBED"):
+        reader(cluster, option, less.format(topics)).partitions({}, end)
+    # with failOnDataLoss=false it goes on, and says so once
+    going_on = reader(cluster, option, less.format(topics), "false")
+    with caplog.at_level(logging.WARNING, "spark_klog"):
+        following = going_on.latestOffset(end, ReadAllAvailable())
+        assert going_on.latestOffset(following, ReadAllAvailable()) == following
+    assert f"{topics}-a" in following
+    (told,) = [message for message in caplog.messages if words in message]
+    assert told.endswith("if it is named again later, it is read from its first record on")
+    again = reader(cluster, option, every.format(topics), "false")
+    tasks = again.partitions(following, again.latestOffset(following, ReadAllAvailable()))
+    begun = {f"{item.topic}-{item.partition}": item.start for task in tasks for item in task.ranges}
+    assert begun[missing.format(topics)] == 0
+    for each in (first, narrow, going_on, again):
+        each.stop()

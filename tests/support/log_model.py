@@ -1,0 +1,165 @@
+"""What a log should hold: the batches that were appended, and all that follows from them."""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from spark_klog.records.batch_v2 import build_batch
+from spark_klog.records.reference import append_record
+from spark_klog.wire.codecs import codec_by_name
+from tests.support.batches import walk
+
+ABORT, COMMIT = 0, 1
+TRANSACTIONAL, CONTROL = 0x10, 0x20
+#: As many batches of a producer are known as duplicates.
+KNOWN = 5
+
+
+class Record(NamedTuple):
+    offset: int
+    timestamp: int
+    key: bytes
+    value: bytes | None
+
+
+class Batch(NamedTuple):
+    """A batch as it was appended; `marker` for a control batch, `sequence` -1 without."""
+
+    base: int
+    data: bytes
+    records: tuple[Record, ...]
+    producer: int = -1
+    epoch: int = -1
+    sequence: int = -1
+    is_transactional: bool = False
+    marker: int | None = None
+
+    @property
+    def last(self) -> int:
+        return self.base + max(1, len(self.records)) - 1
+
+    @property
+    def max_timestamp(self) -> int:
+        return max(record.timestamp for record in self.records)
+
+
+def encoded(
+    pairs: Sequence[tuple[bytes, bytes | None]],
+    timestamps: Sequence[int],
+    *,
+    codec: str = "none",
+    producer: int = -1,
+    epoch: int = -1,
+    sequence: int = -1,
+    attributes: int = 0,
+) -> bytes:
+    """A batch as a producer sends it, or for CONTROL as a broker writes it."""
+    body = bytearray()
+    for delta, ((key, value), timestamp) in enumerate(zip(pairs, timestamps, strict=True)):
+        append_record(body, timestamp - timestamps[0], delta, key, value)
+    return build_batch(
+        body, len(pairs), base_timestamp=timestamps[0], max_timestamp=max(timestamps), codec=codec_by_name(codec),
+        attributes=attributes, producer_id=producer, producer_epoch=epoch, base_sequence=sequence,
+    )  # fmt: skip
+
+
+def marker_pair(kind: int) -> tuple[bytes, bytes]:
+    return struct.pack(">hh", 0, kind), struct.pack(">hi", 0, 4)
+
+
+def stored(data: bytes, offset: int) -> bytes:
+    """As the log should hold it: base offset and leader epoch are the broker's."""
+    return struct.pack(">q", offset) + data[8:12] + struct.pack(">i", 0) + data[16:]
+
+
+@dataclass
+class Derived:
+    """What follows from the batches: which producers are known, where open transactions begin, what is committed."""
+
+    producers: dict[int, tuple[int, list[Batch]]] = field(default_factory=dict)
+    open: dict[int, int] = field(default_factory=dict)
+    aborted: set[int] = field(default_factory=set)  # offsets of records
+    ended: set[int] = field(default_factory=set)  # those of transactions that have ended, and all that are of none
+
+
+def derive(batches: Iterable[Batch]) -> Derived:
+    found = Derived()
+    pending: dict[int, list[int]] = {}
+    for batch in batches:
+        offsets = [record.offset for record in batch.records]
+        if batch.marker is not None:
+            found.open.pop(batch.producer, None)
+            ended = pending.pop(batch.producer, [])
+            found.ended.update(ended)
+            if batch.marker == ABORT:
+                found.aborted.update(ended)
+            _, known = found.producers.get(batch.producer, (batch.epoch, []))
+            found.producers[batch.producer] = batch.epoch, known
+            continue
+        if batch.is_transactional:
+            found.open.setdefault(batch.producer, batch.base)
+            pending.setdefault(batch.producer, []).extend(offsets)
+        else:
+            found.ended.update(offsets)
+        if batch.producer >= 0:
+            epoch, known = found.producers.get(batch.producer, (batch.epoch, []))
+            known = [*(known if epoch == batch.epoch else []), batch][-KNOWN:]
+            found.producers[batch.producer] = batch.epoch, known
+    return found
+
+
+def committed_in(data: bytes, aborted: Iterable[tuple[int, int]]) -> set[int]:
+    """Base offsets of the batches that a read_committed consumer takes of what a broker answers.
+
+    As Kafka's own: `aborted` are (producer id, first offset); an abort marker ends its producer's.
+    """
+    waiting = deque(sorted(aborted, key=lambda item: item[1]))
+    now: set[int] = set()
+    taken = set()
+    for batch in walk(data):
+        attributes, producer = (
+            struct.unpack_from(">h", data, batch.position + 21)[0],
+            *struct.unpack_from(">q", data, batch.position + 43),
+        )
+        while waiting and waiting[0][1] <= batch.last_offset:
+            now.add(waiting.popleft()[0])
+        if attributes & CONTROL:
+            count, at = struct.unpack_from(">i", data, batch.position + 57)[0], batch.position + 61
+            if count and _marker_type(data[at : batch.position + batch.size]) == ABORT:
+                now.discard(producer)
+        elif not (attributes & TRANSACTIONAL and producer in now):
+            taken.add(batch.base_offset)
+    return taken
+
+
+def _marker_type(record: bytes) -> int:
+    # length, attributes, two deltas, all of one byte here, then the key's length
+    return int(struct.unpack_from(">h", record, 7)[0])
+
+
+class Model:
+    """One log: what was appended since it was created, and what may be there beside it after a crash."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self.unsure: list[list[Batch]] = []  # appends that failed
+        self.start = self.largest_start = 0
+        self.clean_offset = 0  # up to there compaction may have removed records
+        self.derived = derive([])
+
+    @property
+    def end(self) -> int:
+        end = self.batches[-1].last + 1 if self.batches else 0
+        return max(end, self.largest_start)  # a start that was noted outlives records that were not flushed
+
+    def add(self, batches: list[Batch]) -> None:
+        self.batches += batches
+        self.derived = derive(self.batches)
+
+    def cut(self, batches: list[Batch]) -> None:
+        self.batches = batches
+        self.derived = derive(batches)

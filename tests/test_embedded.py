@@ -1,0 +1,150 @@
+"""What is asked of an `EmbeddedCluster` that can't be, and `klog cluster`, which runs one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from kazoo.client import KazooClient
+
+from spark_klog.broker.faults import Drop, Fault
+from spark_klog.embedded import ClusterStartError, EmbeddedCluster
+from spark_klog.errors import ConfigError, DataDirectoryError
+from tests.support.kafka import free_port
+from tests.support.klog import klog_command, klog_refusal
+
+
+def test_brokers_that_are_not_there(tmp_path: Path) -> None:
+    cluster = EmbeddedCluster(2, data_dir=tmp_path / "c", faults=[])
+    for action in (cluster.kill, cluster.pid):
+        with pytest.raises(ConfigError, match="broker 1 is not running; start the cluster first"):
+            action(1)
+    with pytest.raises(ConfigError, match=r"call start\(\) first"):
+        cluster.restart(1)
+    cluster.stop()
+    assert not (tmp_path / "c").exists()
+    with cluster:
+        for action in (cluster.kill, cluster.pid, cluster.restart):
+            for broker_id in (5, -1):
+                with pytest.raises(
+                    ConfigError, match=f"there is no broker {broker_id}: the cluster has 2, numbered 0 to 1"
+                ):
+                    action(broker_id)
+        with pytest.raises(ConfigError, match="broker 0 is running; kill it first"):
+            cluster.restart(0)
+        with pytest.raises(ConfigError, match="has been started already"):
+            cluster.start()
+        servers = cluster.bootstrap_servers
+        cluster.kill(1)
+        cluster.kill(1)
+        assert cluster.ended() == {"broker 1": -signal.SIGKILL}
+        cluster.inject(Fault(Drop(), api="Produce"))
+        cluster.restart(1)
+        assert (cluster.bootstrap_servers, cluster.ended()) == (servers, {})
+    cluster.stop()
+
+
+def test_what_can_not_start(tmp_path: Path) -> None:
+    with pytest.raises(DataDirectoryError, match="data directory /proc/x can't be used"):
+        EmbeddedCluster(data_dir="/proc/x").start()
+    with pytest.raises(ConfigError, match="'9092' is not HOST:PORT"):
+        EmbeddedCluster(listen="9092")
+    with pytest.raises(ConfigError, match="zookeeper_port=2181: no ZooKeeper is started"):
+        EmbeddedCluster(zookeeper_port=2181)
+    with pytest.raises(ConfigError, match="exclude each other"):
+        EmbeddedCluster(listen="127.0.0.1:9092", settings={"listeners": "PLAINTEXT://:9092"})
+    # the broker ends before it has read its faults
+    told = "broker 0 did not start: unknown setting 'num.partition'; did you mean num.partitions"
+    with pytest.raises(ClusterStartError, match=told):
+        EmbeddedCluster(data_dir=tmp_path, settings={"num.partition": "2"}, faults=[Fault(Drop())]).start()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        told = f"can't listen on {address}: Address already in use; choose another --"
+        with pytest.raises(ClusterStartError, match=f"^broker 0 did not start: {told}listen$"):
+            EmbeddedCluster(data_dir=tmp_path, listen=address).start()
+        with pytest.raises(ConfigError, match=f"^{told}zookeeper-port"):
+            EmbeddedCluster(data_dir=tmp_path / "z", zookeeper=True, zookeeper_port=int(address[10:])).start()
+
+
+def test_a_cluster_on_ports_of_choice(tmp_path: Path) -> None:
+    """Settings, addresses, a process that dies, and a stop by Ctrl-C, as a user meets them."""
+    port, zookeeper_port = free_port(), free_port()
+    command = klog_command(
+        *("cluster", "--data-dir", str(tmp_path / "c"), "--brokers", "2", "--listen", f"127.0.0.1:{port}"),
+        *("--zookeeper", "--zookeeper-port", str(zookeeper_port), "--set", "num.partitions=3"),
+    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        first = process.stdout.readline()
+        assert first.startswith(f"klog cluster ready on 127.0.0.1:{port},127.0.0.1:"), process.communicate()
+        assert process.stdout.readline() == f"zookeeper ready on 127.0.0.1:{zookeeper_port}\n"
+        client = KazooClient(f"127.0.0.1:{zookeeper_port}")
+        client.start()
+        assert sorted(client.get_children("/brokers/ids")) == ["0", "1"]
+        client.stop()
+        client.close()
+        topics = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"}).list_topics("made", timeout=30).topics
+        assert len(topics["made"].partitions) in (0, 3)  # 0: it has no leader yet
+        (broker,) = [
+            pid for pid in _children(process) if f"{tmp_path}/c/broker-1" in Path(f"/proc/{pid}/cmdline").read_text()
+        ]
+        os.kill(broker, signal.SIGKILL)
+        line = process.stderr.readline()
+        assert (
+            line == f"klog: broker 1 ended with signal 9, {tmp_path}/c/broker-1.log is its log; restart the cluster\n"
+        )
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "")
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+def test_options_that_are_mistyped(tmp_path: Path) -> None:
+    assert "'FOO' is not one of" in klog_refusal("--log-level", "FOO", "version", code=2)
+    folder = ("cluster", "--data-dir", str(tmp_path / "c"))
+    assert "without --zookeeper" in klog_refusal(*folder, "--zookeeper-port", "2181", code=2)
+    assert klog_refusal(*folder, "--set", "a") == "klog: setting 'a' is not NAME=VALUE"
+    assert klog_refusal(*folder, "--listen", "x") == "klog: 'x' is not HOST:PORT"
+    assert not (tmp_path / "c").exists()
+
+
+def _children(process: subprocess.Popen[str]) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def test_a_cluster_waits_for_one_that_was_killed(tmp_path: Path) -> None:
+    """Its brokers end by themselves, after a while, and have its ports and directories until then."""
+    command = klog_command("cluster", "--data-dir", str(tmp_path / "c"), "--listen", f"127.0.0.1:{free_port()}")
+    killed = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert killed.stdout is not None
+    assert killed.stdout.readline().startswith("klog cluster ready on")
+    (broker,) = _children(killed)
+    os.kill(broker, signal.SIGSTOP)
+    killed.kill()
+    killed.wait()
+    killed.stdout.close()
+    new = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert new.stdout is not None
+    assert new.stderr is not None
+    try:
+        assert "a cluster that was killed are stopping; waiting for them" in new.stderr.readline()
+        os.kill(broker, signal.SIGCONT)
+        assert new.stdout.readline().startswith("klog cluster ready on")
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(broker, signal.SIGCONT)
+        new.terminate()
+        new.communicate(timeout=60)
+    assert new.returncode == 0
