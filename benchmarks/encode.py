@@ -40,7 +40,7 @@ def _encode(bench: Bench) -> Iterator[Result]:
 def _columns(name: str, batch: pa.RecordBatch, codec: Codec) -> float:
     with kernel(name):
         chosen = kernels.load()
-        encoder = PartitionEncoder("bench", lambda topic: 4, lambda topic, count: 0)
+        encoder = PartitionEncoder("bench", lambda topic: 4, lambda topic: 0, _TARGET)
 
     def once() -> int:
         records = 0

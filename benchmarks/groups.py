@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from benchmarks.broker_process import KlogBroker
+from benchmarks.client import Client, frame
 from benchmarks.figures import Result, Side
 from benchmarks.record_batches import take_turns
 from benchmarks.work import Bench, Work
@@ -19,8 +18,6 @@ from spark_klog.broker.offset_manager import OffsetManager
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.apis import CREATE_TOPICS, FIND_COORDINATOR, JOIN_GROUP, OFFSET_COMMIT, SYNC_GROUP
-from spark_klog.protocol.codec import decode_response, encode_request
-from spark_klog.protocol.schema import Api
 from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.reference import append_record
 
@@ -32,36 +29,7 @@ _DELAY_MS = 500
 _SETTINGS = {"group.initial.rebalance.delay.ms": str(_DELAY_MS)}
 
 
-class _Client:
-    """A socket and what goes over it."""
-
-    def __init__(self, servers: str) -> None:
-        host, _, port = servers.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), 60)
-        self._file = self._socket.makefile("rb")
-
-    def send(self, frames: bytes) -> None:
-        self._socket.sendall(frames)
-
-    def receive(self) -> bytes:
-        (size,) = struct.unpack(">i", self._file.read(4))
-        return self._file.read(size)
-
-    def ask(self, api: Api, version: int, message: dict[str, Any]) -> dict[str, Any]:
-        self.send(_frame(api, version, message))
-        return decode_response(api, version, self.receive())[1]
-
-    def close(self) -> None:
-        self._file.close()
-        self._socket.close()
-
-
-def _frame(api: Api, version: int, message: dict[str, Any]) -> bytes:
-    body = encode_request(api, version, 1, "bench", message).to_bytes()
-    return struct.pack(">i", len(body)) + body
-
-
-def _make_topic(client: _Client, name: str, partitions: int) -> None:
+def _make_topic(client: Client, name: str, partitions: int) -> None:
     topic = {"name": name, "num_partitions": partitions, "replication_factor": 1, "assignments": [], "configs": []}
     answer = client.ask(CREATE_TOPICS, 4, {"topics": [topic], "timeout_ms": 10_000, "validate_only": False})
     assert [entry["error_code"] for entry in answer["topics"]] == [0], answer
@@ -71,7 +39,7 @@ def _make_topic(client: _Client, name: str, partitions: int) -> None:
 def _commits(bench: Bench, broker: KlogBroker) -> Iterator[Result]:
     """Requests of one offset each, a hundred under way."""
     count = 50_000 if bench.records >= 1_000_000 else 5_000
-    client = _Client(broker.bootstrap_servers)
+    client = Client(broker.bootstrap_servers)
     _make_topic(client, "commits", 10)
 
     def request(offset: int) -> bytes:
@@ -82,7 +50,7 @@ def _commits(bench: Bench, broker: KlogBroker) -> Iterator[Result]:
             "member_id": "",
             "topics": [{"name": "commits", "partitions": [entry]}],
         }
-        return _frame(OFFSET_COMMIT, _COMMIT_VERSION, message)
+        return frame(OFFSET_COMMIT, _COMMIT_VERSION, message)
 
     def run() -> float:
         frames = [request(offset) for offset in range(count)]
@@ -105,8 +73,8 @@ def _loading(bench: Bench) -> Iterator[Result]:
     count = _OFFSETS if bench.records >= 1_000_000 else _OFFSETS // 10
     folder = bench.work_dir / "__consumer_offsets-0"
     log = PartitionLog(folder, LogConfig())
-    for start in range(0, count, 10):
-        log.append(memoryview(bytearray(_commit_batch(start))))
+    for batch in offset_batches(count):
+        log.append(memoryview(bytearray(batch)))
 
     def run() -> float:
         offsets = OffsetManager(lambda group, stored: None)
@@ -122,6 +90,11 @@ def _loading(bench: Bench) -> Iterator[Result]:
     log.delete()
 
 
+def offset_batches(count: int) -> Iterator[bytes]:
+    """Commits of `count` offsets, as __consumer_offsets has them."""
+    return map(_commit_batch, range(0, count, 10))
+
+
 def _commit_batch(start: int) -> bytes:
     """Commits of ten partitions; a thousand of each group."""
     body = bytearray()
@@ -134,7 +107,7 @@ def _commit_batch(start: int) -> bytes:
 
 def _settling(bench: Bench, broker: KlogBroker) -> Iterator[Result]:
     """Seconds from the first JoinGroup to the last SyncGroup's answer, without the delay of the first rebalance."""
-    clients = [_Client(broker.bootstrap_servers) for _ in range(_MEMBERS)]
+    clients = [Client(broker.bootstrap_servers) for _ in range(_MEMBERS)]
     _make_topic(clients[0], "shared", _PARTITIONS)
     runs = iter(range(1000))
 
@@ -155,7 +128,7 @@ def _settling(bench: Bench, broker: KlogBroker) -> Iterator[Result]:
     yield Result(work, "s", side, None, bench.command, False)
 
 
-def _join(client: _Client, group: str) -> int:
+def _join(client: Client, group: str) -> int:
     """How many partitions one member gets; the leader deals them out in turn, four bytes each."""
     message = {
         "group_id": group,

@@ -29,6 +29,7 @@ from benchmarks.decode import DECODE
 from benchmarks.directory_read import DIRECTORY_READ
 from benchmarks.encode import ENCODE
 from benchmarks.end_to_end import END_TO_END
+from benchmarks.event_loop import EVENT_LOOP
 from benchmarks.figures import Result, Side, failures
 from benchmarks.groups import GROUPS
 from benchmarks.latency import LATENCY
@@ -62,6 +63,7 @@ WORK: tuple[Work, ...] = (
     END_TO_END,
     CONNECTIONS,
     GROUPS,
+    EVENT_LOOP,
 )
 
 _DESCRIPTION = "Measure klog beside its peers and write the report."
