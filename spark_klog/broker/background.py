@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from spark_klog.errors import ConfigError
+from spark_klog.errors import ConfigError, LogRetired
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -53,6 +53,8 @@ def _log_failure(task: asyncio.Task[Any]) -> None:
         return
     if isinstance(error, ConfigError):
         _log.info("a change whose client is gone was refused: %s", error)
+    elif isinstance(error, LogRetired):
+        _log.debug("work that nobody waits for ended with its log: %s", error)
     else:
         _log.error("a change whose client is gone has failed: %s", error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import re
 import socket
@@ -27,6 +28,7 @@ from spark_klog.broker.security.config import PLAINTEXT, Listener
 from spark_klog.broker.server import Server
 from spark_klog.broker.watchdog import watch
 from spark_klog.directories.paths import Endpoint
+from spark_klog.errors import LogRetired
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.apis import FETCH
@@ -186,10 +188,11 @@ def test_housekeeping_of_a_topic_that_goes_meanwhile(
 
 
 def test_a_refused_change_whose_client_is_gone(caplog: pytest.LogCaptureFixture) -> None:
-    """What a client has caused is no error of the broker's; a disk's failure is one."""
+    """What a client has caused is no error of the broker's, nor is a deleted log; a disk's failure is one."""
 
     async def run() -> None:
-        for error in (UnknownTopic("there is no topic known"), OSError("disk")):
+        deleted = LogRetired(errno.ESTALE, "the log was deleted or closed", "t-0")
+        for error in (UnknownTopic("there is no topic known"), deleted, OSError("disk")):
             tasks, failed = BackgroundTasks(), asyncio.Event()
 
             async def change(error: Exception = error, failed: asyncio.Event = failed) -> None:
