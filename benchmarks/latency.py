@@ -10,8 +10,7 @@ from confluent_kafka import Producer
 
 from benchmarks.data import PARTITIONS
 from benchmarks.figures import Result, Side
-from benchmarks.jvm_connector import NAME as JVM
-from benchmarks.jvm_connector import jvm_side
+from benchmarks.jvm_connector import NAME as JVM, jvm_side
 from benchmarks.sides import SideFailed, SparkSide, klog_side, recorded
 from benchmarks.work import Bench, Work
 from tests.support.kafka import Kafka

@@ -20,8 +20,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 import pyspark
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 Request = dict[str, Any]

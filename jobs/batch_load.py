@@ -31,8 +31,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import DataFrame, SparkSession, functions as f
 from rich.console import Console
 from rich.progress import (
     BarColumn,

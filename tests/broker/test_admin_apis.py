@@ -14,8 +14,14 @@ from typing import Any
 
 import kafka.admin as kafka_python
 import pytest
-from confluent_kafka import ElectionType, KafkaError, KafkaException, Producer, TopicCollection
-from confluent_kafka import TopicPartition as ConfluentPartition
+from confluent_kafka import (
+    ElectionType,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicCollection,
+    TopicPartition as ConfluentPartition,
+)
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, OffsetSpec, ResourceType
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from kafka.errors import InvalidReplicationAssignmentError, UnsupportedVersionError

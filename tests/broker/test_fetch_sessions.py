@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from spark_klog.broker.fetch_sessions import FetchSession, FetchSessions, PartitionKey
 from spark_klog.errors import ErrorCode

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
 from tests.support.history import History, Outcome, Read, Seen, Sent, Write
 from tests.support.log_checker import Anomaly, Kind, anomalies

@@ -6,8 +6,7 @@ import struct
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from spark_klog.broker.transactions import transaction as machine
 from spark_klog.broker.transactions.records import decode_key, decode_value, encode_key, encode_value

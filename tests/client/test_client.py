@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka import Producer as ConfluentProducer
+from confluent_kafka import Consumer, Producer as ConfluentProducer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from spark_klog.client.admin import create_topic, delete_topic, list_topics

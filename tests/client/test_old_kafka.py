@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import kafka as kafka_python
 import pytest
-from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka import Producer as ConfluentProducer
+from confluent_kafka import Consumer, Producer as ConfluentProducer, TopicPartition
 
 from spark_klog.client.admin import create_topic, delete_topic, list_topics
 from spark_klog.client.cluster import Cluster

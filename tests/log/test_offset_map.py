@@ -6,8 +6,7 @@ import resource
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from spark_klog.errors import ConfigError
 from spark_klog.log.offset_map import OffsetMap

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError, OffsetOutOfRange
 from spark_klog.log import stored_files, stored_segment

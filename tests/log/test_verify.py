@@ -15,8 +15,7 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from spark_klog.errors import ConfigError
 from spark_klog.log.partition_log import LogConfig, PartitionLog

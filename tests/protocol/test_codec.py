@@ -6,8 +6,7 @@ import tracemalloc
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from spark_klog.errors import DecodeError
 from spark_klog.protocol import apis
@@ -28,6 +27,7 @@ from spark_klog.protocol.schema import (
     INT32,
     RECORDS,
     STRING,
+    UUID as UUID_TYPE,
     Api,
     F,
     Versions,
@@ -35,7 +35,6 @@ from spark_klog.protocol.schema import (
     array,
     struct,
 )
-from spark_klog.protocol.schema import UUID as UUID_TYPE
 from spark_klog.wire.primitives import Reader
 
 CASES = [

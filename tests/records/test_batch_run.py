@@ -6,8 +6,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from spark_klog.records import kernels
 from spark_klog.records.contract import IndexState, IndexTarget, Kernel

@@ -7,8 +7,7 @@ import tracemalloc
 
 import crcmod.predefined
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from spark_klog.errors import DecodeError
 from spark_klog.records.batch_v2 import build_batch

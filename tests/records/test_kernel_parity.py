@@ -9,8 +9,7 @@ import struct
 import threading
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from kafka.partitioner.default import murmur2
 from kafka.record.default_records import DefaultRecordBatch
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import snappy
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from kafka.codec import snappy_decode, snappy_encode
 
 from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import snappy
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from kafka.codec import lz4_decode, lz4_decode_old_kafka, lz4_encode, lz4_encode_old_kafka, snappy_encode
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from kafka.record.memory_records import MemoryRecords

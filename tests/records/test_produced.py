@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from crc32c import crc32c
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from kafka.record.memory_records import MemoryRecordsBuilder
 
 from spark_klog.errors import CorruptBatchError, DecodeError

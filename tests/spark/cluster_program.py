@@ -9,8 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession, functions as F
 
 
 def _of_a_task(_: int) -> tuple[str, str]:

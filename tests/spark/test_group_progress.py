@@ -11,8 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from spark_klog.directories.memory import MemoryTree
 from spark_klog.directories.tree import Tree

@@ -6,8 +6,7 @@ import math
 from itertools import groupby, pairwise
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from spark_klog.spark.offsets import Offsets
 from spark_klog.spark.options import SplitLimits

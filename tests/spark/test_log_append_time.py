@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 
 import pytest
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import SparkSession, functions as f
 
 from spark_klog.embedded import EmbeddedCluster
 

@@ -6,8 +6,7 @@ import json
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from spark_klog.errors import ConfigError
 from spark_klog.spark.offsets import (

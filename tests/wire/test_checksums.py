@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import crcmod.predefined
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from spark_klog.wire import checksums
 from spark_klog.wire.checksums import crc32, crc32c

@@ -14,8 +14,7 @@ import cramjam
 import lz4.frame
 import pytest
 import zstandard
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.wire.codecs import CODECS, Codec, codec_by_id, codec_by_name

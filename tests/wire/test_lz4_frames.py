@@ -8,8 +8,7 @@ from pathlib import Path
 
 import lz4.frame
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from spark_klog.errors import DecodeError
 from spark_klog.wire.codecs import codec_by_name

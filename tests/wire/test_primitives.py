@@ -7,8 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from spark_klog.errors import DecodeError
 from spark_klog.wire.frames import MAX_FRAME, frame_size

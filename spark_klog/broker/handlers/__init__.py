@@ -1,115 +1,22 @@
-"""One file an API: a function from a request to its response (or an awaitable of it), registered here."""
+"""One module an API, named after it; its `handle` takes a request and returns a response, or an awaitable of one."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
+from importlib import import_module
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.handlers import (
-    add_offsets_to_txn,
-    add_partitions_to_txn,
-    alter_client_quotas,
-    alter_configs,
-    alter_partition_reassignments,
-    alter_replica_log_dirs,
-    alter_user_scram_credentials,
-    api_versions,
-    create_acls,
-    create_partitions,
-    create_topics,
-    delete_acls,
-    delete_groups,
-    delete_records,
-    delete_topics,
-    describe_acls,
-    describe_client_quotas,
-    describe_cluster,
-    describe_configs,
-    describe_groups,
-    describe_log_dirs,
-    describe_producers,
-    describe_topic_partitions,
-    describe_transactions,
-    describe_user_scram_credentials,
-    elect_leaders,
-    end_txn,
-    fetch,
-    find_coordinator,
-    heartbeat,
-    init_producer_id,
-    join_group,
-    leave_group,
-    list_config_resources,
-    list_groups,
-    list_offsets,
-    list_partition_reassignments,
-    list_transactions,
-    metadata,
-    offset_commit,
-    offset_delete,
-    offset_fetch,
-    offset_for_leader_epoch,
-    produce,
-    sasl_authenticate,
-    sasl_handshake,
-    sync_group,
-    txn_offset_commit,
-    write_txn_markers,
-)
-from spark_klog.protocol import apis
+from spark_klog.protocol.apis import BY_KEY
 from spark_klog.protocol.codec import Message
 
 Handler = Callable[[Broker, Request, Message], Message | Awaitable[Message | None] | None]
 
-HANDLERS: dict[int, Handler] = {
-    apis.PRODUCE.key: produce.handle,
-    apis.FETCH.key: fetch.handle,
-    apis.LIST_OFFSETS.key: list_offsets.handle,
-    apis.METADATA.key: metadata.handle,
-    apis.OFFSET_COMMIT.key: offset_commit.handle,
-    apis.OFFSET_FETCH.key: offset_fetch.handle,
-    apis.FIND_COORDINATOR.key: find_coordinator.handle,
-    apis.JOIN_GROUP.key: join_group.handle,
-    apis.HEARTBEAT.key: heartbeat.handle,
-    apis.LEAVE_GROUP.key: leave_group.handle,
-    apis.SYNC_GROUP.key: sync_group.handle,
-    apis.DESCRIBE_GROUPS.key: describe_groups.handle,
-    apis.LIST_GROUPS.key: list_groups.handle,
-    apis.DELETE_GROUPS.key: delete_groups.handle,
-    apis.OFFSET_DELETE.key: offset_delete.handle,
-    apis.API_VERSIONS.key: api_versions.handle,
-    apis.CREATE_TOPICS.key: create_topics.handle,
-    apis.DELETE_TOPICS.key: delete_topics.handle,
-    apis.DELETE_RECORDS.key: delete_records.handle,
-    apis.OFFSET_FOR_LEADER_EPOCH.key: offset_for_leader_epoch.handle,
-    apis.DESCRIBE_CONFIGS.key: describe_configs.handle,
-    apis.ALTER_CONFIGS.key: alter_configs.handle,
-    apis.DESCRIBE_LOG_DIRS.key: describe_log_dirs.handle,
-    apis.CREATE_PARTITIONS.key: create_partitions.handle,
-    apis.INCREMENTAL_ALTER_CONFIGS.key: alter_configs.handle_incremental,
-    apis.DESCRIBE_CLUSTER.key: describe_cluster.handle,
-    apis.DESCRIBE_TOPIC_PARTITIONS.key: describe_topic_partitions.handle,
-    apis.INIT_PRODUCER_ID.key: init_producer_id.handle,
-    apis.ADD_PARTITIONS_TO_TXN.key: add_partitions_to_txn.handle,
-    apis.ADD_OFFSETS_TO_TXN.key: add_offsets_to_txn.handle,
-    apis.END_TXN.key: end_txn.handle,
-    apis.WRITE_TXN_MARKERS.key: write_txn_markers.handle,
-    apis.TXN_OFFSET_COMMIT.key: txn_offset_commit.handle,
-    apis.DESCRIBE_PRODUCERS.key: describe_producers.handle,
-    apis.DESCRIBE_TRANSACTIONS.key: describe_transactions.handle,
-    apis.LIST_TRANSACTIONS.key: list_transactions.handle,
-    apis.DESCRIBE_ACLS.key: describe_acls.handle,
-    apis.CREATE_ACLS.key: create_acls.handle,
-    apis.DELETE_ACLS.key: delete_acls.handle,
-    apis.ALTER_REPLICA_LOG_DIRS.key: alter_replica_log_dirs.handle,
-    apis.ELECT_LEADERS.key: elect_leaders.handle,
-    apis.ALTER_PARTITION_REASSIGNMENTS.key: alter_partition_reassignments.handle,
-    apis.LIST_PARTITION_REASSIGNMENTS.key: list_partition_reassignments.handle,
-    apis.DESCRIBE_CLIENT_QUOTAS.key: describe_client_quotas.handle,
-    apis.ALTER_CLIENT_QUOTAS.key: alter_client_quotas.handle,
-    apis.DESCRIBE_USER_SCRAM_CREDENTIALS.key: describe_user_scram_credentials.handle,
-    apis.ALTER_USER_SCRAM_CREDENTIALS.key: alter_user_scram_credentials.handle,
-    apis.LIST_CONFIG_RESOURCES.key: list_config_resources.handle,
-    apis.SASL_HANDSHAKE.key: sasl_handshake.handle,
-    apis.SASL_AUTHENTICATE.key: sasl_authenticate.handle,
-}
+
+def _handler(api_name: str) -> Handler:
+    module = import_module(f"{__name__}.{re.sub('(?<!^)(?=[A-Z])', '_', api_name).lower()}")
+    handle: Handler = module.handle
+    return handle
+
+
+HANDLERS: dict[int, Handler] = {key: _handler(api.name) for key, api in BY_KEY.items()}

@@ -10,6 +10,6 @@ from spark_klog.protocol.codec import Message
 def handle(broker: Broker, request: Request, message: Message) -> Message:
     keys = [
         {"api_key": api.key, "min_version": api.versions.first, "max_version": api.versions.last}
-        for api in sorted(BY_KEY.values(), key=lambda api: api.key)
+        for api in BY_KEY.values()
     ]
     return {"error_code": 0, "api_keys": keys}
