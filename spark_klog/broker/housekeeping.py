@@ -78,8 +78,8 @@ async def _delete_expired(broker: Broker) -> None:
             await broker.flushes.flush(log, with_snapshot=True)
         while log.delete_expired(SEGMENTS_AT_ONCE) == SEGMENTS_AT_ONCE:
             await asyncio.sleep(0)
-        if log.has_deleted_files:
-            await asyncio.to_thread(log.remove_deleted)
+        if log.deleted_files.are_due:
+            await asyncio.to_thread(log.deleted_files.remove_due)
         log.forget_producers()
 
     await _each(broker, care)

@@ -228,9 +228,12 @@ def swap(log: PartitionLog, old: tuple[Segment, ...], size: int, aborted: Sequen
     files.rename(base.path.with_name(base.path.name + CLEANED), swapped)  # from then on it is in force
     try:
         files.sync_folder(log.directory)
-        log.delete_files(old)
+        for segment in old:
+            log.deleted_files.add(segment, log.config.file_delete_delay_ms)
         if aborted:
             files.rename(transactions.with_name(transactions.name + SWAP), transactions)
+        else:
+            files.remove(transactions)  # one that is left of `old` would be believed
         files.rename(swapped, base.path)
         files.sync_folder(log.directory)
     except OSError as error:

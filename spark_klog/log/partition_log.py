@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from spark_klog.errors import ConfigError, DecodeError, LogRetired, OffsetOutOfR
 from spark_klog.log import lookup, timestamp_lookup
 from spark_klog.log.append_run import Appended, assigned, is_full, run_in
 from spark_klog.log.config import LOG_APPEND_TIME, LogConfig
+from spark_klog.log.deleted_files import DeletedFiles
 from spark_klog.log.file_system import FileInfo, FileSystem, LocalFileSystem
 from spark_klog.log.flushing import Flush, Paths
 from spark_klog.log.index_memory import IndexMemory
@@ -31,8 +32,8 @@ from spark_klog.log.leader_epochs import LeaderEpochs
 from spark_klog.log.names import partition_of_folder, retired_folder
 from spark_klog.log.partition_files import read_overrides, topic_id_of, write_overrides, write_topic_id
 from spark_klog.log.producer_state import SNAPSHOT
-from spark_klog.log.recovery import DELETED, open_segments
-from spark_klog.log.retention import SegmentFacts, expired
+from spark_klog.log.recovery import open_segments
+from spark_klog.log.retention import expired, facts_of
 from spark_klog.log.segment import FileRange, Segment, segment_name
 from spark_klog.log.sequences import check_batches, headers_at
 from spark_klog.log.transaction_index import AbortedTransaction
@@ -128,7 +129,7 @@ class PartitionLog:
         self.failure: OSError | None = None
         #: False once it is closed or retired.
         self.is_open = True
-        self._deleted: list[tuple[int, list[Path]]] = []
+        self.deleted_files = DeletedFiles(files, now_ms)
         #: Since it was opened: offsets before the appends, bytes appended, flushes, segments that retention deleted.
         self.opened_at, self.appended_bytes, self.flushes, self.expired_segments = self.end_offset, 0, 0, 0
 
@@ -353,10 +354,13 @@ class PartitionLog:
     @property
     def waits_to_expire(self) -> bool:
         """Whether retention leaves no segment, so that a new one begins, and waits for a flush then."""
-        if self._snapshot_at == self.end_offset or not self._segments[-1].size:
+        if self._snapshot_at == self.end_offset or not self._segments[-1].size or self.failure is not None:
             return False
-        count = expired(self._facts(), self.config, self.size, self.start_offset, self._now_ms())
-        return count == len(self._segments)
+        return self._count_expired() == len(self._segments)
+
+    def _count_expired(self) -> int:
+        facts = facts_of(self._segments, self.end_offset)
+        return expired(facts, self.config, self.size, self.start_offset, self._now_ms())
 
     def roll(self) -> None:
         """Begin a new segment, if there is anything in the active one; OSError."""
@@ -421,41 +425,32 @@ class PartitionLog:
     def delete_expired(self, most: int | None = None) -> int:
         """Delete what the settings of retention no longer keep, `most` segments; how many were deleted.
 
-        `LogRetired`: the names of its files may be those of a new log.
+        None after a `failure`: a swap of compacted segments, which the next start ends, may name them. `LogRetired`:
+        the names of its files may be those of a new log. OSError: those before the one that failed were deleted.
         """
         self.check_open()
-        segments = self._segments
-        count = expired(self._facts(), self.config, self.size, self.start_offset, self._now_ms())
+        if self.failure is not None:
+            return 0
+        count = self._count_expired()
         if most is not None and count > most:
             count = most
-        elif count == len(segments):
-            if segments[-1].size:
+        elif count == len(self._segments):
+            if self._segments[-1].size:
                 self._roll()
             else:
                 count -= 1
-        if not count:
-            return 0
-        gone, self._segments = self._segments[:count], self._segments[count:]
-        self._start_at(max(self.start_offset, self._segments[0].base_offset))
-        self.expired_segments += count
-        self.delete_files(gone)
-        _log.info("%s begins at offset %d: %d segments deleted", self.directory.name, self.start_offset, count)
+        for _ in range(count):
+            self._delete_oldest()
+        if count:
+            _log.info("%s begins at offset %d: %d segments deleted", self.directory.name, self.start_offset, count)
         return count
 
-    def _facts(self) -> Iterator[SegmentFacts]:
-        ends = [segment.base_offset for segment in self._segments[1:]] + [self.end_offset]
-        for segment, end in zip(self._segments, ends, strict=True):
-            newest = segment.max_timestamp
-            yield SegmentFacts(end, segment.size, newest if newest >= 0 else segment.made_ms)
-
-    def delete_files(self, segments: tuple[Segment, ...]) -> None:
-        """Rename the files of segments that the log has no more; they are removed after file.delete.delay.ms."""
-        paths = []
-        for segment in segments:
-            segment.detach()
-            paths += segment.rename(DELETED)
-            self.files.remove(segment.path.with_suffix(SNAPSHOT))
-        self._deleted.append((self._now_ms() + self.config.file_delete_delay_ms, paths))
+    def _delete_oldest(self) -> None:
+        # The file goes first: a start would take one that is left for the beginning of the log, with a hole after it.
+        self.deleted_files.add(self._segments[0], self.config.file_delete_delay_ms)
+        self._segments = self._segments[1:]
+        self._start_at(max(self.start_offset, self._segments[0].base_offset))
+        self.expired_segments += 1
 
     @property
     def is_flush_due(self) -> bool:
@@ -467,18 +462,6 @@ class PartitionLog:
         """Flush where it is due; OSError."""
         if self.is_flush_due:
             self.flush()
-
-    @property
-    def has_deleted_files(self) -> bool:
-        """Whether `remove_deleted` has something to do."""
-        return bool(self._deleted) and self._deleted[0][0] <= self._now_ms()
-
-    def remove_deleted(self) -> None:
-        """Remove the files whose file.delete.delay.ms is over; OSError."""
-        now = self._now_ms()
-        while self._deleted and self._deleted[0][0] <= now:
-            for path in self._deleted.pop(0)[1]:
-                self.files.remove(path)
 
     def note_refused(self, header: BatchHeader) -> None:
         """A client's batch was not appended, as its transaction is not known; what follows it must wait for it."""

@@ -70,7 +70,6 @@ def open_segments(
         # All of it had been deleted; what is appended now must not get offsets that lie before the log's start.
         _log.warning("%s: all is gone before offset %d, where the log begins", folder, start_offset)
         for segment in segments:
-            segment.detach()
             segment.rename(DELETED)
         segments, end_offset = [empty], start_offset
     segments[-1].open_for_appends()

@@ -1,11 +1,12 @@
-"""Which segments may go: pure functions over what is known of them."""
+"""Which segments retention deletes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from spark_klog.log.config import LogConfig
+from spark_klog.log.segment import Segment
 
 
 class SegmentFacts(NamedTuple):
@@ -14,6 +15,14 @@ class SegmentFacts(NamedTuple):
     end: int
     size: int
     newest_ms: int
+
+
+def facts_of(segments: Sequence[Segment], end_offset: int) -> Iterator[SegmentFacts]:
+    """What retention asks of the segments of a log, each when it comes to it."""
+    ends = [segment.base_offset for segment in segments[1:]] + [end_offset]
+    for segment, end in zip(segments, ends, strict=True):
+        newest = segment.max_timestamp
+        yield SegmentFacts(end, segment.size, newest if newest >= 0 else segment.made_ms)
 
 
 def expired(segments: Iterable[SegmentFacts], config: LogConfig, size: int, start_offset: int, now_ms: int) -> int:

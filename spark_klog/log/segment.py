@@ -16,6 +16,7 @@ import logging
 import os
 import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,7 +87,8 @@ class Segment:
         self._kept_file: File | None = None
         #: After an append that failed, bytes may follow the last batch that could not be cut off.
         self._has_rest = False
-        self._is_detached = False
+        #: The log has the segment no more.
+        self.is_detached = False
         self._first_timestamp: int | None = None
         #: None until the indexes have been compared with the log.
         self._state: IndexState | None = None
@@ -96,7 +98,7 @@ class Segment:
         """The open .log file. `FileNotFoundError` where the log has the segment no more, and nobody holds its file."""
         file = self._open_file() if self._open_file else None
         if file is None:
-            if self._is_detached:
+            if self.is_detached:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
             file = self._files.open(self.path)
             self._open_file = weakref.ref(file)
@@ -383,22 +385,21 @@ class Segment:
 
         A range that is being read keeps its file.
         """
-        self._is_detached = True
+        self.is_detached = True
         for index in (self.offset_index, self.time_index, self.transaction_index):
             index.detach()
         self._kept_file = None
 
-    def rename(self, suffix: str) -> list[Path]:
-        """Rename all files by adding a suffix; their new paths."""
-        renamed = []
+    def rename(self, suffix: str) -> None:
+        """Rename all files by adding a suffix. OSError: the log still has the segment unless it `is_detached`.
+
+        The .log file comes first: a start believes it without its indexes, and removes indexes without it.
+        """
         for path in self.paths():
-            new = path.with_name(path.name + suffix)
-            try:
-                self._files.rename(path, new)
-            except FileNotFoundError:
-                continue
-            renamed.append(new)
-        return renamed
+            with suppress(FileNotFoundError):
+                self._files.rename(path, path.with_name(path.name + suffix))
+            if not self.is_detached:
+                self.detach()
 
     def paths(self) -> Iterable[Path]:
         """The .log file and its indexes, there or not."""

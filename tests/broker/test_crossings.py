@@ -144,7 +144,7 @@ def test_the_care_of_a_deleted_log_leaves_the_new_topic_of_its_name_alone(
                 waits.set()
                 assert goes_on.wait(60)
 
-            monkeypatch.setattr(first, "remove_deleted", slow)  # a large segment
+            monkeypatch.setattr(first.deleted_files, "remove_due", slow)  # a large segment
             house = asyncio.create_task(keep_house(broker))
             await until(waits.is_set, "retention of the first log")
             house_is_at_first = old.start_offset == 0
@@ -155,7 +155,7 @@ def test_the_care_of_a_deleted_log_leaves_the_new_topic_of_its_name_alone(
             files = sorted(path.name for path in (tmp_path / "data" / "b-0").iterdir())
             goes_on.set()
             monkeypatch.undo()
-            await until(lambda: first.start_offset and not first.has_deleted_files, "the rest of its round")
+            await until(lambda: first.start_offset and not first.deleted_files.are_due, "the rest of its round")
             await asyncio.sleep(0.1)
             assert sorted(path.name for path in (tmp_path / "data" / "b-0").iterdir()) == files
             house.cancel()

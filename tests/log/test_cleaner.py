@@ -88,7 +88,7 @@ def test_a_log_is_compacted_and_kafka_finds_nothing_wrong(tmp_path: Path) -> Non
     assert end == log.segments[-1].base_offset
     check_compacted(log, last, end, before)
     assert log.size < size / 3
-    log.remove_deleted()
+    log.deleted_files.remove_due()
     log.close()
     assert not list((tmp_path / "t-0").glob("*.deleted"))
     seen = {
@@ -243,9 +243,9 @@ def test_retention(settings: dict[str, object], kept: int) -> None:
     assert held.read()  # a reader that has it is not disturbed
     doomed = {name for name in files.names(FOLDER) if name.endswith(".log.deleted")}
     assert len(doomed) == 10 - wanted
-    log.remove_deleted()
+    log.deleted_files.remove_due()
     assert {name for name in files.names(FOLDER) if name.endswith(".log.deleted")} == doomed
     clock.now += 50
-    log.remove_deleted()
+    log.deleted_files.remove_due()
     assert not [name for name in files.names(FOLDER) if name.endswith(".deleted")]
     assert log.append(memoryview(make_batch([(b"k", b"v")], [clock.now]))).base_offset == 10

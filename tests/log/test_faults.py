@@ -171,7 +171,7 @@ def test_a_disk_that_fails_at_any_call_harms_nothing_before(operation: str) -> N
             log = open_log(files)
             work(log, appended)
             log.delete_records(log.end_offset - 1)
-            log.remove_deleted()
+            log.deleted_files.remove_due()
         except OSError as error:
             failed = error
         else:

@@ -148,7 +148,7 @@ class LogModel(LogEvents):
     def time_passes(self, step: int) -> None:
         self.clock.now += step
         for log in list(self.logs.logs.values()):
-            for care in (log.flush_due, log.delete_expired, log.remove_deleted, log.forget_producers):
+            for care in (log.flush_due, log.delete_expired, log.deleted_files.remove_due, log.forget_producers):
                 self.attempt(care)
         self.note_starts()
 
