@@ -11,25 +11,22 @@ from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
-from spark_klog.broker.background import BackgroundTasks, Rounds, in_slices
+from spark_klog.broker.background import BackgroundTasks, Rounds
 from spark_klog.broker.config import BrokerConfig
 from spark_klog.broker.controller import Controller
-from spark_klog.broker.coordinator.expiry import DeletedTopics, expire
-from spark_klog.broker.coordinator.groups import Groups
-from spark_klog.broker.coordinator.records import StoredGroup
+from spark_klog.broker.coordinator.coordinator import GroupCoordinator
 from spark_klog.broker.fetch_sessions import FetchSessions
-from spark_klog.broker.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, with_internal_settings
+from spark_klog.broker.internal_topics import with_internal_settings
 from spark_klog.broker.large_requests import Turns
 from spark_klog.broker.log_flushes import LogFlushes
 from spark_klog.broker.log_settings import topic_settings
 from spark_klog.broker.metrics import Metrics
-from spark_klog.broker.offset_manager import OffsetManager, partition_for, write_group
+from spark_klog.broker.offset_manager import partition_for
 from spark_klog.broker.purgatory import Purgatory
 from spark_klog.broker.registry import MAX_PARTITIONS, Registry, Topic, TopicExists, UnknownTopic
 from spark_klog.broker.security.authorizer import Authorizer
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.security.users import Users
-from spark_klog.broker.stored_rows import read_log
 from spark_klog.broker.topic_logs import TopicLogs, register_logs
 from spark_klog.broker.topics_07 import Topics07
 from spark_klog.broker.transactions.coordinator import TransactionCoordinator
@@ -37,11 +34,11 @@ from spark_klog.broker.transactions.producer_ids import PRODUCER_IDS, FileBlocks
 from spark_klog.directories.memory import MemoryTree
 from spark_klog.directories.paths import Endpoint
 from spark_klog.directories.tree import Tree, open_tree
-from spark_klog.errors import ConfigError, DirectoryError, ErrorCode, KlogError
+from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.log.directory import LogDirectory
 from spark_klog.log.layout import check_alone
 from spark_klog.log.names import check_topic_name
-from spark_klog.log.partition_log import PartitionLog, system_ms
+from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
@@ -91,24 +88,19 @@ class Broker:
             self._topics_07 = Topics07(tree, config.broker_id) if has_07 else None
             self.purgatory = Purgatory()
             self.turns = Turns()
-            self._topic_logs = TopicLogs(self.logs, self.registry, self.purgatory.wake)
+            self._topic_logs = TopicLogs(self.logs, self.registry, self.purgatory.wake, self._set_aside)
             self._changes = BackgroundTasks()
             self.flushes = LogFlushes(self._changes)
             self.fetch_sessions = FetchSessions(config.fetch_session_slots, config.fetch_session_eviction_ms / 1000)
             self.metrics = Metrics()
-            self.groups = Groups(self._store_group, config.group_initial_delay_ms, config.group_max_size)
-            self.offsets = OffsetManager(self.groups.load)
-            #: Whether groups and offsets are still being read from the log.
-            self.is_loading = True
-            #: Partitions of __consumer_offsets that can't be read: their groups would begin anew.
-            self._unread: set[int] = set()
+            self.coordinator = GroupCoordinator(self, self._changes)
+            self.groups, self.offsets = self.coordinator.groups, self.coordinator.offsets
             blocks = (
                 TreeBlocks(tree, config.broker_id)
                 if is_shared
                 else FileBlocks(config.data_dir / PRODUCER_IDS, config.broker_id)
             )
             self.transactions = TransactionCoordinator(self, ProducerIds(blocks, self._first_free_producer_id))
-            self._deleted_topics = DeletedTopics(self.offsets, self._group_log)
             self.logs.set_cluster_id(self.registry.cluster_id(self.logs.cluster_id))
         except BaseException:
             self.logs.close()
@@ -216,14 +208,14 @@ class Broker:
 
     def _drop(self, name: str, partitions: int) -> None:
         self._topic_logs.drop(name, partitions)
-        self._deleted_topics.add(name)
-        if not self.is_loading:
-            self._changes.start(self._deleted_topics.forget())
-        if name == OFFSETS_TOPIC:
-            self._forget_groups()
-        if name == TRANSACTIONS_TOPIC:
-            self.transactions.forget_all()
+        self.coordinator.forget_topic(name)
+        self.transactions.forget_logs_of(name)
         self.metrics.forget_topic(name)
+
+    def _set_aside(self, name: str) -> None:
+        """Logs of an earlier topic of that name are served no more: it was deleted while this broker was away."""
+        self.coordinator.forget_logs_of(name)
+        self.transactions.forget_logs_of(name)
 
     async def look_again(self) -> None:
         """Refresh for something that is not known; not for each name of a request that has many."""
@@ -390,13 +382,6 @@ class Broker:
             raise DirectoryError(f"{name} exists, but can't be read")
         return topic
 
-    async def coordinator_for(self, group: str) -> tuple[int, int]:
-        """(broker id, partition of __consumer_offsets) that keep a group's offsets; makes that topic at first use.
-
-        `DirectoryError` where it can't be made.
-        """
-        return await self.place_of(group, OFFSETS_TOPIC)
-
     async def place_of(self, key: str, name: str) -> tuple[int, int]:
         """(broker id, partition) that keep a group or a transactional id in an internal topic; makes that at first use.
 
@@ -409,74 +394,12 @@ class Broker:
             await self._topic_logs.settle()  # the topic is registered before its log is made
         return self.registry.leader(topic, partition), partition
 
-    async def offsets_log(self, group: str) -> PartitionLog | ErrorCode:
-        """Where the group's offsets are kept, if that is here and has been read."""
-        try:
-            _, partition = await self.coordinator_for(group)
-        except DirectoryError as error:
-            _log.error("group %s has no coordinator: %s", group, error)
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if not self.registry.leads(OFFSETS_TOPIC, partition):
-            return ErrorCode.NOT_COORDINATOR
-        log = self.logs.get(OFFSETS_TOPIC, partition)
-        if log is None or partition in self._unread:
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if self.is_loading:
-            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        await self.flushes.make_early_room(log)
-        return log
-
-    async def coordinator_code(self, group: str) -> ErrorCode:
-        """NONE where this broker coordinates the group."""
-        if not group:
-            return ErrorCode.INVALID_GROUP_ID
-        log = await self.offsets_log(group)
-        return log if isinstance(log, ErrorCode) else ErrorCode.NONE
-
     def internal_log(self, name: str, key: str) -> PartitionLog | None:
         """The log of an internal topic that keeps a group or a transactional id, if it is here."""
         topic = self.registry.topics.get(name)
         if topic is None:
             return None
         return self.logs.get(name, partition_for(key, len(topic.assignment)))
-
-    def _group_log(self, group: str) -> PartitionLog | None:
-        log = self.internal_log(OFFSETS_TOPIC, group)
-        return None if log is None or log.partition in self._unread else log
-
-    def _store_group(self, group: str, stored: StoredGroup | None) -> ErrorCode:
-        log = self._group_log(group)
-        return ErrorCode.NOT_COORDINATOR if log is None else write_group(log, group, stored)
-
-    async def load_groups(self) -> None:
-        """Read groups and offsets from the log; until then their requests are answered with LOAD_IN_PROGRESS."""
-        logs = [log for (topic, _), log in self.logs.logs.items() if topic == OFFSETS_TOPIC]
-        for log in logs:
-            try:
-                await read_log(self.offsets.load, log)
-            except Exception as error:
-                known = isinstance(error, (KlogError, OSError))
-                text = "groups and offsets of %s can't be read, and are not served: %s"
-                _log.error(text, log.directory, error, exc_info=not known)
-                self._unread.add(log.partition)
-        self.is_loading = False
-        if OFFSETS_TOPIC in self._deleted_topics:
-            self._forget_groups()
-        self.groups.start()
-        await self._deleted_topics.forget()
-
-    def _forget_groups(self) -> None:
-        """__consumer_offsets was deleted."""
-        self._unread.clear()
-        self.groups.forget_all()
-        self.offsets.forget_all()
-
-    async def expire_offsets(self) -> None:
-        """Remove what groups committed long ago and do not need, and groups without members and offsets."""
-        if not self.is_loading:
-            now_ms = system_ms()
-            before_ms = now_ms - self.config.offsets_retention_minutes * 60_000
-            await in_slices(expire(self.groups, self.offsets, self._group_log, now_ms, before_ms))
 
     def note_answered(self, api: Api, response: Message | None, seconds: float) -> None:
         """Count a request that took that long, and what is fetched by it."""

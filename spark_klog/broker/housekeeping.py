@@ -29,7 +29,7 @@ async def keep_house(broker: Broker) -> None:
         ("flush", 0, _flush),
         ("retention", config.housekeeping_ms / 1000, _delete_expired),
         ("creation of logs", config.housekeeping_ms / 1000, Broker.care_for_topic_logs),
-        ("expiry of offsets", config.offsets_check_ms / 1000, Broker.expire_offsets),
+        ("expiry of offsets", config.offsets_check_ms / 1000, lambda broker: broker.coordinator.expire()),
         ("writing of checkpoints", config.checkpoint_ms / 1000, _write_checkpoints),
     ]
     done_at = dict.fromkeys((name for name, _, _ in duties), time.monotonic())

@@ -160,7 +160,7 @@ def _logs(broker: Broker) -> Iterator[Family]:
 
 
 def _lags(broker: Broker) -> Iterator[Sample]:
-    for group in () if broker.is_loading else sorted(broker.offsets.groups):
+    for group in () if broker.coordinator.is_loading else sorted(broker.offsets.groups):
         for topic, partition, committed in broker.offsets.all(group):
             log = broker.logs.get(topic, partition)
             if log is not None:

@@ -173,7 +173,7 @@ async def _serve(
     tls = _tls_context(security, listening)
     broker.start(security.endpoints(list(listening)))
     broker.watch()
-    loading = loop.create_task(broker.load_groups())
+    loading = loop.create_task(broker.coordinator.load())
     background = [
         loading,
         loop.create_task(broker.transactions.run(loading)),

@@ -50,10 +50,11 @@ class Marker(NamedTuple):
 
 
 def stored_rows(log: PartitionLog) -> Iterator[Rows | Marker]:
-    """All there is, in order; `DecodeError` where it is damaged, OSError."""
+    """All there is, in order; `DecodeError` where it is damaged, OSError, `LogRetired` once it is deleted."""
     builder = kernels.load().builder(frozenset({"key", "value"}))
     offset = log.start_offset
     while (found := log.read(offset, _READ_BYTES)) is not None:
+        log.check_open()
         data = memoryview(found.read())
         position, begin = 0, offset
         while True:

@@ -33,10 +33,18 @@ _Work = Callable[[], PartitionLog | None]
 
 
 class TopicLogs:
-    """See the module. `wake` is called with a partition that is no longer served as it was."""
+    """See the module. `wake` is called with a partition that is no longer served as it was, `set_aside` with the name
+    of a topic if logs of an earlier topic of that name were served until now.
+    """
 
-    def __init__(self, logs: LogDirectory, registry: Registry, wake: Callable[[tuple[str, int]], None]) -> None:
-        self._logs, self._registry, self._wake = logs, registry, wake
+    def __init__(
+        self,
+        logs: LogDirectory,
+        registry: Registry,
+        wake: Callable[[tuple[str, int]], None],
+        set_aside: Callable[[str], None],
+    ) -> None:
+        self._logs, self._registry, self._wake, self._set_aside = logs, registry, wake, set_aside
         self._lock = asyncio.Lock()
         #: Topics as the logs have followed them.
         self._followed: dict[str, Topic] = {}
@@ -128,6 +136,7 @@ class TopicLogs:
         """What is to be done in files for the partitions that this broker leads."""
         overrides = self._overrides_of(topic)
         works: list[tuple[int, _Work]] = []
+        is_earlier = False
         for partition in topic.assignment:
             key = topic.name, partition
             if not self._registry.leads(*key):
@@ -135,12 +144,15 @@ class TopicLogs:
             log = self._logs.get(*key)
             if log is not None and log.topic_id not in (None, topic.topic_id):
                 del self._logs.logs[key]
+                is_earlier = True
                 works.append((partition, partial(self._replace, log, topic, overrides)))
             elif log is None:
                 if key not in self._logs.offline:
                     works.append((partition, partial(self._make, topic, partition, overrides)))
             elif log.topic_id is None or log.overrides != overrides:
                 works.append((partition, partial(_change, log, topic, overrides)))
+        if is_earlier:
+            self._set_aside(topic.name)
         return works
 
     def _overrides_of(self, topic: Topic) -> _Overrides:

@@ -188,19 +188,21 @@ class LogDirectory:
 
     def note_clean(self, log: PartitionLog, offset: int) -> None:
         """A round of compaction has come to `offset`; OSError."""
-        if not self._has(log):
-            return  # deleted meanwhile
-        self.clean_offsets[log.topic, log.partition] = offset
-        self._checkpointed.add((log.topic, log.partition))
-        self.cleanings += 1
-        self._write_clean_offsets()
+        with self._checkpointing:  # which a new log of that name waits for, and then takes the offset away
+            if not self.serves(log):
+                return  # deleted meanwhile
+            self.clean_offsets[log.topic, log.partition] = offset
+            self._checkpointed.add((log.topic, log.partition))
+            self.cleanings += 1
+            self._write_clean_offsets()
 
     def leave_uncleaned(self, log: PartitionLog) -> None:
         """A round of compaction has failed: there is no other one until the next start."""
-        if self._has(log):
+        if self.serves(log):
             self._uncleanable.add((log.topic, log.partition))
 
-    def _has(self, log: PartitionLog) -> bool:
+    def serves(self, log: PartitionLog) -> bool:
+        """Whether it is the log of its partition now."""
         return self.logs.get((log.topic, log.partition)) is log
 
     def get(self, topic: str, partition: int) -> PartitionLog | None:

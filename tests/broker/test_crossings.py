@@ -80,7 +80,7 @@ def test_a_batch_that_waits_for_a_roll_is_of_no_transaction_that_has_ended(
 
     async def run() -> None:
         async with running(tmp_path, log=LogConfig(segment_bytes=200)) as broker:
-            await broker.load_groups()
+            await broker.coordinator.load()
             care = asyncio.create_task(broker.transactions.run(asyncio.sleep(0)))
             await until(lambda: not broker.transactions.is_loading, "the transactions")
             await broker.create_topic("t", 1)
@@ -176,8 +176,8 @@ def test_groups_are_read_while_their_log_is_compacted(
 
     async def first_life() -> None:
         async with running(tmp_path, log=config, offsets_partitions=1) as broker:
-            await broker.load_groups()
-            assert await broker.coordinator_code("g") is ErrorCode.NONE
+            await broker.coordinator.load()
+            assert await broker.coordinator.code("g") is ErrorCode.NONE
             settings = {"segment.bytes": "20000", "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.0"}
             await broker.alter_topic_settings(OFFSETS_TOPIC, lambda _: settings)
             log = broker.internal_log(OFFSETS_TOPIC, "g")
@@ -187,10 +187,10 @@ def test_groups_are_read_while_their_log_is_compacted(
 
     async def second_life() -> None:
         async with running(tmp_path, log=config, cleaner_backoff_ms=1) as broker:
-            cleaner = asyncio.create_task(clean_logs(broker.logs, broker.config, lambda: broker.is_loading))
-            await broker.load_groups()
+            cleaner = asyncio.create_task(clean_logs(broker.logs, broker.config, lambda: broker.coordinator.is_loading))
+            await broker.coordinator.load()
             found = broker.offsets.fetch("g", "t", 49)
-            assert await broker.coordinator_code("g") is ErrorCode.NONE, caplog.text[-2000:]
+            assert await broker.coordinator.code("g") is ErrorCode.NONE, caplog.text[-2000:]
             assert found is not None
             assert found.offset == 19_999
             cleaner.cancel()
@@ -227,9 +227,9 @@ def test_a_commit_of_a_member_that_has_left_meanwhile_is_refused(
 
     async def run() -> None:
         async with running(tmp_path, group_initial_delay_ms=0) as broker:
-            await broker.load_groups()
+            await broker.coordinator.load()
             await broker.create_topic("t", 2)
-            assert await broker.coordinator_code("g") is ErrorCode.NONE
+            assert await broker.coordinator.code("g") is ErrorCode.NONE
             join = Join("", None, "client", "host", 10_000, 60_000, "consumer", (("range", b""),), False)
             joined = await broker.groups.join("g", join)
             member, generation = joined["member_id"], joined["generation_id"]

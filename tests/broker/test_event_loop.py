@@ -111,11 +111,11 @@ def test_the_first_groups_wait_for_the_log_of_their_offsets(tmp_path: Path) -> N
 
     async def run() -> None:
         async with running(tmp_path) as broker:
-            await broker.load_groups()
+            await broker.coordinator.load()
             first = asyncio.create_task(broker.create_topic(OFFSETS_TOPIC, 50))
             await until(lambda: OFFSETS_TOPIC in broker.registry.topics, "the topic is registered")
             assert broker.internal_log(OFFSETS_TOPIC, "g") is None
-            codes = await asyncio.gather(*(broker.coordinator_code(f"group {number}") for number in range(20)))
+            codes = await asyncio.gather(*(broker.coordinator.code(f"group {number}") for number in range(20)))
             assert set(codes) == {ErrorCode.NONE}
             await first
 
@@ -201,8 +201,8 @@ def test_a_log_with_trouble_does_not_end_the_care_of_the_others(
 def test_groups_go_with_the_topic_of_offsets(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(tmp_path) as broker:
-            await broker.load_groups()
-            assert await broker.coordinator_code("g") is ErrorCode.NONE
+            await broker.coordinator.load()
+            assert await broker.coordinator.code("g") is ErrorCode.NONE
             log = broker.internal_log(OFFSETS_TOPIC, "g")
             assert log is not None
             broker.offsets.commit(log, "g", {("t", 0): (7, -1, "")})
@@ -213,7 +213,7 @@ def test_groups_go_with_the_topic_of_offsets(tmp_path: Path) -> None:
             assert (await joining)["error_code"] == ErrorCode.NOT_COORDINATOR
             assert broker.offsets.groups == []
             assert list(broker.groups) == []
-            assert await broker.coordinator_code("g") is ErrorCode.NONE  # the topic is made again
+            assert await broker.coordinator.code("g") is ErrorCode.NONE  # the topic is made again
             assert broker.offsets.fetch("g", "t", 0) is None
 
     asyncio.run(run())
@@ -316,10 +316,10 @@ def test_logs_of_internal_topics_roll_without_a_wait_for_the_disk(
 
     async def run() -> None:
         async with running(tmp_path) as broker:
-            await broker.load_groups()
+            await broker.coordinator.load()
             await broker.transactions.load()
             await broker.create_topic("t", 1)
-            assert await broker.coordinator_code("g") is ErrorCode.NONE
+            assert await broker.coordinator.code("g") is ErrorCode.NONE
             offsets = broker.internal_log(OFFSETS_TOPIC, "g")
             producer = await broker.transactions.init("id", 60_000, None)
             states = broker.internal_log(TRANSACTIONS_TOPIC, "id")
@@ -332,7 +332,7 @@ def test_logs_of_internal_topics_roll_without_a_wait_for_the_disk(
 
             async def commit(group: str) -> None:
                 for offset in range(40):
-                    log = await broker.offsets_log("g")
+                    log = await broker.coordinator.log_of("g")
                     assert not isinstance(log, ErrorCode)
                     broker.offsets.commit(log, group, {("t", 0): (offset, -1, "")})
 

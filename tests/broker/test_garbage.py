@@ -92,8 +92,8 @@ def test_a_connection_that_ends_leaves_no_cycle(tmp_path: Path) -> None:
 def test_a_group_that_goes_leaves_no_cycle(tmp_path: Path) -> None:
     async def run() -> None:
         broker = started_broker(tmp_path)
-        await broker.load_groups()
-        await broker.coordinator_code("g")
+        await broker.coordinator.load()
+        await broker.coordinator.code("g")
         join = Join("", None, "client", "host", 1000, 60_000, "consumer", (("range", b""),), False)
         joining = asyncio.create_task(broker.groups.join("g", join))
         await until(lambda: broker.groups.get("g"), "a member that waits")

@@ -70,9 +70,6 @@ class DeletedTopics:
         self._since_ms: dict[str, int] = {}
         self._is_running = False
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._since_ms
-
     def add(self, name: str) -> None:
         """The topic is gone, as of now."""
         self._since_ms[name] = system_ms()

@@ -13,14 +13,13 @@ that it answers; `tick` is due at `wake_at`. A group is written by `store` befor
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable
 from enum import Enum
 from math import inf
 from typing import Any
 from uuid import uuid4
 
-from spark_klog.broker.coordinator.member import Join, Member
+from spark_klog.broker.coordinator.member import Join, Member, choose_protocol, common_protocols
 from spark_klog.broker.coordinator.replies import Reply, refused_join, refused_sync
 from spark_klog.errors import ErrorCode
 
@@ -226,7 +225,7 @@ class Group:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         if self.members and (
             join.protocol_type != self.protocol_type
-            or not self._common_protocols() & {name for name, _ in join.protocols}
+            or not common_protocols(self.members.values()) & {name for name, _ in join.protocols}
         ):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         return ErrorCode.NONE
@@ -250,7 +249,7 @@ class Group:
         member = self._replace(old_id, member_id)
         member.update(join)
         self._hear_of(member, now)
-        if self.state is State.STABLE and self._choose_protocol() == self.protocol:
+        if self.state is State.STABLE and choose_protocol(self.members.values()) == self.protocol:
             code = self._store(self)
             if code:
                 self._answer_join(token, code, member_id)
@@ -372,7 +371,7 @@ class Group:
             return
         if self.leader not in self.members or self.members[self.leader].join_token is None:
             self.leader = joined[0].member_id
-        self.protocol = self._choose_protocol()
+        self.protocol = choose_protocol(self.members.values())
         self._go(State.COMPLETING)
         self._unsynced = set(self.members)
         self._sync_until = now + max(member.rebalance_timeout_ms for member in self.members.values()) / 1000
@@ -385,17 +384,6 @@ class Group:
             self._hear_of(member, now)
             assert token is not None
             self._answer_joined(member, token)
-
-    def _common_protocols(self) -> set[str]:
-        return set.intersection(*(set(member.names) for member in self.members.values()))
-
-    def _choose_protocol(self) -> str | None:
-        """Of the protocols that all have, the one that most of them prefer."""
-        common = self._common_protocols()
-        votes = Counter(
-            next(name for name in member.names if name in common) for member in self.members.values() if common
-        )
-        return max(votes, key=lambda name: votes[name], default=None)
 
     def _assign(self, assignments: dict[str, bytes], now: float) -> None:
         """The leader's word: it is written, then told."""
@@ -483,26 +471,15 @@ class Group:
             "protocol_name": self.protocol,
             "leader": self.leader,
             "member_id": member.member_id,
-            "members": list(self._told_to_leader()) if leads else [],
+            "members": [one.described_to_leader(self.protocol) for one in self.members.values()] if leads else [],
         }
 
     def _answer_joined(self, member: Member, token: object, *, skips: bool = False) -> None:
         self._replies.append(Reply(token, self._joined(member) | {"skip_assignment": skips}))
 
-    def _told_to_leader(self) -> Iterable[dict[str, Any]]:
-        for member in self.members.values():
-            metadata = member.metadata(self.protocol)
-            yield {"member_id": member.member_id, "group_instance_id": member.instance_id, "metadata": metadata}
-
     def _answer_sync(self, token: object, code: ErrorCode, assignment: bytes = b"") -> None:
-        message = refused_sync(code)
-        if not code:
-            message |= {
-                "assignment": assignment,
-                "protocol_type": self.protocol_type,
-                "protocol_name": self.protocol,
-            }
-        self._replies.append(Reply(token, message))
+        protocol = {} if code else {"protocol_type": self.protocol_type, "protocol_name": self.protocol}
+        self._replies.append(Reply(token, refused_sync(code) | {"assignment": assignment} | protocol))
 
     def _taken(self) -> list[Reply]:
         """The replies that are due; and when time may bring something next."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Join(NamedTuple):
@@ -71,8 +73,28 @@ class Member:
         """What it says for a protocol."""
         return dict(self.protocols).get(protocol or "", b"")
 
+    def described_to_leader(self, protocol: str | None) -> dict[str, Any]:
+        """Its entry in the answer to the leader's JoinGroup."""
+        return {
+            "member_id": self.member_id,
+            "group_instance_id": self.instance_id,
+            "metadata": self.metadata(protocol),
+        }
+
     def update(self, join: Join) -> None:
         """Take in what it says anew."""
         self.protocols = join.protocols
         self.session_timeout_ms, self.rebalance_timeout_ms = join.session_timeout_ms, join.rebalance_timeout_ms
         self.client_id, self.client_host = join.client_id, join.client_host
+
+
+def common_protocols(members: Iterable[Member]) -> set[str]:
+    """The protocols that all members have; there is at least one member."""
+    return set.intersection(*(set(member.names) for member in members))
+
+
+def choose_protocol(members: Collection[Member]) -> str | None:
+    """Of the protocols that all members have, the one that most of them prefer; None if there is none."""
+    common = common_protocols(members)
+    votes = Counter(next(name for name in member.names if name in common) for member in members if common)
+    return max(votes, key=lambda name: votes[name], default=None)

@@ -20,7 +20,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     if not group:
         return {"error_code": ErrorCode.INVALID_GROUP_ID}
     try:
-        _, partition = await broker.coordinator_for(group)
+        _, partition = await broker.coordinator.find(group)
     except DirectoryError as error:
         _log.error("group %s has no coordinator: %s", group, error)
         return {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE}

@@ -17,7 +17,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 
 
 async def _delete(broker: Broker, group: str) -> ErrorCode:
-    log = await broker.offsets_log(group)
+    log = await broker.coordinator.log_of(group)
     if isinstance(log, ErrorCode):
         return log
     keys = broker.offsets.keys(group)

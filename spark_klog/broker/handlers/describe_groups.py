@@ -23,7 +23,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 
 async def _describe(broker: Broker, request: Request, group_id: str) -> Message:
     described: Message = {"group_id": group_id, "group_state": "", "protocol_type": "", "protocol_data": ""}
-    log = await broker.offsets_log(group_id)  # not coordinator_code: a group without a name may have offsets
+    log = await broker.coordinator.log_of(group_id)  # not `code`: a group without a name may have offsets
     if isinstance(log, ErrorCode):
         return described | {"error_code": log}
     group = broker.groups.get(group_id)

@@ -23,7 +23,7 @@ async def _find(broker: Broker, request: Request, key: str, key_type: int) -> Me
         reason = f"key type {key_type} is neither {GROUP} (group) nor {TRANSACTION} (transaction)"
         return none | {"error_code": ErrorCode.INVALID_REQUEST, "error_message": reason}
     try:
-        node, _ = await (broker.coordinator_for(key) if key_type == GROUP else broker.transactions.find(key))
+        node, _ = await (broker.coordinator.find(key) if key_type == GROUP else broker.transactions.find(key))
     except DirectoryError as error:
         return none | {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE, "error_message": str(error)}
     addresses = broker.registry.addresses(request.session.listener)

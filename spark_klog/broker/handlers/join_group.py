@@ -23,7 +23,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 
 async def _join(broker: Broker, request: Request, message: Message) -> Message:
     group, config, timeout = message["group_id"], broker.config, message["session_timeout_ms"]
-    code = await broker.coordinator_code(group)
+    code = await broker.coordinator.code(group)
     if not code and not config.group_min_session_ms <= timeout <= config.group_max_session_ms:
         code = ErrorCode.INVALID_SESSION_TIMEOUT
     if code:

@@ -10,7 +10,7 @@ _FIRST_WITH_MEMBERS = 3
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     group = message["group_id"]
-    code = await broker.coordinator_code(group)
+    code = await broker.coordinator.code(group)
     if request.version < _FIRST_WITH_MEMBERS:
         return {"error_code": code or broker.groups.leave(group, message["member_id"], None)}
     if code:

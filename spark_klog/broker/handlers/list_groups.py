@@ -12,7 +12,7 @@ _FIRST_WITH_STATE, _FIRST_WITH_TYPE = 4, 5
 
 
 def handle(broker: Broker, request: Request, message: Message) -> Message:
-    if broker.is_loading:
+    if broker.coordinator.is_loading:
         return {"error_code": ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "groups": []}
     groups = dict.fromkeys(broker.offsets.groups, ("", State.EMPTY.value))
     groups |= {group.group_id: (group.protocol_type or "", group.state.value) for group in broker.groups}

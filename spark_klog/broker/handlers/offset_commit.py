@@ -18,7 +18,7 @@ _TO_DIRECTORIES = 0
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     group = message["group_id"]
     codes, offsets = await sorted_out(broker, request, message)
-    log = await broker.offsets_log(group)
+    log = await broker.coordinator.log_of(group)
     failure = log if isinstance(log, ErrorCode) else ErrorCode.NONE
     if not failure:  # a group without a name may commit, as before KIP-289
         failure = broker.groups.may_commit(

@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     group_id = message["group_id"]
-    log = await broker.offsets_log(group_id)
+    log = await broker.coordinator.log_of(group_id)
     if isinstance(log, ErrorCode):
         return {"error_code": log}
     group = broker.groups.get(group_id)

@@ -75,7 +75,7 @@ async def _group(
             return _entry(partition, None, ErrorCode.UNSTABLE_OFFSET_COMMIT)
         return _entry(partition, broker.offsets.fetch(group, topic, partition), ErrorCode.NONE)
 
-    log = await broker.offsets_log(group)
+    log = await broker.coordinator.log_of(group)
     if isinstance(log, ErrorCode):
         return {"group_id": group, "topics": [], "error_code": log}
     if topics is None:

@@ -10,7 +10,7 @@ _FIRST_WITH_PROTOCOL = 5
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     group = message["group_id"]
-    if code := await broker.coordinator_code(group):
+    if code := await broker.coordinator.code(group):
         return {"error_code": code}
     answer = await broker.groups.sync(
         group,

@@ -22,7 +22,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     group = message["group_id"]
     producer = Producer(message["producer_id"], message["producer_epoch"])
     codes, offsets = await sorted_out(broker, request, message)
-    log = await broker.offsets_log(group)
+    log = await broker.coordinator.log_of(group)
     failure = log if isinstance(log, ErrorCode) else ErrorCode.NONE
     if not group:
         failure = ErrorCode.INVALID_GROUP_ID

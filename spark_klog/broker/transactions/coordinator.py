@@ -283,11 +283,15 @@ class TransactionCoordinator:
             try:
                 await read_log(partial(_read, found, unread), log)
             except Exception as error:
+                if not self._broker.logs.serves(log):
+                    break
                 known = isinstance(error, (KlogError, OSError))
                 text = "transactions of %s can't be read, and are not served: %s"
                 _log.error(text, log.directory, error, exc_info=not known)
                 self._unread.add(log.partition)
             else:
+                if not self._broker.logs.serves(log):  # the topic was deleted meanwhile
+                    break
                 self._transactions |= found
                 self._unread_ids |= unread
         self.is_loading = False
@@ -299,8 +303,10 @@ class TransactionCoordinator:
     def _log(self, transactional_id: str) -> PartitionLog | None:
         return self._broker.internal_log(TRANSACTIONS_TOPIC, transactional_id)
 
-    def forget_all(self) -> None:
-        """__transaction_state was deleted."""
+    def forget_logs_of(self, name: str) -> None:
+        """The logs of a topic were deleted or set aside: with those of __transaction_state all transactions go."""
+        if name != TRANSACTIONS_TOPIC:
+            return
         self._transactions.clear()
         self._unread.clear()
         self._unread_ids.clear()

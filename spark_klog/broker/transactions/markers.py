@@ -38,7 +38,7 @@ def write_marker(broker: Broker, key: TopicPartition, marker: Marker) -> ErrorCo
     log = broker.logs.get(*key)
     if log is None:
         return ErrorCode.KAFKA_STORAGE_ERROR
-    if key[0] == OFFSETS_TOPIC and broker.is_loading:  # the loader would not see a marker behind its back
+    if key[0] == OFFSETS_TOPIC and broker.coordinator.is_loading:  # the loader would not see a marker behind its back
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     producer, commits, epoch = marker
     try:
