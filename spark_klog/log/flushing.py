@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Lock
 
 from spark_klog.log.file_system import File, FileSystem
+from spark_klog.log.transaction_index import TransactionIndex
 
 
 @dataclass
@@ -22,6 +23,7 @@ class Flush:
     """All before `end_offset`: open files, folders with new files, the snapshot of the producers (path, content).
 
     The snapshot is written last: what it covers is on the disk by then. `made_files`: how many files the log had made.
+    `transactions`: the transaction index, and how many bytes of its file are flushed.
     """
 
     end_offset: int
@@ -30,6 +32,7 @@ class Flush:
     opened: list[File]
     folders: list[Path]
     snapshot: tuple[Path, bytes] | None
+    transactions: tuple[TransactionIndex, int]
     paths: Paths
     snapshot_error: OSError | None = None
 

@@ -315,7 +315,11 @@ class PartitionLog:
             folders.append(self.directory.parent)
         path = self.directory / (segment_name(self.end_offset) + SNAPSHOT)
         snapshot = (path, self.producers.encode()) if with_snapshot else None
-        return Flush(self.end_offset, self._made_files, self.files, opened, folders, snapshot, self._paths)
+        index = self._segments[-1].transaction_index
+        transactions = index, index.written_bytes
+        return Flush(
+            self.end_offset, self._made_files, self.files, opened, folders, snapshot, transactions, self._paths
+        )
 
     def end_flush(self, flush: Flush, error: OSError | None = None) -> None:
         """A flush has run, or failed: then the log takes no more. OSError if the snapshot can't be written."""
@@ -326,6 +330,8 @@ class PartitionLog:
             self.fail(error, "flush failed")
             return
         self.recovery_point = max(self.recovery_point, flush.end_offset)
+        index, synced_bytes = flush.transactions
+        index.note_synced(synced_bytes)
         self._named_files = max(self._named_files, flush.made_files)
         self._is_new_folder = False
         self._flushed_ms = self._now_ms()

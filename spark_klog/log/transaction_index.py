@@ -140,6 +140,15 @@ class TransactionIndex:
         file.close()
         self._synced = self._written
 
+    @property
+    def written_bytes(self) -> int:
+        """Bytes of entries that are in the file."""
+        return self._written
+
+    def note_synced(self, size: int) -> None:
+        """A flush of `unsynced_file`, which held so many bytes of entries, has ended."""
+        self._synced = max(self._synced, size)
+
     def unsynced_file(self) -> File | None:
         """The open file, if it has entries that may not be on the disk; OSError."""
         if self._synced == self._written or self._is_detached:

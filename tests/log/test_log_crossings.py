@@ -38,6 +38,29 @@ def test_a_transaction_index_made_while_a_flush_runs_is_on_the_disk_after_the_ne
     assert open_log(left, point=log.recovery_point).aborted_transactions(0, 2) == expected
 
 
+def test_a_transaction_index_is_flushed_once_beside_the_appends() -> None:
+    """Then it counts as an index that can be read again, and so be released."""
+    files = FaultyFiles()
+    log = open_log(files)
+    for number in range(2):
+        log.append(memoryview(batch(1, 0, number, 1)))
+        log.append(memoryview(marker(1, 0, ABORT)))
+        flush = log.begin_flush(with_snapshot=False)
+        flush.run()
+        log.end_flush(flush)
+    index = log.segments[-1].transaction_index
+    assert index.unsynced_file() is None
+    assert len(log.aborted_transactions(0, 4)) == 2
+    index.release()
+    assert len(log.aborted_transactions(0, 4)) == 2
+    flush = log.begin_flush(with_snapshot=False)
+    log.append(memoryview(batch(1, 0, 2, 1)))
+    log.append(memoryview(marker(1, 0, ABORT)))
+    flush.run()
+    log.end_flush(flush)
+    assert index.unsynced_file() is not None  # an entry has come while the flush ran
+
+
 def test_an_index_that_cannot_be_read_takes_no_marker() -> None:
     """An index that was released is read again by the next abort; what fails then is tried again."""
     files = FaultyFiles()

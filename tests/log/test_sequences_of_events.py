@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -161,6 +162,38 @@ def test_a_topic_made_anew_has_none_of_the_offsets_of_the_earlier_one(tmp_path: 
     (tmp_path / ".lock").unlink()  # the process is gone, and its lock
     again = LogDirectory(tmp_path, 0, COMPACTED, files=left).logs["t", 0]
     assert (again.start_offset, again.end_offset) == (0, 6)
+
+
+def test_a_round_of_compaction_that_ends_as_its_topic_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cleaner notes its offset in a thread: it must not become the new log's."""
+    directory = LogDirectory(tmp_path, 0, COMPACTED)
+    old = add_log(directory, "t", 0)
+    fill(old, random.Random(1), 30)
+    waits, goes_on, serves = threading.Event(), threading.Event(), directory.serves
+
+    def slow(log: PartitionLog) -> bool:
+        answer = serves(log)
+        waits.set()
+        assert goes_on.wait(60)
+        return answer
+
+    monkeypatch.setattr(directory, "serves", slow)
+    cleaning = threading.Thread(target=directory.note_clean, args=(old, 15))
+    cleaning.start()
+    assert waits.wait(60)
+    _delete(directory)
+    making = threading.Thread(target=add_log, args=(directory, "t", 0))
+    making.start()
+    making.join(0.5)  # it may have to wait for the cleaner
+    goes_on.set()
+    for thread in (cleaning, making):
+        thread.join(60)
+    assert ("t", 0) in directory.logs
+    assert ("t", 0) not in directory.clean_offsets
+    assert ("t", 0) not in (read_checkpoint(LocalFileSystem(), tmp_path / CLEANER) or {})
+    directory.close()
 
 
 def _damaged(directory: Path, change: object) -> tuple[LogDirectory, bytes]:
