@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 from spark_klog.errors import DecodeError
-from spark_klog.protocol.schema import Api, Array, Field, Primitive, Struct, Type
+from spark_klog.protocol.schema import Api, Array, Field, Primitive, Struct, Type, Versioned
 from spark_klog.wire.primitives import TAG_BYTES, Buffer, Reader, Writer
 
 Message = dict[str, Any]
@@ -234,7 +234,8 @@ def decode_request(api: Api, version: int, reader: Reader) -> tuple[str | None, 
     flexible = version >= api.flexible
     if flexible:
         reader.skip_tags()
-    return client_id, _decode(api, "request", version, reader, _struct_decoder(api.request, version, flexible))
+    decode = _struct_decoder(api.request, version, flexible)
+    return client_id, _decode(f"{api.name} v{version} request", reader, decode)
 
 
 def encode_response(api: Api, version: int, correlation_id: int, message: Message) -> Writer:
@@ -255,15 +256,33 @@ def decode_response(api: Api, version: int, data: Buffer) -> tuple[int, Message]
     flexible = version >= api.flexible
     if flexible and api.key != _API_VERSIONS_KEY:
         reader.skip_tags()
-    message = _decode(api, "response", version, reader, _struct_decoder(api.response, version, flexible))
+    message = _decode(f"{api.name} v{version} response", reader, _struct_decoder(api.response, version, flexible))
     if reader.remaining:
         raise DecodeError(f"{api.name} v{version} response: {reader.remaining} bytes left over")
     return correlation_id, message
 
 
-def _decode(api: Api, what: str, version: int, reader: Reader, decode: Decode) -> Message:
+def encode_versioned(table: Versioned, version: int, message: Message) -> bytes:
+    """The version and what follows it."""
+    writer = Writer()
+    writer.int16(version)
+    _struct_encoder(table.fields, version, version >= table.flexible)(writer, message)
+    return writer.to_bytes()
+
+
+def decode_versioned(table: Versioned, data: Buffer) -> Message:
+    """`DecodeError` for an unknown version, too. Bytes that are left over are ignored, as by Kafka."""
+    reader = Reader(data)
+    version = reader.int16()
+    if version not in table.versions:
+        raise DecodeError(f"{table.name} has unknown version {version}")
+    decode = _struct_decoder(table.fields, version, version >= table.flexible)
+    return _decode(f"{table.name} v{version}", reader, decode)
+
+
+def _decode(what: str, reader: Reader, decode: Decode) -> Message:
     try:
         message: Message = decode(reader)
     except DecodeError as error:
-        raise type(error)(f"{api.name} v{version} {what}: {error}") from None
+        raise type(error)(f"{what}: {error}") from None
     return message

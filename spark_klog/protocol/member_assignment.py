@@ -1,26 +1,15 @@
-"""What a member of a consumer group was assigned, as its leader wrote it (KIP-62, "ConsumerProtocolAssignment"):
-
-version      INT16
-assignments  ARRAY of topic STRING, partitions ARRAY of INT32
-user data    BYTES, nullable; and what later versions add
-"""
+"""What a member of a consumer group was assigned, as the group's leader wrote it."""
 
 from __future__ import annotations
 
-from spark_klog.errors import DecodeError
-from spark_klog.wire.primitives import Buffer, Reader
+from spark_klog.protocol.codec import decode_versioned
+from spark_klog.protocol.tables.consumer_protocol import ASSIGNMENT
+from spark_klog.wire.primitives import Buffer
 
 
 def decode_assignment(data: Buffer) -> dict[str, list[int]]:
-    """Partitions by topic, none where `data` is empty; `DecodeError`."""
-    found: dict[str, list[int]] = {}
+    """Partitions by topic, none if `data` is empty; `DecodeError`."""
     if not len(data):
-        return found
-    reader = Reader(data)
-    reader.int16()
-    for _ in range(max(0, reader.count(False))):
-        topic = reader.nullable_string()
-        if topic is None:
-            raise DecodeError("an assignment names no topic")
-        found[topic] = sorted(reader.int32() for _ in range(max(0, reader.count(False))))
-    return found
+        return {}
+    rows = decode_versioned(ASSIGNMENT, data)["assigned_partitions"]
+    return {row["topic"]: sorted(row["partitions"]) for row in rows}

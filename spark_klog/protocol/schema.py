@@ -141,3 +141,19 @@ class Api:
 
 def api(key: int, name: str, versions: str, flexible: int, request: Struct, response: Struct) -> Api:
     return Api(key, name, Versions.parse(versions), flexible, request, response)
+
+
+@dataclass(frozen=True, eq=False)
+class Versioned:
+    """A message that stands by itself after an INT16 version, in a record or in a member's metadata: what Kafka's
+    message definitions call data.
+    """
+
+    name: str
+    versions: Versions
+    flexible: int
+    fields: Struct
+
+
+def versioned(name: str, versions: str, *fields: Field, flexible: int = _NO_LIMIT) -> Versioned:
+    return Versioned(name, Versions.parse(versions), flexible, Struct(fields))

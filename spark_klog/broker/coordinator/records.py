@@ -1,18 +1,6 @@
-"""The records of __consumer_offsets, in Kafka's own format.
+"""The records of __consumer_offsets: committed offsets and groups. Their bytes: `protocol.tables.stored`.
 
-    key of an offset    INT16 version 0 or 1, STRING group, STRING topic, INT32 partition
-    value               INT16 version 3, INT64 offset, INT32 leader epoch, STRING metadata, INT64 commit time (ms)
-                        [0-2: no leader epoch; 1: INT64 expiry time at the end]
-
-    key of a group      INT16 version 2, STRING group
-    value               INT16 version 3, STRING protocol type, INT32 generation, nullable STRING protocol,
-                        nullable STRING leader, INT64 time of its state (ms) [from 2 on], ARRAY of members:
-                            STRING member id, nullable STRING instance id [from 3 on], STRING client id, STRING host,
-                            INT32 rebalance timeout (ms) [from 1 on], INT32 session timeout (ms),
-                            BYTES subscription, BYTES assignment
-
-A null value removes what the key names. Versions 4 of both values, as Kafka 4 writes them, are flexible: compact
-strings, bytes and arrays, tagged fields at the end of each structure (of an offset the topic id, which is not used).
+A null value removes what the key names.
 """
 
 from __future__ import annotations
@@ -22,17 +10,21 @@ from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 
-from spark_klog.errors import DecodeError
-from spark_klog.wire.primitives import Buffer, Reader, Writer
+from spark_klog.protocol.codec import decode_versioned, encode_versioned
+from spark_klog.protocol.tables.stored import (
+    GROUP_METADATA_KEY,
+    GROUP_METADATA_VALUE,
+    OFFSET_COMMIT_KEY,
+    OFFSET_COMMIT_VALUE,
+)
+from spark_klog.wire.primitives import Buffer, Reader
 
-_OFFSET_KEYS, _GROUP_KEY = (0, 1), 2
 _KEY_START, _PARTITION, _SIZE = Struct(">hh"), Struct(">i"), Struct(">h")
 #: Version 3 without metadata, as nearly all are.
 _PLAIN_OFFSET = Struct(">hqihq")
 _VALUE_VERSION = 3
 #: Of offsets: the only version with an expiry time.
 _EXPIRING = 1
-_FLEXIBLE = 4
 
 
 class OffsetKey(NamedTuple):
@@ -92,27 +84,26 @@ class StoredGroup:
 
 def encode_offset_key(key: OffsetKey) -> bytes:
     """Version 1."""
-    writer = Writer()
-    writer.int16(_OFFSET_KEYS[-1])
-    writer.nullable_string(key.group)
-    writer.nullable_string(key.topic)
-    writer.int32(key.partition)
-    return writer.to_bytes()
+    return _key_start(key.group, key.topic) + _PARTITION.pack(key.partition)
+
+
+@lru_cache(maxsize=1 << 14)
+def _key_start(group: str, topic: str) -> bytes:
+    """An offset's key without its partition, which is its end."""
+    message = {"group": group, "topic": topic}
+    return encode_versioned(OFFSET_COMMIT_KEY, OFFSET_COMMIT_KEY.versions.last, message)[: -_PARTITION.size]
 
 
 def encode_group_key(group: str) -> bytes:
     """Version 2."""
-    writer = Writer()
-    writer.int16(_GROUP_KEY)
-    writer.nullable_string(group)
-    return writer.to_bytes()
+    return encode_versioned(GROUP_METADATA_KEY, GROUP_METADATA_KEY.versions.last, {"group": group})
 
 
 @lru_cache(maxsize=1 << 14)
 def _names(start: bytes) -> tuple[str, str] | None:
     """Group and topic of an offset's key without its partition; None for what is none."""
     version, group = _KEY_START.unpack_from(start)
-    if version not in _OFFSET_KEYS or not 0 <= group <= len(start) - 6:
+    if version not in OFFSET_COMMIT_KEY.versions or not 0 <= group <= len(start) - 6:
         return None
     (topic,) = _SIZE.unpack_from(start, 4 + group)
     if 6 + group + topic != len(start):
@@ -129,11 +120,12 @@ def decode_key(data: bytes) -> OffsetKey | GroupKey | None:
         names = _names(data[:-4])
         if names is not None:
             return OffsetKey(*names, partition_of(data))
-    reader = Reader(data)
-    version = reader.int16()
-    if version in _OFFSET_KEYS:
-        return OffsetKey(reader.nullable_string() or "", reader.nullable_string() or "", reader.int32())
-    return GroupKey(reader.nullable_string() or "") if version == _GROUP_KEY else None
+    version = Reader(data).int16()
+    if version in OFFSET_COMMIT_KEY.versions:
+        return OffsetKey(**decode_versioned(OFFSET_COMMIT_KEY, data))
+    if version in GROUP_METADATA_KEY.versions:
+        return GroupKey(**decode_versioned(GROUP_METADATA_KEY, data))
+    return None
 
 
 def partition_of(data: bytes) -> int:
@@ -144,77 +136,81 @@ def partition_of(data: bytes) -> int:
 
 def encode_offset(committed: Committed) -> bytes:
     """Version 3, or 1 with an expiry time: as Kafka does it."""
-    expires = committed.expires_ms != NO_EXPIRY
-    writer = Writer()
-    writer.int16(_EXPIRING if expires else _VALUE_VERSION)
-    writer.int64(committed.offset)
-    if not expires:
-        writer.int32(committed.leader_epoch)
-    writer.nullable_string(committed.metadata)
-    writer.int64(committed.timestamp)
-    if expires:
-        writer.int64(committed.expires_ms)
-    return writer.to_bytes()
+    if not committed.metadata and committed.expires_ms == NO_EXPIRY:
+        return _PLAIN_OFFSET.pack(_VALUE_VERSION, committed.offset, committed.leader_epoch, 0, committed.timestamp)
+    message = {
+        "offset": committed.offset,
+        "leader_epoch": committed.leader_epoch,
+        "metadata": committed.metadata,
+        "commit_timestamp": committed.timestamp,
+        "expire_timestamp": committed.expires_ms,
+    }
+    version = _VALUE_VERSION if committed.expires_ms == NO_EXPIRY else _EXPIRING
+    return encode_versioned(OFFSET_COMMIT_VALUE, version, message)
 
 
 def decode_offset(data: bytes) -> Committed:
     """Versions 0-4; `DecodeError`."""
-    if len(data) == _PLAIN_OFFSET.size:  # there may be a million of them at start: without a reader, if it goes
+    if len(data) == _PLAIN_OFFSET.size:  # there may be a million of them at start: without the codec
         version, offset, leader_epoch, size, timestamp = _PLAIN_OFFSET.unpack(data)
         if version == _VALUE_VERSION and size == 0:
             return Committed(offset, leader_epoch, "", timestamp)
-    reader = Reader(data)
-    version = reader.int16()
-    if not 0 <= version <= _FLEXIBLE:
-        raise DecodeError(f"committed offset of unknown version {version}")
-    offset = reader.int64()
-    leader_epoch = reader.int32() if version >= _VALUE_VERSION else -1
-    metadata = reader.compact_nullable_string() if version == _FLEXIBLE else reader.nullable_string()
-    timestamp = reader.int64()
-    expires_ms = reader.int64() if version == _EXPIRING else NO_EXPIRY
-    return Committed(offset, leader_epoch, metadata or "", timestamp, expires_ms)
+    message = decode_versioned(OFFSET_COMMIT_VALUE, data)
+    return Committed(
+        message["offset"],
+        message["leader_epoch"],
+        message["metadata"],
+        message["commit_timestamp"],
+        message["expire_timestamp"],
+    )
 
 
 def encode_group(group: StoredGroup) -> bytes:
     """Version 3."""
-    writer = Writer()
-    writer.int16(_VALUE_VERSION)
-    writer.nullable_string(group.protocol_type)
-    writer.int32(group.generation)
-    writer.nullable_string(group.protocol)
-    writer.nullable_string(group.leader)
-    writer.int64(group.timestamp)
-    writer.int32(len(group.members))
-    for member in group.members:
-        for text in member[:4]:
-            writer.nullable_string(text)
-        writer.int32(member.rebalance_timeout_ms)
-        writer.int32(member.session_timeout_ms)
-        writer.nullable_bytes(member.subscription)
-        writer.nullable_bytes(member.assignment)
-    return writer.to_bytes()
+    message = {
+        "protocol_type": group.protocol_type,
+        "generation": group.generation,
+        "protocol": group.protocol,
+        "leader": group.leader,
+        "current_state_timestamp": group.timestamp,
+        "members": [
+            {
+                "member_id": member.member_id,
+                "group_instance_id": member.instance_id,
+                "client_id": member.client_id,
+                "client_host": member.client_host,
+                "rebalance_timeout": member.rebalance_timeout_ms,
+                "session_timeout": member.session_timeout_ms,
+                "subscription": member.subscription,
+                "assignment": member.assignment,
+            }
+            for member in group.members
+        ],
+    }
+    return encode_versioned(GROUP_METADATA_VALUE, _VALUE_VERSION, message)
 
 
 def decode_group(data: Buffer) -> StoredGroup:
     """Versions 0-4; `DecodeError`."""
-    reader = Reader(data)
-    version = reader.int16()
-    if not 0 <= version <= _FLEXIBLE:
-        raise DecodeError(f"group of unknown version {version}")
-    is_flexible = version == _FLEXIBLE
-    text = reader.compact_nullable_string if is_flexible else reader.nullable_string
-    blob = reader.compact_nullable_bytes if is_flexible else reader.nullable_bytes
-    protocol_type, generation, protocol, leader = text() or "", reader.int32(), text(), text()
-    timestamp = reader.int64() if version >= 2 else -1
-    members = []
-    for _ in range(max(0, reader.count(is_flexible))):
-        member_id, instance_id = text() or "", text() if version >= _VALUE_VERSION else None
-        client_id, host = text() or "", text() or ""
-        timeouts = [reader.int32() for _ in range(2 if version >= 1 else 1)]
-        subscription, assignment = bytes(blob() or b""), bytes(blob() or b"")
-        if is_flexible:
-            reader.skip_tags()
-        members.append(
-            StoredMember(member_id, instance_id, client_id, host, timeouts[0], timeouts[-1], subscription, assignment)
+    message = decode_versioned(GROUP_METADATA_VALUE, data)
+    members = [
+        StoredMember(
+            member["member_id"],
+            member["group_instance_id"],
+            member["client_id"],
+            member["client_host"],
+            member["session_timeout"] if member["rebalance_timeout"] < 0 else member["rebalance_timeout"],
+            member["session_timeout"],
+            bytes(member["subscription"]),
+            bytes(member["assignment"]),
         )
-    return StoredGroup(protocol_type, generation, protocol, leader, timestamp, members)
+        for member in message["members"]
+    ]
+    return StoredGroup(
+        message["protocol_type"],
+        message["generation"],
+        message["protocol"],
+        message["leader"],
+        message["current_state_timestamp"],
+        members,
+    )

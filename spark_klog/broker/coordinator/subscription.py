@@ -1,27 +1,23 @@
-"""What members of a consumer group subscribe to, as they say it in the metadata of their protocols.
-
-INT16 version, ARRAY of STRING topics, ... (what follows is not needed here)
-"""
+"""What members of a consumer group subscribe to, by the metadata of their protocols."""
 
 from __future__ import annotations
 
 from spark_klog.broker.coordinator.group import Group
 from spark_klog.errors import DecodeError
-from spark_klog.wire.primitives import Reader
+from spark_klog.protocol.codec import decode_versioned
+from spark_klog.protocol.tables.consumer_protocol import SUBSCRIPTION
 
 CONSUMER = "consumer"
 
 
 def subscribed_topics(group: Group) -> set[str] | None:
-    """The topics of all members; None where that can't be told: another type of group, or metadata that is none."""
+    """The topics of all members; None for another type of group, or if a member's metadata can't be decoded."""
     topics: set[str] = set()
     for member in group.members.values():
         if group.protocol_type != CONSUMER:
             return None
-        reader = Reader(member.metadata(group.protocol))
         try:
-            reader.int16()
-            topics |= {reader.nullable_string() or "" for _ in range(max(0, reader.count(False)))}
+            topics.update(decode_versioned(SUBSCRIPTION, member.metadata(group.protocol))["topics"])
         except DecodeError:
             return None
     return topics
