@@ -7,6 +7,7 @@ its records may be there twice.
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -16,10 +17,10 @@ from spark_klog.client.partitioner import StickyPartitioner
 from spark_klog.client.sender import Sender
 from spark_klog.errors import ConfigError
 from spark_klog.records import kernels
-from spark_klog.records.contract import Headers, RecordColumns
+from spark_klog.records.contract import NO_TIMESTAMP, Headers, RecordColumns
 from spark_klog.records.reference import append_record, murmur2
 
-_MAX_INT32 = 0x7FFFFFFF
+_MAX_INT32, _MAX_INT64 = 0x7FFFFFFF, 0x7FFFFFFFFFFFFFFF
 
 
 class _Gathering:
@@ -41,6 +42,35 @@ class _Gathering:
         self.count += 1
         self.max_timestamp = max(self.max_timestamp, timestamp)
         return len(self.body) - before
+
+
+def _check_bytes(name: str, content: object) -> None:
+    if isinstance(content, memoryview) and content.nbytes != len(content):
+        raise TypeError(f"{name} must be bytes or None, not a memoryview of {content.format!r}")
+    if content is not None and not isinstance(content, bytes | bytearray | memoryview):
+        raise TypeError(f"{name} must be bytes or None, not {type(content).__name__}")
+
+
+def _check_timestamp(timestamp: int) -> int:
+    """The timestamp; `ConfigError` for one that no record can have."""
+    timestamp = operator.index(timestamp)
+    if not NO_TIMESTAMP <= timestamp <= _MAX_INT64:
+        raise ConfigError(f"timestamp {timestamp}: set milliseconds since 1970, from 0 to {_MAX_INT64}, or -1 for none")
+    return timestamp
+
+
+def _check_headers(headers: Headers) -> Headers:
+    """The headers as a tuple; `TypeError` for anything but pairs of str and bytes."""
+    if isinstance(headers, Mapping | str | bytes):
+        raise TypeError(f"headers must be pairs of str and bytes, not {type(headers).__name__}")
+    headers = tuple(headers)
+    for header in headers:
+        if not isinstance(header, tuple | list) or len(header) != 2:
+            raise TypeError(f"header {header!r} must be a pair of str and bytes")
+        if not isinstance(header[0], str):
+            raise TypeError(f"the name of header {header[0]!r} must be str, not {type(header[0]).__name__}")
+        _check_bytes(f"header {header[0]!r}", header[1])
+    return headers
 
 
 class Producer:
@@ -94,19 +124,24 @@ class Producer:
         timestamp: int | None = None,
         headers: Headers = (),
     ) -> None:
-        """Add a record; `timestamp` in ms, now if None.
+        """Add a record; `timestamp` in ms, now if None, -1 for a record without one.
 
         Without a partition the key's murmur2 decides, as Kafka's default; without a key, too, partitions take turns.
+        `TypeError` or `ConfigError` for what no record can hold; nothing of it is written then.
         """
         self._sender.check()
+        _check_bytes("value", value)
+        _check_bytes("key", key)
+        headers = _check_headers(headers)
+        timestamp = time.time_ns() // 1_000_000 if timestamp is None else _check_timestamp(timestamp)
         count = self.partitions(topic)
         is_free = partition is None and key is None
         if partition is None:
             partition = (murmur2(key) & _MAX_INT32) % count if key is not None else self._sticky.current(topic)
-        elif not 0 <= partition < count:
+        elif not 0 <= operator.index(partition) < count:
             raise ConfigError(f"topic {topic} has partitions 0 to {count - 1}, not {partition}")
         gathering = self._gathering.setdefault((topic, partition), _Gathering())
-        size = gathering.add(time.time_ns() // 1_000_000 if timestamp is None else timestamp, key, value, headers)
+        size = gathering.add(timestamp, key, value, headers)
         if is_free:
             self._sticky.filled(topic, size)
         if len(gathering.body) >= self.batch_size:

@@ -459,3 +459,33 @@ def test_a_record_that_can_not_be_encoded_leaves_nothing_behind() -> None:
         producer.send("t", b"b", partition=1)
         producer.flush()
         assert (brokers.log[B], brokers.batches_received) == ([b"b"], {B: 1})
+
+
+@pytest.mark.parametrize(
+    ("record", "error", "told"),
+    [
+        ({"timestamp": 1 << 63}, ConfigError, r"timestamp 9223372036854775808: .* to 9223372036854775807"),
+        ({"timestamp": 1 << 70}, ConfigError, "timestamp 1180591620717411303424"),
+        ({"timestamp": -2}, ConfigError, "timestamp -2: .* or -1 for none"),
+        ({"timestamp": 1.5}, TypeError, "float"),
+        ({"value": "text"}, TypeError, "value must be bytes or None, not str"),
+        ({"value": memoryview(b"12345678").cast("i")}, TypeError, "value .* memoryview of 'i'"),
+        ({"key": 7}, TypeError, "key must be bytes or None, not int"),
+        ({"partition": "0"}, TypeError, "str"),
+        ({"headers": {"a": b"b"}}, TypeError, "headers must be pairs of str and bytes, not dict"),
+        ({"headers": [(b"name", b"v")]}, TypeError, "name of header b'name' must be str, not bytes"),
+        ({"headers": [("name", "v")]}, TypeError, "header 'name' must be bytes or None, not str"),
+        ({"headers": [("name",)]}, TypeError, "must be a pair"),
+    ],
+)
+def test_what_no_record_can_hold_is_named_when_it_is_sent(
+    record: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    with scripted(1, {"t": 1}) as brokers, producing(brokers) as producer:
+        producer.send("t", b"a", partition=0)
+        with pytest.raises(error, match=told):
+            producer.send("t", **{"value": b"v", "partition": 0, **record})
+        producer.send("t", b"b", partition=0, timestamp=(1 << 63) - 1, headers=(pair for pair in [("h", None)]))
+        producer.send("t", b"c", partition=0, timestamp=-1)
+        producer.flush()
+        assert (brokers.log[A], brokers.batches_received) == ([b"a", b"b", b"c"], {A: 1})
