@@ -17,7 +17,7 @@ from uuid import UUID
 from spark_klog.client.answers import answer_error, check_code
 from spark_klog.client.backoff import Backoff
 from spark_klog.client.config import ClientConfig, client_config
-from spark_klog.client.connection import Connection, Handle
+from spark_klog.client.connection import Connection, Handle, wait_until_ready
 from spark_klog.errors import (
     ConnectionFailed,
     DecodeError,
@@ -52,6 +52,8 @@ class Cluster:
         self._record_connections: dict[tuple[str, int], Connection] = {}
         self._brokers: dict[int, tuple[str, int]] = {}
         self._leaders: dict[TopicPartition, int] = {}
+        #: Addresses whose last request, of any connection, got no answer: they are asked last.
+        self._silent: set[tuple[str, int]] = set()
         self._deadline = math.inf
         self.controller_id = -1
         #: As of the last metadata; brokers before 0.10.1 give none.
@@ -81,7 +83,9 @@ class Cluster:
         }
         answer = self._metadata_with_brokers(request)
         self._brokers = {entry["node_id"]: (entry["host"], entry["port"]) for entry in answer["brokers"]}
-        self._close_connections(keep={*self._brokers.values(), *self.config.bootstrap_servers})
+        addresses = {*self._brokers.values(), *self.config.bootstrap_servers}
+        self._silent &= addresses
+        self._close_connections(keep=addresses)
         self.controller_id = answer["controller_id"]
         self.cluster_id = answer["cluster_id"]
         for topic in answer["topics"]:
@@ -125,6 +129,8 @@ class Cluster:
     def any_broker(self, api: Api, message: Callable[[int], Message]) -> Message:
         """Ask any broker: the connected ones first, then known ones, then those of bootstrap.servers.
 
+        Those that have not answered the last time come after all others.
+
         `message` gives the request in a version; errors as of `Connection`, once request.timeout.ms is over.
         """
         with self.within(self.config.request_timeout_ms) as deadline:
@@ -134,7 +140,7 @@ class Cluster:
             backoff = Backoff(self.config, min(deadline, patience), limit)
             while True:
                 addresses = [*self._connections, *self._brokers.values(), *self.config.bootstrap_servers]
-                candidates = list(dict.fromkeys(addresses))
+                candidates = sorted(dict.fromkeys(addresses), key=self._silent.__contains__)
                 failures: list[str] = []
                 stranger: DecodeError | None = None
                 for number, address in enumerate(candidates):
@@ -143,8 +149,11 @@ class Cluster:
                         # one that does not answer leaves time for the others
                         with self.within(1000 * left / (len(candidates) - number)) as share:
                             connection = self._open(self._connections, address)
-                            return connection.request(api, message(connection.version_of(api)), deadline=share)
+                            answer = connection.request(api, message(connection.version_of(api)), deadline=share)
+                            self._silent.discard(address)
+                            return answer
                     except (ConnectionFailed, RequestTimedOut) as error:
+                        self._silent.add(address)
                         failures.append(str(error))
                     except DecodeError as error:  # another kind of server: the next address may be a broker's
                         stranger = error
@@ -200,9 +209,15 @@ class Cluster:
 
     def _open(self, connections: dict[tuple[str, int], Connection], address: tuple[str, int]) -> Connection:
         """The connection to an address, made at first use and when the one before is closed."""
+        there = self._begin(connections, address)
+        there.finish_opening()
+        return there
+
+    def _begin(self, connections: dict[tuple[str, int], Connection], address: tuple[str, int]) -> Connection:
+        """As `_open`, but the connection may not be open yet."""
         there = connections.get(address)
         if there is None or not there.is_usable():
-            there = connections[address] = Connection(*address, self.config, self.deadline())
+            there = connections[address] = Connection(*address, self.config, self.deadline(), wait=False)
         return there
 
     def _address(self, node: int) -> tuple[str, int]:
@@ -214,29 +229,60 @@ class Cluster:
         """The connection to a broker for records; `ConnectionFailed` if it is not known or not there."""
         return self._open(self._record_connections, self._address(node))
 
+    def begin_connection(self, node: int) -> Connection:
+        """As `connection`, but without waiting: it may not be open yet, see `Connection.open_step`."""
+        return self._begin(self._record_connections, self._address(node))
+
+    def suspect(self, node: int) -> None:
+        """Ask this broker last when any broker will do: it has left a request without an answer."""
+        if node in self._brokers:
+            self._silent.add(self._brokers[node])
+
     def request(self, node: int, api: Api, message: Message) -> Message:
         """Ask a broker for anything but records; errors as of `Connection`."""
         return self._open(self._connections, self._address(node)).request(api, message, deadline=self.deadline())
 
     def request_each(self, api: Api, messages: Mapping[int, Message]) -> dict[int, Message | KlogError]:
         """Ask several brokers at once. Each has its answer or its error: one that is away keeps up no other."""
-        under_way: dict[int, tuple[Connection, Handle]] = {}
         result: dict[int, Message | KlogError] = {}
-        for node, message in messages.items():
+        opening: dict[int, Connection] = {}
+        under_way: dict[int, tuple[Connection, Handle]] = {}
+        begin, deadline = time.monotonic(), self.deadline()
+        for node in messages:
             try:
-                connection = self._open(self._connections, self._address(node))
-                handle = connection.send(api, message, deadline=self.deadline())
-                assert handle is not None  # it is answered
-                under_way[node] = connection, handle
+                opening[node] = self._begin(self._connections, self._address(node))
             except KlogError as error:
                 result[node] = error
-        deadline = self.deadline()
-        for node, (connection, handle) in under_way.items():
-            try:
-                result[node] = connection.receive(handle, deadline)
-            except KlogError as error:
-                result[node] = error
-        return result
+        while True:
+            for node, connection in list(opening.items()):
+                try:
+                    if connection.open_step():
+                        handle = connection.send(api, messages[node], deadline=deadline, wait=False)
+                        assert handle is not None  # it is answered
+                        under_way[node] = connection, handle
+                        del opening[node]
+                except KlogError as error:
+                    result[node] = error
+                    del opening[node]
+            now = time.monotonic()
+            for node, (connection, handle) in list(under_way.items()):
+                try:
+                    if connection.poll(handle):
+                        result[node] = connection.receive(handle)
+                    elif now < deadline:
+                        continue
+                    else:
+                        connection.close()
+                        late = f"broker {connection.address} did not answer within {now - begin:.1f} s"
+                        result[node] = RequestTimedOut(late)
+                except KlogError as error:
+                    result[node] = error
+                del under_way[node]
+            waited = [*opening.values(), *(connection for connection, _ in under_way.values())]
+            if not waited:
+                return result
+            look_at = min([deadline, *(connection.look_at for connection in opening.values())])
+            wait_until_ready(waited, look_at - time.monotonic())
 
     def version_of(self, node: int, api: Api) -> int:
         """The version in which `request` asks a broker; errors as of `Connection`."""

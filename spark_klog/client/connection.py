@@ -1,4 +1,8 @@
-"""One connection to one broker. Several requests may be under way; each gets the response with its correlation id."""
+"""One connection to one broker. Several requests may be under way; each gets the response with its correlation id.
+
+Every step can be taken without waiting, too: `open_step`, `send` with `wait=False`, and `poll`. Who talks to several
+brokers then waits for all of them (`wait_until_ready`), and one that is silent holds up no other.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from typing import Any, NoReturn
 
 from spark_klog.client.answers import check_code
 from spark_klog.client.config import ClientConfig
+from spark_klog.client.dial import Dial
 from spark_klog.errors import (
     ConnectionFailed,
     DecodeError,
@@ -42,6 +47,7 @@ class Handle:
 class Connection:
     """A connected, negotiated socket. Not for several threads at once.
 
+    With `wait=False` it is neither yet: `open_step` makes it so, and so do calls that wait, at their first use.
     `send` returns a handle, `receive` the response to it, whatever else is under way. Deadlines are readings of
     `time.monotonic`, by default request.timeout.ms from the call on. They are for the whole call: a response that
     arrives byte by byte does not extend them.
@@ -50,7 +56,9 @@ class Connection:
     for a response that does not decode or that nobody asked for. After any of them the connection is closed.
     """
 
-    def __init__(self, host: str, port: int, config: ClientConfig, deadline: float | None = None) -> None:
+    def __init__(
+        self, host: str, port: int, config: ClientConfig, deadline: float | None = None, *, wait: bool = True
+    ) -> None:
         self.address = f"{host}:{port}"
         self._config = config
         self._pending: dict[int, Handle] = {}
@@ -62,45 +70,73 @@ class Connection:
         #: Until when the broker's quota asks for silence (KIP-219).
         self._throttled_until = 0.0
         self._buffer = bytearray(_FIRST_BUFFER)
+        #: The response that is arriving: its size once that is known, and how much is in the buffer.
+        self._size: int | None = None
+        self._filled = 0
+        #: What could not be sent yet without waiting.
+        self._unsent = bytearray()
         self._versions: dict[int, tuple[int, int]] = {}
-        deadline = self._default_deadline() if deadline is None else deadline
-        self._socket = self._connect(host, port, deadline)
-        try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
-            self._negotiate(deadline)
-        except BaseException:
-            self.close()
-            raise
+        self._open_until = self._default_deadline() if deadline is None else deadline
+        connect_until = time.monotonic() + config.connect_timeout_ms / 1000
+        self._socket: socket.socket | Dial = Dial(host, port, min(self._open_until, connect_until))
+        self._negotiation: Handle | None = None
+        self._is_open = False
+        if wait:
+            self.finish_opening()
 
     def _default_deadline(self) -> float:
         return time.monotonic() + self._config.request_timeout_ms / 1000
 
-    def _connect(self, host: str, port: int, deadline: float) -> socket.socket:
-        """A socket to the first address of the host that answers; all of them share the time."""
-        deadline = min(deadline, time.monotonic() + self._config.connect_timeout_ms / 1000)
-        failure: OSError = OSError("the name has no address")
+    def finish_opening(self) -> None:
+        """Wait until the connection is open, if it is not."""
+        if self._is_open:
+            return
+        self._check_open()
         try:
-            for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-                candidate = socket.socket(family, kind, protocol)
-                try:
-                    candidate.settimeout(_left(deadline))
-                    candidate.connect(address)
-                    return candidate
-                except OSError as error:
-                    candidate.close()
-                    failure = error
-        except (OSError, UnicodeError) as error:  # of getaddrinfo
-            raise ConnectionFailed(f"no broker answers at {self.address}: {error}") from None
-        raise ConnectionFailed(f"no broker answers at {self.address}: {failure}") from None
+            if isinstance(self._socket, Dial):
+                self._begin_negotiation(self._socket.finish())
+            assert self._negotiation is not None
+            self._end_negotiation(self._negotiation, self._open_until)
+        except BaseException:
+            self.close()
+            raise
 
-    def _negotiate(self, deadline: float) -> None:
-        answer = self.request(API_VERSIONS, {}, version=0, deadline=deadline)
+    def open_step(self) -> bool:
+        """Whether the connection is open, after what can be done for it without waiting; errors as of a request."""
+        if self._is_open:
+            return True
+        self._check_open()
+        try:
+            if isinstance(self._socket, Dial):
+                connected = self._socket.step()
+                if connected is None:
+                    return False
+                self._begin_negotiation(connected)
+            assert self._negotiation is not None
+            if self.poll(self._negotiation):
+                self._end_negotiation(self._negotiation, self._open_until)
+            elif time.monotonic() >= self._open_until:
+                raise RequestTimedOut(f"broker {self.address} did not answer in time")
+        except BaseException:
+            self.close()
+            raise
+        return self._is_open
+
+    def _begin_negotiation(self, connected: socket.socket) -> None:
+        self._socket = connected
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
+        self._negotiation = self._transmit(API_VERSIONS, {}, 0)
+        self._send_rest(None)
+
+    def _end_negotiation(self, handle: Handle, deadline: float) -> None:
+        answer = self.receive(handle, deadline)
         check_code(API_VERSIONS, answer["error_code"], f"ApiVersions at {self.address}")
         if not answer["api_keys"]:
             raise UnsupportedVersionError(f"broker {self.address} names no API that it knows")
         for entry in answer["api_keys"]:
             self._versions[entry["api_key"]] = entry["min_version"], entry["max_version"]
+        self._is_open, self._negotiation = True, None
 
     def version_of(self, api: Api) -> int:
         """The highest version that both sides speak; `UnsupportedVersionError` if there is none."""
@@ -138,29 +174,53 @@ class Connection:
         version: int | None = None,
         answered: bool = True,
         deadline: float | None = None,
+        wait: bool = True,
     ) -> Handle | None:
         """Send a request. The handle is for `receive` or `forget`; None if it is not `answered`.
 
-        Waits if the broker has throttled this client, `RequestTimedOut` if that lasts beyond the deadline.
+        Waits if the broker has throttled this client, `RequestTimedOut` if that lasts beyond the deadline. Without
+        `wait` the broker may not have taken all of it yet: then `poll` goes on.
         """
         version = self.version_of(api) if version is None else version
         deadline = self._default_deadline() if deadline is None else deadline
         self._check_open()
         if self._throttled_until:
             self._await_quota(deadline)
+        handle = self._transmit(api, message, version, answered=answered)
+        self._send_rest(deadline if wait else None)
+        return handle if answered else None
+
+    def _transmit(self, api: Api, message: Message, version: int, *, answered: bool = True) -> Handle:
+        """Line up a request for `_send_rest`."""
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         writer = encode_request(api, version, self._correlation_id, self._config.client_id, message)
+        handle = Handle(self._correlation_id, api, version)
+        if answered:
+            self._pending[handle.correlation_id] = handle
+        self._unsent += SIZE.pack(len(writer))
+        self._unsent += writer.to_bytes()
+        return handle
+
+    def _send_rest(self, deadline: float | None) -> None:
+        """Send what is lined up; without a deadline as much as the socket takes now."""
         begin = time.monotonic()
         try:
-            self._socket.settimeout(_left(deadline))
-            self._socket.sendall(SIZE.pack(len(writer)) + writer.to_bytes())
+            if deadline is not None:
+                self._connected.settimeout(_left(deadline))
+                self._connected.sendall(self._unsent)
+                self._unsent = bytearray()
+                return
+            self._connected.settimeout(0)
+            sent = 0
+            with memoryview(self._unsent) as data:
+                while sent < len(data):
+                    sent += self._connected.send(data[sent:])
+        except BlockingIOError:
+            del self._unsent[:sent]
         except OSError as error:
             self._fail(error, begin)
-        if not answered:
-            return None
-        handle = Handle(self._correlation_id, api, version)
-        self._pending[handle.correlation_id] = handle
-        return handle
+        else:
+            self._unsent.clear()
 
     def _await_quota(self, deadline: float) -> None:
         pause = self._throttled_until - time.monotonic()
@@ -201,17 +261,54 @@ class Connection:
         """Read responses until the one to the request."""
         begin = time.monotonic()
         try:
+            if self._unsent:
+                self._send_rest(deadline)
             while True:
-                size = frame_size(self._read(SIZE.size, deadline), self._config.response_max_bytes)
-                if size < SIZE.size:
-                    raise DecodeError(f"response of {size} bytes, too short for a correlation id")
-                frame = self._read(size, deadline)
+                frame = self._frame(deadline)
+                assert frame is not None  # there is a deadline
                 correlation_id = SIZE.unpack_from(frame)[0]
                 if correlation_id == handle.correlation_id:
                     return frame
                 self._put_aside(correlation_id, frame)
         except OSError as error:
             self._fail(error, begin)
+
+    def _frame(self, deadline: float | None) -> memoryview | None:
+        """The next response; None if there is no deadline and it is not there yet."""
+        if self._size is None:
+            if not self._fill(SIZE.size, deadline):
+                return None
+            size = frame_size(self._buffer[: SIZE.size], self._config.response_max_bytes)
+            if size < SIZE.size:
+                raise DecodeError(f"response of {size} bytes, too short for a correlation id")
+            self._size, self._filled = size, 0
+        size = self._size
+        if not self._fill(size, deadline):
+            return None
+        self._size, self._filled = None, 0
+        return memoryview(self._buffer)[:size]
+
+    def poll(self, handle: Handle | None) -> bool:
+        """Whether the response to a request is here, after what can be sent and read without waiting.
+
+        Without a handle: whether all requests have been sent. Errors as of `receive`.
+        """
+        self._check_open()
+        begin = time.monotonic()
+        try:
+            if self._unsent:
+                self._send_rest(None)
+            while handle is not None and handle.correlation_id not in self._arrived:
+                frame = self._frame(None)
+                if frame is None:
+                    return False
+                self._put_aside(SIZE.unpack_from(frame)[0], frame)
+        except DecodeError as error:
+            self.close()
+            raise DecodeError(f"broker {self.address}: {error}") from None
+        except OSError as error:
+            self._fail(error, begin)
+        return handle is not None or not self._unsent
 
     def _put_aside(self, correlation_id: int, frame: memoryview) -> None:
         if correlation_id in self._forgotten:
@@ -224,13 +321,26 @@ class Connection:
         self._arrived[correlation_id] = bytes(frame)
         self._arrived_bytes += len(frame)
 
-    def has_arrived(self, handle: Handle) -> bool:
-        """Whether `receive` gives a response, or the reason why there is none, without reading."""
-        return self.closed or handle.correlation_id in self._arrived
-
     def fileno(self) -> int:
         """The socket's descriptor, for selectors."""
         return self._socket.fileno()
+
+    @property
+    def events(self) -> int:
+        """What `open_step` or `poll` waits for: `selectors.EVENT_READ`, `EVENT_WRITE` or both."""
+        if isinstance(self._socket, Dial):
+            return selectors.EVENT_WRITE
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+
+    @property
+    def look_at(self) -> float:
+        """When to call `open_step` if nothing happens, a reading of `time.monotonic`."""
+        return self._socket.until if isinstance(self._socket, Dial) else self._open_until
+
+    @property
+    def _connected(self) -> socket.socket:
+        assert isinstance(self._socket, socket.socket)
+        return self._socket
 
     def forget(self, handle: Handle) -> None:
         """Drop the response to a request that nobody waits for any more.
@@ -255,20 +365,26 @@ class Connection:
         assert handle is not None  # it is answered
         return self.receive(handle, deadline)
 
-    def _read(self, size: int, deadline: float) -> memoryview:
-        """Exactly `size` bytes in the connection's buffer, which grows only with what has arrived."""
-        filled = 0
-        while filled < size:
-            if filled == len(self._buffer):
+    def _fill(self, size: int, deadline: float | None) -> bool:
+        """Read until the connection's buffer, which grows only with what has arrived, has `size` bytes.
+
+        False if there is no deadline and they are not there yet.
+        """
+        while self._filled < size:
+            if self._filled == len(self._buffer):
                 grown = bytearray(min(size, 4 * len(self._buffer)))
-                grown[:filled] = self._buffer
+                grown[: self._filled] = self._buffer
                 self._buffer = grown
-            self._socket.settimeout(_left(deadline))
-            received = self._socket.recv_into(memoryview(self._buffer)[filled : min(size, len(self._buffer))])
+            self._connected.settimeout(0 if deadline is None else _left(deadline))
+            view = memoryview(self._buffer)[self._filled : min(size, len(self._buffer))]
+            try:
+                received = self._connected.recv_into(view)
+            except BlockingIOError:
+                return False
             if received == 0:
-                raise ConnectionResetError(f"closed by the broker after {filled} of {size} bytes")
-            filled += received
-        return memoryview(self._buffer)[:size]
+                raise ConnectionResetError(f"closed by the broker after {self._filled} of {size} bytes")
+            self._filled += received
+        return True
 
     def _fail(self, error: OSError, begin: float) -> NoReturn:
         self.close()
@@ -283,11 +399,11 @@ class Connection:
 
     def is_usable(self) -> bool:
         """False if the connection is closed, or nothing is under way and the broker has closed it."""
-        if self.closed or self._pending:
+        if self.closed or self._pending or self._unsent or not self._is_open:
             return not self.closed
         try:
-            self._socket.settimeout(0)
-            if self._socket.recv(1, socket.MSG_PEEK):
+            self._connected.settimeout(0)
+            if self._connected.recv(1, socket.MSG_PEEK):
                 return True  # a response that nobody asked for; the next `receive` says so
         except BlockingIOError:
             return True
@@ -302,6 +418,7 @@ class Connection:
 
     def close(self) -> None:
         self._socket.close()
+        self._unsent = bytearray()
         self._pending.clear()
         self._forgotten.clear()
         self._arrived.clear()
@@ -314,18 +431,14 @@ class Connection:
         self.close()
 
 
-def wait_for_responses(requests: Collection[tuple[Connection, Handle]], timeout: float) -> list[Handle]:
-    """Wait up to `timeout` seconds until one of the responses begins to arrive; the handles of those that do.
-
-    The requests are on connections of their own. A connection that breaks counts as a response.
-    """
-    arrived = [handle for connection, handle in requests if connection.has_arrived(handle)]
-    if arrived:
-        return arrived
+def wait_until_ready(connections: Collection[Connection], timeout: float) -> None:
+    """Wait up to `timeout` seconds until `open_step` or `poll` of one of the connections can go on."""
+    if any(connection.closed for connection in connections):
+        return
     with selectors.DefaultSelector() as selector:
-        for connection, handle in requests:
-            selector.register(connection, selectors.EVENT_READ, handle)
-        return [key.data for key, _ in selector.select(max(timeout, 0))]
+        for connection in connections:
+            selector.register(connection, connection.events)
+        selector.select(max(timeout, 0))
 
 
 def _left(deadline: float) -> float:

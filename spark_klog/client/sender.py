@@ -13,7 +13,8 @@ partition by partition:
     any other error                         final: the producer fails
 
 There is no thread: batches leave and answers are taken within calls, and only time spent within calls counts against
-delivery.timeout.ms.
+delivery.timeout.ms. Connecting, sending and receiving go on step by step for all brokers together, so that one that is
+silent holds up no other.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from collections.abc import Callable, Collection, Iterable
 from spark_klog.client.answers import answer_error
 from spark_klog.client.backoff import pause_seconds
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.connection import Connection, Handle, wait_for_responses
+from spark_klog.client.connection import Connection, Handle, wait_until_ready
 from spark_klog.client.producer_id import Numbering, ProducerIds
 from spark_klog.errors import (
     ConnectionFailed,
@@ -46,7 +47,8 @@ from spark_klog.records.conversion import down_convert
 _log = logging.getLogger(__name__)
 #: The first version of Produce that takes magic 2, and the one that takes magic 1.
 _FIRST_MAGIC_2, _MAGIC_1 = 3, 2
-_ARRIVAL_SECONDS = 1.0
+#: A broker that takes longer for a request does not hold up records for others.
+_SLOW_SECONDS = 1.0
 _CONFIRMED = frozenset({ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER})
 _RENUMBERED = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
 _UNREACHABLE = (ConnectionFailed, RequestTimedOut, DecodeError)
@@ -91,15 +93,21 @@ class _Queue:
 
 
 class _Request:
-    """A Produce request whose response has not come."""
+    """A Produce request whose response has not come; without a handle (acks=0) one that is being sent.
 
-    __slots__ = ("connection", "deadline", "handle", "queues")
+    `slow_at`, when it no longer holds up records of other brokers, and `deadline` are readings of the sender's clock.
+    """
 
-    def __init__(self, connection: Connection, handle: Handle, queues: list[_Queue], deadline: float) -> None:
+    __slots__ = ("connection", "deadline", "handle", "queues", "slow_at")
+
+    def __init__(
+        self, connection: Connection, handle: Handle | None, queues: list[_Queue], now: float, timeout: float
+    ) -> None:
         self.connection = connection
         self.handle = handle
         self.queues = queues
-        self.deadline = deadline
+        self.slow_at = now + _SLOW_SECONDS
+        self.deadline = now + timeout
 
 
 class _CallClock:
@@ -135,6 +143,8 @@ class Sender:
         self._producer_ids = ProducerIds(cluster)
         self._queues: dict[TopicPartition, _Queue] = {}
         self._under_way: dict[int, _Request] = {}
+        #: Connections that are being made to brokers that there are batches for.
+        self._opening: dict[int, Connection] = {}
         self._throttled_until: dict[int, float] = {}
         self._clock = _CallClock()
         #: Bytes of all batches, and of those under way.
@@ -173,7 +183,7 @@ class Sender:
         queue.batches.append(_Batch(data, count, self._clock.now() + self._config.delivery_timeout_ms / 1000))
         queue.size += len(data)
         self._bytes += len(data)
-        if self._is_enough():
+        if self._may_be_enough():
             self._deliver(lambda: not self._is_enough())
 
     def _numbering(self) -> Numbering | None:
@@ -183,15 +193,30 @@ class Sender:
             self._failure = error
             raise
 
+    def _may_be_enough(self) -> bool:
+        """Whether it is time to send."""
+        waiting = self._bytes - self._bytes_under_way
+        return waiting >= self._config.max_request_size or self._bytes > self._config.buffer_memory
+
     def _is_enough(self) -> bool:
         """Whether batches must leave before more are taken."""
-        if self._bytes - self._bytes_under_way < self._config.max_request_size:
-            return self._bytes > self._config.buffer_memory
-        if self._bytes > self._config.buffer_memory:
-            return True
-        now = time.monotonic()
-        ready = sum(queue.size for queue in self._queues.values() if queue.not_before <= now)
-        return ready - self._bytes_under_way >= self._config.max_request_size
+        if not self._may_be_enough() or self._bytes > self._config.buffer_memory:
+            return self._may_be_enough()
+        unsent = (
+            queue.size - (len(queue.batches[0].data) if queue.is_under_way else 0)
+            for queue in self._queues.values()
+            if self._is_taken_from(queue)
+        )
+        return sum(unsent) >= self._config.max_request_size
+
+    def _is_taken_from(self, queue: _Queue) -> bool:
+        """False while the partition waits for another attempt, or its leader is slow: silent, away or throttled."""
+        now, node = time.monotonic(), self._cluster.last_leader(*queue.key)
+        if queue.not_before > now or node is None:
+            return queue.not_before <= now
+        request = self._under_way.get(node)
+        is_slow = request is not None and request.slow_at <= self._clock.now()
+        return not is_slow and node not in self._opening and self._throttled_until.get(node, 0) <= now
 
     def flush(self) -> None:
         """Send everything and wait until it is confirmed.
@@ -203,15 +228,16 @@ class Sender:
         self._deliver(lambda: not self._bytes)
 
     def _deliver(self, is_done: Callable[[], bool]) -> None:
+        """Do what can be done without waiting, then wait until `is_done`."""
         with self._clock:
             try:
-                while not is_done():
+                while True:
                     self._take_answers(0)
                     now = time.monotonic()
                     self._send(now)
+                    self._expire()
                     if is_done():
                         break
-                    self._expire()
                     self._take_answers(self._pause(now))
             except KlogError as error:
                 self._failure = error
@@ -219,6 +245,7 @@ class Sender:
 
     def _send(self, now: float) -> None:
         """Give each broker that has no request under way one, if there is anything for it."""
+        self._opening.clear()
         ready = [
             queue
             for queue in self._queues.values()
@@ -261,7 +288,15 @@ class Sender:
         return [queue for queue in queues if self._cluster.last_leader(*queue.key) is not None]
 
     def _send_request(self, node: int, queues: list[_Queue]) -> None:
-        """Send one batch of each partition, as many partitions as fit into max.request.size."""
+        """Send one batch of each partition, as many as fit into max.request.size, once the connection is open."""
+        try:
+            connection = self._cluster.begin_connection(node)
+            if not connection.open_step():
+                self._opening[node] = connection
+                return
+        except _UNREACHABLE as error:
+            self._put_off_silent(node, queues, error)
+            return
         chosen: list[_Queue] = []
         size = 0
         for queue in queues:
@@ -272,23 +307,21 @@ class Sender:
             size += batch_size
         for queue in chosen:  # the others come first next time
             self._queues[queue.key] = self._queues.pop(queue.key)
-        is_answered = self._config.acks != 0
         try:
-            connection = self._cluster.connection(node)
             message = self._message(chosen, connection.version_of(PRODUCE))
-            handle = connection.send(PRODUCE, message, answered=is_answered, deadline=self._cluster.deadline())
+            is_answered = self._config.acks != 0
+            deadline = self._cluster.deadline()
+            handle = connection.send(PRODUCE, message, answered=is_answered, deadline=deadline, wait=False)
         except _UNREACHABLE as error:
             self._put_off(chosen, error)
             return
-        if handle is None:
-            for queue in chosen:
-                self._confirm(queue)
-            return
-        deadline = time.monotonic() + self._config.request_timeout_ms / 1000
-        self._under_way[node] = _Request(connection, handle, chosen, deadline)
+        timeout = self._config.request_timeout_ms / 1000
+        self._under_way[node] = _Request(connection, handle, chosen, self._clock.now(), timeout)
         for queue in chosen:
             queue.is_under_way = True
         self._bytes_under_way += size
+        if handle is None:
+            self._take_answers(0)
 
     def _message(self, queues: list[_Queue], version: int) -> Message:
         topics: dict[str, list[Message]] = {}
@@ -303,35 +336,37 @@ class Sender:
         }
 
     def _take_answers(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds for a response, and take all that have come or come no more."""
-        if not self._under_way:
-            time.sleep(timeout)
-            return
-        waited = [(request.connection, request.handle) for request in self._under_way.values()]
-        arrived = wait_for_responses(waited, timeout)
-        now = time.monotonic()
+        """Wait up to `timeout` seconds for what brings a request on, and take all responses that have come."""
+        if timeout > 0:
+            waited = [*(request.connection for request in self._under_way.values()), *self._opening.values()]
+            if waited:
+                wait_until_ready(waited, timeout)
+            else:
+                time.sleep(timeout)
         final: ProtocolError | None = None
         for node, request in list(self._under_way.items()):
-            if request.handle in arrived:
-                final = self._take_answer(node) or final
-            elif request.deadline <= now:
-                request.connection.close()
-                seconds = self._config.request_timeout_ms / 1000
-                late = f"broker {request.connection.address} did not answer within {seconds:g} s (request.timeout.ms)"
-                self._put_off(self._end_request(node), RequestTimedOut(late))
+            try:
+                if request.connection.poll(request.handle):
+                    final = self._take_answer(node) or final
+                elif request.deadline <= self._clock.now():
+                    request.connection.close()
+                    seconds = self._config.request_timeout_ms / 1000
+                    raise RequestTimedOut(
+                        f"broker {request.connection.address} did not answer within {seconds:g} s (request.timeout.ms)"
+                    )
+            except _UNREACHABLE as error:
+                self._put_off_silent(node, self._end_request(node), error)
         if final is not None:
             raise final
 
     def _take_answer(self, node: int) -> ProtocolError | None:
         """Take a broker's response; returns a final error, after everything that was confirmed is off the queues."""
         request = self._under_way[node]
+        response = None if request.handle is None else request.connection.receive(request.handle)
         queues = self._end_request(node)
-        try:
-            # it has begun to arrive, perhaps long ago
-            deadline = max(request.deadline, time.monotonic() + _ARRIVAL_SECONDS)
-            response = request.connection.receive(request.handle, deadline)
-        except _UNREACHABLE as error:
-            self._put_off(queues, error)
+        if response is None:
+            for queue in queues:
+                self._confirm(queue)
             return None
         self._throttled_until[node] = request.connection.throttled_until
         asked = {queue.key: queue for queue in queues}
@@ -390,6 +425,11 @@ class Sender:
         names = ", ".join(sorted(queue.name for queue in queues))
         _log.warning("records for %s are sent again in %.1f s: %s", names, pause, error)
 
+    def _put_off_silent(self, node: int, queues: Collection[_Queue], error: Exception) -> None:
+        """Put off partitions of a broker that does not answer; others are asked for metadata first."""
+        self._cluster.suspect(node)
+        self._put_off(queues, error)
+
     def _expire(self) -> None:
         for queue in self._queues.values():
             if queue.batches and queue.batches[0].deadline <= self._clock.now():
@@ -399,19 +439,26 @@ class Sender:
                     f"records for {queue.name} were not written within {seconds:g} s (delivery.timeout.ms){reason}"
                 ) from queue.failure
 
+    def _may_leave(self, queue: _Queue, sent_at: float) -> bool:
+        node = self._cluster.last_leader(*queue.key)
+        return bool(queue.size) and queue.not_before <= sent_at and not {node} & {*self._under_way, *self._opening}
+
     def _pause(self, sent_at: float) -> float:
         """Seconds until something is to be done if no response comes, after `_send` at that time."""
-        if not self._config.acks and any(queue.size and queue.not_before <= sent_at for queue in self._queues.values()):
+        if not self._config.acks and any(self._may_leave(queue, sent_at) for queue in self._queues.values()):
             return 0.0  # no response says when to send the next batch
-        moments = [request.deadline for request in self._under_way.values()]
+        moments = [connection.look_at for connection in self._opening.values()]
         moments += [moment for moment in self._throttled_until.values() if moment > sent_at]
+        now = self._clock.now()
         expiry = math.inf
+        for request in self._under_way.values():
+            expiry = min(expiry, request.slow_at if request.slow_at > now else request.deadline)
         for queue in self._queues.values():
             if queue.batches:
                 expiry = min(expiry, queue.batches[0].deadline)
                 if queue.not_before > sent_at:
                     moments.append(queue.not_before)
-        until_expiry = expiry - self._clock.now()
+        until_expiry = expiry - now
         return max(0.0, min(until_expiry, min(moments, default=math.inf) - time.monotonic()))
 
 

@@ -1,0 +1,173 @@
+"""A broker whose packets vanish, or that stops within a request or a response, holds up no other broker."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+
+import pytest
+
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.dial import Dial
+from spark_klog.client.offsets import offsets_of_led
+from spark_klog.client.producer import Producer
+from spark_klog.errors import ConnectionFailed, RequestTimedOut
+from spark_klog.protocol.tables.list_offsets import LATEST
+from tests.support.kafka import HOST
+from tests.support.scripted_broker import ScriptedCluster
+from tests.support.shared_tree import wait_for
+
+DEAD, SOUND = 0, 1
+#: Far beyond what a test takes, so that waiting for the silent broker would show.
+LONG = {"request.timeout.ms": "100000", "socket.connection.setup.timeout.ms": "100000", "delivery.timeout.ms": "100000"}
+QUICK = {"retry.backoff.ms": "10", "retry.backoff.max.ms": "50"}
+
+
+@contextmanager
+def _vanishing(real: int) -> Iterator[int]:
+    """A port whose SYNs nobody answers, as a full backlog makes it on Linux."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server((HOST, 0), backlog=0))
+        address = listener.getsockname()
+        for _ in range(3):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(address)
+        yield address[1]
+
+
+@contextmanager
+def _mute(real: int) -> Iterator[int]:
+    """A port that takes connections, and says nothing."""
+    with socket.create_server((HOST, 0), backlog=100) as listener:
+        yield listener.getsockname()[1]
+
+
+@contextmanager
+def _proxy(real: int, *, takes_all: bool) -> Iterator[int]:
+    """A port that answers ApiVersions, and then takes no byte, or all but gives six bytes of the next response."""
+    is_over = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def serve(client: socket.socket) -> None:
+        with client, socket.create_connection((HOST, real)) as server:
+            server.sendall(client.recv(65536))
+            client.sendall(server.recv(65536))
+            for end in (client, server):
+                end.settimeout(0.05)
+            answer = b""
+            while takes_all and not is_over.is_set() and len(answer) < 6:
+                try:
+                    server.sendall(client.recv(65536))
+                except TimeoutError:
+                    pass
+                try:
+                    answer = server.recv(65536)[:6]
+                    client.sendall(answer)
+                except TimeoutError:
+                    pass
+            is_over.wait(100)
+
+    def accept(listener: socket.socket) -> None:
+        while not is_over.is_set():
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                continue
+            threads.append(threading.Thread(target=serve, args=(client,)))
+            threads[-1].start()
+
+    with socket.create_server((HOST, 0)) as listener:
+        listener.settimeout(0.05)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        thread = threading.Thread(target=accept, args=(listener,))
+        thread.start()
+        yield listener.getsockname()[1]
+        is_over.set()
+        for one in (thread, *threads):
+            one.join(30)
+
+
+_deaf, _half_silent = partial(_proxy, takes_all=False), partial(_proxy, takes_all=True)
+Port = Callable[[int], AbstractContextManager[int]]
+ALL_PORTS = pytest.mark.parametrize(
+    "port", [_vanishing, _mute, _deaf, _half_silent], ids=["vanishing", "mute", "deaf", "half silent"]
+)
+
+
+@pytest.fixture
+def brokers() -> Iterator[ScriptedCluster]:
+    with ScriptedCluster({"t": 2}, nodes=2) as running:
+        yield running
+
+
+def _settings(brokers: ScriptedCluster, **more: str) -> dict[str, str]:
+    own = {name.replace("_", "."): value for name, value in more.items()}
+    return {"bootstrap.servers": f"{HOST}:{brokers.ports[SOUND]}", **LONG, **QUICK, **own}
+
+
+VALUES = [b"%d" % number + bytes(3_000_000) for number in range(3)]
+
+
+def _write(cluster: Cluster, failures: list[BaseException]) -> None:
+    """Three batches to each broker, in turns; too large for the socket's buffers."""
+    try:
+        with Producer(cluster) as producer:
+            for value in VALUES:
+                for partition in (DEAD, SOUND):
+                    producer.send("t", value, partition=partition)
+    except BaseException as error:
+        failures.append(error)
+
+
+@ALL_PORTS
+@pytest.mark.parametrize("acks", ["all", "0"])
+def test_a_producer_goes_on_with_the_others(brokers: ScriptedCluster, port: Port, acks: str) -> None:
+    settings = _settings(brokers, acks=acks, max_request_size="4000000")
+    failures: list[BaseException] = []
+    with Cluster.connect(settings) as cluster:
+        with port(brokers.ports[DEAD]) as number:
+            real, brokers.ports[DEAD] = brokers.ports[DEAD], number
+            thread = threading.Thread(target=_write, args=(cluster, failures))
+            thread.start()
+            wait_for(lambda: brokers.values("t", SOUND) == VALUES, 30)
+            assert thread.is_alive() or acks == "0"
+            brokers.ports[DEAD] = real
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not failures
+    if acks == "all":
+        assert brokers.values("t", DEAD) == VALUES
+
+
+@ALL_PORTS
+def test_the_answers_of_others_are_taken(brokers: ScriptedCluster, port: Port) -> None:
+    brokers.append("t", SOUND, [b"v"] * 7)
+    with port(brokers.ports[DEAD]) as number:
+        brokers.ports[DEAD] = number
+        with Cluster.connect(_settings(brokers, request_timeout_ms="3000")) as cluster:
+            cluster.metadata(["t"])
+            found, failed = offsets_of_led(cluster, {("t", DEAD): LATEST, ("t", SOUND): LATEST})
+    assert found == {("t", SOUND): 7}
+    assert isinstance(failed["t", DEAD], RequestTimedOut | ConnectionFailed)
+
+
+def test_a_broker_that_did_not_answer_is_asked_last(brokers: ScriptedCluster) -> None:
+    with Cluster.connect(_settings(brokers, bootstrap_servers=brokers.bootstrap_servers)) as cluster:
+        assert brokers.asked[-1].node == 0
+        cluster.suspect(0)
+        cluster.metadata(["t"])
+        assert brokers.asked[-1].node == 1
+
+
+def test_an_address_that_vanishes_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _vanishing(0) as void, socket.create_server((HOST, 0)) as there:
+        ports = void, there.getsockname()[1]
+        addresses = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (HOST, port)) for port in ports]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses)
+        with Dial("two-addresses", 1, time.monotonic() + 2).finish() as connected:
+            assert connected.getpeername() == there.getsockname()
