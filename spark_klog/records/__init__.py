@@ -1,1 +1,1 @@
-"""Record formats: record batch v2, its reference reader and builder, and the kernel contract."""
+"""Record formats of every magic, conversion between them, and the kernels that decode and encode records."""

@@ -1,13 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The native kernel: what reference.py does, without Python objects and without the GIL.
+"""The native kernel: does what reference.py does, without Python objects and without the GIL.
 
-The layouts are those of reference.py (records) and message_set.py (messages). A body is walked once; what is not as
-the layout says ends the walk with an error, and nothing of that body has been added.
+The layouts are in reference.py (records) and message_set.py (messages). A body is walked once; the first byte that
+contradicts its layout ends the walk with an error, and the builder does not change.
 
-How memory stays safe, everywhere below:
-- whatever is read lies in [at, end): each size that the bytes state is compared with what is left before it is used;
-- room for all rows that a body can hold is made before the walk, bounded by the body's size;
-- the builder's sizes are set only after a walk that went well, so an error leaves them as they were.
+Memory safety, everywhere below:
+- all reads are in [at, end): a size from the data is compared with the bytes left before it is used;
+- before the walk there is room for all rows that a body can hold, bounded by the body's size;
+- the builder's sizes are set only after a successful walk, so an error leaves them as they were.
 
 _kernel_crc.pxi       CRC-32C
 _kernel_memory.pxi    growing buffers, their way to Arrow and back
@@ -33,7 +33,7 @@ name = "native"
 cdef str TOO_LARGE_TEXT = "more than 2 GiB of keys, of values or of headers in one batch of columns"
 
 
-# What a walk ends with.
+# The result of a walk.
 cdef enum:
     OK = 0
     NO_MEMORY = -1
@@ -56,7 +56,7 @@ include "_kernel_scan.pxi"
 
 
 cdef inline int64_t difference(int64_t a, int64_t b) noexcept nogil:
-    """a - b, the nearest there is where it has more than 64 bits."""
+    """a - b, saturated to 64 bits."""
     if b < 0 and a > INT64_MAX + b:
         return INT64_MAX
     if b > 0 and a < INT64_MIN + b:
@@ -64,19 +64,19 @@ cdef inline int64_t difference(int64_t a, int64_t b) noexcept nogil:
     return a - b
 
 
-# What writes the wanted rows of a body; `End` is filled where it ends with another state than OK.
+# Writes the wanted rows of a body and returns a state; fills `End` if that is not OK.
 ctypedef int (*Walk)(const Body *body, Row *row, End *where) noexcept nogil
 
 
 cdef inline int64_t most_records(const Body *body) noexcept:
-    """How many records there may be in a body of this size: room is not made for more, whatever a header says."""
+    """The number of records that fit into a body of this size: an upper limit for what a header claims."""
     return body.size // SMALLEST_RECORD
 
 
 cdef void set_deltas(Body *body, int64_t base_offset, int64_t first, int64_t end) noexcept:
-    """Wanted are offsets in [first, end); the body states deltas to the base offset, from 0 to 2^31 - 1."""
+    """Select offsets in [first, end); a body has deltas to the base offset, from 0 to 2^31 - 1."""
     body.shift = base_offset
-    # a bound that does not fit into 64 bits lies beyond all deltas, as does the nearest one that fits
+    # a saturated bound lies beyond all deltas, as the exact one does
     body.first = difference(first, base_offset)
     body.last = difference(difference(end, base_offset), 1)
 
@@ -147,12 +147,7 @@ cdef class NativeBuilder:
             raise DecodeError(f"record at position {where.position} is damaged or cut off")
 
     def append_batches(self, data, int64_t position, int64_t first, int64_t end, int64_t rows, int64_t size):
-        """Add a run of batches that begins at `position`; (where it ends, the offset after it).
-
-        It is a shorter way for batches of magic 2 without codec, transaction and control flag, whole and sound: before
-        any other it ends, as before one that begins at offset `end` or later, and when the builder holds `rows` records
-        or `size` bytes. It may be empty; the offset is `first` then.
-        """
+        """See `contract.ColumnBuilder.append_batches`."""
         cdef Py_buffer view
         cdef const uint8_t *at
         cdef Batch batch
@@ -225,7 +220,7 @@ cdef class NativeBuilder:
             raise DecodeError(f"message at position {where.position} is damaged or cut off")
 
     cdef int _add(self, Walk walk, const Body *body, End *where) except? -1:
-        """Walk a body, and keep its rows where it was sound. A state; `MemoryError`, `DecodeError`."""
+        """Walk a body, and keep its rows if the walk succeeds. A state; `MemoryError`, `DecodeError`."""
         cdef Row row
         cdef int state
         cdef Headers before
@@ -249,9 +244,9 @@ cdef class NativeBuilder:
         return state
 
     cdef int _prepare(self, int64_t rows, int64_t size) except -1:
-        """Room for all that a body of `size` bytes may hold; only headers are left to grow as they come.
+        """Make room for all that a body of `size` bytes may hold; only headers grow during the walk.
 
-        `DecodeError` where 32-bit offsets may not reach, `MemoryError`.
+        `DecodeError` if 32-bit offsets may overflow, `MemoryError`.
         """
         if size > INT32_MAX - max(self._key.data.size, self._value.data.size):
             raise DecodeError(TOO_LARGE_TEXT)

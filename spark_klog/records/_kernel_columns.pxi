@@ -1,6 +1,6 @@
-# Columns while they grow, and the rows that are written to them.
+# Growing columns, and the rows that are written to them.
 
-# A column of bytes: offsets (INT32, one more than values), data, one byte a value that says whether it is not null.
+# A binary column: offsets (INT32, one more than values), data, and a byte per value (0: null).
 cdef struct Column:
     Bytes offsets
     Bytes data
@@ -14,7 +14,7 @@ cdef void release_column(Column *column) noexcept:
 
 
 cdef int prepare_offsets(Bytes *offsets, int64_t values) except -1:
-    """Room for the ends of more values; the zero before the first one is there afterwards. `MemoryError`."""
+    """Make room for the ends of more values, and write the zero before the first one. `MemoryError`."""
     prepare(offsets, 4 * (values + 1))
     if offsets.size == 0:
         memset(offsets.data, 0, 4)
@@ -23,7 +23,7 @@ cdef int prepare_offsets(Bytes *offsets, int64_t values) except -1:
 
 
 cdef int prepare_column(Column *column, int64_t values, int64_t size) except -1:
-    """Room for more values, of `size` bytes all together; `MemoryError`."""
+    """Make room for more values, of `size` bytes in total; `MemoryError`."""
     prepare_offsets(&column.offsets, values)
     prepare(&column.data, size)
     prepare(&column.valid, values)
@@ -54,7 +54,7 @@ cdef bytes bitmap(const Bytes *valid):
 
 
 cdef object column_taken(Column *column):
-    """As Python's; the column is empty afterwards, `valid` keeps its memory."""
+    """Move the column into a `BinaryColumn`; `valid` keeps its memory."""
     prepare_column(column, 0, 0)
     nulls = nulls_in(&column.valid)
     validity = bitmap(&column.valid) if nulls else None
@@ -62,7 +62,7 @@ cdef object column_taken(Column *column):
     return BinaryColumn(taken(&column.offsets), taken(&column.data), validity, nulls)
 
 
-# The memory of a column that is written to. There is room: it has been made for all values of a body.
+# Write pointers into a column, which has room for all values of a body.
 cdef struct Pen:
     int32_t *offsets
     uint8_t *valid
@@ -80,7 +80,7 @@ cdef inline Pen pen_of(Column *column) noexcept nogil:
 
 
 cdef inline void write(Pen *pen, int64_t index, const uint8_t *value, int64_t size) noexcept nogil:
-    """Write the value after the last one, whose index was `index` - 1; size -1 is null."""
+    """Write the value at `index`; size -1 is null."""
     if size > 0:
         memcpy(pen.data + pen.size, value, size)
         pen.size += size
@@ -89,13 +89,13 @@ cdef inline void write(Pen *pen, int64_t index, const uint8_t *value, int64_t si
 
 
 cdef inline void keep_written(Column *column, const Pen *pen, int64_t values) noexcept nogil:
-    """Make what was written part of the column, which has so many values now."""
+    """Make what was written part of the column, which now has `values` values."""
     column.offsets.size = 4 * (values + 1)
     column.valid.size = values
     column.data.size = pen.size
 
 
-# The headers of all rows: an end of each row's (INT32), whether it has any (one byte each), and the headers.
+# The headers of all rows: the end of each row's list (INT32), a byte per row (0: none), and the headers.
 cdef struct Headers:
     Column names
     Column values
@@ -104,7 +104,7 @@ cdef struct Headers:
 
 
 cdef void truncate(Headers *headers, const Headers *before) noexcept:
-    """Back to the sizes of before; the buffers may have moved since, their content has not changed."""
+    """Restore the sizes in `before`; the buffers may have moved since, but keep their content."""
     truncate_column(&headers.names, &before.names)
     truncate_column(&headers.values, &before.values)
     headers.ends.size = before.ends.size
@@ -118,7 +118,7 @@ cdef void truncate_column(Column *column, const Column *before) noexcept:
 
 
 cdef inline int add(Column *column, const uint8_t *value, int64_t size) noexcept nogil:
-    """Append a value to a column for which no room was made; size -1 is null. A state."""
+    """Append a value, growing the column; size -1 is null. A state."""
     cdef Pen pen
     cdef int64_t bytes = size if size > 0 else 0
     if bytes > INT32_MAX - column.data.size or column.valid.size == INT32_MAX:
@@ -154,7 +154,7 @@ cdef object headers_taken(Headers *headers):
     )
 
 
-# Where the next row goes; NULL for a column that is not asked for.
+# Write position of the next row; NULL for a column that is not requested.
 cdef struct Row:
     Pen key, value
     int64_t *offset
@@ -179,15 +179,15 @@ cdef inline void write_row(Row *row, int64_t offset, int64_t timestamp, int32_t 
     row.count += 1
 
 
-# A body, and what is wanted of it; see the arguments of `contract.ColumnBuilder`.
+# A body and the range to take from it; see the arguments of `contract.ColumnBuilder`.
 cdef struct Body:
     const uint8_t *data
     int64_t size
     int64_t count
-    int64_t shift  # what is added to the offsets that the body states, to have the records' offsets
+    int64_t shift  # a record's offset minus the offset that the body states
     int64_t base_timestamp
     int64_t append_time
     bint is_append_time
     bint is_inner
-    int64_t first, last  # range of the wanted offsets as the body states them, `last` is one of them
+    int64_t first, last  # range of wanted offsets as the body states them, inclusive
     uint8_t magic

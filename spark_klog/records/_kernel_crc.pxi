@@ -1,7 +1,8 @@
-# CRC-32C where the processor has an instruction for it: three lanes at once, since one result takes three cycles.
+# CRC-32C by the processor's instruction, three lanes at once, since a result takes three cycles.
 #
-# The lanes of a block are joined by what `lane` zero bytes make of a checksum. That is linear, so that four tables of
-# 256 entries, made at import, do it. Elsewhere `lanes_ready` stays 0, and `batch_crc` calls `wire.checksums.crc32c`.
+# To join the lanes of a block, a checksum is advanced over `lane` zero bytes. That is linear: four tables of 256
+# entries, built at import, suffice. Without the instruction `lanes_ready` is 0, and `batch_crc` calls
+# `wire.checksums.crc32c`.
 
 cdef extern from *:
     """
@@ -48,7 +49,7 @@ cdef extern from *:
             }
     }
 
-    /* 64 bits, as the instruction's: to cut them at each step would lengthen the chain */
+    /* 64 bits, as the instruction returns them: truncating at each step would lengthen the dependency chain */
     KLOG_CRC static inline uint64_t klog_lanes(uint64_t crc, const uint8_t **at, const uint8_t *end, size_t lane,
                                                klog_shift shift) {
         const uint8_t *data = *at;
@@ -103,7 +104,7 @@ cdef bint lanes_ready = klog_make_lanes()
 
 
 cdef inline uint32_t batch_crc(const uint8_t *data, int64_t size, whole, int64_t position):
-    """The CRC-32C of `size` bytes at `data`, which `whole` has at `position`."""
+    """The CRC-32C of `size` bytes at `data`, the same as at `position` in `whole`."""
     if lanes_ready:
         return klog_crc32c(data, <size_t>size)
     return crc32c(whole[position:position + size])

@@ -1,23 +1,23 @@
-# Columns to bodies of records, and partitions of keys.
+# Encoding of columns as bodies of records, and partitions of keys.
 
 cdef enum:
     MAX_VIEWS = 16
     MAX_VARINT = 10  # bytes
 
 
-# A binary column that is read. Its offsets, which come from outside, are checked value by value.
+# A binary column to read. Its offsets come from outside and are checked value by value.
 cdef struct Source:
-    const uint8_t *offsets  # INT32; NULL: no such column, all values are null
+    const uint8_t *offsets  # INT32; NULL: all values are null
     const uint8_t *data
     int64_t size
     const uint8_t *validity  # bits; NULL: no nulls
 
 
-# The columns of what is encoded.
+# The columns to encode.
 cdef struct Columns:
     Source key
     Source value
-    Source lists  # of headers: where each row's begin, and which rows have any; no data
+    Source lists  # of headers: the start of each row's list, and which rows have one; no data
     Source names
     Source contents
     int64_t headers  # of all rows
@@ -31,7 +31,7 @@ cdef class Views:
     cdef int _count
 
     cdef const uint8_t *address(self, buffer, int64_t needed) except? NULL:
-        """Of a buffer's bytes; NULL where there is none. `ValueError` where they are fewer than `needed`."""
+        """The address of a buffer's bytes, NULL for None. `ValueError` if it has fewer than `needed` bytes."""
         if buffer is None:
             return NULL
         if self._count == MAX_VIEWS:
@@ -43,7 +43,7 @@ cdef class Views:
         return <const uint8_t *>self._views[self._count - 1].buf
 
     cdef Source source(self, column, int64_t count) except *:
-        """A column of `count` values; None is one of nulls. `ValueError` where its buffers are too small."""
+        """A column of `count` values; None is a column of nulls. `ValueError` if its buffers are too small."""
         cdef Source result
         check_count(count)
         memset(&result, 0, sizeof(Source))
@@ -60,7 +60,7 @@ cdef class Views:
 
 
 cdef int check_count(int64_t count) except -1:
-    """`ValueError` for a number of values that 32-bit offsets can't have."""
+    """`ValueError` for a number of values that 32-bit offsets can't hold."""
     if not 0 <= count < INT32_MAX:
         raise ValueError(f"a column of {count} values")
     return 0
@@ -83,7 +83,7 @@ cdef inline bint is_null(const Source *source, int64_t row) noexcept nogil:
 
 
 cdef inline int64_t value_at(const Source *source, int64_t row, const uint8_t **value) noexcept nogil:
-    """Size of a value, -1 for null; DAMAGED where its offsets are not of the column's data."""
+    """Size of a value, -1 for null; DAMAGED if its offsets lie outside the column's data."""
     cdef int64_t start, end
     if is_null(source, row):
         return -1
@@ -127,7 +127,7 @@ cdef inline uint8_t *write_field(uint8_t *at, const uint8_t *value, int64_t size
 
 
 def encode(columns, int64_t start, int64_t target):
-    """See `contract.Kernel.encode`. `ValueError` where the columns' buffers do not fit each other."""
+    """See `contract.Kernel.encode`. `ValueError` if the columns' buffers do not match each other."""
     cdef Views views = Views()
     cdef Columns source
     cdef int64_t count = columns.count
@@ -150,7 +150,7 @@ def encode(columns, int64_t start, int64_t target):
         source.contents = views.source(headers.values, source.headers)
     source.timestamps = views.address(columns.timestamp, 8 * count)
     if source.timestamps == NULL:
-        raise ValueError("the column timestamp is wanted")
+        raise ValueError("columns have no timestamp; encode needs one")
     base = maximum = int64_at(source.timestamps, start)
     try:
         with nogil:
@@ -165,7 +165,7 @@ def encode(columns, int64_t start, int64_t target):
         if state == NO_MEMORY:
             raise MemoryError
         if state != OK:
-            raise ValueError(f"offsets of row {row} are not of its column's data")
+            raise ValueError(f"offsets of row {row} lie outside its column's data")
         return PyBytes_FromStringAndSize(<char *>body.data, body.size), row, base, maximum
     finally:
         free(body.data)
@@ -173,7 +173,7 @@ def encode(columns, int64_t start, int64_t target):
 
 cdef int put_record(Bytes *body, const Columns *source, int64_t row, int64_t offset_delta,
                     int64_t timestamp_delta) noexcept nogil:
-    """Append one record: its size is counted first, then it is written. A state."""
+    """Append one record: compute its size, then write it. A state."""
     cdef const uint8_t *key = NULL
     cdef const uint8_t *value = NULL
     cdef const uint8_t *name = NULL
@@ -237,7 +237,7 @@ cdef uint32_t murmur2(const uint8_t *data, int64_t size) noexcept nogil:
 
 
 def partitions(keys, int64_t count, int32_t partitions):
-    """See `contract.Kernel.partitions`. `ValueError` where the column's buffers do not fit each other."""
+    """See `contract.Kernel.partitions`. `ValueError` if the column's buffers do not match each other."""
     cdef Views views = Views()
     cdef Source source = views.source(keys, count)
     cdef const uint8_t *key = NULL
@@ -253,5 +253,5 @@ def partitions(keys, int64_t count, int32_t partitions):
                 break
             chosen[row] = -1 if size < 0 else <int32_t>(murmur2(key, size) & 0x7FFFFFFF) % partitions
     if size == DAMAGED:
-        raise ValueError("offsets of a key are not of its column's data")
+        raise ValueError("offsets of a key lie outside its column's data")
     return result

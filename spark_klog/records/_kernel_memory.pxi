@@ -1,13 +1,13 @@
-# Growing buffers, their way to Arrow and back.
+# Growing buffers, and reuse of the memory that Arrow is done with.
 #
-# A fresh page costs far more than filling it does. So a full buffer is handed to Arrow as it is, not copied, and when
-# Arrow drops it its memory waits here for the next batch of columns.
+# A page fault costs far more than filling the page. So Arrow gets a full buffer without a copy, and when Arrow drops
+# it, its memory becomes a spare for the next batch of columns.
 
 cdef struct Bytes:
     uint8_t *data
     int64_t size
     int64_t capacity
-    int64_t usual  # capacity that the next buffer begins with
+    int64_t usual  # capacity to start the next buffer with
 
 
 cdef struct Block:
@@ -17,10 +17,10 @@ cdef struct Block:
 
 cdef enum:
     MAX_SPARES = 32
-    SMALLEST_SPARE = 64 * 1024  # smaller ones malloc recycles well by itself
+    SMALLEST_SPARE = 64 * 1024  # malloc reuses smaller blocks well
     SMALLEST_BUFFER = 4096
 
-# Memory that waits, the oldest first; all of this is touched with the GIL only.
+# Spare blocks, the oldest first; use all of this with the GIL only.
 cdef Block spares[MAX_SPARES]
 cdef int spare_count = 0
 cdef int64_t spare_bytes = 0
@@ -38,7 +38,7 @@ cdef Block without_spare(int index) noexcept:
 
 
 cdef void give_back(uint8_t *data, int64_t capacity) noexcept:
-    """Keep a block as a spare, or free it; the oldest spares go first where there are too many."""
+    """Keep a block as a spare, or free it; if there are too many spares, free the oldest."""
     global spare_count, spare_bytes
     if capacity < SMALLEST_SPARE or capacity > spare_limit:
         free(data)
@@ -52,9 +52,9 @@ cdef void give_back(uint8_t *data, int64_t capacity) noexcept:
 
 
 cdef Block spare_block(int64_t capacity) noexcept:
-    """The smallest spare block of at least `capacity` bytes; NULL where there is none, or a spare would be too good.
+    """Take the smallest spare block of at least `capacity` bytes; NULL if there is none, or `capacity` is small.
 
-    Of equal ones it is the newest: the CPU's cache may still have it.
+    Of equal ones take the newest: the CPU's cache may still have it.
     """
     cdef Block none
     cdef int best = -1, i
@@ -68,9 +68,9 @@ cdef Block spare_block(int64_t capacity) noexcept:
 
 
 def limit_spare_memory(int64_t size):
-    """Keep at most `size` bytes of memory for the next columns (64 MiB at first); 0 keeps none, and frees what waits.
+    """Keep at most `size` bytes of spare memory (default 64 MiB), and free the rest.
 
-    With 0 every buffer is malloc's own, so that tools which watch malloc see each one's life.
+    With 0 every buffer comes from malloc and goes back to it, for tools that watch malloc.
     """
     global spare_limit
     spare_limit = max(size, 0)
@@ -79,7 +79,7 @@ def limit_spare_memory(int64_t size):
 
 
 cdef class Memory:
-    """A buffer that was filled: it owns its block, and gives it back when the last view of it has gone."""
+    """A filled buffer: owns its block, and gives it back when its last view is gone."""
 
     cdef Block _block
     cdef int64_t _size
@@ -93,7 +93,7 @@ cdef class Memory:
 
 
 cdef object taken(Bytes *buffer):
-    """The content as a buffer of Python's; `buffer` is empty afterwards."""
+    """Move the content into a Python buffer."""
     cdef Memory memory
     if buffer.size == 0:
         return b""
@@ -101,7 +101,7 @@ cdef object taken(Bytes *buffer):
     memory._block.data = buffer.data
     memory._block.capacity = buffer.capacity
     memory._size = buffer.size
-    # what is next will be alike; but one large body must not make all that follow large
+    # the next buffer will be similar; but one large body must not make all later buffers large
     buffer.usual = buffer.capacity if buffer.size > buffer.capacity / 4 else 2 * buffer.size
     buffer.data = NULL
     buffer.size = buffer.capacity = 0
@@ -109,12 +109,12 @@ cdef object taken(Bytes *buffer):
 
 
 cdef inline int64_t grown_capacity(const Bytes *buffer, int64_t extra) noexcept nogil:
-    """Capacity with room for `extra` more bytes: at least twice that of now, and what the last buffer came to."""
+    """Capacity with room for `extra` more bytes: at least twice the current one, and that of the last buffer."""
     return max(buffer.size + extra, 2 * buffer.capacity, buffer.usual, <int64_t>SMALLEST_BUFFER)
 
 
 cdef int reserve(Bytes *buffer, int64_t extra) noexcept nogil:
-    """Room for `extra` more bytes; -1 without memory."""
+    """Make room for `extra` more bytes; -1 if out of memory."""
     cdef int64_t capacity
     cdef void *grown
     if buffer.data != NULL and extra <= buffer.capacity - buffer.size:
@@ -129,7 +129,7 @@ cdef int reserve(Bytes *buffer, int64_t extra) noexcept nogil:
 
 
 cdef int prepare(Bytes *buffer, int64_t extra) except -1:
-    """As `reserve`, but with the GIL: the room comes from a spare block where there is one. `MemoryError`."""
+    """As `reserve`, but with the GIL: uses a spare block if there is one. `MemoryError`."""
     cdef Block block
     if buffer.data != NULL and extra <= buffer.capacity - buffer.size:
         return 0
@@ -153,7 +153,7 @@ cdef void release(Bytes *buffer) noexcept:
 
 
 cdef inline int put(Bytes *buffer, const void *data, int64_t size) noexcept nogil:
-    """Append; -1 without memory."""
+    """Append bytes; -1 if out of memory."""
     if reserve(buffer, size) < 0:
         return -1
     if size:

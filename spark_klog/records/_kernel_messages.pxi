@@ -1,16 +1,16 @@
 # Messages of magic 0 and 1 (layout: message_set.py), and their CRC-32.
 
 cdef enum:
-    PREFIX_SIZE = 12  # offset and size: what the size does not count
+    PREFIX_SIZE = 12  # offset and size, which the size does not count
     CRC_START = 16
     MAGIC_POSITION = 16
     HEADER_0 = 18  # bytes before the key
     HEADER_1 = 26
-    SMALLEST_0 = 14  # a message's size field where key and value are null
+    SMALLEST_0 = 14  # the size field of a message with null key and value
     SMALLEST_1 = 22
 
-# CRC_TABLES[n][byte] is the CRC-32 of `byte` followed by n zeros: sixteen bytes are then looked up independently of
-# each other ("slicing by 16"), instead of one after the other.
+# CRC_TABLES[n][byte] is the CRC-32 of `byte` followed by n zeros, so that sixteen bytes are looked up independently of
+# each other ("slicing by 16").
 cdef uint32_t[16][256] CRC_TABLES
 
 
@@ -76,7 +76,7 @@ cdef struct Message:
 
 
 cdef inline int read_message(const uint8_t *at, int64_t left, Message *message) noexcept nogil:
-    """All before the key; OK, or DAMAGED where no whole message of magic 0 or 1 begins at `at`."""
+    """Read the fields before the key; OK, or DAMAGED if no whole message of magic 0 or 1 begins at `at`."""
     cdef int64_t length
     if left < HEADER_0:
         return DAMAGED
@@ -84,7 +84,7 @@ cdef inline int read_message(const uint8_t *at, int64_t left, Message *message) 
     length = <int32_t>big_32(at + 8)
     if message.magic > 1 or length < (SMALLEST_1 if message.magic else SMALLEST_0) or length > left - PREFIX_SIZE:
         return DAMAGED
-    # SMALLEST_1 reaches beyond HEADER_1: the timestamp is there, too
+    # a message of SMALLEST_1 is longer than HEADER_1, so it has a timestamp
     message.offset = big_64(at)
     message.size = length + PREFIX_SIZE
     message.crc = big_32(at + PREFIX_SIZE)
@@ -94,7 +94,7 @@ cdef inline int read_message(const uint8_t *at, int64_t left, Message *message) 
 
 
 cdef inline int read_fields(const uint8_t *at, Message *message) noexcept nogil:
-    """Key and value of a message that `read_message` took; DAMAGED where they are not exactly what is left of it."""
+    """Read key and value of a message after `read_message`; DAMAGED unless they fill the rest of it exactly."""
     cdef const uint8_t *end = at + message.size
     at += HEADER_1 if message.magic else HEADER_0
     if end - at < 4:
@@ -155,7 +155,7 @@ def message_run(data, int64_t position, int64_t end):
     return position
 
 
-# Where a walk ended: the position of what is damaged, and for a message the message.
+# Where a walk failed: the position, and the message if it was one.
 cdef struct End:
     int64_t position
     Message message
@@ -163,7 +163,7 @@ cdef struct End:
 
 
 cdef int count_messages(Body *body, End *where) noexcept nogil:
-    """Count the messages into `body.count`; `where.message` is the last one, zeros where there is none. A state."""
+    """Count the messages into `body.count`; `where.message` is the last one, or zeros. A state."""
     cdef int64_t position = 0
     while position < body.size:
         where.position = position
@@ -175,7 +175,7 @@ cdef int count_messages(Body *body, End *where) noexcept nogil:
 
 
 cdef int walk_messages(const Body *body, Row *row, End *where) noexcept nogil:
-    """Write the wanted ones of `body.count` messages; there is room for all of them. A state."""
+    """Write the wanted rows of `body.count` messages; there must be room for all of them. A state."""
     cdef int64_t position = 0, timestamp, i, before = row.count
     cdef int32_t kind
     cdef const uint8_t *at
@@ -183,7 +183,7 @@ cdef int walk_messages(const Body *body, Row *row, End *where) noexcept nogil:
     for i in range(body.count):
         where.position = position
         at = body.data + position
-        # looked at again from the start: another thread may have changed a bytearray since they were counted
+        # read again in full: another thread may have changed a bytearray since they were counted
         if read_message(at, body.size - position, &message) != OK:
             return DAMAGED
         where.message = message
@@ -214,7 +214,7 @@ cdef int walk_messages(const Body *body, Row *row, End *where) noexcept nogil:
 
 
 cdef int set_range(Body *body, shift, first, end) except -1:
-    """Wanted are offsets in [first, end); they are what the messages state plus `shift`. Any of Python's numbers."""
+    """Select offsets in [first, end), which are `shift` plus those in the messages. Takes Python ints of any size."""
     low = max(first - shift, INT64_MIN)
     last = min(end - 1 - shift, INT64_MAX)
     if low > last:

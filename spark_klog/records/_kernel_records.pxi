@@ -1,14 +1,14 @@
 # Records of magic 2 (layout: reference.py).
 
 cdef enum:
-    SMALLEST_RECORD = 7  # length, attributes, four varints of a byte, no headers
+    SMALLEST_RECORD = 7  # length, attributes, four varints of one byte, no headers
     BATCH_HEADER = 61  # bytes before the records
     BATCH_CRC_START = 21
     APPEND_TIME_BIT = 0x08
     NOT_PLAIN_BITS = 0x37  # codec, transactional, control
 
 
-# The header of a batch of magic 2 (layout: batch_v2.py), as far as it is needed.
+# Header fields of a batch of magic 2 (layout: batch_v2.py).
 cdef struct Batch:
     int64_t size  # of the whole batch
     int64_t base_offset
@@ -21,12 +21,12 @@ cdef struct Batch:
 
 
 cdef bint read_plain_batch(const uint8_t *at, int64_t left, Batch *batch) noexcept:
-    """True where a whole batch without codec, transaction and control flag begins at `at`, with a possible header."""
+    """As `read_batch`, but only for a batch without codec, transactional and control flag."""
     return read_batch(at, left, batch) and not at[BATCH_CRC_START + 1] & NOT_PLAIN_BITS
 
 
 cdef bint read_batch(const uint8_t *at, int64_t left, Batch *batch) noexcept:
-    """True where a whole batch of magic 2 with a possible header begins at `at`."""
+    """Read a header; False unless a whole batch of magic 2 with a valid header begins at `at`."""
     cdef int64_t delta
     if left < BATCH_HEADER or at[MAGIC_POSITION] != 2:
         return False
@@ -47,7 +47,7 @@ cdef bint read_batch(const uint8_t *at, int64_t left, Batch *batch) noexcept:
 
 
 cdef const uint8_t *read_long_varint(const uint8_t *at, const uint8_t *end, int64_t *value) noexcept nogil:
-    """The position after a zig-zag varint of at most 64 bits, NULL where it is cut off or longer."""
+    """The position after a zig-zag varint of at most 64 bits, NULL if it is cut off or longer."""
     cdef uint64_t result = 0
     cdef int shift = 0
     cdef uint8_t byte
@@ -67,9 +67,9 @@ cdef const uint8_t *read_long_varint(const uint8_t *at, const uint8_t *end, int6
 
 
 cdef inline const uint8_t *read_varint(const uint8_t *at, const uint8_t *end, int64_t *value) noexcept nogil:
-    """As `read_long_varint`; nearly all have one byte or two."""
+    """As `read_long_varint`, with a fast path for one or two bytes."""
     cdef uint32_t number
-    cdef int64_t long_one = 0  # so that `value` itself may stay in a register
+    cdef int64_t long_one = 0  # so that `value` itself can stay in a register
     if end - at >= 2:
         number = at[0]
         if number < 0x80:
@@ -85,7 +85,7 @@ cdef inline const uint8_t *read_varint(const uint8_t *at, const uint8_t *end, in
 
 
 cdef bint is_utf8(const uint8_t *at, int64_t size) noexcept nogil:
-    """As Python's strict UTF-8: no surrogates, no overlong forms, at most U+10FFFF."""
+    """Whether Python decodes these bytes: no surrogates, no overlong forms, at most U+10FFFF."""
     cdef const uint8_t *end = at + size
     cdef uint8_t byte
     cdef int more, i
@@ -134,7 +134,7 @@ cdef struct Record:
 
 
 cdef inline bint read_record(const uint8_t *at, const uint8_t *stop, Record *record) noexcept nogil:
-    """Read a record but for its headers; False where it is damaged or goes beyond `stop`."""
+    """Read a record except its headers; False if it is damaged or goes beyond `stop`."""
     cdef int64_t length
     at = read_varint(at, stop, &length)
     if at == NULL or length < 1 or length > stop - at:
@@ -158,7 +158,7 @@ cdef inline bint read_record(const uint8_t *at, const uint8_t *stop, Record *rec
     record.value = at
     if record.value_size > 0:
         at += record.value_size
-    if record.end - at == 1 and at[0] == 0:  # no headers, as nearly always
+    if record.end - at == 1 and at[0] == 0:  # no headers: by far the most frequent case
         record.header_count = 0
         record.headers = record.end
         return True
@@ -167,7 +167,7 @@ cdef inline bint read_record(const uint8_t *at, const uint8_t *stop, Record *rec
 
 
 cdef int add_name(Column *names, const uint8_t *at, int64_t size) noexcept nogil:
-    """Append a header's name; what of it is not UTF-8 becomes U+FFFD. A state."""
+    """Append a header's name, with U+FFFD in place of invalid UTF-8. A state."""
     return add(names, at, size) if is_utf8(at, size) else add_replaced(names, at, size)
 
 
@@ -181,7 +181,7 @@ cdef int add_replaced(Column *names, const uint8_t *at, int64_t size) noexcept w
 
 
 cdef int add_headers(const Record *record, Headers *headers) noexcept nogil:
-    """Walk a record's headers, which must fill it, and keep them but where `headers` is NULL. A state."""
+    """Walk a record's headers, which must fill it, and append them unless `headers` is NULL. A state."""
     cdef const uint8_t *at = record.headers
     cdef int64_t size, i
     cdef int32_t total
@@ -213,8 +213,8 @@ cdef int add_headers(const Record *record, Headers *headers) noexcept nogil:
 
 
 cdef int walk_records(const Body *given, Row *rows, End *where) noexcept nogil:
-    """Write the wanted records of a body; there is room for all of them, but for their headers. A state."""
-    # copies, whose addresses no other function has: the compiler keeps them in registers
+    """Write the wanted records of a body; there must be room for all of them, except for headers. A state."""
+    # copies, whose addresses no other function gets: the compiler keeps them in registers
     cdef Body body = given[0]
     cdef Row row = rows[0]
     cdef Record record

@@ -1,4 +1,4 @@
-# Runs of batches of magic 2 as a log sees them: headers and checksums, never records (see batch_run.py).
+# Scan of batches of magic 2 for a log: headers and checksums, never records (see batch_run.py).
 
 cdef enum:
     PRODUCER_START = 43
@@ -11,7 +11,7 @@ cdef inline void set_big(uint8_t *at, uint64_t value, int size) noexcept nogil:
 
 
 cdef bytes bytes_of(Bytes *buffer):
-    """The content as Python's bytes; the buffer is given back."""
+    """Move the content into Python bytes, and release the buffer."""
     content = PyBytes_FromStringAndSize(<char *>buffer.data, buffer.size)
     release(buffer)
     return content

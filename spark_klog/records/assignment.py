@@ -1,10 +1,11 @@
-"""Offset assignment: what a broker does to produced batches before it appends them, without compressing them again.
+"""Offset assignment: the broker gives produced batches their offsets before it appends them.
 
-magic 2  base offset and leader epoch are written in place; nothing else is touched
-magic 1  a message's offset is written in place; a wrapper, whose messages count from 0, gets the last message's
-magic 0  a message's offset is written in place; a wrapper is made anew, since the offsets inside it are absolute
+magic 2  write base offset and leader epoch in place
+magic 1  write a message's offset in place; a wrapper, whose messages count from 0, gets the last message's offset
+magic 0  write a message's offset in place; rebuild a wrapper, since the offsets inside it are absolute
 
-With log append time (KIP-32) timestamp, its type and the checksum are written in place, too; magic 0 has none.
+With log append time (KIP-32) it also writes the timestamp, its type and the checksum in place (not in magic 0, which
+has no timestamps). Only wrappers of magic 0, and of magic 1 with wrong inner offsets, are compressed again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from spark_klog.wire.codecs import MAX_DECOMPRESSED, codec_by_id
 
 
 class Assigned(NamedTuple):
-    """Batches with their offsets: `data` is what was given, changed in place, unless a wrapper had to be made anew."""
+    """Batches with their offsets: `data` is the given buffer, changed in place, unless a wrapper had to be rebuilt."""
 
     data: memoryview
     headers: list[Header]
@@ -43,8 +44,8 @@ def assign_offsets(
 ) -> Assigned:
     """Give the records of whole batches dense offsets from `first_offset` on; `records` must be writable.
 
-    `append_time` (ms) makes it every record's timestamp. `CorruptBatchError` for a wrong CRC, `DecodeError` for what is
-    not whole batches or says another number of records than it has; nothing has been changed then.
+    `append_time` (ms), if given, becomes every record's timestamp. `CorruptBatchError` for a wrong CRC, `DecodeError`
+    for anything but whole batches or a record count that does not match; `records` is unchanged then.
     """
     batches = whole_batches(records)
     planned: list[tuple[Header, memoryview, int]] = []
@@ -66,7 +67,7 @@ def assign_offsets(
 
 
 def _planned(header: Header, batch: memoryview, first: int, limit: int) -> tuple[memoryview, int]:
-    """The batch, or the wrapper that takes its place, and how many records it has."""
+    """The batch, or the rebuilt wrapper that replaces it, and its number of records."""
     if isinstance(header, BatchHeader):
         if header.count != header.last_offset_delta + 1:
             raise DecodeError(f"batch of {header.count} records has last offset delta {header.last_offset_delta}")

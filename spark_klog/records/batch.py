@@ -1,4 +1,4 @@
-"""What a log file or a fetch response holds: batches of any magic, one after the other.
+"""Batches of any magic, one after the other, as in a log file or a fetch response.
 
     offset  INT64    the first record's; in magic 0 and 1 the last one's
     length  INT32    bytes after this field
@@ -36,15 +36,15 @@ MIN_BATCH_SIZE = LOG_OVERHEAD + min(_MIN_LENGTH)
 
 
 def magic_of(data: Buffer, position: int = 0) -> int | None:
-    """The magic of the batch at `position`, None where it is not there; any value of a byte."""
+    """The magic byte (unchecked) of the batch at `position`; None if the data end before it."""
     view = memoryview(data)
     return view[position + _MAGIC_POSITION] if len(view) > position + _MAGIC_POSITION else None
 
 
 def first_batch_size(data: Buffer, position: int = 0) -> int | None:
-    """Size of the batch at `position`, whole or not; None where too little is there to tell.
+    """Size of the batch at `position`, whole or not; None if its length field is cut off.
 
-    `DecodeError` where its magic is unknown, or its length can't be that of a batch.
+    `DecodeError` if its magic is unknown, or its length is too small for a batch.
     """
     if len(data) - position < LOG_OVERHEAD:
         return None
@@ -58,13 +58,13 @@ def first_batch_size(data: Buffer, position: int = 0) -> int | None:
 
 
 def whole_batch_size(data: Buffer, position: int = 0) -> int | None:
-    """Size of the batch at `position`, None where less than all of it is there. `DecodeError` as `first_batch_size`."""
+    """Size of the batch at `position`, None if it is cut off. `DecodeError` as in `first_batch_size`."""
     size = first_batch_size(data, position)
     return size if size is not None and size <= len(data) - position else None
 
 
 def read_header(data: Buffer, position: int = 0) -> Header:
-    """The header at `position`; `DecodeError` where there is none, or one of another magic."""
+    """The header at `position`; `DecodeError` if it is cut off, impossible or of an unknown magic."""
     if magic_of(data, position) == 2:
         return read_batch_header(data, position)
     return read_message_header(data, position)
@@ -83,7 +83,7 @@ def iter_batches(data: Buffer) -> Iterator[tuple[Header, memoryview]]:
 
 
 def whole_batches(data: Buffer) -> list[tuple[Header, memoryview]]:
-    """As `iter_batches`, but `DecodeError` where there is none, or anything follows the last."""
+    """As `iter_batches`, but `DecodeError` if there are no batches, or bytes follow the last one."""
     batches = list(iter_batches(data))
     if not batches or sum(header.size for header, _ in batches) != len(data):
         raise DecodeError(f"{len(data)} bytes are not whole record batches")
@@ -91,7 +91,7 @@ def whole_batches(data: Buffer) -> list[tuple[Header, memoryview]]:
 
 
 def next_offset_after(data: Buffer, offset: int) -> int:
-    """The offset after the last whole batch, `offset` where there is none. `DecodeError` as `first_batch_size`."""
+    """The offset after the last whole batch, or `offset` if there is none. `DecodeError` as in `first_batch_size`."""
     position = 0
     last: int | None = None
     while (size := whole_batch_size(data, position)) is not None:

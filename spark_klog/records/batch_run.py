@@ -1,4 +1,4 @@
-"""The reference of `scan_batches`: headers and checksums of a run of batches, as a log looks at them."""
+"""Reference implementation of `scan_batches`: headers, checksums and index entries of a run of batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_klog.records.contract import BatchRun, IndexState, IndexTarget
 from spark_klog.wire.primitives import Buffer
 
 _OFFSET_ENTRY, _TIME_ENTRY = Struct(">ii"), Struct(">qi")
-#: The indexes hold offsets relative to the segment's base, and positions, as INT32.
+#: Indexes store positions, and offsets relative to the segment's base, as INT32.
 MAX_RELATIVE = 0x7FFFFFFF
 
 
@@ -56,7 +56,7 @@ def scan_batches(
 def run_of(
     batches: Iterable[tuple[int, Header]], position: int, state: IndexState, target: IndexTarget, next_offset: int
 ) -> BatchRun:
-    """The run that these batches of any magic make: (position in the data, header) of each, the first at `position`."""
+    """The run of these batches, of any magic: (position in the data, header) of each, the first at `position`."""
     since, timestamp, timestamp_offset, indexed = state
     largest = 0
     offsets, times, producers = bytearray(), bytearray(), []

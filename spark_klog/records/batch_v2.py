@@ -14,9 +14,9 @@
     producer epoch         INT16
     base sequence          INT32
     record count           INT32
-    records                compressed together where a codec is set
+    records                compressed together if a codec is set
 
-Base offset, length and leader epoch stand before the CRC's range, so that a broker sets them in place.
+The CRC does not cover base offset, length and leader epoch, so that a broker can set them in place.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ TRANSACTIONAL_BIT, CONTROL_BIT = 0x10, 0x20
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """The fields before the records; see the module for their meaning and units."""
+    """The fields before the records; the module's docstring has their meaning and units."""
 
     base_offset: int
     length: int
@@ -125,12 +125,12 @@ class BatchHeader:
 
     @property
     def delete_horizon(self) -> int | None:
-        """Until when (ms) compaction keeps the batch's tombstones or marker: its base timestamp then (KIP-534)."""
+        """Time (ms) until which compaction keeps the batch's tombstones or marker (KIP-534); None if not set."""
         return self.base_timestamp if self.attributes & 0x40 else None
 
 
 def read_batch_header(data: Buffer, position: int = 0) -> BatchHeader:
-    """The header at `position`; `DecodeError` where it is cut off or impossible."""
+    """The header at `position`; `DecodeError` if it is cut off or impossible."""
     if len(data) - position < HEADER_SIZE:
         raise DecodeError(f"batch header at position {position} is cut off")
     header = BatchHeader(*_HEADER.unpack_from(data, position))
@@ -155,7 +155,7 @@ def check_batch_crc(header: BatchHeader, batch: memoryview) -> None:
 
 
 def body(header: BatchHeader, batch: memoryview, limit: int = MAX_DECOMPRESSED) -> Buffer:
-    """The records' bytes, decompressed; `DecodeError` where they do not decompress within `limit` bytes."""
+    """The batch's records, decompressed; `DecodeError` if they are damaged or larger than `limit` bytes."""
     records = batch[HEADER_SIZE:]
     if header.codec_id == NONE.id:
         return records
@@ -169,14 +169,14 @@ def set_base_offset(batch: memoryview, base_offset: int, leader_epoch: int) -> N
 
 
 def set_append_time(batch: memoryview, timestamp: int) -> None:
-    """Make log append time (ms) the timestamp of every record, in place, the CRC too."""
+    """Give every record this log append time (ms), in place, and renew the CRC."""
     _ATTRIBUTES.pack_into(batch, _CRC_START, _ATTRIBUTES.unpack_from(batch, _CRC_START)[0] | _LOG_APPEND_TIME_BIT)
     _MAX_TIMESTAMP.pack_into(batch, _MAX_TIMESTAMP_POSITION, timestamp)
     _CRC.pack_into(batch, _CRC_POSITION, crc32c(batch[_CRC_START:]))
 
 
 def set_producer(batch: memoryview, producer_id: int, epoch: int, base_sequence: int) -> None:
-    """Number the batch anew, in place, the CRC too."""
+    """Set the producer's id, epoch and base sequence, in place, and renew the CRC."""
     _PRODUCER.pack_into(batch, _PRODUCER_POSITION, producer_id, epoch, base_sequence)
     _CRC.pack_into(batch, _CRC_POSITION, crc32c(batch[_CRC_START:]))
 
@@ -197,7 +197,7 @@ def build_batch(
     base_sequence: int = -1,
     leader_epoch: int = -1,
 ) -> bytes:
-    """A batch of `count` encoded records; `attributes` without the codec, timestamps in ms."""
+    """Build a batch of `count` encoded records; `attributes` without the codec's bits, timestamps in ms."""
     payload = codec.compress(records, level)
     head = bytearray(HEADER_SIZE)
     _HEADER.pack_into(

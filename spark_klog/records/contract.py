@@ -1,7 +1,7 @@
-"""What a kernel does: records ↔ Arrow-shaped buffers. The reference and the native one fulfil it alike.
+"""The kernel contract: records ↔ buffers in Arrow's layout. The reference and the native kernel implement it.
 
-Buffers have Arrow's layout, little endian: a binary column of n values is INT32 offsets (n + 1), the bytes one after
-the other, and a validity bitmap (bit i of byte i // 8, least significant first; 1 = not null; None = no nulls).
+Buffers are little endian: a binary column of n values is INT32 offsets (n + 1), the bytes one after the other, and a
+validity bitmap (bit i of byte i // 8, least significant first; 1 = not null; None = no nulls).
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import NamedTuple, Protocol
 
 from spark_klog.wire.primitives import Buffer
 
-#: The columns that a builder can make of a record's own bytes.
+#: The columns that a builder can decode from records.
 COLUMNS = ("key", "value", "offset", "timestamp", "timestampType", "headers")
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
-#: Types of timestamps; a record of magic 0 has none.
+#: Timestamp types; records of magic 0 have NO_TIMESTAMP_TYPE.
 NO_TIMESTAMP_TYPE, CREATE_TIME, LOG_APPEND_TIME = -1, 0, 1
-#: The timestamp of a record that has none.
+#: The timestamp of a record without one.
 NO_TIMESTAMP = -1
 
 
 class Record(NamedTuple):
-    """One record: offset, timestamp in ms, its type (see the constants), key, value, headers."""
+    """One record; the timestamp is in ms, its type one of the constants above."""
 
     offset: int
     timestamp: int
@@ -35,7 +35,7 @@ class Record(NamedTuple):
 
 @dataclass(slots=True)
 class BinaryColumn:
-    """n values of bytes, see the module."""
+    """A binary column; see the module."""
 
     offsets: Buffer
     data: Buffer
@@ -45,7 +45,7 @@ class BinaryColumn:
 
 @dataclass(slots=True)
 class HeadersColumn:
-    """n lists of headers: list offsets INT32 (n + 1), validity of the lists, then all names and values."""
+    """A column of header lists: list offsets INT32 (n + 1), validity of the lists, then all names and values."""
 
     offsets: Buffer
     validity: Buffer | None
@@ -57,7 +57,7 @@ class HeadersColumn:
 
 @dataclass(slots=True)
 class RecordColumns:
-    """`count` records; a column that was not asked for is None. Offsets and timestamps (ms) INT64, types INT32."""
+    """`count` records as columns, None if not requested. Offsets and timestamps (ms) are INT64, types INT32."""
 
     count: int
     key: BinaryColumn | None = None
@@ -69,9 +69,9 @@ class RecordColumns:
 
 
 class IndexState(NamedTuple):
-    """What the indexes of a segment must know of the batches before, times in ms, -1 for none.
+    """State of a segment's indexes between appends; times in ms, -1 for none.
 
-    Bytes since the last entry; the largest timestamp with an offset that has it; the last one in the time index.
+    Bytes since the last index entry; the largest timestamp so far and its offset; the last entry of the time index.
     """
 
     since_index: int = 0
@@ -81,7 +81,7 @@ class IndexState(NamedTuple):
 
 
 class IndexTarget(NamedTuple):
-    """The segment that batches are for: its base offset, where in its file they go, bytes between index entries."""
+    """The segment to append to: its base offset, the position of `data[0]` in its file, bytes between index entries."""
 
     base_offset: int
     position: int
@@ -89,10 +89,10 @@ class IndexTarget(NamedTuple):
 
 
 class BatchRun(NamedTuple):
-    """A run of sound batches: where it ends in the data, the offset after it, bytes of its largest batch.
+    """A run of valid batches: its end in the data, the offset after it, the size of its largest batch in bytes.
 
-    `offset_entries` and `time_entries` are those of the two indexes that are due (formats: log/index.py); `producers`
-    are the positions in the data of the batches that have a producer id.
+    `offset_entries` and `time_entries` are to be appended to the indexes (formats: log/index.py); `producers` are the
+    positions of the batches that have a producer id.
     """
 
     end: int
@@ -127,18 +127,18 @@ class ColumnBuilder(Protocol):
     ) -> None:
         """Add the records of a decompressed body of magic 2 whose offsets lie in [first, end).
 
-        `append_time` (ms) is every record's timestamp where it is not None. `DecodeError` where the body is not
-        `count` records; then nothing of it has been added.
+        `append_time` (ms), if not None, is every record's timestamp. `DecodeError` if the body is not exactly `count`
+        records; the builder is unchanged then.
         """
 
     def append_batches(
         self, data: Buffer, position: int, first: int, end: int, rows: int, size: int
     ) -> tuple[int, int]:
-        """Add a run of batches that begins at `position`; (where it ends, the offset after it).
+        """Add the run of plain batches that begins at `position`; return (end of the run, the offset after it).
 
-        It is a shorter way for batches of magic 2 without codec, transaction and control flag, whole and sound: before
-        any other it ends, as before one that begins at offset `end` or later, and when the builder holds `rows` records
-        or `size` bytes. It may be empty, as it always is in the reference kernel; the offset is `first` then.
+        A fast path for valid, whole batches of magic 2 without codec, transactional or control flag. The run ends
+        before any other batch, before one that begins at offset `end` or later, and when the builder holds `rows`
+        records or `size` bytes. It may be empty (in the reference kernel it always is); the offset is `first` then.
         """
 
     def append_messages(
@@ -152,15 +152,15 @@ class ColumnBuilder(Protocol):
     ) -> None:
         """Add the messages of an uncompressed message set of magic 0 or 1 whose offsets lie in [first, end).
 
-        `last_offset` is that of the last message where offsets are relative (inside a wrapper of magic 1), None where
-        they are absolute. `append_time` (ms) is every record's timestamp where it is not None, else timestamps are each
-        message's own, and so is their type outside a wrapper; within it they are create times, whatever a message says
-        (consumers take the wrapper's type). `CorruptBatchError` for a wrong CRC, `DecodeError` where the bytes are not
-        whole messages of that magic without a codec; then nothing of them has been added.
+        `last_offset` is the last message's offset if offsets are relative (inside a wrapper of magic 1), None if they
+        are absolute. `append_time` (ms), if not None, is every record's timestamp. Otherwise each message has its own
+        timestamp, with its own type outside a wrapper and create time inside one (consumers take the wrapper's type).
+        `CorruptBatchError` for a wrong CRC, `DecodeError` if the bytes are not whole, uncompressed messages of that
+        magic; the builder is unchanged then.
         """
 
     def finish(self) -> RecordColumns:
-        """What was collected; the builder is empty afterwards."""
+        """Return the collected records and empty the builder."""
 
 
 class Kernel(Protocol):
@@ -172,17 +172,17 @@ class Kernel(Protocol):
         """A builder of the named columns, a subset of `COLUMNS`."""
 
     def encode(self, columns: RecordColumns, start: int, target: int) -> tuple[bytes, int, int, int]:
-        """Encode records from row `start` on until their bytes reach `target`, at least one.
+        """Encode records from row `start` on until the body has `target` bytes, at least one.
 
-        Timestamps come from `columns.timestamp`, offsets deltas count from 0, `offset` is not read.
-        Returns (body, next row, base timestamp, max timestamp).
+        Offset deltas count from 0; `columns.offset` is not read. Returns (body, next row, base timestamp, max
+        timestamp).
         """
 
     def message_run(self, data: Buffer, position: int, end: int) -> int:
-        """Where the run of messages ends that begins at `position`: whole ones of one magic (0 or 1) without a codec.
+        """End of the run of whole, uncompressed messages of one magic (0 or 1) that begins at `position`.
 
-        It ends, too, before a message with an offset of `end` or more; then it may be empty. `DecodeError` where
-        something begins that is no batch.
+        The run also ends before a message with an offset of `end` or more. It may be empty. `DecodeError` if the
+        length of a message is too small.
         """
 
     def scan_batches(
@@ -194,13 +194,13 @@ class Kernel(Protocol):
         next_offset: int,
         leader_epoch: int | None,
     ) -> BatchRun:
-        """The run of whole batches of magic 2 with a right checksum that begins at `position`; it may be empty.
+        """The run of whole batches of magic 2 with a correct checksum that begins at `position`; it may be empty.
 
-        It ends before a batch that begins before `next_offset` or its predecessor's end, or whose offsets the indexes
-        can't hold (INT32 from the base offset on). With a `leader_epoch` the run gets dense offsets from `next_offset`
-        on, and that epoch, in place; it then ends before a batch whose count is not that of its offsets. The target's
-        position is that of `data[0]`.
+        It ends before a batch that begins before `next_offset` or before its predecessor's end, or whose offsets do
+        not fit the indexes (INT32, relative to the base offset). With a `leader_epoch` the batches get that epoch and
+        dense offsets from `next_offset` on, in place; the run then also ends before a batch whose record count does
+        not match its offsets.
         """
 
     def partitions(self, keys: BinaryColumn, count: int, partitions: int) -> Buffer:
-        """INT32 per key: Kafka's default partition (murmur2, positive, modulo); -1 where the key is null."""
+        """INT32 per key: Kafka's default partition (murmur2, positive, modulo); -1 for a null key."""

@@ -1,4 +1,4 @@
-"""Control batches (KIP-98): the end of a transaction, in the log of each partition that it wrote to.
+"""Control batches (KIP-98): they mark the end of a transaction in each partition that it wrote to.
 
 key    INT16 version, INT16 type (0 abort, 1 commit)
 value  INT16 version, INT32 coordinator epoch
@@ -17,21 +17,21 @@ ABORT, COMMIT = 0, 1
 _VERSION = 0
 _KEY = Struct(">hh")
 _VALUE = Struct(">hi")
-#: Bytes that a compressed control batch may grow to; Kafka's have some ten, and are not compressed.
+#: Limit for decompressing a control batch, in bytes; Kafka's are some ten bytes, uncompressed.
 _MAX_SIZE = 64 * 1024
 
 
 class Marker(NamedTuple):
-    """The record of a control batch: ABORT, COMMIT or another type; `coordinator_epoch` is -1 where it does not say."""
+    """The record of a control batch: ABORT, COMMIT or another type; `coordinator_epoch` is -1 if it has none."""
 
     type: int
     coordinator_epoch: int
 
 
 def read_marker(header: BatchHeader, batch: memoryview) -> Marker | None:
-    """The marker of a control batch, None where compaction has taken it out.
+    """The marker of a control batch, None if compaction has removed it.
 
-    `DecodeError` where the batch holds something else.
+    `DecodeError` if the batch holds anything else.
     """
     if not header.count:
         return None
@@ -43,5 +43,5 @@ def read_marker(header: BatchHeader, batch: memoryview) -> Marker | None:
 
 
 def encode_marker(marker: Marker) -> tuple[bytes, bytes]:
-    """Key and value of its record."""
+    """The marker's record: (key, value)."""
     return _KEY.pack(_VERSION, marker.type), _VALUE.pack(_VERSION, marker.coordinator_epoch)

@@ -1,7 +1,7 @@
-"""Conversion between magics: down for fetchers, up for producers and logs of an older format.
+"""Conversion between magics: down for old consumers, up for old producers and logs in an older format.
 
-A codec stays what it is. What an older magic can't hold is dropped and counted: headers (magic 2 only), timestamps
-(magic 1 and 2), and control batches, which no consumer is to see. Offsets stay as they are; so do holes between them.
+Conversion keeps the codec, offsets and gaps between offsets. It drops what an older magic can't hold: headers (magic 2
+only), timestamps (magic 1 and 2), and control batches, which consumers never see.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_OFFSET_DELTA = (1 << 31) - 1
 
 @dataclass
 class Converted:
-    """The batches in the other magic, and how many records, headers and timestamps did not make it."""
+    """Converted batches: how many records they have, and how many headers and timestamps were dropped."""
 
     data: bytearray = field(default_factory=bytearray)
     records: int = 0
@@ -36,10 +36,10 @@ class Converted:
 
 
 def down_convert(data: Buffer, magic: int, first_offset: int = 0, limit: int = MAX_DECOMPRESSED) -> Converted:
-    """Whole batches as a message set of `magic` (0 or 1); batches of that magic or an older one stay as they are.
+    """Convert whole batches to a message set of `magic` (0 or 1); batches of that magic or older stay as they are.
 
-    Records before `first_offset` are left out where they are not compressed, as Kafka does. `CorruptBatchError`,
-    `DecodeError`; `ProtocolError` (UNSUPPORTED_COMPRESSION_TYPE) for zstd, which older magics do not have.
+    Uncompressed records before `first_offset` are left out, as in Kafka. `CorruptBatchError`, `DecodeError`;
+    `ProtocolError` (UNSUPPORTED_COMPRESSION_TYPE) for zstd, which older magics do not have.
     """
     result = Converted()
     for header, batch in iter_batches(data):
@@ -68,9 +68,9 @@ def down_convert(data: Buffer, magic: int, first_offset: int = 0, limit: int = M
 
 
 def up_convert(data: Buffer, *, renumber: bool = False, limit: int = MAX_DECOMPRESSED) -> bytearray:
-    """Whole batches as batches of magic 2: a wrapper becomes one, and so do uncompressed messages in a row.
+    """Convert whole batches to magic 2: each wrapper, and each run of uncompressed messages, becomes one batch.
 
-    With `renumber` offsets count from 0 on: those of a producer may be anything. Batches of magic 2 stay as they are.
+    With `renumber` offsets count from 0, since producers may send any. Batches of magic 2 stay as they are.
     `CorruptBatchError`, `DecodeError`.
     """
     result = bytearray()
@@ -90,7 +90,7 @@ def up_convert(data: Buffer, *, renumber: bool = False, limit: int = MAX_DECOMPR
 
 
 def _groups(data: Buffer, renumber: bool, limit: int) -> Iterator[tuple[Codec, Sequence[Record] | memoryview]]:
-    """(codec, the records of a batch to make) or (codec, a batch to keep)."""
+    """(codec, records of a batch to build) or (codec, a batch to keep)."""
     waiting: list[Record] = []
     for header, batch in whole_batches(data):
         check_crc(header, batch)
@@ -109,19 +109,19 @@ def _groups(data: Buffer, renumber: bool, limit: int) -> Iterator[tuple[Codec, S
 
 
 def _fits(records: Sequence[Record], header: Header) -> bool:
-    """A batch has one type of timestamps; with log append time it has one timestamp, too."""
+    """Whether one batch can hold both: it has one timestamp type, and with log append time one timestamp."""
     if (header.timestamp_type == LOG_APPEND_TIME) != (records[0].timestamp_type == LOG_APPEND_TIME):
         return False
     return header.timestamp_type != LOG_APPEND_TIME or header.max_timestamp == records[0].timestamp
 
 
 def _follows(records: Sequence[Record], header: Header) -> bool:
-    """A batch's offsets rise, and are less than 2**31 apart."""
+    """Whether the next offset can be in the same batch: offsets rise, and are less than 2**31 apart."""
     return records[-1].offset <= header.last_offset <= records[0].offset + _MAX_OFFSET_DELTA
 
 
 def _check_offsets(records: Sequence[Record]) -> None:
-    """`DecodeError` unless all are offsets that there can be."""
+    """`DecodeError` unless all offsets are in [0, 2**63)."""
     lowest, highest = min(record.offset for record in records), max(record.offset for record in records)
     if lowest < 0 or highest > _MAX_OFFSET:
         raise DecodeError(f"records of offsets {lowest} to {highest} in a batch")
@@ -135,7 +135,7 @@ def _check_order(records: Sequence[Record]) -> None:
 
 
 def batch_of(records: Sequence[Record], codec: Codec = NONE, level: int | None = None) -> bytes:
-    """A batch of magic 2 of the records, at least one, by offset; headers, timestamps and their type as they are."""
+    """Build a batch of magic 2 from records in offset order, at least one; all of one timestamp type."""
     body = bytearray()
     base_offset, base_timestamp = records[0].offset, records[0].timestamp
     for record in records:

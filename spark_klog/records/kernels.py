@@ -1,6 +1,6 @@
-"""The only file that chooses a kernel: the native one where it was built, else the reference.
+"""Choice of the kernel, made here only: the native one if it was built, else the reference.
 
-`SPARK_KLOG_KERNEL=reference` forces the reference, `native` insists on the native one.
+`SPARK_KLOG_KERNEL=reference` forces the reference; with `native` a missing native kernel is an error.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _MODULES = {"native": "spark_klog.records._kernel", "reference": "spark_klog.rec
 
 
 def load(choice: str | None = None) -> Kernel:
-    """The kernel named by `choice` (None: by the environment, else the best there is).
+    """The kernel named by `choice` (None: by the environment, else the fastest available).
 
-    `ConfigError` for an unknown name, or for "native" where it was not built.
+    `ConfigError` for an unknown name, or for "native" if it was not built.
     """
     choice = choice or os.environ.get("SPARK_KLOG_KERNEL") or "auto"
     if choice not in (*_MODULES, "auto"):
-        raise ConfigError(f"SPARK_KLOG_KERNEL={choice}: known are {', '.join(_MODULES)}")
+        raise ConfigError(f"SPARK_KLOG_KERNEL={choice} is unknown: set it to {' or '.join(_MODULES)}")
     try:
         kernel: Kernel = importlib.import_module(_MODULES.get(choice, _MODULES["native"]))
     except ImportError:
@@ -36,9 +36,9 @@ def load(choice: str | None = None) -> Kernel:
 
 @cache
 def warn_if_slow() -> None:
-    """Log, once in a process, that records are decoded in Python although nobody chose that."""
+    """Log once per process if the reference kernel is in use but was not chosen."""
     if not os.environ.get("SPARK_KLOG_KERNEL") and load() is importlib.import_module(_MODULES["reference"]):
         _log.warning(
-            "the native kernel is missing, records are read and written in Python, some forty times slower; "
-            "install spark_klog again with a C compiler (to keep it so: SPARK_KLOG_KERNEL=reference)"
+            "the native kernel is missing: records are decoded and encoded in Python, some forty times slower; "
+            "install spark_klog again with a C compiler, or set SPARK_KLOG_KERNEL=reference to silence this"
         )

@@ -1,4 +1,4 @@
-"""The message of Kafka 0.7 and its log: messages one after the other, each preceded by its length.
+"""Messages and logs of Kafka 0.7: messages one after the other, each preceded by its length.
 
     length      INT32    bytes after this field
     magic       INT8     0 or 1
@@ -6,9 +6,9 @@
     crc         UINT32   CRC-32 of the payload
     payload              the rest
 
-A message's offset is the position of its length field in the stream of all messages ever written to the partition: a
-file's name is the offset of its first byte. With a codec the payload is a compressed set of such messages; they have
-no offset of their own but share the one of the message that holds them. 0.7 reads sets in sets, and so does this.
+A message's offset is the position of its length field in the stream of all messages ever written to the partition; a
+file is named after the offset of its first byte. With a codec the payload is a compressed set of such messages, which
+share the offset of the message that holds them. Sets may be nested, as in 0.7.
 
 Source: 0.7 design chapter, "Message format" and "Log".
 """
@@ -35,7 +35,7 @@ _MAX_DEPTH = 8
 
 @dataclass(frozen=True, slots=True)
 class Message07:
-    """A message: `offset` of its length field and `next_offset` after it in the stream; its fields (see the module)."""
+    """A message's fields (see the module), the `offset` of its length field, and the offset after it."""
 
     offset: int
     next_offset: int
@@ -52,9 +52,10 @@ class Message07:
 
 
 def iter_messages_07(data: Buffer, base_offset: int = 0) -> Iterator[Message07]:
-    """The messages of a file or fetch that begins at `base_offset`, shallow; a partial one at the end is left out.
+    """The messages of a file or fetch that begins at `base_offset`, compressed ones as they are.
 
-    `DecodeError` where something begins that is no message, naming its offset; CRCs are not checked.
+    Leaves out a partial message at the end. `DecodeError`, naming the offset, for an impossible message; CRCs are not
+    checked.
     """
     view = memoryview(data)
     position = 0
@@ -86,10 +87,10 @@ def check_crc_07(message: Message07) -> None:
 
 
 def records_07(message: Message07, limit: int = MAX_DECOMPRESSED) -> Iterator[Record]:
-    """The record of a message, or those of a compressed one, all with its offset; no key, no timestamp.
+    """The record of a message, or the records of a compressed one, all with its offset; no key, no timestamp.
 
-    `CorruptBatchError` for a wrong CRC, `DecodeError` where a payload is no set of messages, or sets grow beyond
-    `limit` bytes.
+    `CorruptBatchError` for a wrong CRC, `DecodeError` if a compressed payload is not a set of messages, or its sets
+    are larger than `limit` bytes together.
     """
     stack = [iter((message,))]
     while stack:
@@ -104,7 +105,7 @@ def records_07(message: Message07, limit: int = MAX_DECOMPRESSED) -> Iterator[Re
         if nested.codec_id not in _CODEC_IDS:
             raise DecodeError(f"message of offset {message.offset}: unknown compression codec {nested.codec_id}")
         if len(stack) > _MAX_DEPTH:
-            raise DecodeError(f"message of offset {message.offset}: more than {_MAX_DEPTH} sets in sets")
+            raise DecodeError(f"message of offset {message.offset}: sets are nested more than {_MAX_DEPTH} deep")
         inner = codec_by_id(nested.codec_id).decompress(nested.payload, limit)
         limit -= len(inner)
         stack.append(_whole_set(inner, message.offset))
@@ -116,11 +117,11 @@ def _whole_set(data: Buffer, offset: int) -> Iterator[Message07]:
         yield message
         end = message.next_offset
     if end != len(data):
-        raise DecodeError(f"message of offset {offset}: the set that it holds is cut off")
+        raise DecodeError(f"message of offset {offset}: its compressed set is cut off")
 
 
 def build_message_07(payload: Buffer, magic: int = 1, codec: Codec = NONE) -> bytes:
-    """One message; with a codec (magic 1) `payload` must be a set of messages, which is compressed."""
+    """Build one message; with a codec (magic 1) `payload` must be a set of messages, and is compressed."""
     if codec.id not in _CODEC_IDS or (codec is not NONE and magic == 0):
         raise ConfigError(f"messages of Kafka 0.7 with magic {magic} can't be compressed by {codec.name}")
     content = codec.compress(payload, None)
@@ -130,6 +131,6 @@ def build_message_07(payload: Buffer, magic: int = 1, codec: Codec = NONE) -> by
 
 
 def build_set_07(payloads: Iterable[Buffer], magic: int = 1, codec: Codec = NONE) -> bytes:
-    """The payloads as messages one after the other; with a codec all in one message."""
+    """Build a set with a message per payload; with a codec all of them in one message."""
     messages = b"".join(build_message_07(payload, magic) for payload in payloads)
     return messages if codec is NONE else build_message_07(messages, magic, codec)

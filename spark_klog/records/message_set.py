@@ -9,10 +9,10 @@
     key         BYTES
     value       BYTES
 
-A message with a codec is a wrapper: its value holds a compressed message set of the same magic, whose messages have no
-codec themselves. The wrapper's offset is that of its last message. Inside a wrapper of magic 0 offsets are absolute;
-of magic 1 they are relative, so that a broker assigns them by the wrapper's alone. A wrapper of magic 1 has the largest
-timestamp of its messages; with log append time its timestamp is that of all of them.
+A message with a codec is a wrapper: its value is a compressed message set of the same magic, whose messages have no
+codec. The wrapper's offset is that of its last message. Inside a wrapper of magic 0 offsets are absolute; in magic 1
+they are relative, so that a broker only sets the wrapper's offset. A wrapper of magic 1 has the largest timestamp of
+its messages; with log append time all of them have its timestamp.
 
 Source: protocol guide, "Message sets" and "Compression".
 """
@@ -49,9 +49,9 @@ _LZ4 = 3
 
 @dataclass(frozen=True, slots=True)
 class MessageHeader:
-    """The fields before key and value; see the module for their meaning and units.
+    """The fields before key and value; the module's docstring has their meaning and units.
 
-    Such a message is what a batch is in magic 2; it has no producer id and is in no transaction.
+    Has the properties of `BatchHeader` that all magics share: a message counts as a batch.
     """
 
     offset: int
@@ -72,7 +72,7 @@ class MessageHeader:
 
     @property
     def base_offset(self) -> int:
-        """The message's offset; 0 for a wrapper: only inside it is said where it begins."""
+        """The message's offset; 0 for a wrapper, whose first offset only its content tells."""
         return 0 if self.codec_id else self.offset
 
     @property
@@ -97,13 +97,13 @@ class MessageHeader:
 
 
 def read_message_header(data: Buffer, position: int = 0) -> MessageHeader:
-    """The header at `position`; `DecodeError` where it is cut off, too short, or not of magic 0 or 1."""
+    """The header at `position`; `DecodeError` if it is cut off, too short, or not of magic 0 or 1."""
     if len(data) - position < _HEADER_SIZE[0]:
         raise DecodeError(f"message header at position {position} is cut off")
     offset, length = _PREFIX.unpack_from(data, position)
     crc, magic, attributes = _MAGIC_0.unpack_from(data, position + _CRC_POSITION)
     if magic not in (0, 1):
-        raise DecodeError(f"message of magic {magic} at position {position} of a message set of magic 0 or 1")
+        raise DecodeError(f"message of magic {magic} at position {position}, expected magic 0 or 1")
     if length < MIN_LENGTH[magic]:
         raise DecodeError(f"message of magic {magic} at position {position} has length {length}")
     timestamp = NO_TIMESTAMP
@@ -124,7 +124,7 @@ def check_message_crc(header: MessageHeader, message: memoryview) -> None:
 
 
 def iter_messages(data: Buffer) -> Iterator[tuple[MessageHeader, memoryview]]:
-    """(header, bytes) of the messages of a whole set, shallow; `DecodeError` where it does not end with one."""
+    """(header, bytes) of each message of a whole set, wrappers as they are; `DecodeError` if the last is cut off."""
     view = memoryview(data)
     position = 0
     while position < len(view):
@@ -138,7 +138,7 @@ def iter_messages(data: Buffer) -> Iterator[tuple[MessageHeader, memoryview]]:
 
 
 def key_and_value(header: MessageHeader, message: memoryview) -> tuple[memoryview | None, memoryview | None]:
-    """Views of the two fields; `DecodeError` where they are not what is left of the message."""
+    """Views of key and value; `DecodeError` if they do not fill the rest of the message exactly."""
     position = _HEADER_SIZE[header.magic]
     fields: list[memoryview | None] = []
     for _ in range(2):
@@ -158,7 +158,7 @@ def key_and_value(header: MessageHeader, message: memoryview) -> tuple[memoryvie
 
 
 def inner_set(header: MessageHeader, message: memoryview, limit: int = MAX_DECOMPRESSED) -> Buffer:
-    """The decompressed message set of a wrapper; `DecodeError` where it has none, or not within `limit` bytes."""
+    """The decompressed message set of a wrapper; `DecodeError` if it is empty, damaged or larger than `limit` bytes."""
     _, value = key_and_value(header, message)
     if header.codec_id not in _CODEC_IDS:
         raise DecodeError(f"message of offset {header.offset}: unknown compression codec {header.codec_id}")
@@ -171,7 +171,7 @@ def inner_set(header: MessageHeader, message: memoryview, limit: int = MAX_DECOM
 
 
 def message_records(header: MessageHeader, message: memoryview, limit: int = MAX_DECOMPRESSED) -> Iterator[Record]:
-    """The record of a message whose CRC has been checked, or those of a wrapper; errors as `plain_records`."""
+    """The record of a message, or the records of a wrapper, whose CRC was checked; errors as in `plain_records`."""
     if header.codec_id:
         append_time = header.timestamp if header.timestamp_type == LOG_APPEND_TIME else None
         last_offset = header.offset if header.magic else None
@@ -181,10 +181,10 @@ def message_records(header: MessageHeader, message: memoryview, limit: int = MAX
 
 
 def plain_records(messages: Buffer, magic: int, last_offset: int | None, append_time: int | None) -> Iterator[Record]:
-    """The records of a message set in which no message has a codec; parameters as `ColumnBuilder.append_messages`.
+    """The records of an uncompressed message set; parameters as in `ColumnBuilder.append_messages`.
 
-    `CorruptBatchError` for a wrong CRC, `DecodeError` for what is no message, one of another magic, or one with a
-    codec: Kafka refuses sets in sets, too.
+    `CorruptBatchError` for a wrong CRC, `DecodeError` for an invalid message, one of another magic, or a wrapper:
+    Kafka rejects nested wrappers, too.
     """
     contents = list(iter_messages(messages))
     shift = 0 if last_offset is None or not contents else last_offset - contents[-1][0].offset
@@ -208,12 +208,12 @@ def plain_records(messages: Buffer, magic: int, last_offset: int | None, append_
 
 
 def set_message_offset(message: memoryview, offset: int) -> None:
-    """Assign the offset in place; the CRC does not cover it. `message` must be writable."""
+    """Set the offset in place; the CRC does not cover it. `message` must be writable."""
     _OFFSET.pack_into(message, 0, offset)
 
 
 def set_message_append_time(message: memoryview, timestamp: int) -> None:
-    """Make log append time (ms) the timestamp of a message or wrapper of magic 1, in place, the CRC too."""
+    """Give a message or wrapper of magic 1 this log append time (ms), in place, and renew the CRC."""
     crc, magic, attributes, _ = _MAGIC_1.unpack_from(message, _CRC_POSITION)
     _MAGIC_1.pack_into(message, _CRC_POSITION, crc, magic, attributes | _LOG_APPEND_TIME_BIT, timestamp)
     _CRC.pack_into(message, _CRC_POSITION, crc32(message[_CRC_START:]))
@@ -222,7 +222,7 @@ def set_message_append_time(message: memoryview, timestamp: int) -> None:
 def build_message(
     magic: int, offset: int, timestamp: int, key: Buffer | None, value: Buffer | None, attributes: int = 0
 ) -> bytes:
-    """One message; `timestamp` (ms) is left out in magic 0."""
+    """Build one message; magic 0 has no `timestamp` (ms)."""
     content = bytearray(_MAGIC_1.size if magic else _MAGIC_0.size)
     if magic:
         _MAGIC_1.pack_into(content, 0, 0, magic, attributes, timestamp)
@@ -236,10 +236,10 @@ def build_message(
 
 
 def build_message_set(records: Sequence[Record], magic: int, codec: Codec = NONE, level: int | None = None) -> bytes:
-    """A message set of the records, at least one: a message each, with a codec all in one wrapper.
+    """Build a message set of the records, at least one: a message each, with a codec all in one wrapper.
 
-    Headers can't be kept and are not looked at. With log append time the first record's timestamp is that of all.
-    `ConfigError` for a codec that magic 0 and 1 do not have (zstd).
+    Headers are dropped. With log append time the first record's timestamp is used for all. `ConfigError` for zstd,
+    which magic 0 and 1 do not have.
     """
     if codec.id not in _CODEC_IDS:
         raise ConfigError(f"messages of magic {magic} can't be compressed by {codec.name}")

@@ -1,8 +1,9 @@
-"""Batches whose offsets can't be right. No checksum covers where a batch begins (see batch.py): a flipped bit there
-moves all its records, or hides what follows.
+"""Detection of batches with wrong offsets. No checksum covers a batch's base offset (see batch.py): a flipped bit there
+shifts all its records, or hides the batches that follow.
 
-In a sound log each batch begins after the end of the one before it, and the last one ends at the log's end at most. Of
-two that overlap the one lies that leaves a gap to its other neighbour: only compaction leaves gaps in sound logs.
+In an intact log each batch begins after the end of the one before it, and the last one ends at or before the log's
+end. If two batches overlap, the wrong one is the one with a gap to its other neighbour: in an intact log only
+compaction leaves gaps.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from spark_klog.wire.primitives import Buffer
 
 _PREFIX, _DELTA = Struct(">qi"), Struct(">i")
 _MAGIC_POSITION, _DELTA_POSITION = 16, 23
-#: No batch is damaged.
+#: The value of `damaged` if all batches are intact.
 NOTHING: Mapping[int, DecodeError] = MappingProxyType({})
-#: Where the end of the log is not known.
+#: The value of `log_end` if it is not known.
 NO_END = 1 << 64
 
 
 class _Span(NamedTuple):
-    """A batch as its header says: [first, following), where it is. A message says only its last offset."""
+    """A batch's position, and its offsets [first, following) by its header; for a message, its last offset only."""
 
     position: int
     size: int
@@ -36,27 +37,27 @@ class _Span(NamedTuple):
 
 
 class End(NamedTuple):
-    """The offset to go on with, and where in the data its batch begins."""
+    """The offset to continue with, and the position of its batch in the data."""
 
     offset: int
     position: int
 
 
 class OffsetOrder:
-    """What the headers in `data` say of offsets: whole batches of any magic, up to the first that is none.
+    """The offsets in the headers of `data`: whole batches of any magic, up to the first bytes that are not a batch.
 
-    `damaged` has the error of each batch, by its position, that is corrupt or not where it should be. `offset` is where
-    reading begins, `log_end` the offset after the log's last record.
+    `damaged` maps the position of each batch that is corrupt, or has wrong offsets, to its error. Reading begins at
+    `offset`; `log_end` is the offset after the log's last record.
     """
 
     def __init__(self, data: Buffer, offset: int, log_end: int = NO_END) -> None:
         self._view = memoryview(data)
         self._offset, self._log_end = offset, log_end
         self._spans = _spans(self._view)
-        #: Where the batch before each of them ends, by position; None for the first one.
+        #: By position: the offset after the intact batches before it; None for the first one.
         self._expected: dict[int, int | None] = {}
         self.damaged: dict[int, DecodeError] = {}
-        # what is impossible by itself does not bear witness about others
+        # batches with impossible offsets are not compared with others
         possible = [span for span in self._spans if 0 <= span.first < span.following <= log_end]
         index, expected = 0, None
         for span in self._spans:
@@ -69,8 +70,8 @@ class OffsetOrder:
                 self.damaged[span.position] = self._error(span, expected)
 
     def _is_in_order(self, span: _Span, expected: int | None, possible: list[_Span], index: int) -> bool:
-        """Whether a batch is between those before it, which end at `expected`, and those from `index` on."""
-        shared = 1 if span.is_message else 0  # those of a set of Kafka 0.7 share its offset
+        """Whether a batch lies between those before it, which end at `expected`, and those from `index` on."""
+        shared = 1 if span.is_message else 0  # the messages of a set of Kafka 0.7 share its offset
         if expected is not None and span.first < expected - shared:
             return False
         if index == len(possible) or possible[index].first >= span.following - shared:
@@ -103,22 +104,22 @@ class OffsetOrder:
         after = "" if expected is None else f" after {expected - 1}"
         before = "" if self._log_end == NO_END else f" before {self._log_end}"
         return self._crc_error(span) or DecodeError(
-            f"batch of offsets {span.first}-{span.following - 1} is not where it says: "
-            f"its place is{after or before}{' and' if after and before else ''}{before if after else ''}"
+            f"batch of offsets {span.first}-{span.following - 1} has a wrong base offset: "
+            f"it must be{after or before}{' and' if after and before else ''}{before if after else ''}"
         )
 
     @property
     def length(self) -> int:
-        """How many offsets the batches say that they have; a wrapper does not say it."""
+        """Number of offsets by the headers; each message or wrapper counts as one."""
         return sum(span.following - span.first for span in self._spans)
 
     @property
     def has_messages(self) -> bool:
-        """Whether one of them is of magic 0 or 1."""
+        """Whether any batch is of magic 0 or 1."""
         return any(span.is_message for span in self._spans)
 
     def _undecided(self) -> End | None:
-        """Where the last two overlap, and the first of them is a message: what follows tells which of them lies."""
+        """The end before the last two, if they overlap and the next batch must show which of them is wrong."""
         if len(self._spans) < 2 or self._spans[-1].position not in self.damaged:
             return None
         span, expected = self._spans[-2], self._expected[self._spans[-2].position]
@@ -127,10 +128,10 @@ class OffsetOrder:
         return End(expected, span.position) if self._spans[-1].first < span.following else None
 
     def end(self) -> End | None:
-        """Where the sound batches end; None where there is none.
+        """End of the intact batches; None if there are none.
 
-        A corrupt batch may say anything about its own end. One with a gap before it, at the end of the data, is left
-        for the next read, where it is seen beside the batch that follows it. A damaged batch is no gap.
+        The header of a corrupt batch is not trusted. A batch at the end of the data with a gap before it is left for
+        the next read, which sees it together with the batch that follows. A damaged batch does not count as a gap.
         """
         if (left := self._undecided()) is not None:
             return left
@@ -147,7 +148,7 @@ class OffsetOrder:
 
 
 def _spans(view: memoryview) -> list[_Span]:
-    """As `batch.iter_batches` walks, with nothing called: a fetch may hold ten thousand messages."""
+    """Walk as `batch.iter_batches`, but inline, since a fetch may hold ten thousand messages."""
     found = []
     position, last = 0, len(view) - MIN_BATCH_SIZE
     while position <= last:

@@ -1,4 +1,4 @@
-"""Batches that a broker writes itself: a few keys and values, all of one time, not compressed."""
+"""Batches that the broker writes itself: a few rows with one timestamp, uncompressed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def own_batch(
     attributes: int = 0,
     producer: tuple[int, int] = _NO_PRODUCER,
 ) -> bytearray:
-    """A batch of (key, value) rows, at least one; `producer` is its id and epoch, `attributes` as of `build_batch`."""
+    """Build a batch of (key, value) rows, at least one; `producer` is (id, epoch), `attributes` as in `build_batch`."""
     body = bytearray()
     for delta, (key, value) in enumerate(rows):
         append_record(body, 0, delta, key, value)

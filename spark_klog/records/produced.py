@@ -1,8 +1,8 @@
-"""What a broker asks of batches that a producer sends, beside what a log checks of all batches.
+"""Validation of produced batches, in addition to what a log checks of all batches.
 
-Kafka's LogValidator decompresses every batch for that; here a compressed batch is judged by its header alone. Its count
-is bounded by what its bytes can decompress to, so a lie moves the log's offsets by a bounded step, and whoever reads
-the batch finds it corrupt. The records of an uncompressed batch are walked by the kernel.
+Kafka's LogValidator decompresses every batch. This checks only the header of a compressed batch, and that its bytes
+can decompress to as many records as it claims: a false count moves the log's offsets by a bounded step, and readers
+find the batch corrupt. The kernel checks the records of uncompressed batches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAGIC = 2
 _NO_CODEC, _GZIP, _SNAPPY, _LZ4 = 0, 1, 2, 3
 #: Bytes of the smallest record: length, attributes, four varints of a byte, no headers.
 _SMALLEST_RECORD = 7
-#: What a byte can decompress to at most, by the formats. For zstd only the limit of decompression holds.
+#: Bytes that one byte can decompress to at most, by codec. zstd has no such bound, only `limit`.
 _MOST_EXPANDED = {_NO_CODEC: 1, _GZIP: 1032, _SNAPPY: 22, _LZ4: 256}
 _MAX_OFFSET = (1 << 63) - 1
 _OFFSETS = frozenset({"offset"})
@@ -33,21 +33,20 @@ _FEW_OFFSETS = memoryview(array("q", range(1 << 14))).cast("B")
 def check_produced(
     data: Buffer, *, is_one: bool = False, needs_keys: bool = False, limit: int = MAX_DECOMPRESSED
 ) -> bool:
-    """Whether a batch is part of a transaction.
+    """Validate produced batches; return whether any is part of a transaction.
 
-    `DecodeError` for a batch
+    `DecodeError` for
 
-    - of another magic than 2;
-    - that only brokers write: a control batch;
-    - whose count, last offset delta and size do not agree, or, uncompressed, whose records are not those it promises:
-      with that count, offset deltas from 0 on;
-    - with a negative timestamp other than -1 (none);
-    - compressed as an lz4 frame of blocks that depend on each other: Java's readers take none, Apache Kafka refuses it;
-    - that is not alone, with `is_one`, as from Produce 3 on;
-    - with a record without a key, with `needs_keys`, as compaction needs them: then the batch is decompressed.
+    - a magic other than 2;
+    - a control batch: only brokers write them;
+    - a count, last offset delta and size that do not agree, or uncompressed records that do not match the count or
+      whose offset deltas are not 0, 1, 2 and so on;
+    - a negative timestamp other than -1 (none);
+    - an lz4 frame with linked blocks: Java clients can't read it, Apache Kafka rejects it;
+    - more than one batch, if `is_one` (Produce 3 and later);
+    - a record without a key, if `needs_keys` (compacted topics); this decompresses the batch to at most `limit` bytes.
 
-    `CorruptBatchError` if the bytes of a batch so refused do not have its CRC. `limit` bounds what a batch decompresses
-    to. The log refuses what is not whole batches.
+    `CorruptBatchError` if the CRC of a rejected batch is wrong. The log itself rejects anything but whole batches.
     """
     view, position, is_transactional = memoryview(data), 0, False
     while (magic := magic_of(view, position)) is not None:
@@ -88,7 +87,7 @@ def _check_batch(header: BatchHeader, batch: memoryview, limit: int) -> None:
 
 
 def _check_records(header: BatchHeader, batch: memoryview) -> None:
-    """`DecodeError` unless an uncompressed batch has its count of records, of offset deltas from 0 on."""
+    """`DecodeError` unless an uncompressed batch has `count` records with the offset deltas 0, 1, 2 and so on."""
     builder = kernels.load().builder(_OFFSETS)
     builder.append(batch[HEADER_SIZE:], header.count, 0, header.base_timestamp, None, 0, _MAX_OFFSET)
     offsets = builder.finish().offset

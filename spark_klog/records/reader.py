@@ -1,4 +1,4 @@
-"""From fetched or stored bytes to the records that a consumer may see."""
+"""Reading of fetched or stored batches: checksums, control batches, aborted transactions, corrupt batches."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MANY = 1 << 62
 
 
 class AbortedTransactions:
-    """Which batches a read_committed consumer skips (KIP-98).
+    """Filter of the batches that a read_committed consumer skips (KIP-98).
 
-    Made of the fetch response's list, or a segment's transaction index: (producer id, first offset) pairs. A
-    producer's batches are aborted from that offset on until its abort marker has been seen.
+    Takes (producer id, first offset) pairs, from the fetch response or a segment's transaction index. A producer's
+    batches are aborted from that offset on until its abort marker.
     """
 
     def __init__(self, transactions: Iterable[tuple[int, int]] = ()) -> None:
@@ -35,7 +35,7 @@ class AbortedTransactions:
         self._aborted: set[int] = set()
 
     def skips(self, header: Header, batch: memoryview) -> bool:
-        """True where the batch is not to be seen. Batches must be given in offset order, control batches too."""
+        """Whether the consumer skips the batch. Call it for every batch in offset order, control batches too."""
         while self._waiting and self._waiting[0][0] <= header.last_offset:
             self._aborted.add(heapq.heappop(self._waiting)[1])
         if isinstance(header, MessageHeader):
@@ -50,9 +50,9 @@ class AbortedTransactions:
 
 
 def visible_batches(data: Buffer, aborted: AbortedTransactions | None = None) -> Iterator[tuple[Header, memoryview]]:
-    """Whole batches of any magic with a right CRC, without control batches and, given `aborted`, aborted ones.
+    """Whole batches of any magic, without control batches and, given `aborted`, aborted ones.
 
-    `CorruptBatchError` at a wrong CRC, `DecodeError` at what is not a batch.
+    `CorruptBatchError` for a wrong CRC, `DecodeError` for an invalid batch.
     """
     for header, batch in iter_batches(data):
         check_crc(header, batch)
@@ -65,20 +65,20 @@ def _is_hidden(header: Header, batch: memoryview, aborted: AbortedTransactions |
 
 
 def records_of(header: Header, batch: memoryview, limit: int = MAX_DECOMPRESSED) -> Iterator[Record]:
-    """The records of one batch of any magic, whose CRC has been checked; `DecodeError` where it is damaged."""
+    """The records of one batch of any magic, whose CRC was checked; `DecodeError` if it is damaged."""
     if isinstance(header, BatchHeader):
         return iter_records(header, batch, limit)
     return message_records(header, batch, limit)
 
 
 def read_records(data: Buffer, aborted: AbortedTransactions | None = None) -> Iterator[Record]:
-    """The visible records, one by one. For a few of them; columns are the way for many."""
+    """The visible records, one by one: slow, use `append_visible` for many."""
     for header, batch in visible_batches(data, aborted):
         yield from records_of(header, batch)
 
 
 class BadBatch(NamedTuple):
-    """A batch that can't be read: the offset that it says it begins with (a wrapper: ends with), its bytes, and why."""
+    """A corrupt batch: its offset field (base offset; of a wrapper the last offset), its bytes, and the error."""
 
     offset: int
     data: memoryview
@@ -90,7 +90,7 @@ def _bad(batch: memoryview, error: DecodeError) -> BadBatch:
 
 
 def refuse(bad: BadBatch) -> None:
-    """What is done about a corrupt batch where nothing else is said."""
+    """Raise the error of a corrupt batch: the default for `on_bad`."""
     raise bad.error
 
 
@@ -107,21 +107,19 @@ def append_visible(
     bytes_: int = _MANY,
     damaged: Mapping[int, DecodeError] = NOTHING,
 ) -> Iterator[None]:
-    """Add the visible records with offsets in [first, end) to a builder of `kernel`; yields after each batch.
+    """Add the visible records with offsets in [first, end) to a builder of `kernel`; yield after each batch or run.
 
-    Sound batches of which nothing but their records is wanted are added many at once, until the builder holds `rows`
-    records or `bytes_` bytes: it yields then at the latest.
+    Plain batches are added in runs; a run ends at the latest when the builder holds `rows` records or `bytes_` bytes.
 
-    Batches that begin at `end` or later are not looked at: one that is not wanted may be corrupt. A corrupt one, and
-    one of which `damaged` has the error, by its position (see offset_order.py), is given to `on_bad`, and passed over
-    where that does not raise. `DecodeError` at what is not a batch: a magic that is
-    unknown, or a length that can't be one, for then nothing says where the next one begins.
+    Batches that begin at `end` or later are ignored, even if they are corrupt. A corrupt batch, or one at a position in
+    `damaged` (see offset_order.py), goes to `on_bad` and is skipped unless that raises. `DecodeError` for an unknown
+    magic or an impossible length: the position of the next batch is unknown then.
     """
     view = memoryview(data)
     stops = [*damaged, len(view)]  # runs end there
     position, next_offset = 0, first
-    walked = 0  # where `next_offset` is that of what follows; corrupt batches do not count
-    one_by_one = 0  # up to there a run of messages holds a corrupt one
+    walked = 0  # `next_offset` is that of the batch at this position; corrupt batches do not count
+    one_by_one = 0  # a run of messages up to this position holds a corrupt one
     while next_offset < end:
         while stops[0] < position:
             stops.pop(0)
@@ -147,9 +145,9 @@ def append_visible(
             return
         is_message = isinstance(header, MessageHeader)
         if is_message and header.last_offset >= end and next_offset_after(view[walked:position], next_offset) >= end:
-            return  # a wrapper, which does not say itself where it begins
+            return  # a wrapper has no base offset of its own
         if is_message and not header.codec_id and position >= one_by_one:
-            # messages one by one would be slow
+            # one message at a time would be slow
             run = kernel.message_run(view[: stops[0]], position, end)
             try:
                 builder.append_messages(view[position:run], header.magic, None, None, first, end)
@@ -180,7 +178,7 @@ def append_batch(
     end: int,
     limit: int = MAX_DECOMPRESSED,
 ) -> None:
-    """Add a batch's records with offsets in [first, end) to a builder. Its CRC has been checked."""
+    """Add the records with offsets in [first, end) of a batch, whose CRC was checked, to a builder."""
     append_time = header.max_timestamp if header.timestamp_type == LOG_APPEND_TIME else None
     if isinstance(header, BatchHeader):
         builder.append(

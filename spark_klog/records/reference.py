@@ -1,4 +1,4 @@
-"""The reference kernel: plain Python, the oracle of the native one.
+"""The reference kernel, in Python: tests compare the native one with it.
 
 record           VARINT   length of what follows
   attributes     INT8     unused
@@ -38,7 +38,7 @@ _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """(value, next position) of a VARINT or VARLONG; IndexError at the end of the data."""
+    """(value, next position) of a VARINT or VARLONG; IndexError if it is cut off."""
     byte = data[position]
     position += 1
     if byte < 0x80:
@@ -88,7 +88,7 @@ def _wrap64(value: int) -> int:
 def iter_body(
     records: Buffer, count: int, base_offset: int, base_timestamp: int, append_time: int | None
 ) -> Iterator[Record]:
-    """The records of a decompressed body; `DecodeError` where it is not exactly `count` records."""
+    """The records of a decompressed body; `DecodeError` unless it is exactly `count` records."""
     data = bytes(records)
     position, kind = 0, 0 if append_time is None else 1
     try:
@@ -120,7 +120,7 @@ def iter_body(
 
 
 def iter_records(header: BatchHeader, batch: memoryview, limit: int = MAX_DECOMPRESSED) -> Iterator[Record]:
-    """The records of one batch, whose CRC has been checked."""
+    """The records of one batch, whose CRC was checked."""
     append_time = header.max_timestamp if header.timestamp_type == LOG_APPEND_TIME else None
     return iter_body(body(header, batch, limit), header.count, header.base_offset, header.base_timestamp, append_time)
 
@@ -233,7 +233,7 @@ def _binary(values: list[bytes | None]) -> BinaryColumn:
 
 
 def _headers_column(rows: list[Headers]) -> HeadersColumn:
-    """A record without headers has null, as in Spark's Kafka connector."""
+    """The headers column; null for a record without headers, as in Spark's Kafka connector."""
     offsets = array("i", [0])
     keys, values = _Binary(), _Binary()
     for headers in rows:

@@ -1,10 +1,10 @@
-"""A batch of magic 2 made anew with some of its records, as compaction does.
+"""Rebuild a batch of magic 2 with some of its records, for compaction.
 
-Base offset, last offset, producer and base sequence stay: from them a broker knows which offsets and sequence numbers
-there have been. So do codec, leader epoch, type of timestamps, and the flags for transactions and control.
+The batch keeps its base offset, last offset, producer and base sequence, from which a broker restores offsets and
+sequence numbers; also its codec, leader epoch, timestamp type, and the flags for transactions and control.
 
-The base timestamp becomes the first record's that is kept, or the delete horizon (KIP-534); the records' own timestamps
-are differences to it and are written anew. All else of a record is copied as it is.
+The base timestamp becomes that of the first kept record, or the delete horizon (KIP-534); timestamp deltas are written
+relative to it. The rest of each record is copied as it is.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _KEPT_BITS = _TIMESTAMP_TYPE_BIT | TRANSACTIONAL_BIT | CONTROL_BIT
 def retain_records(header: BatchHeader, records: Buffer, kept: Sequence[bool], delete_horizon: int | None) -> bytes:
     """The batch with those records for which `kept` is true, at least one.
 
-    `records` is the batch's decompressed body, `kept` has an entry a record, `delete_horizon` is in ms, None for none.
-    `DecodeError` where the body is not as many records.
+    `records` is the decompressed body, `kept` has an entry per record, `delete_horizon` (ms) may be None.
+    `DecodeError` if the body does not have `len(kept)` records.
     """
     append_time = header.max_timestamp if header.timestamp_type == LOG_APPEND_TIME else None
     reader = Reader(records)
@@ -65,7 +65,7 @@ def retain_records(header: BatchHeader, records: Buffer, kept: Sequence[bool], d
 
 
 def empty_batch(header: BatchHeader) -> bytes:
-    """The batch without records. It says no more than which offsets and sequence numbers there have been."""
+    """The batch without records: it only keeps the offsets and sequence numbers."""
     return _rebuilt(
         header, b"", 0, codec=NONE, base_timestamp=NO_TIMESTAMP, max_timestamp=header.max_timestamp, flags=0
     )
@@ -98,5 +98,5 @@ def _rebuilt(
 
 
 def _wrap64(value: int) -> int:
-    """Timestamps overflow as Java's do."""
+    """`value` as INT64; timestamps overflow as in Java."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -134,11 +134,11 @@ def test_too_many_sets_in_sets_are_refused() -> None:
     for _ in range(8):
         inner = _compressed(inner)
     assert len(_read(inner)) == len(PAYLOADS)
-    with pytest.raises(DecodeError, match="offset 12: more than 8 sets in sets"):
+    with pytest.raises(DecodeError, match="offset 12: sets are nested more than 8 deep"):
         _read(_compressed(inner), 12)
     for _ in range(200):
         inner = _compressed(inner)
-    with pytest.raises(DecodeError, match="more than 8 sets in sets"):
+    with pytest.raises(DecodeError, match="sets are nested more than 8 deep"):
         _read(inner)
 
 

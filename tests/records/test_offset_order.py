@@ -93,7 +93,7 @@ def test_the_error_says_where_it_should_be() -> None:
     batches = log()
     batches[2] = moved(batches[2], 105)
     [error] = OffsetOrder(joined(batches), START, END).damaged.values()
-    assert str(error) == "batch of offsets 105-114 is not where it says: its place is after 119 and before 150"
+    assert str(error) == "batch of offsets 105-114 has a wrong base offset: it must be after 119 and before 150"
 
 
 def test_gaps_of_compaction_are_no_damage() -> None:
