@@ -23,7 +23,7 @@ from spark_klog.broker.log_settings import topic_settings
 from spark_klog.broker.metrics import Metrics
 from spark_klog.broker.offset_manager import partition_for
 from spark_klog.broker.purgatory import Purgatory
-from spark_klog.broker.registry import MAX_PARTITIONS, Registry, Topic, TopicExists, UnknownTopic
+from spark_klog.broker.registry import MAX_PARTITIONS, Alter, Registry, Topic, TopicExists, UnknownTopic
 from spark_klog.broker.security.authorizer import Authorizer
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.security.users import Users
@@ -46,7 +46,6 @@ from spark_klog.protocol.schema import Api
 _log = logging.getLogger(__name__)
 _LOOK_AGAIN_SECONDS = 0.05
 _T = TypeVar("_T")
-_Alter = Callable[[Mapping[str, str]], Mapping[str, str]]
 #: The client does not say which leader epoch it knows.
 ANY_EPOCH = -1
 
@@ -327,7 +326,7 @@ class Broker:
         if topic is not None:
             self._topic_logs.check(topic)
 
-    async def alter_topic_settings(self, name: str, alter: _Alter, *, validate_only: bool = False) -> None:
+    async def alter_topic_settings(self, name: str, alter: Alter, *, validate_only: bool = False) -> None:
         """Replace a topic's own settings by what `alter` makes of them: for its logs here, by the tree elsewhere.
 
         `UnknownTopic`; `ConfigError` for an unknown name or a bad value, but not for what a tool of others has
@@ -336,17 +335,18 @@ class Broker:
         change = partial(self._put_settings, name, alter, validate_only=validate_only)
         await self._changes.finish(self._change_topic(name, change))
 
-    def _put_settings(self, name: str, alter: _Alter, *, validate_only: bool) -> None:
+    def _put_settings(self, name: str, alter: Alter, *, validate_only: bool) -> None:
         if name not in self.registry.topics:
             self.registry.refresh()
         if name not in self.registry.topics:
             raise UnknownTopic(f"there is no topic {name}")
-        before = self.registry.settings(name)
-        settings = alter(before)
-        topic_settings({key: value for key, value in settings.items() if before.get(key) != value})
-        if not validate_only:
-            self.registry.put_settings(name, settings)
-            _log.info("topic %s has the settings %s now", name, dict(settings))
+
+        def checked(before: Mapping[str, str]) -> Mapping[str, str]:
+            settings = alter(before)
+            topic_settings({key: value for key, value in settings.items() if before.get(key) != value})
+            return settings
+
+        self.registry.alter_settings(name, checked, validate_only=validate_only)
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic and its logs here; the other brokers follow the tree."""

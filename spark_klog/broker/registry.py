@@ -25,6 +25,8 @@ from spark_klog.log.partition_log import system_ms
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+#: From a topic's own settings to others.
+Alter = Callable[[Mapping[str, str]], Mapping[str, str]]
 
 NO_LEADER = -1
 MAX_PARTITIONS = 10_000
@@ -336,11 +338,18 @@ class Registry:
         topic_id: UUID | None = None,
     ) -> bool:
         """Register a topic; False where it exists."""
-        if self._tree.get(paths.topic_path(name)) is not None:
-            return False
-        self._tree.put(paths.topic_config_path(name), paths.topic_config_payload(settings))
+        path, payload = paths.topic_config_path(name), paths.topic_config_payload(settings)
+        while True:
+            before = self._tree.get(path)
+            if self._tree.get(paths.topic_path(name)) is not None:
+                return False
+            if self._replace(path, before, payload):
+                break
         if not self._make(paths.topic_path(name), paths.topic_payload(assignment, topic_id or uuid4())):
+            if before is not None:
+                self._tree.swap(path, payload, before)  # another broker was faster: its topic, its settings
             return False
+        self._make(path, payload)  # an earlier topic's deletion may have taken them away
         self._put_states(name, assignment)
         # read again alone: to read all topics for each of a thousand new ones would take minutes
         value = self._tree.get(paths.topic_path(name))
@@ -402,11 +411,27 @@ class Registry:
                 )
         return {number: list(replicas) for number, replicas in zip(numbers, assignment, strict=True)}
 
-    def put_settings(self, name: str, settings: Mapping[str, str]) -> None:
-        """Replace the topic's own settings; `UnknownTopic`."""
-        if not self._tree.get(paths.topic_path(name)):
-            raise UnknownTopic(f"there is no topic {name}")
-        self._tree.put(paths.topic_config_path(name), paths.topic_config_payload(settings))
+    def _replace(self, path: str, before: bytes | None, value: bytes) -> bool:
+        """Write a node, None if there is none; False if it is not as it was `before`."""
+        return self._make(path, value) if before is None else self._tree.swap(path, before, value)
+
+    def alter_settings(self, name: str, alter: Alter, *, validate_only: bool = False) -> None:
+        """Replace the topic's own settings by what `alter` makes of them, as the tree has them then.
+
+        `UnknownTopic`, and what `alter` raises; with `validate_only` nothing else is done.
+        """
+        path = paths.topic_config_path(name)
+        while True:
+            if not self._tree.get(paths.topic_path(name)):
+                raise UnknownTopic(f"there is no topic {name}")
+            value = self._tree.get(path)
+            known = self._decoded(paths.parse_topic_config, value, path) if value else {}
+            settings = alter(self.settings(name) if known is None else known)
+            if validate_only:
+                return
+            if self._replace(path, value, paths.topic_config_payload(settings)):
+                break
+        _log.info("topic %s has the settings %s now", name, dict(settings))
         self.refresh()
 
     def delete_topic(self, name: str) -> None:
@@ -417,7 +442,8 @@ class Registry:
     def remove_topic(self, name: str) -> None:
         """Remove the topic's nodes, what asked for it last; no error where there are none."""
         self._tree.delete(paths.topic_path(name))
-        self._tree.delete(paths.topic_config_path(name))
+        if self._tree.get(paths.topic_path(name)) is None:  # else another broker has created it again
+            self._tree.delete(paths.topic_config_path(name))
         self._tree.delete(paths.delete_topic_path(name))
 
     def group_offsets(self, group: str) -> OffsetDirectory:

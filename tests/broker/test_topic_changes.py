@@ -15,7 +15,7 @@ import pytest
 from spark_klog.broker.broker import Broker, Request, TopicExists
 from spark_klog.broker.config import BrokerConfig
 from spark_klog.broker.handlers import create_topics, delete_topics
-from spark_klog.broker.registry import InvalidAssignment, InvalidPartitions, TopicCollides, UnknownTopic
+from spark_klog.broker.registry import InvalidAssignment, InvalidPartitions, Registry, TopicCollides, UnknownTopic
 from spark_klog.broker.security.config import PLAINTEXT, Listener
 from spark_klog.broker.security.session import Session
 from spark_klog.directories.paths import Endpoint
@@ -241,3 +241,98 @@ def test_a_flood_of_unknown_names_reads_the_tree_a_few_times(tmp_path: Path, mon
             assert [answer["error_code"] for answer in deleted["responses"]] == [0]
 
     asyncio.run(scenario())
+
+
+class _Interrupted:
+    """A tree in which `other` acts once: just before a topic's settings are written, or just after it is deleted."""
+
+    def __init__(self, tree: Tree, other: Callable[[], object]) -> None:
+        self._tree, self._other = tree, other
+        self._has_acted = False
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._tree, name)
+
+    def _act(self, path: str) -> None:
+        if not self._has_acted and path.startswith("/config/topics/"):
+            self._has_acted = True
+            self._other()
+
+    def put(self, path: str, value: bytes) -> None:
+        self._act(path)
+        self._tree.put(path, value)
+
+    def create(self, path: str, value: bytes, ephemeral: bool = False) -> None:
+        self._act(path)
+        self._tree.create(path, value, ephemeral)
+
+    def swap(self, path: str, old: bytes, value: bytes) -> bool:
+        self._act(path)
+        return self._tree.swap(path, old, value)
+
+    def delete(self, path: str) -> None:
+        self._tree.delete(path)
+        self._act(path.replace("/brokers/topics/", "/config/topics/"))
+
+
+def _registries(tmp_path: Path, interrupted: Callable[[Registry], object]) -> tuple[Registry, Registry]:
+    """Of two brokers with one tree; the second one does that within the first one's next change of settings."""
+    directories = str(tmp_path / "tree")
+    second = Registry(open_tree(directories), 1)
+    second.cluster_id(None)
+    second.refresh()
+    first = Registry(_Interrupted(open_tree(directories), lambda: interrupted(second)), 0)  # type: ignore[arg-type]
+    first.cluster_id(None)
+    return first, second
+
+
+def test_settings_that_two_brokers_alter_at_once_are_both_kept(tmp_path: Path) -> None:
+    first, second = _registries(tmp_path, lambda one: one.alter_settings("t", partial(_with, "retention.ms", "5")))
+    assert second.create_topic("t", {0: [0]}, {"segment.bytes": "1"})
+    first.refresh()
+    first.alter_settings("t", partial(_with, "max.message.bytes", "7"))
+    second.refresh()
+    wanted = {"segment.bytes": "1", "retention.ms": "5", "max.message.bytes": "7"}
+    assert first.settings("t") == second.settings("t") == wanted
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+def test_a_topic_that_two_brokers_create_at_once_has_the_settings_of_its_creator(
+    tmp_path: Path, has_left: bool
+) -> None:
+    """A client's Metadata creates it by the way, without settings, while an admin creates it with some."""
+    first, second = _registries(tmp_path, lambda one: one.create_topic("t", {0: [1]}, {"cleanup.policy": "compact"}))
+    if has_left:  # a creator that was killed
+        second._tree.put("/config/topics/t", b'{"version":1,"config":{"retention.ms":"9"}}')
+    assert not first.create_topic("t", {0: [0]}, {})
+    second.refresh()
+    assert second.settings("t") == {"cleanup.policy": "compact"}
+    assert second.topics["t"].assignment == {0: [1]}
+
+
+def test_a_topic_that_one_broker_creates_while_another_deletes_it_keeps_its_settings(tmp_path: Path) -> None:
+    def create(other: Registry) -> None:
+        assert other.create_topic("t", {0: [1]}, {"cleanup.policy": "compact"})
+
+    first, second = _registries(tmp_path, create)
+    assert second.create_topic("t", {0: [0]}, {"retention.ms": "5"})
+    second.delete_topic("t")
+    assert second.create_topic("t", {0: [0]}, {"retention.ms": "5"})
+    first.refresh()
+    first.delete_topic("t")
+    second.refresh()
+    assert second.settings("t") == {"cleanup.policy": "compact"}
+
+
+def test_settings_that_two_brokers_alter_one_after_the_other_are_both_kept(tmp_path: Path) -> None:
+    """The second one has not seen yet what the first one has changed."""
+
+    async def run() -> None:
+        async with _running(tmp_path, 0, shared=True) as first, _running(tmp_path, 1, shared=True) as second:
+            await first.create_topic("t", 1)
+            await second.refresh()
+            await first.alter_topic_settings("t", partial(_with, "retention.ms", "5"))
+            await second.alter_topic_settings("t", partial(_with, "max.message.bytes", "7"))
+            assert second.registry.settings("t") == {"retention.ms": "5", "max.message.bytes": "7"}
+
+    asyncio.run(run())

@@ -14,6 +14,9 @@ from spark_klog.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 _LOOK_AGAIN_SECONDS = 1.0
+#: A file that was written so short a time ago may change again without a change of its time or size: file systems note
+#: times in ticks, of two seconds at the most.
+_TICK_NS = 2_000_000_000
 
 
 class Users:
@@ -24,7 +27,10 @@ class Users:
         #: Users by name, and whether any has a rule: replaced at once, other threads ask meanwhile.
         self._known: tuple[dict[str, User], bool] = {}, False
         self._looked_at = 0.0
+        #: What the file looked like that was read, or that can't be.
         self._seen: tuple[int, int, int] | None = None
+        #: The failure that was logged last; None once the file was read.
+        self._told: str | None = ""
         #: Held while the file is read: an older view must not replace a newer one.
         self._lock = threading.Lock()
         if path is not None:
@@ -40,10 +46,14 @@ class Users:
         seen = (status.st_mtime_ns, status.st_size, status.st_ino)
         if seen == self._seen:
             return
-        self._seen = seen
+        users = read_users(path)
+        if time.time_ns() - status.st_mtime_ns > _TICK_NS:
+            self._seen = seen
+        if self._told is None and users == self._known[0]:
+            return
+        self._told = None
         if status.st_mode & 0o077:
             _log.warning("users file %s can be read by others; chmod 600 it", path)
-        users = read_users(path)
         self._known = users, any(user.has_rules for user in users.values())
         _log.info("%d users in %s", len(users), path)
 
@@ -51,11 +61,16 @@ class Users:
         if self._path is None or time.monotonic() - self._looked_at < _LOOK_AGAIN_SECONDS:
             return
         self._looked_at = time.monotonic()
+        with self._lock:
+            self._read_if_possible(self._path)
+
+    def _read_if_possible(self, path: Path) -> None:
         try:
-            with self._lock:
-                self._read(self._path)
+            self._read(path)
         except ConfigError as error:
-            _log.error("%s; what was read before holds", error)
+            if str(error) != self._told:  # it is tried again and again
+                _log.error("%s; what was read before holds", error)
+            self._told = str(error)
 
     def credential(self, name: str, mechanism: str) -> Credential | None:
         """The user's credential for a SCRAM mechanism."""
@@ -98,7 +113,4 @@ class Users:
         change_users(self._path, change)
         with self._lock:
             self._seen = None  # a file that is replaced twice within the clock's resolution looks the same
-            try:
-                self._read(self._path)
-            except ConfigError as error:  # somebody else has written it since
-                _log.error("%s; what was read before holds", error)
+            self._read_if_possible(self._path)  # somebody else may have written it since

@@ -1,0 +1,104 @@
+"""The file of users as a broker sees it: when it is read again, and what holds if that fails."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_klog.broker.security import users as module
+from spark_klog.broker.security.acls import Acl, add
+from spark_klog.broker.security.mechanisms import Credential
+from spark_klog.broker.security.users import Users
+from spark_klog.broker.security.users_file import remove_user, set_credentials
+from spark_klog.errors import ConfigError
+from spark_klog.protocol.tables.acls import ALLOW, LITERAL, TOPIC, AclOperation
+
+_MECHANISM = "SCRAM-SHA-256"
+
+
+def _credential(key: bytes) -> Credential:
+    return Credential(b"salt", key, b"server", 4096)
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with the users alice and bob, which brokers look at each time."""
+    monkeypatch.setattr(module, "_LOOK_AGAIN_SECONDS", 0.0)
+    path = tmp_path / "users"
+    for name in ("alice", "bob"):
+        set_credentials(path, name, {_MECHANISM: _credential(b"first")})
+    return path
+
+
+def test_a_user_who_is_removed_while_the_disk_fails_is_not_known_afterwards(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    users, read = Users(path), Path.read_text
+    remove_user(path, "alice")
+
+    def fail(self: Path, *arguments: Any, **named: Any) -> str:
+        if self == path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(self, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", fail)
+        for _ in range(5):
+            assert users.credential("alice", _MECHANISM) is not None
+    (record,) = (record for record in caplog.records if record.levelno >= logging.ERROR)
+    assert "Input/output error; " in record.getMessage()
+    assert record.getMessage().endswith("what was read before holds")
+    assert users.credential("alice", _MECHANISM) is None
+    assert users.credential("bob", _MECHANISM) is not None
+
+
+def test_a_change_in_place_within_one_tick_of_the_clock_is_seen(path: Path) -> None:
+    """The file system's clock may be coarse: time and size are those of the file that was read."""
+    users = Users(path)
+    status, text = path.stat(), path.read_text()
+    path.write_text(text.replace("[user alice]", "[user carol]"))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert users.credential("alice", _MECHANISM) is None
+    assert users.credential("carol", _MECHANISM) is not None
+
+
+def test_a_file_that_is_bad_is_told_once_until_it_is_good_again(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    users, text = Users(path), path.read_text()
+    for _ in range(2):
+        path.write_text(text + "\n[nobody]\n")
+        caplog.clear()
+        for _ in range(5):
+            assert users.credential("alice", _MECHANISM) is not None
+        assert [record.levelno for record in caplog.records].count(logging.ERROR) == 1
+        path.write_text(text)
+        assert users.credential("alice", _MECHANISM) is not None
+
+
+def test_a_start_without_a_file_that_can_be_read_is_refused(path: Path) -> None:
+    path.write_text("[nobody]\n")
+    with pytest.raises(ConfigError, match=r"sections are \[user NAME\]"):
+        Users(path)
+
+
+def test_changes_of_two_brokers_are_both_kept(path: Path) -> None:
+    def give(broker: Users, topics: list[str]) -> None:
+        for topic in topics:
+            acl = Acl(TOPIC, topic, LITERAL, "User:bob", "*", AclOperation.READ, ALLOW)
+            broker.change(partial(add, acls=[acl]))
+
+    brokers = Users(path), Users(path)
+    wanted = [[f"{number}-{other}" for other in range(20)] for number in range(2)]
+    threads = [threading.Thread(target=give, args=pair) for pair in zip(brokers, wanted, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for broker in brokers:
+        assert set(broker.all()["bob"].read) == {*wanted[0], *wanted[1]}
