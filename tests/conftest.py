@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from _pytest.terminal import TerminalReporter
@@ -16,6 +17,7 @@ from _pytest.terminal import TerminalReporter
 from spark_klog.broker.faults import Fault
 from spark_klog.embedded import EmbeddedCluster
 from tests.support.maven import RegistryUnreachable
+from tests.support.spark_home import make_spark_home
 
 # Spark in a sandbox without a resolvable host name.
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -25,6 +27,7 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 _LOGS = Path(__file__).parent.parent / "test-logs"
 _UNREACHABLE = "registry unreachable"
 _failed = pytest.StashKey[set[str]]()
+_spark_home = pytest.StashKey[TemporaryDirectory[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,6 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts what it runs in the background with SIGINT ignored, and children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "SPARK_HOME" not in os.environ:  # the processes of a test run share it
+        config.stash[_spark_home] = TemporaryDirectory(prefix="spark-home-")
+        os.environ["SPARK_HOME"] = str(make_spark_home(Path(config.stash[_spark_home].name)))
 
 
 @pytest.hookimpl(wrapper=True)

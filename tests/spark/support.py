@@ -29,6 +29,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from .impatient import ImpatientDataSource
+
 #: Spark's KafkaRecordToRowConverter, written down from its documentation.
 KAFKA_SCHEMA = StructType(
     [
@@ -275,13 +277,15 @@ class Group:
 class Job:
     """A query from topics to Parquet files with a checkpoint, which may be run several times."""
 
+    format = "klog"
+
     def __init__(self, spark: SparkSession, servers: str, folder: Path, **options: Any) -> None:
         self.spark = spark
         self.output, self.checkpoint = folder / "output", folder / "checkpoint"
         self.options = {"kafka.bootstrap.servers": servers, "startingOffsets": "earliest"} | options
 
     def frame(self) -> DataFrame:
-        return self.spark.readStream.format("klog").options(**self.options).load()
+        return self.spark.readStream.format(self.format).options(**self.options).load()
 
     def start(self, **trigger: Any) -> StreamingQuery:
         writer = self.frame().writeStream.format("parquet").option("path", str(self.output))
@@ -300,3 +304,13 @@ class Job:
     def committed(self) -> dict[tuple[str, int], int]:
         """The offsets that the checkpoint has committed."""
         return committed_offsets(self.checkpoint)
+
+
+class ImpatientJob(Job):
+    """A job whose source looks for partitions that are gone for a second only."""
+
+    format = ImpatientDataSource.name()
+
+    def frame(self) -> DataFrame:
+        self.spark.dataSource.register(ImpatientDataSource)
+        return super().frame()

@@ -22,6 +22,7 @@ from spark_klog.spark.source import KlogDataSource
 from spark_klog.spark.stream import RangePartition, StreamReader
 
 from .support import (
+    ImpatientJob,
     Job,
     create_topic,
     delete_records,
@@ -218,7 +219,7 @@ def test_a_topic_that_went_and_came_back_is_read_from_its_start(
     for name in (f"{topic}-1", f"{topic}-2"):
         create_topic(servers, name)
         produce(servers, name, values(5))
-    job = Job(spark, servers, tmp_path, subscribePattern=f"{topic}-.", failOnDataLoss="report")
+    job = ImpatientJob(spark, servers, tmp_path, subscribePattern=f"{topic}-.", failOnDataLoss="report")
     assert job.run() == [10]
     delete_topic(servers, f"{topic}-2")
     _, lost = run_and_report(job)
@@ -300,7 +301,7 @@ def test_all_topics_may_go(spark: SparkSession, servers: str, topic: str, tmp_pa
     create_topic(servers, f"{topic}-1")
     produce(servers, f"{topic}-1", values(5))
     options = {"failOnDataLoss": "false", "startingOffsets": "latest"}
-    job = Job(spark, servers, tmp_path, subscribePattern=f"{topic}-.", **options)
+    job = ImpatientJob(spark, servers, tmp_path, subscribePattern=f"{topic}-.", **options)
     assert job.run() == []
     delete_topic(servers, f"{topic}-1")
     assert job.run() == []

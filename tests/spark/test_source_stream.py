@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from pyspark.sql import SparkSession
 from spark_klog.embedded import EmbeddedCluster
 
 from .conftest import SparkLog
-from .support import Job, consume, create_topic, delete_topic, offsets_of, produce, read, values, wait_for
+from .support import ImpatientJob, Job, consume, create_topic, delete_topic, offsets_of, produce, read, values, wait_for
 
 SECONDS = 60
 
@@ -154,7 +155,7 @@ def test_a_topic_that_goes(spark: SparkSession, servers: str, topic: str, tmp_pa
     for name in ("x", "y"):
         create_topic(servers, f"{topic}-{name}")
         produce(servers, f"{topic}-{name}", values(10))
-    job = Job(spark, servers, tmp_path, subscribePattern=f"{topic}-.")
+    job = ImpatientJob(spark, servers, tmp_path, subscribePattern=f"{topic}-.")
     job.run()
     delete_topic(servers, f"{topic}-x")
     message = f"{topic}-x-0 is gone (deleted); the query has read it up to offset 10"
@@ -358,14 +359,14 @@ def children(pid: int) -> list[int]:
 
 
 def workers(jvm: int) -> list[int]:
-    """The Python workers, which pyspark.daemon forks."""
+    """The Python workers that run tasks: pyspark.daemon forks them. (Others plan queries.)"""
     found = []
     for daemon in children(jvm):
         try:
             command = Path(f"/proc/{daemon}/cmdline").read_bytes()
         except OSError:
             continue
-        if b"pyspark.daemon" in command:
+        if b"pyspark.daemon\0pyspark.worker" in command:
             found += children(daemon)
     return found
 
@@ -380,8 +381,13 @@ def test_workers_that_are_killed(
     jvm = spark.sparkContext._gateway.proc.pid
     failures: list[BaseException] = []
 
-    def deaths() -> int:
-        return spark_log.text().count("Python worker exited unexpectedly")
+    def failed_tasks() -> int:
+        return spark_log.text().count("Exception in task")
+
+    def active_tasks() -> int:
+        tracker = spark.sparkContext.statusTracker()
+        stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+        return sum(stage.numActiveTasks for stage in stages if stage is not None)
 
     def write() -> None:
         try:
@@ -393,19 +399,20 @@ def test_workers_that_are_killed(
     writer.start()
     try:
         # a task may fail three times
-        while writer.is_alive() and deaths() < 2:
-            if not workers(jvm):
+        while writer.is_alive() and failed_tasks() < 2:
+            if not active_tasks() or not workers(jvm):
                 time.sleep(0.05)
                 continue
-            before = deaths()
+            before = failed_tasks()
             time.sleep(0.3)  # by then they read
             for pid in workers(jvm):
-                os.kill(pid, signal.SIGKILL)
-            deadline = time.monotonic() + 2
-            while deaths() == before and time.monotonic() < deadline:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            deadline = time.monotonic() + 20
+            while writer.is_alive() and failed_tasks() == before and time.monotonic() < deadline:
                 time.sleep(0.05)
     finally:
         writer.join()
     assert failures == []
-    assert deaths()
+    assert failed_tasks()
     assert offsets_of(spark.read.parquet(str(tmp_path / "output"))) == all_of(topic, 4, 50_000)
