@@ -14,16 +14,21 @@ from spark_klog.broker.loggers import set_levels
 from spark_klog.broker.registry import UnknownTopic
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
-from spark_klog.protocol.tables.configs import APPEND, BROKER, BROKER_LOGGER, DELETE, SET, SUBTRACT, TOPIC
+from spark_klog.protocol.tables.configs import APPEND, BROKER, BROKER_LOGGER, DELETE, GROUP, SET, SUBTRACT, TOPIC
 
+_REFUSALS = {TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED, GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED}
 Changed = Callable[[Mapping[str, str], list[dict[str, Any]]], dict[str, str]]
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
+    if not broker.authorizer.is_admin(request.session):
+        return _refused(message)
     return {"responses": [await _alter(broker, message, resource, _replaced) for resource in message["resources"]]}
 
 
 async def handle_incremental(broker: Broker, request: Request, message: Message) -> Message:
+    if not broker.authorizer.is_admin(request.session):
+        return _refused(message)
     inherited = {name: text for name, (text, _) in setting_texts(broker.config.log).items()}
 
     def changed(before: Mapping[str, str], configs: list[dict[str, Any]]) -> dict[str, str]:
@@ -34,6 +39,21 @@ async def handle_incremental(broker: Broker, request: Request, message: Message)
             _alter_loggers(broker, message, resource)
             if resource["resource_type"] == BROKER_LOGGER
             else await _alter(broker, message, resource, changed)
+            for resource in message["resources"]
+        ]
+    }
+
+
+def _refused(message: Message) -> Message:
+    """What a client gets that is no admin."""
+    return {
+        "responses": [
+            {
+                "resource_type": resource["resource_type"],
+                "resource_name": resource["resource_name"],
+                "error_code": _REFUSALS.get(resource["resource_type"], ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
+                "error_message": "only admins alter settings",
+            }
             for resource in message["resources"]
         ]
     }

@@ -17,6 +17,9 @@ _CODES: dict[type[Exception], ErrorCode] = {
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
+    if not broker.authorizer.is_admin(request.session):
+        refused = {"error_code": ErrorCode.TOPIC_AUTHORIZATION_FAILED, "error_message": "only admins add partitions"}
+        return {"results": [{"name": entry["name"]} | refused for entry in message["topics"]]}
     return {"results": [await _grow(broker, entry, message["validate_only"]) for entry in message["topics"]]}
 
 

@@ -13,6 +13,9 @@ _log = logging.getLogger(__name__)
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     names = message["groups_names"]
+    if not broker.authorizer.is_admin(request.session):
+        code = ErrorCode.GROUP_AUTHORIZATION_FAILED
+        return {"results": [{"group_id": group, "error_code": code} for group in names]}
     return {"results": [{"group_id": group, "error_code": await _delete(broker, group)} for group in names]}
 
 

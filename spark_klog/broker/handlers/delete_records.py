@@ -26,6 +26,8 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 async def _delete(broker: Broker, request: Request, topic: str, entry: dict[str, Any]) -> Message:
     index, offset = entry["partition_index"], entry["offset"]
     result = {"partition_index": index, "low_watermark": _NONE}
+    if not broker.authorizer.is_admin(request.session):
+        return result | {"error_code": ErrorCode.TOPIC_AUTHORIZATION_FAILED}
     if topic in INTERNAL_TOPICS:
         return result | {"error_code": ErrorCode.INVALID_TOPIC_EXCEPTION}
     log = await broker.leader_log(topic, index)

@@ -11,6 +11,8 @@ from spark_klog.protocol.codec import Message
 
 
 def handle(broker: Broker, request: Request, message: Message) -> Message:
+    if not broker.authorizer.is_admin(request.session):  # before version 3 the answer has no place for the error
+        return {"error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "results": []}
     wanted = message["topics"]
     chosen = None if wanted is None else {topic["topic"]: set(topic["partitions"]) for topic in wanted}
     topics: dict[str, list[Message]] = defaultdict(list)

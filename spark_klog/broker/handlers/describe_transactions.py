@@ -10,10 +10,10 @@ from spark_klog.protocol.codec import Message
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     wanted = dict.fromkeys(message["transactional_ids"])
-    return {"transaction_states": [await _describe(broker, each) for each in wanted]}
+    return {"transaction_states": [await _describe(broker, request, each) for each in wanted]}
 
 
-async def _describe(broker: Broker, transactional_id: str) -> Message:
+async def _describe(broker: Broker, request: Request, transactional_id: str) -> Message:
     none: Message = {
         "transactional_id": transactional_id,
         "transaction_state": "",
@@ -23,6 +23,8 @@ async def _describe(broker: Broker, transactional_id: str) -> Message:
         "producer_epoch": 0,
         "topics": [],
     }
+    if not broker.authorizer.is_admin(request.session):
+        return none | {"error_code": ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
     if not transactional_id:
         return none | {"error_code": ErrorCode.INVALID_REQUEST}
     log = await broker.transactions.log_of(transactional_id)

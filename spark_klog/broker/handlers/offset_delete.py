@@ -14,6 +14,8 @@ _log = logging.getLogger(__name__)
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     group_id = message["group_id"]
+    if not broker.authorizer.is_admin(request.session):
+        return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED}
     log = await broker.coordinator.log_of(group_id)
     if isinstance(log, ErrorCode):
         return {"error_code": log}

@@ -7,20 +7,25 @@ from typing import Any
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.transactions.markers import Marker, write_marker
 from spark_klog.broker.transactions.transaction import Producer
+from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
-    return {"markers": [await _write(broker, entry) for entry in message["markers"]]}
+    is_admin = broker.authorizer.is_admin(request.session)
+    return {"markers": [await _write(broker, entry, is_admin) for entry in message["markers"]]}
 
 
-async def _write(broker: Broker, entry: dict[str, Any]) -> Message:
+async def _write(broker: Broker, entry: dict[str, Any], is_admin: bool) -> Message:
     producer = Producer(entry["producer_id"], entry["producer_epoch"])
     marker = Marker(producer, entry["transaction_result"], entry["coordinator_epoch"])
 
     async def written(topic: str, partition: int) -> Message:
         await broker.turns.take()
-        return {"partition_index": partition, "error_code": write_marker(broker, (topic, partition), marker)}
+        code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        if is_admin:
+            code = write_marker(broker, (topic, partition), marker)
+        return {"partition_index": partition, "error_code": code}
 
     topics = [
         {

@@ -3,7 +3,7 @@
     may read      Fetch, OffsetCommit, TxnOffsetCommit, DescribeProducers
     may write     Produce, AddPartitionsToTxn, and the topics that Metadata makes for who asks for them
     either        Metadata, ListOffsets, OffsetFetch, OffsetForLeaderEpoch, DescribeConfigs: the topic is seen
-    admin         everything; what is in none of the handlers is for admins only
+    admin         everything: all that changes topics, groups, settings, users or the cluster, and lists transactions
 
 A topic that may not be seen is left out of lists, and answered with TOPIC_AUTHORIZATION_FAILED by name. It does not
 matter then whether it exists.
@@ -16,56 +16,9 @@ from collections.abc import Iterable
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.security.users import Users
 from spark_klog.errors import ErrorCode
-from spark_klog.protocol import apis
 from spark_klog.protocol.tables.acls import AclOperation
 
 READ, WRITE, SEE = "read", "write", "see"
-
-#: APIs whose handlers ask here, or that touch no topic. All others are for admins where there are rules.
-_CHECKED_BY_HANDLER = frozenset(
-    {
-        apis.PRODUCE.key,
-        apis.FETCH.key,
-        apis.LIST_OFFSETS.key,
-        apis.METADATA.key,
-        apis.OFFSET_COMMIT.key,
-        apis.OFFSET_FETCH.key,
-        apis.FIND_COORDINATOR.key,
-        apis.JOIN_GROUP.key,
-        apis.SYNC_GROUP.key,
-        apis.HEARTBEAT.key,
-        apis.LEAVE_GROUP.key,
-        apis.DESCRIBE_GROUPS.key,
-        apis.LIST_GROUPS.key,
-        apis.INIT_PRODUCER_ID.key,
-        apis.ADD_PARTITIONS_TO_TXN.key,
-        apis.ADD_OFFSETS_TO_TXN.key,
-        apis.END_TXN.key,
-        apis.TXN_OFFSET_COMMIT.key,
-        apis.DESCRIBE_PRODUCERS.key,
-        apis.API_VERSIONS.key,
-        apis.CREATE_TOPICS.key,
-        apis.DELETE_TOPICS.key,
-        apis.OFFSET_FOR_LEADER_EPOCH.key,
-        apis.DESCRIBE_CONFIGS.key,
-        apis.DESCRIBE_CLUSTER.key,
-        apis.DESCRIBE_TOPIC_PARTITIONS.key,
-        apis.DESCRIBE_ACLS.key,
-        apis.CREATE_ACLS.key,
-        apis.DELETE_ACLS.key,
-        apis.ALTER_REPLICA_LOG_DIRS.key,
-        apis.ELECT_LEADERS.key,
-        apis.ALTER_PARTITION_REASSIGNMENTS.key,
-        apis.LIST_PARTITION_REASSIGNMENTS.key,
-        apis.DESCRIBE_CLIENT_QUOTAS.key,
-        apis.ALTER_CLIENT_QUOTAS.key,
-        apis.DESCRIBE_USER_SCRAM_CREDENTIALS.key,
-        apis.ALTER_USER_SCRAM_CREDENTIALS.key,
-        apis.LIST_CONFIG_RESOURCES.key,
-        apis.SASL_HANDSHAKE.key,
-        apis.SASL_AUTHENTICATE.key,
-    }
-)
 
 #: What an admin may do to a resource of each kind: the operations that Kafka knows for it.
 _OF_TOPICS = (
@@ -127,10 +80,6 @@ class Authorizer:
     def has_rules(self) -> bool:
         """Whether anybody is restricted at all."""
         return self._users.has_rules
-
-    def admits(self, session: Session, key: int) -> bool:
-        """Whether the client may send requests of this API at all."""
-        return key in _CHECKED_BY_HANDLER or self.is_admin(session)
 
     def topic_operations(self, session: Session, topic: str) -> int:
         """What the client may do with a topic, as KIP-430's bit field: a bit for the code of each operation."""

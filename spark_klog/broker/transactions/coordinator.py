@@ -374,13 +374,16 @@ class TransactionCoordinator:
         """What another broker has done; nothing where it does not answer, which is told once."""
         try:
             answer = await send_markers(self._broker, node, markers)
+            reason = "it answers CLUSTER_AUTHORIZATION_FAILED; its user ANONYMOUS, as whom brokers come, is no admin"
+            if all(code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED for _, _, code in answer):
+                self._silent.discard(node)
+                return answer
         except _UNANSWERED as error:
-            if node not in self._silent:
-                _log.warning("broker %d can't be asked to write markers, trying again and again: %s", node, error)
-            self._silent.add(node)
-            return set()
-        self._silent.discard(node)
-        return answer
+            reason = str(error)
+        if node not in self._silent:
+            _log.warning("broker %d can't be asked to write markers, trying again and again: %s", node, reason)
+        self._silent.add(node)
+        return set()
 
     def _abort_timed_out(self) -> None:
         now = self._now_ms()
