@@ -31,7 +31,7 @@ from spark_klog.wire.frames import SIZE, frame_size
 _log = logging.getLogger(__name__)
 _FIRST_BUFFER = 64 * 1024
 _RECEIVE_BUFFER = 4 * 1024 * 1024
-#: This client names topics by name; later versions want their ids.
+#: Later versions want the topics' ids; only fetches of a known topic have them.
 _LAST = {PRODUCE.key: 12, FETCH.key: 12}
 
 
@@ -150,6 +150,11 @@ class Connection:
                 f"this client {api.versions.first}-{api.versions.last}"
             )
         return version
+
+    def speaks(self, api: Api, version: int) -> bool:
+        """Whether the broker speaks this version."""
+        first, last = self._versions.get(api.key, (0, -1))
+        return first <= version <= last
 
     @property
     def pending(self) -> int:

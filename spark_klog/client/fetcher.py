@@ -9,10 +9,12 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
 
 from spark_klog.client.answers import by_key, check_code
 from spark_klog.client.backoff import Backoff
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.connection import Connection, Handle
 from spark_klog.client.offsets import offset_range
 from spark_klog.errors import (
@@ -32,6 +34,8 @@ from spark_klog.records.offset_order import NO_END, NOTHING, End, OffsetOrder
 
 _log = logging.getLogger(__name__)
 _MAX_WAIT_MS = 500
+#: The first version of Fetch with topic ids, which names no topic any more (KIP-516).
+_WITH_TOPIC_IDS = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +55,48 @@ class Fetched:
 
 
 def fetch_range(
-    cluster: Cluster, topic: str, partition: int, start: int, end: int, poll_timeout_ms: int | None = None
+    cluster: Cluster,
+    topic: str,
+    partition: int,
+    start: int,
+    end: int,
+    poll_timeout_ms: int | None = None,
+    topic_id: UUID | None = None,
 ) -> Iterator[Fetched]:
     """Fetch [start, end) of a partition, batch by batch; batches may reach beyond both ends.
 
     Each step ends within `poll_timeout_ms` (None: `request.timeout.ms`), with the last error if no records have come:
     `ProtocolError`, `ConnectionFailed`, `RequestTimedOut`. `OffsetOutOfRange` if the log does not have the wanted
     offsets (any more), `RecordTooLarge`, `DecodeError`.
+
+    With `topic_id` no other topic of that name is read: the `ProtocolError` is then UNKNOWN_TOPIC_ID. Brokers before
+    3.1 can't tell them apart.
     """
-    return _RangeFetch(cluster, topic, partition, start, end, poll_timeout_ms).run()
+    return _RangeFetch(cluster, topic, partition, start, end, poll_timeout_ms, topic_id).run()
 
 
-def entries_of(answer: Message) -> Iterator[tuple[TopicPartition, Message]]:
-    """What a Fetch response says of each partition."""
+def entries_of(answer: Message, by: str = "topic") -> Iterator[tuple[tuple[Any, int], Message]]:
+    """What a Fetch response says of each partition, `by` its "topic" or "topic_id"."""
     for topic in answer["responses"]:
         for entry in topic["partitions"]:
-            yield (topic["topic"], entry["partition_index"]), entry
+            yield (topic[by], entry["partition_index"]), entry
 
 
 class _RangeFetch:
     def __init__(
-        self, cluster: Cluster, topic: str, partition: int, start: int, end: int, poll_timeout_ms: int | None
+        self,
+        cluster: Cluster,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        poll_timeout_ms: int | None,
+        topic_id: UUID | None,
     ) -> None:
         self._cluster = cluster
         self._timeout_ms = poll_timeout_ms or cluster.config.request_timeout_ms
         self._topic, self._partition = topic, partition
+        self._topic_id = topic_id
         self._offset, self._end = start, end
         self._max_bytes = cluster.config.partition_fetch_bytes
         self._connection: Connection | None = None
@@ -149,7 +170,8 @@ class _RangeFetch:
             self._send(self._connection)
         assert self._handle is not None  # a fetch is answered
         handle, self._handle = self._handle, None
-        return self._fetched(self._entry(self._connection.receive(handle, self._cluster.deadline())))
+        answer = self._connection.receive(handle, self._cluster.deadline())
+        return self._fetched(self._entry(answer, handle.version))
 
     def _send(self, connection: Connection) -> None:
         config = self._cluster.config
@@ -161,6 +183,7 @@ class _RangeFetch:
             "topics": [
                 {
                     "topic": self._topic,
+                    "topic_id": self._topic_id,
                     "partitions": [
                         {
                             "partition": self._partition,
@@ -171,14 +194,17 @@ class _RangeFetch:
                 }
             ],
         }
-        self._handle = connection.send(FETCH, request, deadline=self._cluster.deadline())
+        is_by_id = self._topic_id is not None and connection.speaks(FETCH, _WITH_TOPIC_IDS)
+        version = _WITH_TOPIC_IDS if is_by_id else None
+        self._handle = connection.send(FETCH, request, version=version, deadline=self._cluster.deadline())
 
-    def _entry(self, answer: Message) -> Message:
+    def _entry(self, answer: Message, version: int) -> Message:
         """What an answer says of the partition; `ProtocolError` for its error."""
         what = f"fetch of {self._name} at offset {self._offset}"
         check_code(FETCH, answer["error_code"], what)
-        key = self._topic, self._partition
-        entry = by_key(FETCH, answer, entries_of(answer), [key])[key]
+        by, topic = ("topic_id", self._topic_id) if version >= _WITH_TOPIC_IDS else ("topic", self._topic)
+        key = topic, self._partition
+        entry = by_key(FETCH, answer, entries_of(answer, by), [key])[key]
         check_code(FETCH, entry["error_code"], what)
         return entry
 

@@ -17,7 +17,6 @@ from spark_klog.wire.codecs import CODECS, MAX_DECOMPRESSED
 
 #: Files of Kafka 0.7 are named so; the name is the offset of their first byte.
 SUFFIX_07 = ".kafka"
-_TIMESTAMP_TYPES = {-1: None, 0: "CreateTime", 1: "LogAppendTime"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class Dumped:
                 "lastOffset": header.last_offset,
                 "count": header.count,
                 "codec": _codec(header.codec_id),
-                "timestampType": _TIMESTAMP_TYPES[header.timestamp_type],
+                "timestampType": header.timestamp_type,
                 "baseTimestamp": header.base_timestamp,
                 "maxTimestamp": header.max_timestamp,
                 "producerId": header.producer_id,
@@ -74,7 +73,7 @@ class Dumped:
             "lastOffset": offsets[-1],
             "count": len(records),
             "codec": _codec(header.codec_id),
-            "timestampType": _TIMESTAMP_TYPES[time_type],
+            "timestampType": time_type,
             "maxTimestamp": max((record.timestamp for record in records), default=NO_TIMESTAMP),
             "crc": header.crc,
         }

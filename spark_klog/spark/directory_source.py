@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TypeVar
+from uuid import UUID
 
 from spark_klog.client.offsets import NO_OFFSET
 from spark_klog.errors import ConfigError
@@ -68,6 +69,8 @@ class DirectoryLog:
         self._options, self._pool = options, pool
         self._directories = _directories(options)
         self._logs: dict[TopicPartition, StoredLog] = {}
+        #: A directory is read as it is: none is compared.
+        self.topic_ids: Mapping[str, UUID] = {}
 
     def partitions(self) -> list[TopicPartition]:
         subscription, found = self._options.subscription, self._directories.partitions()

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from uuid import UUID
 
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.offsets import list_offsets
@@ -132,9 +133,13 @@ class BrokerLog(BrokerOffsets):
     def __init__(self, cluster: Cluster, options: SourceOptions, progress: GroupProgress | None) -> None:
         super().__init__(cluster)
         self._options, self._progress = options, progress
+        self.topic_ids: Mapping[str, UUID] = {}
 
     def partitions(self) -> list[TopicPartition]:
-        return partitions_of(self._cluster, self._options.subscription)
+        found = partitions_of(self._cluster, self._options.subscription)
+        # those of now: the offsets that are asked for next may be those of another topic of the same name
+        self.topic_ids = dict(self._cluster.topic_ids)
+        return found
 
     def resolve(self, spec: Spec, partitions: Collection[TopicPartition], option: str) -> Offsets:
         return resolve(self._cluster, spec, partitions, option, self._progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Protocol
+from uuid import UUID
 
 from spark_klog.client.offsets import NO_OFFSET
 from spark_klog.errors import NoOffsetForTimestamp
@@ -37,6 +38,9 @@ class LogOffsets(Protocol):
 
 class BatchLog(LogOffsets, Protocol):
     """What a batch query reads."""
+
+    topic_ids: Mapping[str, UUID]
+    """Of the topics that `partitions` has found, as far as brokers give them."""
 
     def partitions(self) -> list[TopicPartition]:
         """Those of the subscription; `ConfigError` where a named one does not exist."""

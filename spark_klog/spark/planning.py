@@ -125,6 +125,8 @@ class Lost(NamedTuple):
             )
         if self.cause == DELETED:
             return f"{name} is gone (deleted); the query has read it up to offset {self.start}"
+        if self.cause == RECREATED and self.available_end < 0:  # found by a task
+            return f"{name}: wanted [{self.start}, {self.end}) of a topic that is gone; another one has its name now"
         if self.cause in (TRUNCATED, RECREATED):
             return f"{name} was read up to offset {self.start}, it is another log now ({self.cause}): {available}"
         return f"{name}: wanted [{self.start}, {self.end}), {available} ({self.cause})"

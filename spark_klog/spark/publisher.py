@@ -15,6 +15,7 @@ _log = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
 #: How long `close` waits for what is being written.
 _CLOSE_SECONDS = 2.0
+_NAMED = 10
 
 
 class Store(Protocol):
@@ -63,13 +64,23 @@ class Publisher:
                 self._is_slow = True
 
     def close(self) -> None:
-        """Write what can be written soon, and close the store."""
+        """Write what can be written soon, and close the store. A warning names what is not written by then."""
         with self._changed:
             thread, self._thread = self._thread, None
             self._is_closing = True
             self._changed.notify_all()
-        if thread is not None:
-            thread.join(_CLOSE_SECONDS)
+        if thread is None:
+            return
+        thread.join(_CLOSE_SECONDS)
+        with self._changed:
+            rest = sorted(self._rest().items())
+        if rest:
+            names = ", ".join(f"{topic}-{partition} at {offset}" for (topic, partition), offset in rest[:_NAMED])
+            more = f" and {len(rest) - _NAMED} more" if len(rest) > _NAMED else ""
+            _log.warning(
+                "the query has ended before offsets of group %s were written to %s: %s%s; its next run writes them",
+                *(self._group, self._name, names, more),
+            )
 
     def _rest(self) -> Offsets:
         return {key: offset for key, offset in self._wanted.items() if self._published.get(key) != offset}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Protocol
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -19,39 +22,67 @@ from spark_klog.records.reader import AbortedTransactions, BadBatch
 from spark_klog.spark.bad_records import BadRecords
 from spark_klog.spark.loss import LossReporter
 from spark_klog.spark.options import SourceOptions
-from spark_klog.spark.planning import DELETED, RETENTION, TRUNCATED, Lost, OffsetRange
+from spark_klog.spark.planning import DELETED, RECREATED, RETENTION, TRUNCATED, Lost, OffsetRange
 from spark_klog.spark.worker_process import prepare_worker
 
 _log = logging.getLogger(__name__)
 _MAX_PAUSE_MS = 1000
-#: Connections of this worker process, kept for its next task: Spark reuses its Python workers.
+#: What the errors of a fetch say of its topic.
+_GONE = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: DELETED,
+    ErrorCode.UNKNOWN_TOPIC_ID: RECREATED,
+    ErrorCode.INCONSISTENT_TOPIC_ID: RECREATED,
+}
+#: A worker rarely reads with more settings than these; each cluster has two connections to a broker.
+_MOST_CLUSTERS = 8
+#: Connections of this worker process, kept for its next task: Spark reuses its Python workers. Used last is last.
 _clusters: dict[tuple[tuple[str, str], ...], Cluster] = {}
 
 
 def _cluster(settings: dict[str, str]) -> Cluster:
     key = tuple(sorted(settings.items()))
-    if key not in _clusters:
-        _clusters[key] = Cluster(client_config(settings))
+    _clusters[key] = _clusters.pop(key) if key in _clusters else Cluster(client_config(settings))
+    if len(_clusters) > _MOST_CLUSTERS:
+        # a read that still uses it connects again
+        _clusters.pop(next(iter(_clusters))).close()
     return _clusters[key]
 
 
-def _source(options: SourceOptions) -> _Source:
+def _forget_clusters() -> None:
+    """Close the connections of a forked process: they are those of its parent."""
+    while _clusters:
+        _clusters.popitem()[1].close()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forget_clusters)
+
+
+def _source(options: SourceOptions, topic_ids: Mapping[str, UUID]) -> _Source:
     if options.paths:
         from spark_klog.spark.directory_source import DirectoryReader  # pyarrow's file systems take long to import
 
         return DirectoryReader(options)
-    return _Brokers(_cluster(options.client), options.poll_timeout_ms)
+    return _Brokers(_cluster(options.client), options.poll_timeout_ms, topic_ids)
 
 
-def read_ranges(options: SourceOptions, ranges: Iterable[OffsetRange], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_ranges(
+    options: SourceOptions,
+    ranges: Iterable[OffsetRange],
+    schema: pa.Schema,
+    topic_ids: Mapping[str, UUID] = MappingProxyType({}),
+) -> Iterator[pa.RecordBatch]:
     """Arrow batches of the records in the ranges, one after the other.
+
+    `topic_ids` are those of the topics that the ranges were planned for, if the brokers give them: another topic of
+    such a name is not read.
 
     `DataLossError` where offsets are gone and failOnDataLoss is true; else they are skipped, with a warning that names
     them. Corrupt batches as the option badRecords says. Other errors as of `fetch_range`, of `StoredPartition.read`.
     """
     prepare_worker()
     warn_if_slow()
-    source = _source(options)
+    source = _source(options, topic_ids)
     for wanted in ranges:
         yield from _read_range(source, options, wanted, schema)
 
@@ -79,13 +110,14 @@ class _Source(Protocol):
 
 
 class _Brokers:
-    def __init__(self, cluster: Cluster, poll_timeout_ms: int | None) -> None:
+    def __init__(self, cluster: Cluster, poll_timeout_ms: int | None, topic_ids: Mapping[str, UUID]) -> None:
         self.config = cluster.config
         self._cluster = cluster
         self._poll_timeout_ms = poll_timeout_ms
+        self._topic_ids = topic_ids
 
     def read(self, wanted: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[_Batches]:
-        return fetch_range(self._cluster, *wanted, self._poll_timeout_ms)
+        return fetch_range(self._cluster, *wanted, self._poll_timeout_ms, self._topic_ids.get(wanted.topic))
 
 
 def _read_range(
@@ -106,9 +138,10 @@ def _read_range(
                 refusals.end()
             break
         except ProtocolError as error:
-            if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            cause = _GONE.get(error.code)
+            if cause is None:
                 raise
-            losses.report([Lost(wanted.topic, wanted.partition, start, wanted.end, -1, -1, DELETED)])
+            losses.report([Lost(wanted.topic, wanted.partition, start, wanted.end, -1, -1, cause)])
             break
         except OffsetOutOfRange as error:
             low, high = error.available

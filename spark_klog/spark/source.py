@@ -20,7 +20,6 @@ from spark_klog.errors import ConfigError
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.options import SourceOptions, include_headers, sink_options, source_options
 from spark_klog.spark.places import BatchLog, plan
-from spark_klog.spark.planning import OffsetRange
 from spark_klog.spark.pushdown import Pushed, spark_pushes_filters
 from spark_klog.spark.reading import read_ranges
 from spark_klog.spark.stream import RangePartition, RefusedStreamReader, StreamReader
@@ -100,15 +99,13 @@ class BatchReader(DataSourceReader):
         self._pushed = Pushed()
 
     def partitions(self) -> list[InputPartition]:
-        # Spark reads one partition of value None where a list is empty.
-        return [RangePartition(ranges) for ranges in self._plan() or [()]]
-
-    def _plan(self) -> list[tuple[OffsetRange, ...]]:
         with _log_of(self._options) as log:
-            return plan(log, self._options, self._pushed)
+            tasks = plan(log, self._options, self._pushed)
+            # Spark reads one partition of value None where a list is empty.
+            return [RangePartition(ranges, log.topic_ids) for ranges in tasks or [()]]
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
-        return read_ranges(self._options, partition.ranges, self._schema)
+        return read_ranges(self._options, partition.ranges, self._schema, partition.topic_ids)
 
 
 class FilteringBatchReader(BatchReader):

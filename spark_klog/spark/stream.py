@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -53,11 +53,13 @@ LOST, RECORD_BYTES = "lost ranges", "record bytes"
 
 
 class RangePartition(InputPartition):
-    """One task's ranges of offsets."""
+    """One task's ranges of offsets, and the ids of their topics as far as the brokers give them."""
 
-    def __init__(self, ranges: tuple[OffsetRange, ...]) -> None:
+    def __init__(self, ranges: tuple[OffsetRange, ...], topic_ids: Mapping[str, UUID]) -> None:
         super().__init__(ranges)
         self.ranges = ranges
+        topics = {item.topic for item in ranges}
+        self.topic_ids = {topic: topic_id for topic, topic_id in topic_ids.items() if topic in topics}
 
 
 class RefusedStreamReader(DataSourceStreamReader):
@@ -294,13 +296,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._planned is None or self._planned[:2] != (start, end):
             self._planned = start, end, self._plan_again(start, end)
         tasks = discovery.tasks(self._cluster, self._planned[2], self._options.split)
-        return [RangePartition(ranges) for ranges in tasks]
+        return [RangePartition(ranges, self._topic_ids) for ranges in tasks]
 
     def _plan_again(self, start: JsonOffsets, end: JsonOffsets) -> list[OffsetRange]:
         """The ranges of a batch of which the checkpoint has the end, from a run before."""
         begin, until = start_in(end, from_json(start)), from_json(end)
         there = self._partitions_there({*begin, *until})
-        earliest = discovery.earliest(self._cluster, [key for key in {*begin, *until} if key in there])
+        # of what is not read nothing is asked for: its leader may be away
+        read = {key for key in there & until.keys() if begin.get(key, 0) != until[key] or key[0] in self._recreated}
+        earliest = {key: begin.get(key, 0) for key in (there & until.keys()) - read}
+        earliest |= discovery.earliest(self._cluster, read)
         return self._plan(begin, until, earliest, None, is_first=not start)
 
     def _partitions_there(self, wanted: set[TopicPartition]) -> set[TopicPartition]:
@@ -327,7 +332,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return wanted
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
-        return read_ranges(self._options, partition.ranges, self._schema)
+        return read_ranges(self._options, partition.ranges, self._schema, partition.topic_ids)
 
     def commit(self, end: JsonOffsets) -> None:
         if self._progress:

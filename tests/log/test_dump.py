@@ -161,7 +161,7 @@ def _fields(position: int, batch: bytes) -> dict[str, Any]:
             "lastOffset": last,
             "count": len(records),
             "codec": CODECS[batch[17] & 7],
-            "timestampType": "CreateTime" if magic else None,
+            "timestampType": 0 if magic else -1,
             "maxTimestamp": max(times),
             "crc": crc,
         }
@@ -173,7 +173,7 @@ def _fields(position: int, batch: bytes) -> dict[str, Any]:
         "lastOffset": first + delta,
         "count": count,
         "codec": CODECS[attributes & 7],
-        "timestampType": "LogAppendTime" if attributes & 8 else "CreateTime",
+        "timestampType": 1 if attributes & 8 else 0,
         "baseTimestamp": base_time,
         "maxTimestamp": max_time,
         "producerId": producer,
@@ -206,10 +206,7 @@ def test_batches_with_log_append_time_and_a_delete_horizon(tmp_path: Path) -> No
     path.write_bytes(data)
     expected = [_fields(*found) for found in _raw_batches(bytes(data))]
     assert [json.loads(line) for line in _good(path, "--batches")] == expected
-    assert (expected[0]["timestampType"], expected[1]["deleteHorizon"]) == (
-        "LogAppendTime",
-        expected[1]["baseTimestamp"],
-    )
+    assert (expected[0]["timestampType"], expected[1]["deleteHorizon"]) == (1, expected[1]["baseTimestamp"])
     assert {json.loads(line)["timestampType"] for line in _good(path)} == {0, 1}
 
 
@@ -242,7 +239,7 @@ def test_a_file_of_kafka_07_is_named_by_its_first_offset(tmp_path: Path) -> None
         (last - 1000, last, last, 1, "none", 1),
     ]
     assert [b["crc"] for b in batches][::3] == [zlib.crc32(b"first"), 0]
-    assert {b["timestampType"] for b in batches} == {None}
+    assert {b["timestampType"] for b in batches} == {-1}
 
 
 def test_damage_in_a_file_of_kafka_07(tmp_path: Path) -> None:

@@ -219,6 +219,24 @@ def test_a_store_that_hangs_holds_up_nobody(stores: Stores, caplog: pytest.LogCa
         hanging.set()
         wait_for(lambda: stores.offsets(ONE) == {A: 19}, "the newest offsets")
         shown.close()
+        assert not caplog.messages
+
+
+def test_what_is_not_written_at_the_end_is_named(
+    stores: Stores, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_offsets, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(publisher, "_CLOSE_SECONDS", 0.05)
+    shown = progress(stores, True, ONE)
+    hanging = stores.hanging[ONE] = threading.Event()
+    shown.publish({A: 3, **{("many", number): 1 for number in range(12)}})
+    wait_for(lambda: len(stores.offsets(COORDINATOR)) == 13, "the other store")
+    shown.close()
+    hanging.set()
+    (told,) = caplog.messages
+    assert told.startswith(f"the query has ended before offsets of group g were written to {ONE}: ")
+    assert "many-0 at 1, many-1 at 1" in told
+    assert " and 3 more; " in told
 
 
 def test_a_name_that_can_not_be_stored_does_not_end_the_query(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -95,6 +95,19 @@ def test_available_now_reads_all(make_cluster: Callable[..., EmbeddedCluster], t
     stream.stop()
 
 
+def test_a_batch_that_is_run_again_needs_no_leader_of_what_it_does_not_read() -> None:
+    with ScriptedCluster({"t": 3}, nodes=2) as brokers:
+        brokers.append("t", 0, [b"x"] * 3)
+        brokers.leaders["t", 1] = -1
+        settings = {"kafka.bootstrap.servers": brokers.bootstrap_servers, "kafka.request.timeout.ms": "2000"}
+        source = KlogDataSource({**settings, "subscribe": "t"})
+        stream = source.streamReader(source.schema())
+        assert isinstance(stream, StreamReader)
+        found = stream.partitions({"t": {"0": 1, "1": 5}}, {"t": {"0": 3, "1": 5, "2": 0}})
+        stream.stop()
+    assert [item for task in found for item in task.ranges] == [("t", 0, 1, 3)]  # type: ignore[attr-defined]
+
+
 def test_two_short_outages_are_not_one_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a long trigger nobody asks between them."""
     waited = 0.0

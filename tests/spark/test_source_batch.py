@@ -6,13 +6,15 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from chispa import assert_df_equality
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col, length
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from spark_klog.columns.schema import WITHOUT_HEADERS
@@ -22,6 +24,7 @@ from spark_klog.spark.options import source_options
 from spark_klog.spark.planning import OffsetRange
 from spark_klog.spark.reading import read_ranges
 from spark_klog.spark.source import BatchReader
+from spark_klog.spark.stream import StreamReader
 from tests.support.batches import walk
 from tests.support.broker import KlogBroker
 from tests.support.kafka import free_port
@@ -32,6 +35,7 @@ from .support import (
     KAFKA_SCHEMA_WITH_HEADERS,
     Sent,
     create_topic,
+    delete_topic,
     error_of,
     expected_rows,
     offsets_of,
@@ -187,6 +191,34 @@ def test_a_topic_that_goes_before_its_task_runs(servers: str) -> None:
         list(read_ranges(source_options(settings, streaming=False), ranges, WITHOUT_HEADERS))
     settings["failOnDataLoss"] = "false"
     assert list(read_ranges(source_options(settings, streaming=False), ranges, WITHOUT_HEADERS)) == []
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_a_topic_that_is_made_anew_before_its_task_runs(servers: str, topic: str, is_streaming: bool) -> None:
+    create_topic(servers, topic)
+    produce(servers, topic, values(10))
+
+    def task(mode: str) -> Callable[[], list[pa.RecordBatch]]:
+        settings = {"kafka.bootstrap.servers": servers, "kafka.request.timeout.ms": "2000", "subscribe": topic}
+        settings |= {"startingOffsets": "earliest", "failOnDataLoss": mode}
+        options = source_options(settings, streaming=is_streaming)
+        if not is_streaming:
+            batch = BatchReader(options, WITHOUT_HEADERS)
+            (partition,) = batch.partitions()
+            return lambda: list(batch.read(partition))
+        stream = StreamReader(options, WITHOUT_HEADERS)
+        (partition,) = stream.partitions({}, stream.latestOffset({}, ReadAllAvailable()))
+        stream.stop()
+        return lambda: list(stream.read(partition))
+
+    fails, goes_on = task("true"), task("false")
+    assert sum(batch.num_rows for batch in task("true")()) == 10
+    delete_topic(servers, topic)
+    create_topic(servers, topic)
+    produce(servers, topic, values(10, start=50))
+    with pytest.raises(DataLossError, match=rf"{topic}-0: wanted \[0, 10\) of a topic that is gone; another one has"):
+        fails()
+    assert goes_on() == []
 
 
 @pytest.fixture(params=["true", "false"])

@@ -1,0 +1,57 @@
+"""A driver and a worker without the native kernel say so, once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+_PROGRAM = """
+import sys
+sys.modules["spark_klog.records._kernel"] = None  # as if it had not been built
+import pyarrow as pa
+from pyspark.sql.types import BinaryType, StructField, StructType
+from spark_klog.errors import KlogError
+from spark_klog.spark.options import sink_options, source_options
+from spark_klog.spark.reading import read_ranges
+from spark_klog.spark.sink import BatchWriter
+from spark_klog.spark.source import KlogDataSource
+from spark_klog.columns.schema import WITHOUT_HEADERS
+
+options = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.socket.connection.setup.timeout.ms": "1"}
+
+def driver():
+    source = KlogDataSource({**options, "subscribe": "t"})
+    source.reader(source.schema())
+    source.streamReader(source.schema())
+
+def reading():
+    list(read_ranges(source_options({**options, "subscribe": "t"}, streaming=False), [], WITHOUT_HEADERS))
+
+def writing():
+    try:
+        schema = StructType([StructField("value", BinaryType())])
+        writer = BatchWriter(sink_options(options | {"topic": "t"}), schema)
+        writer.write(iter([]))
+    except KlogError:
+        pass
+
+for _ in range(3):
+    globals()[sys.argv[1]]()
+"""
+
+
+@pytest.mark.parametrize("process", ["driver", "reading", "writing"])
+@pytest.mark.parametrize("choice", [None, "reference"])
+def test_it_is_said_once_unless_it_was_chosen(process: str, choice: str | None) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_KLOG_KERNEL"}
+    environment |= {"SPARK_KLOG_KERNEL": choice} if choice else {}
+    run = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, process], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+    told = [line for line in run.stderr.splitlines() if "the native kernel is missing" in line]
+    assert len(told) == (0 if choice else 1), run.stderr
+    assert all("forty times slower; install spark_klog again" in line for line in told)
