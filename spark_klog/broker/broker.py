@@ -348,15 +348,18 @@ class Broker:
 
         self.registry.alter_settings(name, checked, validate_only=validate_only)
 
-    async def delete_topic(self, name: str) -> None:
-        """Delete a topic and its logs here; the other brokers follow the tree."""
-        await self._changes.finish(self._delete_topic(name))
+    async def delete_topic(self, name: str, topic_id: UUID | None = None) -> None:
+        """Delete a topic and its logs here; the other brokers follow the tree.
 
-    async def _delete_topic(self, name: str) -> None:
+        `UnknownTopic` if it has another id than `topic_id` by now.
+        """
+        await self._changes.finish(self._delete_topic(name, topic_id))
+
+    async def _delete_topic(self, name: str, topic_id: UUID | None = None) -> None:
         async with self._tree_lock:
             if name not in self.registry.topics:
                 return
-            await self._in_tree(partial(self.registry.delete_topic, name))
+            await self._in_tree(partial(self.registry.delete_topic, name, topic_id))
         await self._topic_logs.follow()
         _log.info("deleted topic %s", name)
 

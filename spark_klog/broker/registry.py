@@ -434,8 +434,17 @@ class Registry:
         _log.info("topic %s has the settings %s now", name, dict(settings))
         self.refresh()
 
-    def delete_topic(self, name: str) -> None:
-        """As `remove_topic`, and forget the topic: to read all topics for each deleted one would take minutes."""
+    def delete_topic(self, name: str, topic_id: UUID | None = None) -> None:
+        """As `remove_topic`, and forget the topic: to read all topics for each deleted one would take minutes.
+
+        `UnknownTopic` if the topic of that name has another id than `topic_id` by now.
+        """
+        path = paths.topic_path(name)
+        if topic_id is not None:
+            value = self._tree.get(path)
+            now = self._decoded(paths.parse_topic, value, path) if value else None
+            if now is None or now[1] not in (None, topic_id):
+                raise UnknownTopic(f"topic {name} is no longer the one of id {topic_id}")
         self.remove_topic(name)
         self._take_topics({other: topic for other, topic in self.topics.items() if other != name})
 

@@ -38,6 +38,7 @@ from tests.support.certificates import make_certificates
 
 _HOST = "127.0.0.1"
 _AT_ONCE_RESET = struct.pack("ii", 1, 0)
+_INDEXED = LogConfig(index_interval_bytes=1)
 
 
 @asynccontextmanager
@@ -153,6 +154,33 @@ def test_topics_that_are_deleted_while_they_are_used(tmp_path: Path, caplog: pyt
             await asyncio.gather(house, return_exceptions=True)
 
     asyncio.run(run())
+    assert not warnings(caplog)
+
+
+@pytest.mark.parametrize("is_set_aside", [False, True])
+def test_a_deleted_topic_whose_index_entries_are_not_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_set_aside: bool
+) -> None:
+    """Of logs that were opened at the start: their index files are opened by the first write, and are gone by then."""
+
+    async def first_life() -> None:
+        async with running(tmp_path, log=_INDEXED) as broker:
+            await broker.create_topic("t", 1)
+            append(broker.logs.logs["t", 0], 200)
+
+    async def second_life() -> None:
+        async with running(tmp_path, log=_INDEXED) as broker:
+            log = broker.logs.logs["t", 0]
+            for _ in range(10):
+                append(log, 200)
+            if is_set_aside:
+                del broker.logs.logs["t", 0]
+                log.retire("stray")
+            else:
+                await broker.delete_topic("t")
+
+    asyncio.run(first_life())
+    asyncio.run(second_life())
     assert not warnings(caplog)
 
 

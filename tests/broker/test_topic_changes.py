@@ -26,13 +26,16 @@ from tests.support.batches import make_batch
 
 
 @asynccontextmanager
-async def _running(tmp_path: Path, broker_id: int = 0, shared: bool = False) -> AsyncIterator[Broker]:
+async def _running(
+    tmp_path: Path, broker_id: int = 0, shared: bool = False, *, watches: bool = True
+) -> AsyncIterator[Broker]:
     directories = str(tmp_path / "directories") if shared else None
     config = BrokerConfig("127.0.0.1", 1000 + broker_id, tmp_path / str(broker_id), broker_id, directories)
     broker = Broker(config)
     try:
         broker.start([Endpoint("PLAINTEXT", "PLAINTEXT", config.host, config.port)])
-        broker.watch()
+        if watches:
+            broker.watch()
         yield broker
     finally:
         broker.close()
@@ -334,5 +337,30 @@ def test_settings_that_two_brokers_alter_one_after_the_other_are_both_kept(tmp_p
             await first.alter_topic_settings("t", partial(_with, "retention.ms", "5"))
             await second.alter_topic_settings("t", partial(_with, "max.message.bytes", "7"))
             assert second.registry.settings("t") == {"retention.ms": "5", "max.message.bytes": "7"}
+
+    asyncio.run(run())
+
+
+def test_a_topic_is_deleted_by_the_id_that_was_named(tmp_path: Path) -> None:
+    """Another broker has created it again since: what is there now is not what the client has seen."""
+
+    async def run() -> None:
+        async with (
+            _running(tmp_path, 0, shared=True) as first,
+            _running(tmp_path, 1, shared=True, watches=False) as second,
+        ):
+            topic_id = await first.create_topic("t", 1)
+            await second.refresh()
+            await first.delete_topic("t")
+            new_id = await first.create_topic("t", 1)
+            session = Session(Listener(PLAINTEXT, PLAINTEXT, "h", 1), "h:2", [], lambda mechanism, name: None)
+            request = Request(6, "client", session)
+            answer = await delete_topics.handle(second, request, {"topics": [{"name": None, "topic_id": topic_id}]})
+            assert answer["responses"][0]["error_code"] == ErrorCode.UNKNOWN_TOPIC_ID
+            await first.refresh()
+            assert first.registry.topics["t"].topic_id == new_id
+            await second.refresh()
+            answer = await delete_topics.handle(second, request, {"topics": [{"name": None, "topic_id": new_id}]})
+            assert answer["responses"][0]["error_code"] == ErrorCode.NONE
 
     asyncio.run(run())

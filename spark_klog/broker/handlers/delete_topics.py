@@ -5,6 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.registry import UnknownTopic
 from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
 
@@ -30,7 +31,10 @@ async def _delete(broker: Broker, name: str | None, topic_id: UUID) -> Message:
         code = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return {"name": name, "topic_id": topic_id, "error_code": code, "error_message": "no such topic"}
     try:
-        await broker.delete_topic(name)
+        await broker.delete_topic(name, topic_id if by_id else None)
+    except UnknownTopic as error:
+        refused = {"error_code": ErrorCode.UNKNOWN_TOPIC_ID, "error_message": str(error)}
+        return {"name": None, "topic_id": topic_id} | refused
     except DirectoryError as error:
         refused = {"error_code": ErrorCode.UNKNOWN_SERVER_ERROR, "error_message": str(error)}
         return {"name": name, "topic_id": topic.topic_id} | refused
