@@ -16,14 +16,22 @@ from spark_klog.broker.config import BrokerConfig
 from spark_klog.broker.controller import Controller
 from spark_klog.broker.coordinator.coordinator import GroupCoordinator
 from spark_klog.broker.fetch_sessions import FetchSessions
-from spark_klog.broker.internal_topics import with_internal_settings
+from spark_klog.broker.internal_topics import INTERNAL_TOPICS, with_internal_settings
 from spark_klog.broker.large_requests import Turns
 from spark_klog.broker.log_flushes import LogFlushes
 from spark_klog.broker.log_settings import topic_settings
 from spark_klog.broker.metrics import Metrics
 from spark_klog.broker.offset_manager import partition_for
 from spark_klog.broker.purgatory import Purgatory
-from spark_klog.broker.registry import MAX_PARTITIONS, Alter, Registry, Topic, TopicExists, UnknownTopic
+from spark_klog.broker.registry import (
+    MAX_PARTITIONS,
+    Alter,
+    InvalidPartitions,
+    Registry,
+    Topic,
+    TopicExists,
+    UnknownTopic,
+)
 from spark_klog.broker.security.authorizer import Authorizer
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.security.users import Users
@@ -313,6 +321,11 @@ class Broker:
         `UnknownTopic`, `InvalidPartitions` or `InvalidAssignment` (all `ConfigError`); with `validate_only` nothing
         else happens.
         """
+        if name in INTERNAL_TOPICS:
+            raise InvalidPartitions(
+                f"the number of partitions of {name} can't be changed: groups and transactional ids have their "
+                "partition by it. Delete the topic to begin anew with another number, or choose it before it is made"
+            )
         change = partial(self.registry.add_partitions, name, count, assignment, validate_only=validate_only)
         await self._changes.finish(self._change_topic(name, change))
         if not validate_only:

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from spark_klog.broker.broker import Broker
+from spark_klog.broker.handlers import create_partitions
 from spark_klog.broker.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_klog.broker.transactions.transaction import Producer
 from spark_klog.directories import paths
 from spark_klog.directories.tree import open_tree
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import PartitionLog
+from tests.broker.test_crossings import REQUEST
 from tests.broker.test_event_loop import running, until
 
 #: Enough to be read in a thread.
@@ -128,3 +130,21 @@ def test_an_internal_topic_that_was_deleted_while_the_broker_was_away(tmp_path: 
         tree.delete(paths.topic_config_path(topic))
     tree.close()
     asyncio.run(second_life())
+
+
+def test_an_internal_topic_gets_no_more_partitions(tmp_path: Path) -> None:
+    """Groups and transactional ids have their partition by the number: in another one they have no state, and after a
+    restart that of before could win.
+    """
+
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await fill(broker)
+            for topic in (OFFSETS_TOPIC, TRANSACTIONS_TOPIC):
+                message = {"topics": [{"name": topic, "count": 3, "assignments": None}], "validate_only": False}
+                answer = await create_partitions.handle(broker, REQUEST, message)
+                assert answer["results"][0]["error_code"] == ErrorCode.INVALID_PARTITIONS
+                assert "can't be changed" in answer["results"][0]["error_message"]
+                assert len(broker.registry.topics[topic].assignment) == 1
+
+    asyncio.run(run())
