@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from spark_klog.errors import ConfigError, LogRetired
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 #: Work in the event loop goes on so long before others get their turn.
-_SLICE_SECONDS = 0.005
+_SLICE_SECONDS = 0.002
 #: A rest is so many times as long as the round before it.
 _REST_FACTOR = 3
 _LONGEST_REST_SECONDS = 1.0
@@ -89,10 +89,3 @@ class Rounds:
         finally:
             ended = time.monotonic()
             self._next_at = ended + min(_LONGEST_REST_SECONDS, _REST_FACTOR * (ended - started))
-
-
-async def in_slices(steps: Iterable[object]) -> None:
-    """Take all the steps."""
-    pace = Pace()
-    for _ in steps:
-        await pace.rest()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 
-from spark_klog.broker.background import BackgroundTasks
+from spark_klog.broker.background import BackgroundTasks, Pace
 from spark_klog.log.partition_log import PartitionLog, system_ms
 
 _log = logging.getLogger(__name__)
-#: Left empty in a segment of an internal topic.
-_EARLY_BYTES = 64 * 1024
 
 
 class LogFlushes:
@@ -20,6 +19,8 @@ class LogFlushes:
         self._tasks = tasks
         #: Flushes that a roll needs.
         self._before_rolls: dict[PartitionLog, asyncio.Task[None]] = {}
+        #: Flushes that flush.messages asks for.
+        self._after_appends: dict[PartitionLog, asyncio.Task[None]] = {}
 
     async def flush(self, log: PartitionLog, *, with_snapshot: bool = False) -> None:
         """Flush a log, also if the caller is cancelled; OSError, and then the log takes no more."""
@@ -54,12 +55,13 @@ class LogFlushes:
             # before the task is done: who found it done would wait for it without giving up the event loop
             del self._before_rolls[log]
 
-    async def make_early_room(self, log: PartitionLog) -> None:
-        """Before records of the broker's own, whose size is not known yet: begin a new segment if this one is nearly
-        full. What fails is left to the append.
+    async def make_early_room(self, log: PartitionLog, size: int | None = None) -> None:
+        """Before records of the broker's own: begin a new segment if this one has no room for them. Without a `size`
+        there is room for the largest batch then. What fails is left to the append.
         """
+        if size is None:
+            size = _early_bytes(log)
         try:
-            size = min(_EARLY_BYTES, log.config.segment_bytes // 10)
             await self.make_room(log, size, system_ms())
             if log.is_full(size, system_ms()):
                 log.roll()
@@ -67,11 +69,55 @@ class LogFlushes:
             _log.debug("%s: no new segment: %s", log.directory, error)
 
     async def flush_many(self, log: PartitionLog) -> None:
-        """After an append: flush the log if flush.messages asks for it; OSError."""
-        if log.has_many_unflushed:
+        """After an append: flush the log if flush.messages asks for it; OSError. Appends side by side share a flush."""
+        end = log.end_offset
+        while log.has_many_unflushed and log.recovery_point < end:
+            under_way = self._after_appends.get(log)
+            if under_way is None:
+                under_way = self._tasks.start(self._flush_appended(log))
+                self._after_appends[log] = under_way
+            await asyncio.shield(under_way)
+
+    async def _flush_appended(self, log: PartitionLog) -> None:
+        try:
+            await self._flush(log, with_snapshot=False)
+        except OSError as error:
+            if log.is_open and log.failure is None:  # it could not be begun, but the batches are appended
+                log.fail(error, "flush failed")
+            raise
+        finally:
+            del self._after_appends[log]  # before the task is done, as above
+
+    def care_for(self, log: PartitionLog) -> None:
+        """After an append that nobody waits with: do in the background what the next one would have to wait for."""
+        if log.has_many_unflushed or log.waits_to_roll(_early_bytes(log), system_ms()):
+            self._tasks.start(self._care_for(log))
+
+    async def _care_for(self, log: PartitionLog) -> None:
+        await self._flush_many_quietly(log)
+        await self.make_early_room(log)
+
+    async def take(self, steps: Iterable[PartitionLog | None]) -> None:
+        """Take all the steps of work in the event loop. Each yields the log that the next one appends a batch to: room
+        is made there, and what flush.messages asks for is flushed. A log that fails takes no more, and says so.
+        """
+        pace = Pace()
+        log: PartitionLog | None = None
+        for following in steps:
+            await self._flush_many_quietly(log)
+            await pace.rest()
+            log = following
+            if log is not None:
+                await self.make_early_room(log)
+        await self._flush_many_quietly(log)
+
+    async def _flush_many_quietly(self, log: PartitionLog | None) -> None:
+        if log is not None and log.failure is None:
             try:
-                await self.flush(log)
+                await self.flush_many(log)
             except OSError as error:
-                if log.is_open and log.failure is None:  # it could not be begun, but the batches are appended
-                    log.fail(error, "flush failed")
-                raise
+                _log.debug("%s: not flushed: %s", log.directory, error)
+
+
+def _early_bytes(log: PartitionLog) -> int:
+    return min(log.config.max_message_bytes, log.config.segment_bytes // 2)

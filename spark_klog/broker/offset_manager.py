@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from spark_klog.broker.coordinator.records import (
     NO_EXPIRY,
@@ -43,6 +44,37 @@ _ROW_BYTES = 32
 #: A client that leaves to the broker how long its offsets are kept.
 DEFAULT_RETENTION = -1
 _MAX_MS = (1 << 63) - 1
+
+
+#: (offset, leader epoch, metadata)
+Commit = tuple[int, int, str]
+
+
+class EncodedCommits(NamedTuple):
+    """Commits of a group, and the batch that is appended; `producer` (id, epoch) if they belong to a transaction."""
+
+    group: str
+    committed: Offsets
+    producer: tuple[int, int] | None
+    batch: bytearray
+
+
+def encoded_commits(
+    group: str,
+    offsets: Mapping[tuple[str, int], Commit],
+    retention_ms: int = DEFAULT_RETENTION,
+    producer: tuple[int, int] | None = None,
+) -> EncodedCommits:
+    """Encode commits, at least one, to be kept that long; may run in any thread."""
+    now = system_ms()
+    expires_ms = NO_EXPIRY if retention_ms == DEFAULT_RETENTION else min(now + retention_ms, _MAX_MS)
+    committed = {key: Committed(*entry, now, expires_ms) for key, entry in offsets.items()}
+    rows = [(encode_offset_key(OffsetKey(group, *key)), encode_offset(entry)) for key, entry in committed.items()]
+    if producer is None:
+        batch = own_batch(rows, now)
+    else:
+        batch = own_batch(rows, now, attributes=TRANSACTIONAL_BIT, producer=producer)
+    return EncodedCommits(group, committed, producer, batch)
 
 
 def java_hash(text: str) -> int:
@@ -131,29 +163,35 @@ class OffsetManager:
         self,
         log: PartitionLog,
         group: str,
-        offsets: Mapping[tuple[str, int], tuple[int, int, str]],
+        offsets: Mapping[tuple[str, int], Commit],
         retention_ms: int = DEFAULT_RETENTION,
     ) -> None:
-        """Append commits of (offset, leader epoch, metadata) to the group's partition, to be kept that long.
-
-        OSError where that fails, `BatchTooLarge` where they are more than the topic takes at once.
-        """
-        committed = self._committed(offsets, retention_ms)
-        _append(log, _offset_records(group, committed))
-        self._groups.setdefault(group, {}).update(committed)
-        self._overtake(group, committed)
+        """Append commits to the group's partition, to be kept that long; errors as of `append`."""
+        self.append(log, encoded_commits(group, offsets, retention_ms))
 
     def stage(
         self,
         log: PartitionLog,
         group: str,
         producer: tuple[int, int],
-        offsets: Mapping[tuple[str, int], tuple[int, int, str]],
+        offsets: Mapping[tuple[str, int], Commit],
     ) -> None:
-        """The same within the transaction of `producer` (id, epoch): they count when its marker commits."""
-        committed = self._committed(offsets)
-        _append(log, _offset_records(group, committed), producer)
-        self._pending[log.partition, producer[0]].setdefault(group, {}).update(committed)
+        """The same within the transaction of `producer` (id, epoch)."""
+        self.append(log, encoded_commits(group, offsets, producer=producer))
+
+    def append(self, log: PartitionLog, commits: EncodedCommits) -> None:
+        """Append commits to the group's partition. Those within a transaction count when its marker commits.
+
+        The caller sees to what flush.messages asks for. OSError if that fails, `BatchTooLarge` if they are more than
+        the topic takes at once, `ProducerRefused`.
+        """
+        log.append(memoryview(commits.batch), flushes=False)
+        group, committed = commits.group, commits.committed
+        if commits.producer is not None:
+            self._pending[log.partition, commits.producer[0]].setdefault(group, {}).update(committed)
+            return
+        self._groups.setdefault(group, {}).update(committed)
+        self._overtake(group, committed)
 
     def complete(self, partition: int, producer_id: int, *, committed: bool) -> None:
         """The producer's transaction has ended in that partition of __consumer_offsets."""
@@ -161,20 +199,12 @@ class OffsetManager:
             if committed:
                 self._groups.setdefault(group, {}).update(offsets)
 
-    @staticmethod
-    def _committed(
-        offsets: Mapping[tuple[str, int], tuple[int, int, str]], retention_ms: int = DEFAULT_RETENTION
-    ) -> Offsets:
-        now = system_ms()
-        expires_ms = NO_EXPIRY if retention_ms == DEFAULT_RETENTION else min(now + retention_ms, _MAX_MS)
-        return {key: Committed(*entry, now, expires_ms) for key, entry in offsets.items()}
-
     def fetch(self, group: str, topic: str, partition: int) -> Committed | None:
         return self._groups.get(group, {}).get((topic, partition))
 
     def all(self, group: str) -> Iterator[tuple[str, int, Committed]]:
-        """(topic, partition, committed) of everything the group committed."""
-        for (topic, partition), committed in sorted(self._groups.get(group, {}).items()):
+        """(topic, partition, committed) of everything the group has committed now, in no order."""
+        for (topic, partition), committed in list(self._groups.get(group, {}).items()):
             yield topic, partition, committed
 
     def is_pending(self, group: str, topic: str, partition: int) -> bool:
@@ -195,8 +225,21 @@ class OffsetManager:
         staged = (groups.get(group, {}) for groups in self._pending.values())
         return {*self._groups.get(group, {})}.union(*staged)
 
+    def known(self, group: str) -> Iterator[tuple[str, int]]:
+        """The same of now, while they are changed; some may come twice."""
+        yield from list(self._groups.get(group, ()))
+        for groups in list(self._pending.values()):
+            yield from list(groups.get(group, ()))
+
+    def has_any(self, group: str) -> bool:
+        """Whether the group has offsets, be they of an open transaction."""
+        return self.has(group) or any(groups.get(group) for groups in self._pending.values())
+
     def remove(self, log: PartitionLog, group: str, keys: Iterable[tuple[str, int]]) -> None:
-        """Remove offsets, also those of open transactions, by records without a value; OSError, `BatchTooLarge`."""
+        """Remove offsets, also those of open transactions, by records without a value; OSError, `BatchTooLarge`.
+
+        The caller sees to what flush.messages asks for.
+        """
         known = [self._groups.get(group, {}), *(groups.get(group, {}) for groups in self._pending.values())]
         gone = {
             key: encode_offset_key(OffsetKey(group, *key)) for key in keys if any(key in offsets for offsets in known)
@@ -253,7 +296,10 @@ class OffsetManager:
 
 
 def write_group(log: PartitionLog, group: str, stored: StoredGroup | None) -> ErrorCode:
-    """Append a group, or its removal, to its partition; the error that its members get where the disk fails."""
+    """Append a group, or its removal, to its partition; the error that its members get if the disk fails.
+
+    The caller sees to what flush.messages asks for.
+    """
     try:
         _append(log, [(encode_group_key(group), None if stored is None else encode_group(stored))])
     except OSError as error:
@@ -265,15 +311,5 @@ def write_group(log: PartitionLog, group: str, stored: StoredGroup | None) -> Er
     return ErrorCode.NONE
 
 
-def _offset_records(group: str, offsets: Offsets) -> list[tuple[bytes, bytes | None]]:
-    return [(encode_offset_key(OffsetKey(group, *key)), encode_offset(entry)) for key, entry in offsets.items()]
-
-
-def _append(
-    log: PartitionLog, records: list[tuple[bytes, bytes | None]], producer: tuple[int, int] | None = None
-) -> None:
-    if producer is None:
-        batch = own_batch(records, system_ms())
-    else:
-        batch = own_batch(records, system_ms(), attributes=TRANSACTIONAL_BIT, producer=producer)
-    log.append(memoryview(batch))
+def _append(log: PartitionLog, records: list[tuple[bytes, bytes | None]]) -> None:
+    log.append(memoryview(own_batch(records, system_ms())), flushes=False)

@@ -90,7 +90,7 @@ def test_a_batch_that_waits_for_a_roll_is_of_no_transaction_that_has_ended(
             assert not await broker.transactions.add("x", producer, frozenset({("t", 0)}))
             append(log, 2)
             # the end would wait for the same flush, after the batch
-            monkeypatch.setattr(broker.flushes, "make_early_room", lambda _: asyncio.sleep(0))
+            monkeypatch.setattr(broker.flushes, "make_early_room", lambda *_: asyncio.sleep(0))
             with slow_disk(monkeypatch) as disk:
                 late = asyncio.create_task(
                     send(broker, "t", bytes(batch(producer.producer_id, producer.epoch, 0, 3)), "x")

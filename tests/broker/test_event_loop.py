@@ -19,16 +19,26 @@ import pytest
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.config import BrokerConfig
+from spark_klog.broker.coordinator import coordinator as coordinator_module
 from spark_klog.broker.coordinator.member import Join
-from spark_klog.broker.handlers import delete_records, produce
+from spark_klog.broker.handlers import (
+    delete_groups,
+    delete_records,
+    join_group,
+    offset_commit,
+    produce,
+    sync_group,
+    write_txn_markers,
+)
 from spark_klog.broker.housekeeping import keep_house
 from spark_klog.broker.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_klog.broker.security.config import PLAINTEXT, Listener
 from spark_klog.broker.security.session import Session
+from spark_klog.broker.transactions.transaction import Producer
 from spark_klog.directories.paths import Endpoint
 from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.log.config import LogConfig
-from spark_klog.log.partition_log import PartitionLog
+from spark_klog.log.partition_log import PartitionLog, system_ms
 from tests.support.batches import make_batch
 
 
@@ -65,6 +75,19 @@ def synced_by(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", noted)
         yield threads
+
+
+def noted_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable[..., object]) -> list[Any]:
+    """What `note` makes of the arguments of each call."""
+    notes: list[Any] = []
+    called = getattr(owner, name)
+
+    def noted(*args: Any) -> Any:
+        notes.append(note(*args))
+        return called(*args)
+
+    monkeypatch.setattr(owner, name, noted)
+    return notes
 
 
 def partitions(broker: Broker, topic: str) -> list[int]:
@@ -328,7 +351,7 @@ def test_logs_of_internal_topics_roll_without_a_wait_for_the_disk(
             assert not isinstance(producer, ErrorCode)
             logs = [offsets, states, broker.logs.logs["t", 0]]
             for log in logs:
-                log.config = replace(log.config, segment_bytes=5000)
+                log.config = replace(log.config, segment_bytes=4000)
 
             async def commit(group: str) -> None:
                 for offset in range(40):
@@ -367,3 +390,199 @@ def test_a_damaged_topic_id_takes_its_partition_offline_and_a_padded_one_is_read
     asyncio.run(run(damages=True))
     (tmp_path / "data" / "cleaner-offset-checkpoint").write_text("")
     asyncio.run(run(damages=False))
+
+
+def test_offsets_expire_in_threads_and_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one group: no step removes many, and neither rolls nor flushes by count wait in the event loop."""
+
+    async def run() -> None:
+        async with running(tmp_path, offsets_retention_minutes=0) as broker:
+            await broker.coordinator.load()
+            log = await broker.coordinator.log_of("g")
+            assert not isinstance(log, ErrorCode)
+            for topic in range(20):
+                broker.offsets.commit(log, "g", {(f"topic {topic}", number): (1, -1, "") for number in range(100)})
+            log.config = replace(log.config, segment_bytes=20_000, flush_messages=50)
+            before = log.end_offset
+            removed = noted_calls(monkeypatch, broker.offsets, "remove", lambda log, group, keys: len(list(keys)))
+            monkeypatch.setattr(coordinator_module, "system_ms", lambda: system_ms() + 1000)
+            with synced_by(monkeypatch) as threads:
+                await broker.coordinator.expire()
+            assert broker.offsets.groups == []
+            assert log.end_offset == before + 2000
+            assert log.end_offset - log.recovery_point < 50
+            assert len(log.segments) > 2
+            assert max(removed) <= 100
+            assert threads
+            assert threading.get_ident() not in threads
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_many_offsets_are_removed_in_threads_and_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_deleted: bool
+) -> None:
+    """With their group, or as their topics are deleted; what is committed meanwhile stays."""
+
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.coordinator.load()
+            log = await broker.coordinator.log_of("g")
+            assert not isinstance(log, ErrorCode)
+            await broker.create_topic("t", 1)
+            for start in range(0, 2000, 100):
+                broker.offsets.commit(log, "g", {("t", start + number): (1, -1, "") for number in range(100)})
+            log.config = replace(log.config, segment_bytes=20_000, flush_messages=50)
+            removed = noted_calls(monkeypatch, broker.offsets, "remove", lambda log, group, keys: len(list(keys)))
+            with synced_by(monkeypatch) as threads:
+                if is_deleted:
+                    answer = await delete_groups.handle(broker, client_request(2), {"groups_names": ["g"]})
+                    assert answer["results"] == [{"group_id": "g", "error_code": ErrorCode.NONE}]
+                else:
+                    await broker.delete_topic("t")
+                    await until(lambda: not broker.offsets.has("g"), "the topic's offsets go")
+            assert not broker.offsets.has("g")
+            assert max(removed) <= 100
+            assert len(log.segments) > 2
+            assert threading.get_ident() not in threads
+
+    asyncio.run(run())
+
+
+def test_what_the_broker_itself_appends_is_flushed_in_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By count, before it is answered: commits, members, transactions with their markers, and those that time out."""
+
+    async def run() -> None:
+        settings = {"log": LogConfig(flush_messages=1), "transaction_check_ms": 50, "group_initial_delay_ms": 0}
+        async with running(tmp_path, **settings) as broker:
+            await broker.coordinator.load()
+            care = asyncio.create_task(broker.transactions.run(asyncio.sleep(0)))
+            await until(lambda: not broker.transactions.is_loading, "the transactions")
+            await broker.create_topic("t", 2)
+            assert await broker.coordinator.code("g") is ErrorCode.NONE
+            producer = await broker.transactions.init("id", 60_000, None)
+            assert isinstance(producer, Producer)
+            logs = broker.logs.logs.values()
+
+            def check_flushed() -> None:
+                assert {log.directory.name for log in logs if log.recovery_point < log.end_offset} == set()
+
+            with synced_by(monkeypatch) as threads:
+                committed = await offset_commit.handle(broker, client_request(7), commit_message("g"))
+                assert committed["topics"][0]["partitions"][0]["error_code"] == ErrorCode.NONE
+                check_flushed()
+                joined = await join_group.handle(broker, client_request(2), join_message("members"))
+                assert joined["error_code"] == ErrorCode.NONE
+                synced = await sync_group.handle(broker, client_request(2), sync_message("members", joined))
+                assert synced["error_code"] == ErrorCode.NONE
+                check_flushed()
+                both = frozenset({("t", 0), ("t", 1)})
+                assert await broker.transactions.add("id", producer, both) is ErrorCode.NONE
+                assert await broker.transactions.end("id", producer, commits=True) is ErrorCode.NONE
+                check_flushed()
+                marker: dict[str, Any] = {
+                    "producer_id": 9,
+                    "producer_epoch": 0,
+                    "transaction_result": True,
+                    "coordinator_epoch": 0,
+                }
+                marker["topics"] = [{"name": "t", "partition_indexes": [0, 1]}]
+                answer = await write_txn_markers.handle(broker, client_request(1), {"markers": [marker]})
+                codes = [entry["error_code"] for entry in answer["markers"][0]["topics"][0]["partitions"]]
+                assert codes == [ErrorCode.NONE, ErrorCode.NONE]
+                check_flushed()
+                producer = await broker.transactions.init("id", 1, None)
+                assert isinstance(producer, Producer)
+                assert await broker.transactions.add("id", producer, both) is ErrorCode.NONE
+                await until(lambda: broker.logs.logs["t", 1].end_offset == 3, "the transaction is aborted")
+                await until(lambda: all(log.recovery_point == log.end_offset for log in logs), "it is on the disk")
+            assert len(threads) > 10
+            assert threading.get_ident() not in threads
+            care.cancel()
+
+    asyncio.run(run())
+
+
+def commit_message(group: str) -> dict[str, Any]:
+    partition = {
+        "partition_index": 0,
+        "committed_offset": 1,
+        "committed_leader_epoch": -1,
+        "committed_metadata": "",
+    }
+    return {
+        "group_id": group,
+        "member_id": "",
+        "group_instance_id": None,
+        "generation_id_or_member_epoch": -1,
+        "retention_time_ms": -1,
+        "topics": [{"name": "t", "partitions": [partition]}],
+    }
+
+
+def join_message(group: str) -> dict[str, Any]:
+    return {
+        "group_id": group,
+        "member_id": "",
+        "group_instance_id": None,
+        "session_timeout_ms": 10_000,
+        "rebalance_timeout_ms": 10_000,
+        "protocol_type": "consumer",
+        "protocols": [{"name": "range", "metadata": b""}],
+    }
+
+
+def sync_message(group: str, joined: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "group_id": group,
+        "member_id": joined["member_id"],
+        "group_instance_id": None,
+        "generation_id": joined["generation_id"],
+        "protocol_type": None,
+        "protocol_name": None,
+        "assignments": [{"member_id": joined["member_id"], "assignment": b""}],
+    }
+
+
+def test_a_marker_waits_until_the_decision_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a crash could abort in one partition what another one has committed; also if the client is gone."""
+
+    async def run() -> None:
+        async with running(tmp_path, log=LogConfig(flush_messages=1)) as broker:
+            await broker.coordinator.load()
+            care = asyncio.create_task(broker.transactions.run(asyncio.sleep(0)))
+            await until(lambda: not broker.transactions.is_loading, "the transactions")
+            await broker.create_topic("t", 1)
+            producer = await broker.transactions.init("id", 60_000, None)
+            assert isinstance(producer, Producer)
+            assert await broker.transactions.add("id", producer, frozenset({("t", 0)})) is ErrorCode.NONE
+            log = broker.logs.logs["t", 0]
+            waits, goes_on, sync = threading.Event(), threading.Event(), os.fsync
+
+            def slow(descriptor: int) -> None:
+                waits.set()
+                assert goes_on.wait(60)
+                sync(descriptor)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "fsync", slow)
+                ending = asyncio.create_task(broker.transactions.end("id", producer, commits=True))
+                await until(waits.is_set, "the flush of the decision")
+                ending.cancel()
+                await asyncio.gather(ending, return_exceptions=True)
+                assert log.end_offset == 0
+                goes_on.set()
+                await until(lambda: log.end_offset == 1, "the marker")
+                await until(lambda: not has_missing(broker), "the transaction ends")
+            assert await broker.transactions.init("id", 60_000, None) == Producer(
+                producer.producer_id, producer.epoch + 1
+            )
+            assert log.end_offset == 1
+            care.cancel()
+
+    asyncio.run(run())
+
+
+def has_missing(broker: Broker) -> bool:
+    return any(transaction.is_prepared for transaction in broker.transactions)

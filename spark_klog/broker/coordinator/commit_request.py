@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.offset_manager import DEFAULT_RETENTION, Commit, EncodedCommits, encoded_commits
 from spark_klog.broker.security.authorizer import READ
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge
@@ -13,7 +15,9 @@ from spark_klog.protocol.codec import Message
 
 _log = logging.getLogger(__name__)
 Codes = dict[tuple[str, int], ErrorCode]
-Offsets = dict[tuple[str, int], tuple[int, int, str]]
+Offsets = dict[tuple[str, int], Commit]
+#: Takes a few milliseconds.
+_ENCODED_AT_ONCE = 200
 
 
 async def sorted_out(broker: Broker, request: Request, message: Message) -> tuple[Codes, Offsets]:
@@ -39,6 +43,17 @@ async def sorted_out(broker: Broker, request: Request, message: Message) -> tupl
             else:
                 offsets[key] = entry["committed_offset"], entry["committed_leader_epoch"], metadata
     return codes, offsets
+
+
+async def encoded(
+    group: str, offsets: Offsets, retention_ms: int = DEFAULT_RETENTION, producer: tuple[int, int] | None = None
+) -> EncodedCommits | None:
+    """What is to be appended, None without offsets; many are encoded in a thread."""
+    if not offsets:
+        return None
+    if len(offsets) <= _ENCODED_AT_ONCE:
+        return encoded_commits(group, offsets, retention_ms, producer)
+    return await asyncio.to_thread(encoded_commits, group, offsets, retention_ms, producer)
 
 
 def not_written(group: str, keys: Iterable[tuple[str, int]], error: Exception) -> Codes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from spark_klog.broker.background import BackgroundTasks, in_slices
+from spark_klog.broker.background import BackgroundTasks
 from spark_klog.broker.coordinator.expiry import DeletedTopics, expire
 from spark_klog.broker.coordinator.groups import Groups
 from spark_klog.broker.coordinator.records import StoredGroup
@@ -37,7 +37,7 @@ class GroupCoordinator:
         self.is_loading = True
         #: Partitions of __consumer_offsets that can't be read: their groups would begin anew.
         self._unread: set[int] = set()
-        self._deleted_topics = DeletedTopics(self.offsets, self._log)
+        self._deleted_topics = DeletedTopics(self.offsets, self.local_log, broker.flushes)
 
     async def find(self, group: str) -> tuple[int, int]:
         """(broker id, partition of __consumer_offsets) that keep a group's offsets; makes that topic at first use.
@@ -71,13 +71,29 @@ class GroupCoordinator:
         log = await self.log_of(group)
         return log if isinstance(log, ErrorCode) else ErrorCode.NONE
 
-    def _log(self, group: str) -> PartitionLog | None:
+    def local_log(self, group: str) -> PartitionLog | None:
+        """The log that keeps a group, if it is here and has been read."""
         log = self._broker.internal_log(OFFSETS_TOPIC, group)
         return None if log is None or log.partition in self._unread else log
 
     def _store(self, group: str, stored: StoredGroup | None) -> ErrorCode:
-        log = self._log(group)
-        return ErrorCode.NOT_COORDINATOR if log is None else write_group(log, group, stored)
+        log = self.local_log(group)
+        if log is None:
+            return ErrorCode.NOT_COORDINATOR
+        code = write_group(log, group, stored)
+        self._broker.flushes.care_for(log)  # a timer may have caused it, which waits for nothing
+        return code
+
+    async def flushed(self, group: str) -> ErrorCode:
+        """Wait for the flush that flush.messages asks for, before a member is answered; NONE, or the error it gets."""
+        log = self.local_log(group)
+        if log is not None:
+            try:
+                await self._broker.flushes.flush_many(log)
+            except OSError as error:
+                _log.error("group %s can't be written to %s: %s", group, log.directory, error)
+                return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return ErrorCode.NONE
 
     async def load(self) -> None:
         """Read groups and offsets from the log; until then their requests are answered with LOAD_IN_PROGRESS."""
@@ -120,4 +136,4 @@ class GroupCoordinator:
         if not self.is_loading:
             now_ms = system_ms()
             before_ms = now_ms - self._broker.config.offsets_retention_minutes * 60_000
-            await in_slices(expire(self.groups, self.offsets, self._log, now_ms, before_ms))
+            await self._broker.flushes.take(expire(self.groups, self.offsets, self.local_log, now_ms, before_ms))

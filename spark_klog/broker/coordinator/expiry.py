@@ -1,6 +1,7 @@
 """Expiry of committed offsets (KIP-211), of offsets of deleted topics, and of empty groups.
 
-There may be millions: each function is a generator, and its caller may do other things between two steps.
+There may be millions: each function is a generator, and its caller may do other things between two steps. It yields
+the log that the next step appends to, or None: `LogFlushes.take` makes room there first.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
-from spark_klog.broker.background import in_slices
 from spark_klog.broker.coordinator.group import State
 from spark_klog.broker.coordinator.groups import Groups
 from spark_klog.broker.coordinator.subscription import subscribed_topics
+from spark_klog.broker.log_flushes import LogFlushes
 from spark_klog.broker.offset_manager import OffsetManager
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog, system_ms
 
@@ -20,26 +21,29 @@ _log = logging.getLogger(__name__)
 LogOf = Callable[[str], PartitionLog | None]
 #: Nothing was committed before it.
 _NEVER = -1
-#: Offsets looked at in one step.
-_AT_ONCE = 2000
+#: Offsets looked at, and removed, in one step: a millisecond.
+_AT_ONCE = 100
+#: What a step appends to next.
+Steps = Iterator[PartitionLog | None]
 
 
-def expire(groups: Groups, offsets: OffsetManager, log_of: LogOf, now_ms: int, before_ms: int) -> Iterator[None]:
+def expire(groups: Groups, offsets: OffsetManager, log_of: LogOf, now_ms: int, before_ms: int) -> Steps:
     """Remove what was committed before that time: of groups that have had no members since then, and of groups that
     consume other topics by now. An offset with an expiry time of its own goes by that. Then remove groups that have
     neither members nor offsets.
     """
     for group_id in offsets.groups:
-        for keys in _in_parts(offsets.keys(group_id)):
+        for keys in _in_parts(offsets.known(group_id)):
+            yield log_of(group_id)
             needed, since_ms = _kept(groups, group_id, now_ms, before_ms)
             if needed is not None:
                 gone = offsets.expired(group_id, keys, now_ms, since_ms)
                 _remove(offsets, log_of, group_id, [key for key in gone if key[0] not in needed])
-            yield
     for group in groups:
-        if group.is_idle and not offsets.keys(group.group_id):
+        yield log_of(group.group_id) if group.is_idle else None
+        is_there = groups.get(group.group_id) is group
+        if is_there and group.is_idle and not offsets.has_any(group.group_id):
             groups.delete(group.group_id)
-        yield
 
 
 def _kept(groups: Groups, group_id: str, now_ms: int, before_ms: int) -> tuple[set[str] | None, int]:
@@ -50,23 +54,32 @@ def _kept(groups: Groups, group_id: str, now_ms: int, before_ms: int) -> tuple[s
     return subscribed_topics(group) if group.state is State.STABLE else None, before_ms
 
 
-def forget_topics(topics: Mapping[str, int], offsets: OffsetManager, log_of: LogOf) -> Iterator[None]:
+def forget_topics(topics: Mapping[str, int], offsets: OffsetManager, log_of: LogOf) -> Steps:
     """Remove what groups have committed for topics that are gone, since when (ms): what they committed after that
     is for a new topic of the same name.
     """
     for group_id in offsets.groups if topics else ():
-        for keys in _in_parts(key for key in offsets.keys(group_id) if key[0] in topics):
+        for part in _in_parts(offsets.known(group_id)):
+            keys = [key for key in part if key[0] in topics]
+            yield log_of(group_id) if keys else None
             gone = [key for key in keys if offsets.is_of_before(group_id, key, topics[key[0]])]
             _remove(offsets, log_of, group_id, gone)
-            yield
-        yield
+
+
+def forget_group(group_id: str, since_ms: int, offsets: OffsetManager, log_of: LogOf) -> Steps:
+    """Remove what a group that was deleted at that time had committed, not what it commits since; OSError."""
+    for keys in _in_parts(offsets.known(group_id)):
+        yield log_of(group_id)
+        gone = [key for key in keys if offsets.is_of_before(group_id, key, since_ms)]
+        if gone and (log := log_of(group_id)) is not None:
+            offsets.remove(log, group_id, gone)
 
 
 class DeletedTopics:
     """Topics whose offsets are still to be removed."""
 
-    def __init__(self, offsets: OffsetManager, log_of: LogOf) -> None:
-        self._offsets, self._log_of = offsets, log_of
+    def __init__(self, offsets: OffsetManager, log_of: LogOf, flushes: LogFlushes) -> None:
+        self._offsets, self._log_of, self._flushes = offsets, log_of, flushes
         self._since_ms: dict[str, int] = {}
         self._is_running = False
 
@@ -82,7 +95,7 @@ class DeletedTopics:
         try:
             while self._since_ms:
                 topics, self._since_ms = self._since_ms, {}
-                await in_slices(forget_topics(topics, self._offsets, self._log_of))
+                await self._flushes.take(forget_topics(topics, self._offsets, self._log_of))
         finally:
             self._is_running = False
 
@@ -95,7 +108,7 @@ def _in_parts(keys: Iterable[tuple[str, int]]) -> Iterator[list[tuple[str, int]]
 
 def _remove(offsets: OffsetManager, log_of: LogOf, group_id: str, keys: list[tuple[str, int]]) -> None:
     log = log_of(group_id)
-    if log is None or not keys:
+    if log is None or log.failure is not None or not keys:
         return
     try:
         offsets.remove(log, group_id, keys)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.coordinator.expiry import forget_group
 from spark_klog.errors import ErrorCode
+from spark_klog.log.partition_log import system_ms
 from spark_klog.protocol.codec import Message
 
 _log = logging.getLogger(__name__)
@@ -23,13 +25,14 @@ async def _delete(broker: Broker, group: str) -> ErrorCode:
     log = await broker.coordinator.log_of(group)
     if isinstance(log, ErrorCode):
         return log
-    keys = broker.offsets.keys(group)
+    has_offsets = broker.offsets.has_any(group)
     code = broker.groups.delete(group)
-    if code == ErrorCode.GROUP_ID_NOT_FOUND and keys:
+    if code == ErrorCode.GROUP_ID_NOT_FOUND and has_offsets:
         code = ErrorCode.NONE
     if not code:
         try:
-            broker.offsets.remove(log, group, keys)
+            await broker.flushes.take(forget_group(group, system_ms(), broker.offsets, broker.coordinator.local_log))
+            await broker.flushes.flush_many(log)
         except OSError as error:
             _log.error("offsets of group %s can't be removed: %s", group, error)
             code = ErrorCode.COORDINATOR_NOT_AVAILABLE

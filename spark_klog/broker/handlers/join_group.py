@@ -41,4 +41,6 @@ async def _join(broker: Broker, request: Request, message: Message) -> Message:
         requires_id=request.version >= _FIRST_WITH_IDS,
         can_skip=request.version >= _FIRST_SKIPPING,
     )
-    return await broker.groups.join(group, join)
+    answer = await broker.groups.join(group, join)
+    code = await broker.coordinator.flushed(group)
+    return refused_join(code, message["member_id"]) if code and not answer["error_code"] else answer

@@ -12,7 +12,8 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     group = message["group_id"]
     code = await broker.coordinator.code(group)
     if request.version < _FIRST_WITH_MEMBERS:
-        return {"error_code": code or broker.groups.leave(group, message["member_id"], None)}
+        code = code or broker.groups.leave(group, message["member_id"], None)
+        return {"error_code": code or await broker.coordinator.flushed(group)}
     if code:
         return {"error_code": code}
     members = []
@@ -21,4 +22,4 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         await broker.turns.take()
         left = broker.groups.leave(group, member_id, instance_id)
         members.append({"member_id": member_id, "group_instance_id": instance_id, "error_code": left})
-    return {"error_code": code, "members": members}
+    return {"error_code": await broker.coordinator.flushed(group), "members": members}

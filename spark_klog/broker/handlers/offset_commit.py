@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.coordinator.commit_request import answer, not_written, sorted_out
+from spark_klog.broker.coordinator.commit_request import answer, encoded, not_written, sorted_out
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
 
@@ -18,6 +18,7 @@ _TO_DIRECTORIES = 0
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     group = message["group_id"]
     codes, offsets = await sorted_out(broker, request, message)
+    commits = await encoded(group, offsets, message["retention_time_ms"])
     log = await broker.coordinator.log_of(group)
     failure = log if isinstance(log, ErrorCode) else ErrorCode.NONE
     if not failure:  # a group without a name may commit, as before KIP-289
@@ -26,13 +27,14 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         )
     if failure:
         codes = dict.fromkeys(codes, failure)
-    elif offsets and not isinstance(log, ErrorCode):
+    elif commits is not None and not isinstance(log, ErrorCode):
         try:
             if request.version == _TO_DIRECTORIES and broker.config.directories is not None:
                 directory = broker.registry.group_offsets(group)
                 await asyncio.to_thread(directory.commit, {key: entry[0] for key, entry in offsets.items()})
             else:
-                broker.offsets.commit(log, group, offsets, message["retention_time_ms"])
+                broker.offsets.append(log, commits)
+                await broker.flushes.flush_many(log)
         except (OSError, DirectoryError, ConfigError) as error:
             codes |= not_written(group, offsets, error)
     return answer(message, codes)

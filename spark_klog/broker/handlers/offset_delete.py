@@ -7,9 +7,29 @@ import logging
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.coordinator.subscription import subscribed_topics
 from spark_klog.errors import ErrorCode
+from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.codec import Message
 
 _log = logging.getLogger(__name__)
+_AT_ONCE = 100
+
+
+def _subscribed(broker: Broker, group_id: str) -> set[str] | None:
+    """The topics that the group consumes; None if that is not known."""
+    group = broker.groups.get(group_id)
+    return subscribed_topics(group) if group is not None else set()
+
+
+async def _remove(broker: Broker, log: PartitionLog, group_id: str, topic: str, partitions: list[int]) -> ErrorCode:
+    for start in range(0, max(1, len(partitions)), _AT_ONCE):
+        await broker.turns.take()
+        await broker.flushes.make_early_room(log)
+        subscribed = _subscribed(broker, group_id)  # others were served meanwhile
+        if subscribed is None or topic in subscribed:
+            return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+        broker.offsets.remove(log, group_id, [(topic, index) for index in partitions[start : start + _AT_ONCE]])
+    await broker.flushes.flush_many(log)
+    return ErrorCode.NONE
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
@@ -19,23 +39,19 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     log = await broker.coordinator.log_of(group_id)
     if isinstance(log, ErrorCode):
         return {"error_code": log}
-    group = broker.groups.get(group_id)
-    if group is None and not broker.offsets.has(group_id):
+    if broker.groups.get(group_id) is None and not broker.offsets.has(group_id):
         return {"error_code": ErrorCode.GROUP_ID_NOT_FOUND}
-    subscribed = subscribed_topics(group) if group is not None else set()
-    if subscribed is None:
+    if _subscribed(broker, group_id) is None:
         return {"error_code": ErrorCode.NON_EMPTY_GROUP}
     topics = []
     for topic in message["topics"]:
         await broker.turns.take()
         name, partitions = topic["name"], [entry["partition_index"] for entry in topic["partitions"]]
-        code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if name in subscribed else ErrorCode.NONE
-        if not code:
-            try:
-                broker.offsets.remove(log, group_id, [(name, index) for index in partitions])
-            except OSError as error:
-                _log.error("offsets of group %s can't be removed: %s", group_id, error)
-                code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        try:
+            code = await _remove(broker, log, group_id, name, partitions)
+        except OSError as error:
+            _log.error("offsets of group %s can't be removed: %s", group_id, error)
+            code = ErrorCode.COORDINATOR_NOT_AVAILABLE
         topics.append(
             {"name": name, "partitions": [{"partition_index": index, "error_code": code} for index in partitions]}
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.coordinator.replies import refused_sync
 from spark_klog.protocol.codec import Message
 
 _FIRST_WITH_PROTOCOL = 5
@@ -20,6 +21,8 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         (message["protocol_type"], message["protocol_name"]),
         {entry["member_id"]: bytes(entry["assignment"]) for entry in message["assignments"]},
     )
+    if (code := await broker.coordinator.flushed(group)) and not answer["error_code"]:
+        answer = refused_sync(code)
     if request.version < _FIRST_WITH_PROTOCOL:
         answer = {"error_code": answer["error_code"], "assignment": answer["assignment"]}
     return answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.coordinator.commit_request import answer, not_written, sorted_out
+from spark_klog.broker.coordinator.commit_request import answer, encoded, not_written, sorted_out
 from spark_klog.broker.transactions.older_clients import as_known
 from spark_klog.broker.transactions.transaction import Producer
 from spark_klog.errors import ErrorCode
@@ -22,6 +22,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     group = message["group_id"]
     producer = Producer(message["producer_id"], message["producer_epoch"])
     codes, offsets = await sorted_out(broker, request, message)
+    commits = await encoded(group, offsets, producer=(producer.producer_id, producer.epoch))
     log = await broker.coordinator.log_of(group)
     failure = log if isinstance(log, ErrorCode) else ErrorCode.NONE
     if not group:
@@ -30,16 +31,17 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         failure, reason = await broker.transactions.may_append(
             message["transactional_id"], producer, log, of_offsets=True
         )
-        # nothing is waited for from here on
+        # nothing is waited for from here to the append
         if refusal := _membership(broker, message):
             failure = refusal
         elif failure:
             _log.warning("%s (%s): %s", request.client_id, request.peer, reason)
     if failure:
         codes = dict.fromkeys(codes, as_known(TXN_OFFSET_COMMIT, request.version, failure))
-    elif offsets and not isinstance(log, ErrorCode):
+    elif commits is not None and not isinstance(log, ErrorCode):
         try:
-            broker.offsets.stage(log, group, (producer.producer_id, producer.epoch), offsets)
+            broker.offsets.append(log, commits)
+            await broker.flushes.flush_many(log)
         except ProducerRefused as error:
             codes |= dict.fromkeys(offsets, error.code)
         except (BatchTooLarge, OSError) as error:

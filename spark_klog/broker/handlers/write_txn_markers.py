@@ -24,7 +24,7 @@ async def _write(broker: Broker, entry: dict[str, Any], is_admin: bool) -> Messa
         await broker.turns.take()
         code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         if is_admin:
-            code = write_marker(broker, (topic, partition), marker)
+            code = await write_marker(broker, (topic, partition), marker)
         return {"partition_index": partition, "error_code": code}
 
     topics = [

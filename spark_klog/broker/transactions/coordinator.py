@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from spark_klog.broker.background import Pace
 from spark_klog.broker.internal_topics import TRANSACTIONS_TOPIC
 from spark_klog.broker.registry import NO_LEADER
 from spark_klog.broker.stored_rows import Rows, read_log, stored_rows
@@ -72,6 +73,8 @@ class TransactionCoordinator:
         self._transactions: dict[str, Transaction] = {}
         #: Of those that are prepared: where markers are still missing.
         self._missing: dict[str, set[TopicPartition]] = {}
+        #: Those whose markers are being written.
+        self._writing: set[str] = set()
         #: Partitions of __transaction_state that can't be read: their ids would lose their epochs.
         self._unread: set[int] = set()
         #: Ids whose record there can't be read: the same.
@@ -139,7 +142,7 @@ class TransactionCoordinator:
                     return claimed
                 new_id = claimed
                 continue
-            if code := self._keep(log, outcome):
+            if code := await self._keep(log, outcome):
                 return code
             assert isinstance(outcome, Transaction)
             if not outcome.is_prepared:
@@ -155,11 +158,6 @@ class TransactionCoordinator:
 
     async def end(self, transactional_id: str, producer: Producer, *, commits: bool) -> ErrorCode:
         """EndTxn."""
-        ending = self._transactions.get(transactional_id)
-        for key in ending.partitions if ending is not None else ():
-            log = self._broker.logs.get(*key)
-            if log is not None:
-                await self._broker.flushes.make_early_room(log)  # for its marker
         return await self._change(
             transactional_id, lambda before: machine.end(before, producer, commits=commits, now_ms=self._now_ms())
         )
@@ -175,23 +173,36 @@ class TransactionCoordinator:
         if isinstance(log, ErrorCode):
             return log
         before = self._transactions.get(transactional_id)
-        return ErrorCode.INVALID_PRODUCER_ID_MAPPING if before is None else self._keep(log, event(before))
+        return ErrorCode.INVALID_PRODUCER_ID_MAPPING if before is None else await self._keep(log, event(before))
 
-    def _keep(self, log: PartitionLog, outcome: Outcome) -> ErrorCode:
-        """Write what comes of an event; the error where there is one."""
+    async def _keep(self, log: PartitionLog, outcome: Outcome) -> ErrorCode:
+        """Write what comes of an event; the error where there is one. It is appended and in force at once."""
         if isinstance(outcome, ErrorCode):
             return outcome
         if code := self._append(log, outcome.transactional_id, outcome):
             return code
         self._transactions[outcome.transactional_id] = outcome
+        if outcome.is_prepared:  # the client may be gone before all markers are written
+            self._missing[outcome.transactional_id] = set(outcome.partitions)
+        if not await self._is_flushed(log):
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if outcome.is_prepared:
-            self._write_markers(log, outcome)
+            await self._write_markers(log, outcome)
             self._is_due.set()
         return ErrorCode.NONE
 
+    async def _is_flushed(self, log: PartitionLog) -> bool:
+        """Whether what was appended is on the disk, as far as flush.messages asks for that."""
+        try:
+            await self._broker.flushes.flush_many(log)
+        except OSError as error:
+            _log.error("transactions can't be written to %s: %s", log.directory, error)
+            return False
+        return True
+
     def _append(self, log: PartitionLog, transactional_id: str, outcome: Transaction | None) -> ErrorCode:
         try:
-            log.append(memoryview(state_batch(transactional_id, outcome, self._now_ms())))
+            log.append(memoryview(state_batch(transactional_id, outcome, self._now_ms())), flushes=False)
         except BatchTooLarge as error:
             _log.error("transaction %s has too many partitions: %s", transactional_id, error)
             return ErrorCode.UNKNOWN_SERVER_ERROR
@@ -201,23 +212,38 @@ class TransactionCoordinator:
         self._broker.purgatory.wake((log.topic, log.partition))
         return ErrorCode.NONE
 
-    def _write_markers(self, log: PartitionLog, transaction: Transaction) -> None:
-        """Write those that this broker can; the others are left to `run`."""
-        marker = Marker(transaction.producer, transaction.commits, log.leader_epoch)
-        partitions = self._missing.pop(transaction.transactional_id, transaction.partitions)
-        missing = {key for key in partitions if write_marker(self._broker, key, marker) not in _SETTLED}
-        self._note_missing(log, transaction, missing)
+    async def _write_markers(self, log: PartitionLog, transaction: Transaction) -> None:
+        """Write those that this broker can, after the decision is on the disk; the others are left to `run`."""
+        transactional_id = transaction.transactional_id
+        if transactional_id in self._writing:
+            return
+        self._writing.add(transactional_id)
+        try:
+            if not await self._is_flushed(log) or self._transactions.get(transactional_id) is not transaction:
+                return
+            marker = Marker(transaction.producer, transaction.commits, log.leader_epoch)
+            missing = set()
+            for key in list(self._missing.get(transactional_id, ())):
+                await self._broker.turns.take()
+                if await write_marker(self._broker, key, marker) not in _SETTLED:
+                    missing.add(key)
+            await self._broker.flushes.make_early_room(log)
+            self._note_missing(log, transaction, missing)
+            await self._is_flushed(log)
+        finally:
+            self._writing.discard(transactional_id)
 
     def _note_missing(self, log: PartitionLog, transaction: Transaction, missing: set[TopicPartition]) -> None:
+        transactional_id = transaction.transactional_id
+        if self._transactions.get(transactional_id) is not transaction:
+            return  # all were forgotten meanwhile
+        self._missing[transactional_id] = missing
         if missing:
-            self._missing[transaction.transactional_id] = missing
             return
         done = machine.complete(transaction, self._now_ms())
-        if self._append(log, transaction.transactional_id, done):
-            self._missing[transaction.transactional_id] = missing  # to be tried again
-            return
-        self._missing.pop(transaction.transactional_id, None)
-        self._transactions[transaction.transactional_id] = done
+        if not self._append(log, transactional_id, done):  # else it is tried again
+            del self._missing[transactional_id]
+            self._transactions[transactional_id] = done
 
     async def may_append(
         self, transactional_id: str, producer: Producer, log: PartitionLog, *, of_offsets: bool = False
@@ -298,7 +324,8 @@ class TransactionCoordinator:
         for transaction in list(self._transactions.values()):
             if transaction.is_prepared and (log_of := self._log(transaction.transactional_id)) is not None:
                 _log.info("completing transaction %s: %s", transaction.transactional_id, transaction.state.text)
-                self._write_markers(log_of, transaction)
+                self._missing[transaction.transactional_id] = set(transaction.partitions)
+                await self._write_markers(log_of, transaction)
 
     def _log(self, transactional_id: str) -> PartitionLog | None:
         return self._broker.internal_log(TRANSACTIONS_TOPIC, transactional_id)
@@ -338,10 +365,10 @@ class TransactionCoordinator:
                 await self._write_missing()
                 if now - checked_at >= config.transaction_check_ms / 1000:
                     checked_at = now
-                    self._abort_timed_out()
+                    await self._abort_timed_out()
                 if now - expired_at >= config.transactional_id_check_ms / 1000:
                     expired_at = now
-                    self._expire()
+                    await self._broker.flushes.take(self._expire())
             except Exception:
                 _log.exception("the care of transactions failed, and is tried again")
 
@@ -349,10 +376,12 @@ class TransactionCoordinator:
         """Try again where this broker leads, and ask the others."""
         wanted: dict[int, dict[Marker, list[TopicPartition]]] = defaultdict(lambda: defaultdict(list))
         for transactional_id in list(self._missing):
-            log, transaction = self._log(transactional_id), self._transactions[transactional_id]
-            if log is None:
+            log, transaction = self._log(transactional_id), self._transactions.get(transactional_id)
+            if log is None or transaction is None or not transaction.is_prepared:
                 continue
-            self._write_markers(log, transaction)
+            await self._write_markers(log, transaction)
+            if transactional_id in self._writing or log.failure is not None:
+                continue  # the decision may not be on the disk
             marker = Marker(transaction.producer, transaction.commits, log.leader_epoch)
             for key in self._missing.get(transactional_id, ()):
                 node = self._broker.registry.leader_of(*key)
@@ -363,10 +392,14 @@ class TransactionCoordinator:
         answers = await asyncio.gather(*(self._send(node, markers) for node, markers in wanted.items()))
         settled = {(found[0], found[1]) for answer in answers for found in answer if found[2] in _SETTLED}
         for transactional_id, missing in list(self._missing.items()):
-            log, transaction = self._log(transactional_id), self._transactions[transactional_id]
+            log, transaction = self._log(transactional_id), self._transactions.get(transactional_id)
+            if log is None or transaction is None or transactional_id in self._writing:
+                continue
             left = {key for key in missing if (transaction.producer.producer_id, key) not in settled}
-            if log is not None and left != missing:
+            if left != missing:
                 self._note_missing(log, transaction, left)
+                await self._is_flushed(log)
+                await self._broker.flushes.make_early_room(log)
 
     async def _send(
         self, node: int, markers: Mapping[Marker, list[TopicPartition]]
@@ -385,22 +418,35 @@ class TransactionCoordinator:
         self._silent.add(node)
         return set()
 
-    def _abort_timed_out(self) -> None:
-        now = self._now_ms()
-        for transaction in list(self._transactions.values()):
-            log = self._log(transaction.transactional_id)
-            if log is not None and machine.is_timed_out(transaction, now):
-                limit = transaction.timeout_ms
-                _log.info("transaction %s is aborted: its %d ms are over", transaction.transactional_id, limit)
-                self._keep(log, machine.fence(transaction, now))
-
-    def _expire(self) -> None:
-        before = self._now_ms() - self._broker.config.transactional_id_expiration_ms
-        for transactional_id, transaction in list(self._transactions.items()):
+    async def _abort_timed_out(self) -> None:
+        now, pace = self._now_ms(), Pace()
+        for transactional_id in list(self._transactions):
+            await pace.rest()
             log = self._log(transactional_id)
-            if log is None or not machine.is_expired(transaction, before):
+            if log is not None and self._timed_out(transactional_id, now):
+                await self._broker.flushes.make_early_room(log)
+            transaction = self._timed_out(transactional_id, now)
+            if log is not None and transaction is not None:
+                limit = transaction.timeout_ms
+                _log.info("transaction %s is aborted: its %d ms are over", transactional_id, limit)
+                await self._keep(log, machine.fence(transaction, now))
+
+    def _timed_out(self, transactional_id: str, now_ms: int) -> Transaction | None:
+        transaction = self._transactions.get(transactional_id)
+        return transaction if transaction is not None and machine.is_timed_out(transaction, now_ms) else None
+
+    def _expire(self) -> Iterator[PartitionLog | None]:
+        """Steps of `LogFlushes.take`."""
+        before = self._now_ms() - self._broker.config.transactional_id_expiration_ms
+        for transactional_id in list(self._transactions):
+            transaction = self._transactions.get(transactional_id)
+            if transaction is None or not machine.is_expired(transaction, before):
+                yield None
                 continue
-            if not self._append(log, transactional_id, None):
+            log = self._log(transactional_id)
+            yield log
+            is_there = log is not None and self._transactions.get(transactional_id) is transaction
+            if log is not None and is_there and not self._append(log, transactional_id, None):
                 del self._transactions[transactional_id]
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _VERSION = 1
+#: A marker's batch takes less.
+_MARKER_BYTES = 128
 
 
 class Marker(NamedTuple):
@@ -30,12 +32,18 @@ class Marker(NamedTuple):
     coordinator_epoch: int
 
 
-def write_marker(broker: Broker, key: TopicPartition, marker: Marker) -> ErrorCode:
-    """Append a marker to a partition that this broker leads, or why it can't be."""
+async def write_marker(broker: Broker, key: TopicPartition, marker: Marker) -> ErrorCode:
+    """Append a marker to a partition that this broker leads, or why it can't be.
+
+    It waits for room in the log, and for the flush that flush.messages asks for.
+    """
+    log = broker.logs.get(*key)
+    if log is not None:
+        await broker.flushes.make_early_room(log, _MARKER_BYTES)
     leads = broker.registry.leads(*key)
     if not leads:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if leads is None else ErrorCode.NOT_LEADER_OR_FOLLOWER
-    log = broker.logs.get(*key)
+    log = broker.logs.get(*key)  # again, as the topic may have been made anew
     if log is None:
         return ErrorCode.KAFKA_STORAGE_ERROR
     if key[0] == OFFSETS_TOPIC and broker.coordinator.is_loading:  # the loader would not see a marker behind its back
@@ -43,16 +51,18 @@ def write_marker(broker: Broker, key: TopicPartition, marker: Marker) -> ErrorCo
     producer, commits, epoch = marker
     try:
         log.append(
-            memoryview(marker_batch(producer, commits=commits, coordinator_epoch=epoch, now_ms=system_ms()))
-        )  # fmt: skip
+            memoryview(marker_batch(producer, commits=commits, coordinator_epoch=epoch, now_ms=system_ms())),
+            flushes=False,
+        )
+        if key[0] == OFFSETS_TOPIC:
+            broker.offsets.complete(key[1], producer.producer_id, committed=commits)
+        await broker.flushes.flush_many(log)
     except ProducerRefused as error:
         _log.warning("no marker for %s: %s", log.directory.name, error)
         return error.code
     except (BatchTooLarge, OSError) as error:
         _log.error("a marker can't be written to %s: %s", log.directory, error)
         return ErrorCode.KAFKA_STORAGE_ERROR
-    if key[0] == OFFSETS_TOPIC:
-        broker.offsets.complete(key[1], producer.producer_id, committed=commits)
     broker.purgatory.wake(key)
     return ErrorCode.NONE
 
