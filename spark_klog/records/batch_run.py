@@ -63,9 +63,11 @@ def run_of(
     for at, header in batches:
         if isinstance(header, BatchHeader) and header.producer_id >= 0:
             producers.append(at)
-        if header.max_timestamp > timestamp:
+        # a base offset that is damaged may be any: no checksum covers it
+        has_entry = 0 <= header.last_offset - target.base_offset <= MAX_RELATIVE
+        if header.max_timestamp > timestamp and has_entry:
             timestamp, timestamp_offset = header.max_timestamp, header.last_offset
-        if since > target.interval and header.last_offset - target.base_offset <= MAX_RELATIVE:
+        if since > target.interval and has_entry:
             offsets += _OFFSET_ENTRY.pack(header.last_offset - target.base_offset, target.position + at)
             if timestamp > indexed:
                 times += _TIME_ENTRY.pack(timestamp, timestamp_offset - target.base_offset)

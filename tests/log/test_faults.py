@@ -283,6 +283,31 @@ def test_damage_before_the_recovery_point_is_named_and_not_cut() -> None:
     assert content(again) == appended[:2]
 
 
+def test_a_base_offset_that_is_damaged_is_no_index_entry() -> None:
+    """No checksum covers it: the indexes of its segment are built over it, whatever it claims."""
+    files, times = FaultyFiles(), [NOW, NOW + 20, *range(NOW + 10, NOW, -1)]
+    log = open_log(files)
+    for when in times:
+        log.append(memoryview(make_batch([(b"k", bytes(60))] * 2, [when] * 2)))
+    log.close()
+    batches, damaged = content(log), log.segments[0].path
+    position = files.read(damaged).index(batches[1][1])
+    for bit in range(64):
+        left = files.after_crash(random.Random(1), power=False)
+        left.remove(damaged.with_suffix(".index"))
+        left.open(damaged).write_at(position, struct.pack(">Q", batches[1][0] ^ 1 << bit))
+        again = open_log(left, clean=True)
+        for offset, data in batches:
+            try:
+                found = again.read(offset, 1)
+            except LogCorrupted as error:
+                assert str(damaged) in str(error)
+                assert offset < log.segments[1].base_offset
+                continue
+            assert found is not None
+            assert found.read() == data or offset < log.segments[1].base_offset
+
+
 def test_a_log_that_ends_before_its_recovery_point_is_named() -> None:
     files, appended = FaultyFiles(), list[tuple[int, bytes]]()
     log = open_log(files, LogConfig(index_interval_bytes=150))
