@@ -112,7 +112,7 @@ def _traffic(broker: Broker) -> Iterator[Family]:
     for name, text, of_log in (
         ("bytes_in_total", "Bytes of records appended", lambda log: log.appended_bytes),
         ("records_in_total", "Records appended", lambda log: log.end_offset - log.opened_at),
-        ("log_flushes_total", "Flushes to the disk", lambda log: log.flushes),
+        ("log_flushes_total", "Flushes to the disk", lambda log: log.flushed.count),
         ("log_expired_segments_total", "Segments that retention deleted", lambda log: log.expired_segments),
     ):
         yield _family(name, COUNTER, text, ("topic",), _by_topic(broker, of_log))

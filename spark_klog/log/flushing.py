@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -48,3 +49,53 @@ class Flush:
                     self.files.replace(*self.snapshot)
                 except OSError as error:
                     self.snapshot_error = error
+
+
+class Flushed:
+    """What of a log is on the disk. One thread at a time; `now_ms` is the time in ms since the epoch.
+
+    `has_new_name`: whether the name of the log's folder may not be on the disk.
+    """
+
+    def __init__(
+        self, files: FileSystem, folder: Path, recovery_point: int, now_ms: Callable[[], int], *, has_new_name: bool
+    ) -> None:
+        self._files, self._folder, self._now_ms = files, folder, now_ms
+        self.paths = Paths()
+        #: What lies before it is on the disk.
+        self.recovery_point = recovery_point
+        #: The end of the log when its snapshot of producers was written, -1 before the first.
+        self.snapshot_at = -1
+        #: When the last flush ended (ms), and how many there were since the log was opened.
+        self.at_ms, self.count = now_ms(), 0
+        #: How many files have been made, and how many of their names are on the disk.
+        self._made_files, self._named_files = 1, 0
+        self._has_new_name = has_new_name
+
+    def note_made(self) -> None:
+        """A file may have been made in the folder."""
+        self._made_files += 1
+
+    def begin(
+        self, end_offset: int, opened: list[File], snapshot: tuple[Path, bytes] | None, index: TransactionIndex
+    ) -> Flush:
+        """A flush of all before `end_offset`, which is in the `opened` files; `index` is the active segment's."""
+        folders = [self._folder] if self._named_files < self._made_files else []
+        if self._has_new_name:
+            folders.append(self._folder.parent)
+        transactions = index, index.written_bytes
+        return Flush(end_offset, self._made_files, self._files, opened, folders, snapshot, transactions, self.paths)
+
+    def end(self, flush: Flush) -> None:
+        """A flush has run; OSError if its snapshot could not be written."""
+        self.recovery_point = max(self.recovery_point, flush.end_offset)
+        index, synced_bytes = flush.transactions
+        index.note_synced(synced_bytes)
+        self._named_files = max(self._named_files, flush.made_files)
+        self._has_new_name = False
+        self.at_ms = self._now_ms()
+        self.count += 1
+        if flush.snapshot_error is not None:
+            raise flush.snapshot_error
+        if flush.snapshot is not None:
+            self.snapshot_at = flush.end_offset

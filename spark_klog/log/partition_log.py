@@ -26,7 +26,7 @@ from spark_klog.log.append_run import Appended, assigned, is_full, run_in
 from spark_klog.log.config import LOG_APPEND_TIME, LogConfig
 from spark_klog.log.deleted_files import DeletedFiles
 from spark_klog.log.file_system import FileInfo, FileSystem, LocalFileSystem
-from spark_klog.log.flushing import Flush, Paths
+from spark_klog.log.flushing import Flush, Flushed
 from spark_klog.log.index_memory import IndexMemory
 from spark_klog.log.leader_epochs import LeaderEpochs
 from spark_klog.log.names import partition_of_folder, retired_folder
@@ -89,10 +89,11 @@ class PartitionLog:
         self._now_ms = now_ms
         self._kernel = kernels.load()
         is_new_folder = files.make_folder(directory)
-        if overrides:
-            write_overrides(files, directory, overrides)
         self._defaults = config
         self._overrides = read_overrides(files, directory)
+        if overrides is not None and overrides != self._overrides:  # the folder may be of a creation that failed
+            write_overrides(files, directory, overrides)
+            self._overrides = dict(overrides)
         self.config = replace(config, **self._overrides)
         #: None until it is given one: Kafka of before 2.8 wrote none.
         self.topic_id = topic_id_of(files, directory)
@@ -115,23 +116,16 @@ class PartitionLog:
         self._epochs = LeaderEpochs(files, directory)
         if is_new_folder:
             self._epochs.begin(self.end_offset)  # here, as the first append is not to wait for the disk
-        self._paths = Paths()
-        #: The end of the log when its snapshot of producers was written.
-        self._snapshot_at = _NONE
-        #: What lies before it is on the disk.
-        self.recovery_point = min(recovery_point, self.end_offset)
-        self._flushed_ms = now_ms()
-        #: How many files have been made, and how many of their names are on the disk.
-        self._made_files, self._named_files = 1, 0
-        #: Whether the folder's name may not be on the disk: it was made now, or before a crash or a failure.
-        self._is_new_folder = is_new_folder or not clean or not self.end_offset
+        # The folder's name may not be on the disk: it was made now, or before a crash or a failure.
+        is_new_name = is_new_folder or not clean or not self.end_offset
+        self.flushed = Flushed(files, directory, min(recovery_point, self.end_offset), now_ms, has_new_name=is_new_name)
         #: Why the log takes no more until it is opened again.
         self.failure: OSError | None = None
         #: False once it is closed or retired.
         self.is_open = True
         self.deleted_files = DeletedFiles(files, now_ms)
-        #: Since it was opened: offsets before the appends, bytes appended, flushes, segments that retention deleted.
-        self.opened_at, self.appended_bytes, self.flushes, self.expired_segments = self.end_offset, 0, 0, 0
+        #: Since it was opened: offsets before the appends, bytes appended, segments that retention deleted.
+        self.opened_at, self.appended_bytes, self.expired_segments = self.end_offset, 0, 0
 
     def set_topic_id(self, topic_id: UUID) -> None:
         """The topic's id, for a log that has none; OSError."""
@@ -147,6 +141,11 @@ class PartitionLog:
     def high_watermark(self) -> int:
         """The end of what consumers may read: without replication the end of the log."""
         return self.end_offset
+
+    @property
+    def recovery_point(self) -> int:
+        """The offset up to which the log has been flushed."""
+        return self.flushed.recovery_point
 
     @property
     def last_stable_offset(self) -> int:
@@ -249,7 +248,7 @@ class PartitionLog:
         """Begin a new segment; what there is has been flushed then. OSError: there is no new segment."""
         active = self._segments[-1]
         active.seal()
-        if self._snapshot_at != self.end_offset:  # else a flush beside the appends has ended just now
+        if self.flushed.snapshot_at != self.end_offset:  # else a flush beside the appends has ended just now
             self._flush(with_snapshot=True)
         new = self.segment(self.end_offset, FileInfo(0, self._now_ms()))
         try:
@@ -259,7 +258,7 @@ class PartitionLog:
             raise
         active.close()
         self._segments = (*self._segments, new)
-        self._made_files += 1
+        self.flushed.note_made()
         _log.info("%s rolled at offset %d", self.directory.name, self.end_offset)
 
     def segment(self, base_offset: int, info: FileInfo, *, has_transactions: bool = False) -> Segment:
@@ -271,10 +270,8 @@ class PartitionLog:
 
     def _remove_new(self, segment: Segment) -> None:
         """Remove the files of a segment that could not be begun: the next start would take it for the active one."""
-        segment.detach()
         try:
-            for path in segment.paths():
-                self.files.remove(path)
+            segment.remove()
         except OSError as error:
             self.fail(error, "a segment that could not be begun can't be removed")
             raise
@@ -289,7 +286,7 @@ class PartitionLog:
             aborted = self.producers.add(header, data[position : position + header.size])
             if aborted is not None:
                 self._segments[-1].transaction_index.append(aborted)
-                self._made_files += 1  # its file may be new
+                self.flushed.note_made()  # its file may be new
 
     def flush(self) -> None:
         """Return when all that was appended is on the disk; OSError, and then the log takes no more."""
@@ -310,16 +307,9 @@ class PartitionLog:
         if self.failure is not None:
             raise self.failure
         opened = self._segments[-1].unsynced_files()
-        folders = [self.directory] if self._named_files < self._made_files else []
-        if self._is_new_folder:
-            folders.append(self.directory.parent)
         path = self.directory / (segment_name(self.end_offset) + SNAPSHOT)
         snapshot = (path, self.producers.encode()) if with_snapshot else None
-        index = self._segments[-1].transaction_index
-        transactions = index, index.written_bytes
-        return Flush(
-            self.end_offset, self._made_files, self.files, opened, folders, snapshot, transactions, self._paths
-        )
+        return self.flushed.begin(self.end_offset, opened, snapshot, self._segments[-1].transaction_index)
 
     def end_flush(self, flush: Flush, error: OSError | None = None) -> None:
         """A flush has run, or failed: then the log takes no more. OSError if the snapshot can't be written."""
@@ -329,17 +319,7 @@ class PartitionLog:
             # The kernel may have dropped the dirty pages: a later fsync that succeeds would prove nothing.
             self.fail(error, "flush failed")
             return
-        self.recovery_point = max(self.recovery_point, flush.end_offset)
-        index, synced_bytes = flush.transactions
-        index.note_synced(synced_bytes)
-        self._named_files = max(self._named_files, flush.made_files)
-        self._is_new_folder = False
-        self._flushed_ms = self._now_ms()
-        self.flushes += 1
-        if flush.snapshot_error is not None:
-            raise flush.snapshot_error
-        if flush.snapshot is not None:
-            self._snapshot_at = flush.end_offset
+        self.flushed.end(flush)
 
     @property
     def has_many_unflushed(self) -> bool:
@@ -348,7 +328,7 @@ class PartitionLog:
 
     def waits_to_roll(self, size: int, timestamp: int) -> bool:
         """Whether an append of so many bytes, up to that time (ms), begins a new segment and waits for a flush then."""
-        return self._snapshot_at != self.end_offset and self.is_full(size, timestamp)
+        return self.flushed.snapshot_at != self.end_offset and self.is_full(size, timestamp)
 
     def is_full(self, size: int, timestamp: int) -> bool:
         """Whether so many bytes of records, up to that time (ms), belong into a new segment."""
@@ -360,7 +340,7 @@ class PartitionLog:
     @property
     def waits_to_expire(self) -> bool:
         """Whether retention leaves no segment, so that a new one begins, and waits for a flush then."""
-        if self._snapshot_at == self.end_offset or not self._segments[-1].size or self.failure is not None:
+        if self.flushed.snapshot_at == self.end_offset or not self._segments[-1].size or self.failure is not None:
             return False
         return self._count_expired() == len(self._segments)
 
@@ -415,13 +395,16 @@ class PartitionLog:
         """Delete the records before offset `before`; the log's first offset afterwards. Segments before it go now, if
         they are not many, or with those that expire.
 
-        `OffsetOutOfRange` if it is negative or beyond the high watermark; `LogRetired`, OSError.
+        `OffsetOutOfRange` if it is negative or beyond the high watermark; `LogRetired`.
         """
         self.check_open()
         if not 0 <= before <= self.high_watermark:
             raise OffsetOutOfRange(self.topic, self.partition, (before, before), (self.start_offset, self.end_offset))
         self._start_at(max(self.start_offset, before))
-        self.delete_expired(SEGMENTS_AT_ONCE)
+        try:
+            self.delete_expired(SEGMENTS_AT_ONCE)
+        except OSError as error:  # the start is in force, the files go in time
+            _log.warning("%s: segments before offset %d are deleted later: %s", self.directory, before, error)
         return self.start_offset
 
     def _start_at(self, offset: int) -> None:
@@ -461,7 +444,7 @@ class PartitionLog:
     @property
     def is_flush_due(self) -> bool:
         """Whether flush.ms asks for it."""
-        is_over = self._now_ms() - self._flushed_ms >= self.config.flush_ms
+        is_over = self._now_ms() - self.flushed.at_ms >= self.config.flush_ms
         return is_over and self.recovery_point < self.end_offset and self.failure is None and self.is_open
 
     def flush_due(self) -> None:
@@ -505,9 +488,9 @@ class PartitionLog:
         be under way. Nothing is written to the old path from now on: a new log may be there.
         """
         retired = retired_folder(self.directory, suffix)
-        with self._paths.lock:
+        with self.flushed.paths.lock:
             self.files.rename(self.directory, retired)
-            self._paths.are_ours = False
+            self.flushed.paths.are_ours = False
         self.is_open = False
         for segment in self._segments:
             segment.detach()

@@ -144,18 +144,15 @@ class Segment:
             except OSError as error:
                 _log.warning("%s: what a failed write has left can't be cut off yet: %s", self.path, error)
             raise
-        self._add_entries(run)
+        self._state = run.state
+        self.offset_index.append(run.offset_entries)
+        self.time_index.append(run.time_entries)
         self.size += run.end
 
     def _cut_rest(self) -> None:
         if self._has_rest:
             self.file.truncate(self.size)
             self._has_rest = False
-
-    def _add_entries(self, run: BatchRun) -> None:
-        self._state = run.state
-        self.offset_index.append(run.offset_entries)
-        self.time_index.append(run.time_entries)
 
     def position_of(self, offset: int) -> tuple[int, Header] | None:
         """Where the first batch begins whose last offset is `offset` or later, with its header; None beyond the end."""
@@ -333,16 +330,19 @@ class Segment:
         self.time_index.sync()
 
     def _rebuild(self, *, checks: bool) -> tuple[int, DamagedBatch | None]:
+        self._state = None
         self.offset_index.clear()
         self.time_index.clear()
-        self._state, next_offset = IndexState(), self.base_offset
+        state, next_offset, damage = IndexState(), self.base_offset, None
         try:
             for run in scan(self.file, self.base_offset, self.size, self.interval, checks=checks):
-                next_offset = run.next_offset
-                self._add_entries(run)
+                self.offset_index.append(run.offset_entries)
+                self.time_index.append(run.time_entries)
+                state, next_offset = run.state, run.next_offset
         except DamagedBatch as error:
-            return next_offset, error
-        return next_offset, None
+            damage = error
+        self._state = state  # not before: what a read that failed has left is only half of the entries
+        return next_offset, damage
 
     def cut(self, size: int) -> None:
         """Make the file that short; OSError. The indexes end before it: `recover` has built them up to there."""
@@ -389,6 +389,12 @@ class Segment:
         for index in (self.offset_index, self.time_index, self.transaction_index):
             index.detach()
         self._kept_file = None
+
+    def remove(self) -> None:
+        """Remove the files, there or not; OSError."""
+        self.detach()
+        for path in self.paths():
+            self._files.remove(path)
 
     def rename(self, suffix: str) -> None:
         """Rename all files by adding a suffix. OSError: the log still has the segment unless it `is_detached`.

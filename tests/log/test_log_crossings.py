@@ -7,12 +7,14 @@ import random
 import threading
 from io import FileIO
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from spark_klog.log import file_system
 from spark_klog.log.config import LogConfig
 from spark_klog.log.directory import LogDirectory
+from spark_klog.log.partition_files import PARTITION_METADATA
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.transaction_index import AbortedTransaction
 from spark_klog.records.control import ABORT
@@ -127,3 +129,20 @@ def test_a_file_that_another_thread_lets_go_of_is_opened_again(tmp_path: Path, m
         thread.join()
     assert len(file.read_at(0, 8)) == 8
     log.close()
+
+
+def test_settings_of_a_creation_that_failed_are_not_those_of_the_next(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    directory = LogDirectory(tmp_path, 0, LogConfig(), files=files)
+    files.faults = Faults(fails=lambda operation, path: operation == "write" and path.name == PARTITION_METADATA)
+    with pytest.raises(OSError, match="Input/output"):
+        directory.make("t", 0, uuid4(), {"retention_ms": 5})
+    files.faults = Faults()
+    log = directory.make("t", 0, uuid4(), {})
+    assert log.overrides == {}
+    assert log.config == LogConfig()
+    directory.logs["t", 0] = log
+    directory.close()
+    again = LogDirectory(tmp_path, 0, LogConfig(), files=files)
+    assert again.logs["t", 0].overrides == {}
+    again.close()
