@@ -25,6 +25,7 @@ from spark_klog.log.compaction_plan import (
     retains_legacy_tombstones,
 )
 from spark_klog.log.file_system import File, FileInfo, write_all
+from spark_klog.log.flushing import Flush
 from spark_klog.log.offset_map import OffsetMap
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.recovery import CLEANED, SWAP
@@ -104,6 +105,7 @@ class _Round:
 
     def run(self, now_ms: int) -> int:
         log, found = self._log, self._found
+        self._flush()
         segments, infos, aborted, producers = self._in_owner(self._facts)
         self._offsets.clear()
         dirty = [
@@ -131,6 +133,23 @@ class _Round:
                 raise _Gone
         _log.info("%s compacted up to offset %d: %s", log.directory.name, end, cleaner.stats)
         return end
+
+    def _flush(self) -> None:
+        """Flush the markers that say which transactions count: records go because of them."""
+        flush = self._in_owner(self._begin_flush)
+        if flush is None:
+            return
+        try:
+            flush.run()
+        except OSError as error:
+            self._in_owner(partial(self._log.end_flush, flush, error))
+            self._check_there(())  # else the files were away because the log was deleted
+            raise
+        self._in_owner(partial(self._log.end_flush, flush))
+
+    def _begin_flush(self) -> Flush | None:
+        self._check_there(())
+        return self._log.begin_flush(with_snapshot=False) if self._log.recovery_point < self._log.end_offset else None
 
     def _facts(
         self,

@@ -183,6 +183,28 @@ def test_an_aborted_transaction_that_ends_beyond_the_cleanable_part_supersedes_n
     assert [item[:2] for item in records(log)] == [(0, b"a"), (2, b"b"), (4, b"c"), (6, b"d")]
 
 
+def test_what_a_transaction_supersedes_goes_when_its_commit_is_on_the_disk() -> None:
+    """Else a power failure takes the commit, and what was committed and flushed before would be gone."""
+    files = FaultyFiles()
+    log = PartitionLog(FOLDER, CONFIG, files=files, now_ms=Clock())
+
+    def append(pair: tuple[bytes, bytes | None], producer: int = -1, attributes: int = 0, sequence: int = 0) -> None:
+        epoch, sequence = (-1, -1) if producer < 0 else (0, sequence)
+        batch = encoded([pair], [NOW], producer=producer, epoch=epoch, sequence=sequence, attributes=attributes)
+        log.append(memoryview(bytearray(batch)))
+
+    append((b"a", b"first"))
+    append((b"a", b"second"), 1, TRANSACTIONAL)
+    log.roll()
+    append(marker_pair(COMMIT), 1, TRANSACTIONAL | CONTROL, -1)
+    clean(log, None)
+    assert [item[:2] for item in records(log)] == [(1, b"a")]
+    for seed in range(10):
+        left = files.after_crash(random.Random(seed), power=True)
+        again = PartitionLog(FOLDER, CONFIG, files=left, recovery_point=log.recovery_point, now_ms=Clock())
+        assert [item[0] for item in records(again) if item[0] < again.last_stable_offset]
+
+
 def test_a_round_that_is_given_up_changes_nothing() -> None:
     """At any batch: groups that were done stay so."""
 
