@@ -1,12 +1,12 @@
-"""A cluster inside the caller's process tree: real brokers, and a real ZooKeeper where asked for.
+"""A cluster in child processes of the caller: brokers, and ZooKeeper on request.
 
     DATA_DIR/broker-N/       data directory of broker N      DATA_DIR/broker-N.log   its log
     DATA_DIR/directories/    the brokers' shared tree, without ZooKeeper
     DATA_DIR/zookeeper/      ZooKeeper's data                DATA_DIR/zookeeper.log
-    DATA_DIR/klog-cluster.properties   says that this is a cluster's (see `log.layout`)
+    DATA_DIR/klog-cluster.properties   marks the directory as a cluster's (see `log.layout`)
     DATA_DIR/.lock                     one cluster at a time (see `log.lock`)
 
-Every process started here reads a pipe from the caller and stops when that ends: none outlives it.
+Every process reads a pipe from the caller and stops when the pipe ends, so none outlives the caller.
 """
 
 from __future__ import annotations
@@ -41,38 +41,36 @@ _log = logging.getLogger(__name__)
 _HOST = "127.0.0.1"
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
-#: Runs a program that does not read its stdin, until the pipe that is ours ends.
+#: Shell command that runs a program which does not read its stdin, and stops it when our pipe ends.
 _SUPERVISED = (
     "sh",
     "-c",
     '"$@" </dev/null & child=$!; cat >/dev/null; kill $child 2>/dev/null; wait $child',
     "sh",
 )
-
-
-#: A broker that refuses to start says why in its last line.
+#: Prefix of a broker's last line if it refuses to start: the reason follows.
 _REFUSAL = "klog: "
 
 
 class ClusterStartError(KlogError):
-    """A process of the cluster did not start; the message says why, or ends with its log."""
+    """A process of the cluster did not start; the message has the reason or the end of its log."""
 
 
 def _usable_port(port: int, option: str) -> int:
-    """The port, a free one for 0; `ConfigError` names the option where it is in use."""
+    """The port, or a free one for 0; `ConfigError`, which names the option, if it is in use."""
     try:
         with socket.create_server((_HOST, port)) as server:
             found: int = server.getsockname()[1]
             return found
     except (OSError, OverflowError) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0]  # the address is told
+        reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0]  # without the address
         raise ConfigError(f"can't listen on {_HOST}:{port}: {reason}; choose another {option}") from None
 
 
 def _await_orphans(lock: int, data_dir: Path) -> None:
-    """Wait until the processes of a cluster whose parent was killed have ended: each has inherited a lock (flock).
+    """Wait until the processes of a cluster whose parent was killed have ended; they share its lock (flock).
 
-    `LogDirLocked` if that takes too long.
+    `LogDirLocked` after 30 s.
     """
     deadline = time.monotonic() + _STOP_SECONDS
     is_told = False
@@ -81,17 +79,15 @@ def _await_orphans(lock: int, data_dir: Path) -> None:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if not is_told:
-                _log.warning("%s: processes of a cluster that was killed are stopping; waiting for them", data_dir)
+                _log.warning("%s: waiting for processes of a killed cluster to stop", data_dir)
                 is_told = True
             if time.monotonic() > deadline:
-                raise LogDirLocked(
-                    f"{data_dir} is held by processes of a cluster that was killed; stop these first"
-                ) from None
+                raise LogDirLocked(f"{data_dir} is in use by processes of a killed cluster; stop them first") from None
         time.sleep(0.05)
 
 
 class _Process:
-    """A subprocess whose stdin we hold; it inherits `lock`. `DataDirectoryError` where its log can't be written."""
+    """A subprocess with its stdin as a pipe; it inherits `lock`. `DataDirectoryError` if its log can't be written."""
 
     def __init__(self, command: list[str], log: Path, stdout: int | IO[bytes], lock: int) -> None:
         self.log = log
@@ -109,7 +105,7 @@ class _Process:
             )
 
     def start_error(self, name: str) -> ClusterStartError:
-        """Why it did not start: its refusal, or what it has logged since."""
+        """The error with the reason that the process gave, or with what it logged since its start."""
         with self.log.open("rb") as file:
             file.seek(self._log_start)
             text = file.read().decode(errors="replace").strip()
@@ -119,13 +115,13 @@ class _Process:
         return ClusterStartError(f"{name} did not start; {self.log} ends with:\n{text[-2000:]}")
 
     def tell(self, line: bytes) -> None:
-        """Send a line to its stdin; OSError where it has ended."""
+        """Send a line to the process's stdin; OSError if it has ended."""
         assert self.popen.stdin is not None
         self.popen.stdin.write(line)
         self.popen.stdin.flush()
 
     def stop(self) -> None:
-        """End its stdin, then insist."""
+        """Close stdin, wait for the process to end, kill it after 30 s."""
         if self.popen.stdin is not None:
             self.popen.stdin.close()
         try:
@@ -142,20 +138,19 @@ class _Process:
 
 
 class EmbeddedCluster:
-    """A context manager: `brokers` brokers on free loopback ports, in `data_dir` (None: a temporary one).
+    """A context manager: `brokers` brokers on free loopback ports, with data in `data_dir` (None: a temporary one).
 
-    `listen` is HOST:PORT of broker 0 (the others get free ports of that host), `zookeeper_port` ZooKeeper's. A port
-    that is in use is a `ConfigError`, or a `ClusterStartError` of the broker. `DataDirectoryError` where `data_dir` is
-    something else than a cluster's directory or a new one, or can't be written; `LogDirLocked` where a cluster runs on
-    it.
+    `listen` is HOST:PORT of broker 0 (the others get free ports of that host), `zookeeper_port` is ZooKeeper's. If a
+    port is in use: `ConfigError`, or `ClusterStartError` of the broker. `DataDirectoryError` if `data_dir` is neither
+    new nor a cluster's directory, or can't be written; `LogDirLocked` if a cluster runs on it.
 
-    `settings` are broker settings by Kafka's names; unlike a broker of its own it keeps records for ever
-    (log.retention.ms=-1): those of tests and examples often have times of long ago. `log_format` is that of the
-    brokers' logs, "text" or "json". `ClusterStartError` names what did not start.
+    `settings` are broker settings by Kafka's names. Unlike a single broker, the cluster keeps records for ever
+    (log.retention.ms=-1), because tests and examples often write old timestamps. `log_format` of the brokers' logs is
+    "text" or "json". `ClusterStartError` names the process that did not start.
 
-    `faults` (see `spark_klog.broker.faults`) happen from the first request on; while it is not None, be it empty,
-    `inject` and `clear_faults` change them. They wait until every broker has obeyed: what is asked of it from then on
-    meets the new faults. A broker that is restarted begins them anew. `ConfigError` for a fault that can't be.
+    `faults` (see `spark_klog.broker.faults`) apply from the first request on. If it is not None (it may be empty),
+    `inject` and `clear_faults` change them, and return when every broker has applied the change. A restarted broker
+    starts them from the beginning. `ConfigError` for an invalid fault.
     """
 
     def __init__(
@@ -170,13 +165,13 @@ class EmbeddedCluster:
         zookeeper_port: int | None = None,
     ) -> None:
         if brokers < 1:
-            raise ConfigError(f"brokers={brokers}: at least one is wanted")
+            raise ConfigError(f"brokers={brokers}: give at least 1")
         if zookeeper_port is not None and not zookeeper:
-            raise ConfigError(f"zookeeper_port={zookeeper_port}: no ZooKeeper is started without zookeeper=True")
+            raise ConfigError(f"zookeeper_port={zookeeper_port} needs zookeeper=True")
         if isinstance(faults, Fault):
-            raise ConfigError("faults is one Fault: a list of them is wanted")
+            raise ConfigError("faults is a single Fault: give a list of faults")
         if listen is not None and "listeners" in (settings or {}):
-            raise ConfigError(f"listen={listen!r} and the setting listeners exclude each other")
+            raise ConfigError(f"listen={listen!r} and the setting listeners exclude each other: give one of them")
         host, port = parse_listen(listen) if listen is not None else (_HOST, 0)
         self._listen_first, self._listen_others = host_and_port(host, port), host_and_port(host, 0)
         self._count = brokers
@@ -185,28 +180,28 @@ class EmbeddedCluster:
         self._settings = {"log.retention.ms": "-1", "group.initial.rebalance.delay.ms": "0"} | (settings or {})
         self._log_format = log_format
         self._brokers: dict[int, _Process] = {}
-        #: HOST:PORT of each broker that was started.
+        #: HOST:PORT of each started broker.
         self._addresses: dict[int, str] = {}
         self._zookeeper: _Process | None = None
         self._zookeeper_port = zookeeper_port or 0
-        #: The descriptor that holds the directory's lock while the cluster runs.
+        #: Descriptor with the directory's lock while the cluster runs.
         self._lock: int | None = None
         self.zookeeper_connect: str | None = None
         self._faults = None if faults is None else list(faults)
-        #: One dialogue with the brokers at a time.
+        #: Held during a command to the brokers and their answers.
         self._telling = threading.Lock()
         for fault in self._faults or ():
             self._check_fault(fault)
 
     @property
     def bootstrap_servers(self) -> str:
-        """HOST:PORT of every broker that was started, those that were killed too."""
+        """HOST:PORT of every started broker, killed ones included."""
         return ",".join(address for _, address in sorted(self._addresses.items()))
 
     def start(self) -> EmbeddedCluster:
-        """Start everything; on failure nothing is left running."""
+        """Start all processes; if one fails, stop the others."""
         if self._lock is not None:
-            raise ConfigError("the cluster has been started already")
+            raise ConfigError("the cluster is already started")
         self.data_dir = self._given_dir or Path(tempfile.mkdtemp(prefix="klog-"))
         try:
             self._open_data_dir()
@@ -228,7 +223,7 @@ class EmbeddedCluster:
         mark_cluster(self.data_dir, zookeeper=self._with_zookeeper)
         if missing := [str(broker_id) for broker_id in known if broker_id >= self._count]:
             _log.warning(
-                "%s has data of %d brokers, %d started: partitions of broker %s are not served",
+                "%s has data of %d brokers, only %d started: partitions of broker %s are unavailable",
                 *(self.data_dir, len(known), self._count, ", ".join(missing)),
             )
 
@@ -266,13 +261,13 @@ class EmbeddedCluster:
         self.zookeeper_connect = f"{_HOST}:{port}"
 
     def restart(self, broker_id: int) -> None:
-        """Start a broker that was killed (or not yet started) on its port and data.
+        """Start a broker that was killed (or not yet started), with its port and data.
 
-        `ConfigError` where it runs, or there is no such broker; `ClusterStartError`.
+        `ConfigError` if it is running or unknown; `ClusterStartError`.
         """
         self._check_id(broker_id)
         if self._lock is None:
-            raise ConfigError(f"broker {broker_id} can't be started: the cluster is not; call start() first")
+            raise ConfigError(f"broker {broker_id} can't start before the cluster: call start() first")
         running = self._brokers.get(broker_id)
         if running is not None and running.popen.poll() is None:
             raise ConfigError(f"broker {broker_id} is running; kill it first")
@@ -307,11 +302,11 @@ class EmbeddedCluster:
         self._addresses[broker_id] = line.rsplit(" ", 1)[1]
 
     def kill(self, broker_id: int) -> None:
-        """SIGKILL a broker; `ConfigError` where there is no such one, or it was not started."""
+        """SIGKILL a broker; `ConfigError` if it is unknown or was not started."""
         self._started(broker_id).kill()
 
     def ended(self) -> dict[str, int]:
-        """Exit codes of the processes that ended though nobody stopped them here; -N for signal N."""
+        """Exit codes of the processes that ended before `stop`; -N for signal N."""
         processes = {f"broker {broker_id}": process for broker_id, process in self._brokers.items()}
         if self._zookeeper is not None:
             processes["ZooKeeper"] = self._zookeeper
@@ -330,7 +325,7 @@ class EmbeddedCluster:
             raise ConfigError(f"there is no broker {broker_id}: the cluster has {self._count}{last}")
 
     def inject(self, *faults: Fault) -> None:
-        """Put faults after those that are there."""
+        """Append faults to the current ones."""
         for fault in faults:
             self._check_fault(fault)
         with self._telling:
@@ -339,19 +334,19 @@ class EmbeddedCluster:
             self._faults += faults
 
     def clear_faults(self) -> None:
-        """Let everything go well again; what has fired is forgotten too."""
+        """Remove all faults, and reset the counts of `faults_fired`."""
         with self._telling:
             self._tell_all("clear")
             self._faults = []
 
     def faults_fired(self) -> dict[Fault, int]:
-        """How often each fault fired, on all brokers that run, since it was injected."""
+        """How often each fault fired since it was injected, on all running brokers."""
         with self._telling:
             return dict(self._tell_all("fired"))
 
     def _tell_all(self, command: str, faults: tuple[Fault, ...] = ()) -> Counter[Fault]:
         if self._faults is None:
-            raise ConfigError("this cluster takes no faults: start it with faults=[], or with the first ones")
+            raise ConfigError("this cluster was started without faults: start it with faults=[] or a list of faults")
         fired: Counter[Fault] = Counter()
         for broker_id, process in self._brokers.items():
             if process.popen.poll() is not None:
@@ -362,29 +357,27 @@ class EmbeddedCluster:
             except OSError:
                 answer = ""
             if not answer:
-                raise KlogError(
-                    f"broker {broker_id} does not answer; {self.data_dir}/broker-{broker_id}.log is its log"
-                )
+                raise KlogError(f"broker {broker_id} does not answer; see {self.data_dir}/broker-{broker_id}.log")
             for fault, count in fault_control.decode_answer(answer):
                 fired[fault] += count
         return fired
 
     def _check_fault(self, fault: Fault) -> None:
         if not isinstance(fault, Fault):
-            raise ConfigError(f"{fault!r} is no fault: Fault({fault!r}, api=...) is wanted")
+            raise ConfigError(f"{fault!r} is not a Fault: give Fault({fault!r}, api=...)")
         if fault.broker is not None and fault.broker not in range(self._count):
-            raise ConfigError(f"fault for broker {fault.broker}: there are {self._count}, numbered from 0 on")
+            raise ConfigError(f"fault for broker {fault.broker}: the cluster has {self._count}, numbered from 0")
 
     @staticmethod
     def _of_broker(broker_id: int, faults: Iterable[Fault]) -> tuple[Fault, ...]:
         return tuple(fault for fault in faults if fault.broker in (None, broker_id))
 
     def pid(self, broker_id: int) -> int:
-        """Process id of a broker; `ConfigError` as of `kill`."""
+        """Process id of a broker; `ConfigError` as in `kill`."""
         return self._started(broker_id).popen.pid
 
     def stop(self) -> None:
-        """Stop everything cleanly; remove a temporary data directory."""
+        """Stop all processes cleanly, and remove a temporary data directory."""
         for process in self._brokers.values():
             process.stop()
         if self._zookeeper is not None:
@@ -392,7 +385,7 @@ class EmbeddedCluster:
         self._brokers.clear()
         self._zookeeper = None
         if self._lock is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a forked child of the caller may have it, too
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough: a forked child of the caller may have it
             os.close(self._lock)
             self._lock = None
         if self._given_dir is None and hasattr(self, "data_dir"):
@@ -408,7 +401,7 @@ class EmbeddedCluster:
 
 
 def _next_line(process: _Process) -> str:
-    """The line that a broker prints when it serves, or has obeyed; empty where it ended or took too long."""
+    """The next line of a broker: it is ready, or has applied a command; empty if it ended or took too long."""
     stdout = process.popen.stdout
     assert stdout is not None
     readable, _, _ = select.select([stdout], [], [], _START_SECONDS)

@@ -10,7 +10,7 @@ from enum import Enum, IntEnum
 
 
 class KlogError(Exception):
-    """Root of the tree. Those with a `condition` begin their text with it, as Spark's errors do: [CONDITION] text."""
+    """Root of the tree. If there is a `condition`, the text begins with it, as in Spark's errors: [CONDITION] text."""
 
     condition: str = ""
 
@@ -20,7 +20,7 @@ class KlogError(Exception):
 
 
 class DecodeError(KlogError, ValueError):
-    """Bytes from outside that are not what their format says."""
+    """Bytes from outside that violate their format."""
 
 
 class CorruptBatchError(DecodeError):
@@ -32,19 +32,19 @@ class ConfigError(KlogError, ValueError):
 
 
 class PartitionsMismatch(ConfigError):
-    """A map of offsets or timestamps that does not name exactly the partitions that are read."""
+    """A map of offsets or timestamps that does not name exactly the partitions to read."""
 
     condition = "KLOG_PARTITIONS_MISMATCH"
 
 
 class NoOffsetForTimestamp(ConfigError):
-    """A partition has no record at or after the timestamp to start at."""
+    """A partition without a record at or after the starting timestamp."""
 
     condition = "KLOG_NO_OFFSET_FOR_TIMESTAMP"
 
 
 class StartAfterEnd(ConfigError):
-    """A batch query whose starting offset lies after its ending offset."""
+    """A batch query whose starting offset is after its ending offset."""
 
     condition = "KLOG_START_OFFSET_AFTER_END_OFFSET"
 
@@ -54,7 +54,7 @@ class ConnectionFailed(KlogError, ConnectionError):
 
 
 class RequestTimedOut(KlogError, TimeoutError):
-    """A broker did not answer, or a topic got no leader, within the configured time."""
+    """A broker did not answer, or a partition got no leader, within the configured time."""
 
 
 class UnsupportedVersionError(KlogError):
@@ -62,7 +62,7 @@ class UnsupportedVersionError(KlogError):
 
 
 class DataDirectoryError(KlogError):
-    """A data directory of another kind or of another broker, or one that can't be read or written."""
+    """A data directory of another kind or another broker, or one that can't be read or written."""
 
 
 class LogDirLocked(KlogError):
@@ -70,11 +70,11 @@ class LogDirLocked(KlogError):
 
 
 class LogCorrupted(KlogError):
-    """Files of the log that recovery must not mend by itself."""
+    """Damaged log files that recovery must not repair by itself."""
 
 
 class LogRetired(KlogError, OSError):
-    """A log that was deleted, or set aside, or closed: it takes no changes, a new one may have its name."""
+    """A write to a log that was deleted, set aside or closed; a new log may have its name."""
 
 
 class DirectoryError(KlogError):
@@ -82,7 +82,7 @@ class DirectoryError(KlogError):
 
 
 class OffsetOutOfRange(KlogError):
-    """Wanted offsets that the partition does not have (any more, or yet).
+    """Requested offsets that the partition does not have (any more, or yet).
 
     `wanted` and `available` are half-open ranges (from, until).
     """
@@ -104,9 +104,9 @@ class OffsetOutOfRange(KlogError):
 
 
 class RecordTooLarge(KlogError):
-    """A record batch is larger than what was fetched, so that the fetch holds no whole one.
+    """A record batch that is larger than the fetched bytes.
 
-    `size` is the batch's in bytes (0: too little is there to tell), `fetched` what the broker gave.
+    `size` is the batch's in bytes (0: unknown), `fetched` is the number of bytes that the broker sent.
     """
 
     condition = "KLOG_RECORD_TOO_LARGE"
@@ -124,7 +124,7 @@ class RecordTooLarge(KlogError):
 
 
 class DataLossError(KlogError):
-    """Records that a query was to read are gone and `failOnDataLoss` is true. `cause` is one of `planning.Lost`'s."""
+    """Records that a query should read are lost, and `failOnDataLoss` is true. `cause` is one of `planning.Lost`'s."""
 
     def __init__(self, message: str, cause: str = "") -> None:
         super().__init__(message)
@@ -261,14 +261,14 @@ class ErrorCode(IntEnum):
 class Remedy(Enum):
     """What a client does about an error code."""
 
-    #: Ask the same broker again, after a pause.
+    #: Retry at the same broker, after a pause.
     RETRY = "retry"
-    #: Find the leader, coordinator or controller anew and ask that, after a pause.
+    #: Look up the leader, coordinator or controller again and retry there, after a pause.
     REFRESH = "refresh"
     FAIL = "fail"
 
 
-#: The codes that pass (protocol guide, "Error Codes", column "Retriable"); all others are final.
+#: The retriable codes (protocol guide, "Error Codes", column "Retriable"); all others are final.
 REMEDIES = {
     ErrorCode.CORRUPT_MESSAGE: Remedy.RETRY,
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: Remedy.REFRESH,
@@ -302,7 +302,7 @@ REMEDIES = {
 
 
 class ProtocolError(KlogError):
-    """An error code that a broker answered with. `what` names what it was answered for."""
+    """An error code in a broker's response. `what` names the request or the part of it that failed."""
 
     def __init__(self, code: int, what: str, remedy: Remedy | None = None) -> None:
         self.code = ErrorCode(code) if code in ErrorCode._value2member_map_ else ErrorCode.UNKNOWN_SERVER_ERROR
@@ -313,7 +313,7 @@ class ProtocolError(KlogError):
 
     @property
     def retriable(self) -> bool:
-        """True if another attempt may succeed, see `remedy`."""
+        """Whether another attempt may succeed, see `remedy`."""
         return self.remedy is not Remedy.FAIL
 
     def __reduce__(self) -> tuple[object, ...]:

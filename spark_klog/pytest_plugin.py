@@ -1,12 +1,12 @@
-"""The pytest plugin: brokers for tests. It is found by pytest where the package is installed; `-p no:klog` is without.
+"""The pytest plugin: brokers for tests. pytest finds it if the package is installed; `-p no:klog` disables it.
 
-    klog_cluster            a cluster that tests share: those of a session (of each worker with pytest-xdist), or as the
-                            ini option klog_cluster_scope says
-    klog_cluster_factory    starts clusters of a test's own, with the arguments of `EmbeddedCluster`
-    klog_topic              the name of a topic of the test's own, created on klog_cluster with one partition, or as
-                            @pytest.mark.klog_topic(partitions=3, settings={...}) says
+    klog_cluster            a cluster shared by the tests of a session (with pytest-xdist: of a worker), or of the
+                            scope in the ini option klog_cluster_scope
+    klog_cluster_factory    starts clusters for one test, with the arguments of `EmbeddedCluster`
+    klog_topic              the name of a new topic on klog_cluster, with one partition or the arguments of
+                            @pytest.mark.klog_topic(partitions=3, settings={...})
 
-Data and logs lie in pytest's temporary folders. The report of a failed test has what brokers logged during it.
+Data and logs are in pytest's temporary folders. The report of a failed test includes what brokers logged during it.
 Nothing but pytest is imported before a fixture is used.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _FIXTURES = frozenset({"klog_cluster", "klog_cluster_factory", "klog_topic"})
 _SCOPES = ("session", "package", "module", "class", "function")
-#: Of each broker's log a report shows the last characters.
+#: Characters of each broker's log in a report, at most: the last ones.
 _SHOWN = 20_000
 _running = pytest.StashKey[list["EmbeddedCluster"]]()
 #: Sizes of the logs when a test began.
@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _scope(fixture_name: str, config: pytest.Config) -> Any:
     scope = config.getini("klog_cluster_scope")
     if scope not in _SCOPES:
-        raise pytest.UsageError(f"klog_cluster_scope = {scope}: one of {', '.join(_SCOPES)} is wanted")
+        raise pytest.UsageError(f"klog_cluster_scope = {scope}: set it to one of {', '.join(_SCOPES)}")
     return scope
 
 
@@ -68,7 +68,7 @@ def _shared_brokers(config: pytest.Config) -> int:
     text = config.getini("klog_brokers") if chosen is None else str(chosen)
     if not text.isdecimal() or int(text) < 1:
         name = "klog_brokers = " if chosen is None else "--klog-brokers "
-        raise pytest.UsageError(f"{name}{text}: a number of brokers, 1 or more, is wanted")
+        raise pytest.UsageError(f"{name}{text}: give a number of brokers, 1 or more")
     return int(text)
 
 
@@ -82,13 +82,13 @@ def _topic_arguments(marker: pytest.Mark | None) -> dict[str, Any]:
         raise pytest.UsageError(f"klog_topic({', '.join(given)}): it takes partitions=N and settings={{...}} by name")
     wanted |= marker.kwargs
     if not isinstance(wanted["partitions"], int) or wanted["partitions"] < 1:
-        raise pytest.UsageError(f"klog_topic(partitions={wanted['partitions']!r}): a number, 1 or more, is wanted")
+        raise pytest.UsageError(f"klog_topic(partitions={wanted['partitions']!r}): give a number, 1 or more")
     return wanted
 
 
 @pytest.fixture(scope=_scope)
 def klog_cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    """A cluster that tests share, an `EmbeddedCluster`: use topics of your own."""
+    """An `EmbeddedCluster` that tests share: use topics of your own."""
     from spark_klog.embedded import EmbeddedCluster
 
     count = _shared_brokers(pytestconfig)
@@ -104,7 +104,7 @@ def klog_cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
 def klog_cluster_factory(
     pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., EmbeddedCluster]]:
-    """Starts clusters, stopped at the test's end: (brokers=1, zookeeper=False, settings=None, faults=None)."""
+    """Start clusters: (brokers=1, zookeeper=False, settings=None, faults=None). They stop when the test ends."""
     from spark_klog.embedded import EmbeddedCluster
 
     running = pytestconfig.stash[_running]
@@ -129,7 +129,7 @@ def klog_cluster_factory(
 
 @pytest.fixture
 def klog_topic(request: pytest.FixtureRequest, klog_cluster: EmbeddedCluster) -> str:
-    """The name of a topic that no other test has."""
+    """The name of a new topic."""
     from spark_klog.client.admin import create_topic
     from spark_klog.client.cluster import Cluster
 
@@ -154,7 +154,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show what the brokers logged since the test began, where it failed."""
+    """Show what the brokers logged during a failed test."""
     report = yield
     if report.failed and not _FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
         began = item.stash.get(_began, {})

@@ -119,8 +119,8 @@ def test_options(users: pytest.Pytester) -> None:
     [
         ("klog_cluster_scope = world", "*one of session, package*"),
         ("klog_settings = a", "*'a' is not NAME=VALUE*"),
-        ("klog_brokers = x", "klog_brokers = x: a number of brokers, 1 or more, is wanted"),
-        ("addopts = --klog-brokers 0", "--klog-brokers 0: a number of brokers, 1 or more, is wanted"),
+        ("klog_brokers = x", "klog_brokers = x: give a number of brokers, 1 or more"),
+        ("addopts = --klog-brokers 0", "--klog-brokers 0: give a number of brokers, 1 or more"),
     ],
 )
 def test_settings_that_are_wrong(users: pytest.Pytester, setting: str, told: str) -> None:
@@ -136,8 +136,8 @@ def test_markers_that_are_wrong(users: pytest.Pytester) -> None:
     told = {
         "3": "klog_topic(3): it takes partitions=N and settings={...} by name",
         "partition=3": "klog_topic(partition=3): it takes partitions=N and settings={...} by name",
-        "partitions='3'": "klog_topic(partitions='3'): a number, 1 or more, is wanted",
-        "partitions=0": "klog_topic(partitions=0): a number, 1 or more, is wanted",
+        "partitions='3'": "klog_topic(partitions='3'): give a number, 1 or more",
+        "partitions=0": "klog_topic(partitions=0): give a number, 1 or more",
     }
     tests = [
         f"@pytest.mark.klog_topic({marker})\ndef test_{number}(klog_topic): pass" for number, marker in enumerate(told)

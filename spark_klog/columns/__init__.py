@@ -1,1 +1,1 @@
-"""Record batches ↔ Arrow: the one schema, decode, encode."""
+"""Kafka record batches ↔ Arrow record batches: schema, decode, encode."""

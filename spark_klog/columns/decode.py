@@ -1,6 +1,6 @@
-"""Record batches of one partition → Arrow record batches.
+"""Kafka record batches of one partition → Arrow record batches.
 
-numpy computes what there is to compute: given a value of Python's, Arrow imports pandas, half a second of a worker.
+Computations are numpy's: pyarrow imports pandas to convert Python values, which takes a worker half a second.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.primitives import Buffer
 
 _HEADERS = FULL.field("headers").type
-#: Rows of an Arrow batch: Spark takes large ones half as fast again as 8,192.
+#: Rows of an Arrow batch: Spark is half as fast again with these as with batches of 8,192 rows.
 ROWS = 65_536
-#: Bytes of keys and values after which an Arrow batch is not filled further: Spark takes records of 1 KB and more a
-#: third faster so than with 32 MiB.
+#: Bytes of keys and values at which an Arrow batch is full: with records of 1 KB and more Spark is a third faster than
+#: with 32 MiB.
 BYTES = 8 * 1024 * 1024
 _MAX_INT32 = 0x7FFFFFFF
 _MAX_MILLISECONDS = 0x7FFFFFFF_FFFFFFFF // 1000
 
 
 class PartitionDecoder:
-    """Gathers the records of one topic-partition, and gives Arrow batches of `schema` (see schema.py).
+    """Decoder of one topic-partition's records into Arrow batches of `schema` (see schema.py).
 
-    A compressed batch may grow to `limit` bytes. `DecodeError` and `CorruptBatchError` name topic and partition.
+    A compressed record batch may grow to `limit` bytes. `DecodeError` and `CorruptBatchError` name the topic and
+    partition.
     """
 
     def __init__(
@@ -61,9 +62,9 @@ class PartitionDecoder:
         aborted: AbortedTransactions | None = None,
         damaged: Mapping[int, DecodeError] = NOTHING,
     ) -> Iterator[pa.RecordBatch]:
-        """Take in the visible records of `data` with offsets in [first, end); gives what is full.
+        """Add the visible records of `data` with offsets in [first, end); yield the Arrow batches that are full.
 
-        `damaged` has the errors of batches that are not where they say, by their positions.
+        `damaged` maps positions of record batches with wrong offsets to their errors.
         """
         with self._named():
             visible = append_visible(
@@ -84,14 +85,14 @@ class PartitionDecoder:
                     yield self._take()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """The rest, if there is any."""
+        """The last Arrow batch, if records are left."""
         if self._builder.rows:
             with self._named():
                 yield self._take()
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Errors say which partition they are of."""
+        """Add the topic and partition to errors."""
         try:
             yield
         except CorruptBatchError as error:
@@ -119,7 +120,7 @@ class PartitionDecoder:
         return _binary(columns.key if name == "key" else columns.value, count, pa.binary())
 
     def _constant(self, name: str, count: int) -> pa.Array:
-        """The column topic or partition, built once and sliced."""
+        """The column `topic` or `partition`, built once and sliced."""
         if name not in self._constants or len(self._constants[name]) < count:
             size = max(count, ROWS)
             self._constants[name] = (
@@ -131,18 +132,18 @@ class PartitionDecoder:
 
 
 def _repeated(text: str, count: int) -> pa.Array:
-    """A column of one string; `DecodeError` where 32-bit offsets do not reach."""
+    """A column that repeats a string; `DecodeError` if 32-bit offsets overflow."""
     data = text.encode()
     if len(data) * count > _MAX_INT32:
-        raise DecodeError(f"{count} records are too many for one Arrow batch with their topic's name")
+        raise DecodeError(f"{count} records are too many for one Arrow batch with the column topic")
     offsets = np.arange(count + 1, dtype=np.int32) * np.int32(len(data))
     return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data * count)])
 
 
 def _microseconds(milliseconds: Buffer | None) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Of a kernel's timestamps, in place where its buffer may be written to.
+    """Convert a kernel's timestamps, in place if its buffer is writable.
 
-    `DecodeError` where one has no microseconds in 64 bits: the year 294,247.
+    `DecodeError` if one does not fit into 64 bits as microseconds (after the year 294,247).
     """
     assert milliseconds is not None
     values = np.frombuffer(milliseconds, np.int64)

@@ -1,6 +1,6 @@
-"""Arrow record batches → records for each topic-partition.
+"""Arrow record batches → records by topic and partition, for the kernel to encode.
 
-numpy computes what there is to compute: given a value of Python's, Arrow imports pandas, half a second of a worker.
+Computations are numpy's: pyarrow imports pandas to convert Python values, which takes a worker half a second.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from spark_klog.records.contract import BinaryColumn, HeadersColumn, RecordColum
 _HEADERS = FULL.field("headers").type
 _Int32s = np.ndarray[Any, np.dtype[np.int32]]
 _Int64s = np.ndarray[Any, np.dtype[np.int64]]
-#: Bytes of a record beside key, value and headers: at most so many but for timestamps of weeks apart.
+#: Bytes of a record beside key, value and headers: an upper limit unless timestamps are weeks apart.
 _RECORD_OVERHEAD = 16
-#: A row without a key and a partition; the kernel gives it for null keys, too.
+#: The partition of a row with neither key nor partition; also the kernel's value for null keys.
 _FREE = -1
 
 
 class PartitionEncoder:
     """Splits Arrow batches by topic and partition.
 
-    Columns: value (binary or string); key (the same), topic, partition, headers if present; others are not read.
-    `topic` replaces the column. `partitions_of(topic)` gives the number of a topic's partitions. Rows without a key and
-    a partition are spread: each `batch_bytes` of them go to the partition that `choose(topic)` gives. Records are
-    timestamped with the time of the split.
+    Reads the columns value (binary or string) and, if present, key (the same), topic, partition and headers. `topic`,
+    if given, replaces the column. `partitions_of(topic)` returns a topic's number of partitions. Rows with neither key
+    nor partition are spread: every `batch_bytes` of them go to another partition, `choose(topic)`. A record's timestamp
+    is the time of the split.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class PartitionEncoder:
         self._kernel = kernels.load()
 
     def split(self, batch: pa.RecordBatch) -> Iterator[tuple[str, int, RecordColumns]]:
-        """(topic, partition, records), in the batch's order within a partition; `ConfigError` for a null topic.
+        """Yield (topic, partition, records), rows of a partition in order; a partition may come more than once.
 
-        A partition may come more than once.
+        `ConfigError` for a null topic or an unknown partition.
         """
         for topic, rows in self._by_topic(batch):
             partitions = self._partitions(rows, topic)
@@ -75,12 +75,12 @@ class PartitionEncoder:
             return
         topics = batch.column("topic")
         if topics.null_count:
-            raise ConfigError("a row has a null topic: set the option topic, or give every row one")
+            raise ConfigError("a row has a null topic: set the option 'topic', or give every row a topic")
         for topic in pc.unique(topics):
             yield topic.as_py(), batch.filter(pc.equal(topics, topic))
 
     def _partitions(self, rows: pa.RecordBatch, topic: str) -> _Int32s | None:
-        """Partition of each row: its own, else its key's, else `_FREE`; None if all rows are free."""
+        """Partition of each row: its column's, else its key's, else `_FREE`; None if all rows are free."""
         count = self._partitions_of(topic)
         result: _Int32s | None = None
         names = rows.schema.names
@@ -98,7 +98,7 @@ class PartitionEncoder:
         return result
 
     def _turns(self, topic: str, sizes: _Int64s) -> Iterator[tuple[int, int]]:
-        """Cut records of these sizes into parts of equal bytes, each at most a batch: (partition, end) of each part."""
+        """Cut records of these sizes into equal parts of at most a record batch: (partition, end) of each part."""
         if not len(sizes):
             return
         ends = np.cumsum(sizes)
@@ -109,7 +109,7 @@ class PartitionEncoder:
 
 
 def _gathered(topic: str, rows: pa.RecordBatch, partitions: _Int32s) -> Iterator[tuple[str, int, RecordColumns]]:
-    """The rows of each partition together."""
+    """Group the rows by partition."""
     counts = np.bincount(partitions)
     found = np.flatnonzero(counts)
     if len(found) == 1:
@@ -123,12 +123,12 @@ def _gathered(topic: str, rows: pa.RecordBatch, partitions: _Int32s) -> Iterator
 
 
 def _numbers(array: pa.Array, kind: type[np.generic]) -> np.ndarray[Any, Any]:
-    """The values of an array of numbers; any for nulls."""
+    """The values of an array of numbers; unspecified ones for nulls."""
     return np.frombuffer(array.buffers()[1], kind)[array.offset :][: len(array)]
 
 
 def _whole(array: pa.Array) -> pa.Array:
-    """As binary with 32-bit offsets, beginning at the start of its buffers."""
+    """The array as binary with 32-bit offsets, beginning at the start of its buffers."""
     return _from_start(array.cast(pa.binary()))
 
 
@@ -138,7 +138,7 @@ def _from_start(array: pa.Array) -> pa.Array:
 
 
 def _record_sizes(rows: pa.RecordBatch) -> _Int64s:
-    """Bytes of each row's record, estimated: keys and headers count as their average."""
+    """Estimated bytes of each row's record: keys and headers count with their average."""
     count = rows.num_rows
     offsets = np.frombuffer(_whole(rows.column("value")).buffers()[1] or bytes(4), np.int32)[: count + 1]
     others = sum(rows.column(name).nbytes for name in ("key", "headers") if name in rows.schema.names)
@@ -163,7 +163,7 @@ def _binary_column(array: pa.Array) -> BinaryColumn:
 
 
 def _records(rows: pa.RecordBatch) -> RecordColumns:
-    """The columns of rows."""
+    """The rows as the kernel's columns."""
     names = rows.schema.names
     return RecordColumns(
         rows.num_rows,

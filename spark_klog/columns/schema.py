@@ -1,4 +1,4 @@
-"""The one Arrow schema: the columns of Spark's Kafka connector, as Spark's own conversion of its types gives them.
+"""The Arrow schema of records: the columns of Spark's Kafka connector, with the types that Spark converts them to.
 
 key, value     binary               topic       string      partition     int32
 offset         int64                timestamp   timestamp[us, UTC]        timestampType  int32

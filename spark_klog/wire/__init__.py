@@ -1,1 +1,1 @@
-"""Bytes: primitive types over a bounded reader, frames, checksums and compression codecs."""
+"""Bytes: primitive types, frames, checksums and compression codecs."""

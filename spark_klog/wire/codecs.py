@@ -1,17 +1,17 @@
 """Compression codecs, one table by the id in a batch's attributes (bits 0-2).
 
 0 none     1 gzip (RFC 1952, members one after the other)
-2 snappy   written as xerial blocks: 82 'SNAPPY' 00, INT32 version 1, INT32 compatible 1, then (INT32 size, raw block)
-           again and again; read as those, several such streams one after the other, of other versions, too, or as
-           one raw block (librdkafka writes that): UVARINT of its size, then what makes it up
-3 lz4      frame format, written as independent blocks of 64 KB: Java's reader takes no other
+2 snappy   written as xerial blocks: 82 'SNAPPY' 00, INT32 version 1, INT32 compatible 1, then any number of (INT32
+           size, raw block); read as one or more such streams of any version, or as one raw block, which librdkafka
+           writes: UVARINT size, then its elements
+3 lz4      frame format, written as independent blocks of 64 KB: Java's reader accepts no other
 4 zstd     RFC 8878, frames one after the other
 
-No bytes at all are no compressed data. Decompression is bounded: what would grow beyond `limit` is a `DecodeError`.
-Beside the result it takes no more than a few pieces of 4 MB; a zstd frame that does not say its size takes its window
-once more (128 MB at the most, and no more than it fills), a snappy block its size.
+Empty data are a `DecodeError`, and so are data that would grow beyond `limit`. Beside the result, decompression takes
+a few pieces of 4 MB; plus the window (at most 128 MB, and no more than it fills) of a zstd frame without a content
+size, or the size of a snappy block.
 
-The libraries are imported when they are used first: a broker that starts needs none of them.
+The libraries are imported on first use, to keep the broker's start short.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from spark_klog.wire.zstd_frames import ZstdFrame, zstd_frames
 if TYPE_CHECKING:
     import zstandard
 
-#: Bytes that one compressed batch may decompress to, where the caller has no other limit.
+#: Bytes that one compressed batch may decompress to, by default.
 MAX_DECOMPRESSED = 256 * 1024 * 1024
 
 _PIECE = 4 * 1024 * 1024
@@ -50,7 +50,7 @@ _ZSTD_KEPT_LEVEL = 9
 
 @dataclass(frozen=True)
 class Codec:
-    """A row of the table. `levels` and `default_level` are Kafka's; None where the codec has no levels."""
+    """A compression codec. `levels` and `default_level` are Kafka's; None if the codec has no levels."""
 
     id: int
     name: str
@@ -72,17 +72,17 @@ class Codec:
             raise ConfigError(f"compression level {level} is out of the range of {self.name}: {known}")
 
     def compress(self, data: Buffer, level: int | None = None) -> Buffer:
-        """`data` compressed; a level that the codec does not have is a `ConfigError`."""
+        """Compress `data`; `ConfigError` for a level that the codec does not have."""
         self.check_level(level)
         return self._compress(data, (self.default_level or 0) if level is None else level)
 
     def decompress(self, data: Buffer, limit: int) -> Buffer:
-        """What `data` hold; `DecodeError` where they are damaged, or hold more than `limit` bytes."""
+        """Decompress `data`; `DecodeError` if they are damaged, or hold more than `limit` bytes."""
         return self._decompress(data, limit)
 
 
 class _Output:
-    """Parts of a result, never more than `limit` bytes. A single part is the result, without a copy."""
+    """Collector of a result of at most `limit` bytes. A single part becomes the result without a copy."""
 
     __slots__ = ("_limit", "result", "room")
 
@@ -91,7 +91,7 @@ class _Output:
             raise DecodeError("no compressed data")
         self._limit = limit
         self.result: bytes | bytearray = b""
-        #: One byte more than there may still come: who asks for that many sees that there are too many.
+        #: One byte more than may still be added: asking a library for `room` bytes shows whether there are too many.
         self.room = limit + 1
 
     def add(self, part: bytes) -> None:
@@ -101,7 +101,7 @@ class _Output:
         if not self.result:
             self.result = part
         elif part:
-            # grows in place, so that there are not both all parts and the whole at the end
+            # grows in place, so that the parts and the whole are never in memory together
             if isinstance(self.result, bytes):
                 self.result = bytearray(self.result)
             self.result += part
@@ -117,14 +117,14 @@ def _plain(data: Buffer, _: int) -> Buffer:
 def _pick_zlib() -> Any:
     try:
         from zlib_ng import zlib_ng
-    except ImportError:  # where it has no wheel
+    except ImportError:  # there is no wheel for this platform
         import zlib
 
         return zlib
     return zlib_ng
 
 
-#: zlib-ng, or the standard library's zlib: both have the same functions.
+#: zlib-ng, or the standard library's zlib, with the same functions.
 zlib: Any = _pick_zlib()
 
 
@@ -152,7 +152,7 @@ def _gzip_decompress(data: Buffer, limit: int) -> Buffer:
             position += len(piece) - len(member.unused_data) - len(member.unconsumed_tail)
             input_size = _GZIP_INPUT
             output.add(part)
-        # what follows a member is copied: offered with each of many tiny ones, that would take quadratic time
+        # zlib copies the bytes after a member: with many tiny members and large input that takes quadratic time
         input_size = min(_GZIP_INPUT, max(_GZIP_LEAST_INPUT, 2 * (position - start)))
     return output.result
 
@@ -197,7 +197,7 @@ def _check_xerial_header(header: memoryview, *, is_first: bool) -> None:
     if header[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
         raise DecodeError("snappy header is damaged")
     version: int = _SIZE.unpack_from(header, len(_XERIAL_MAGIC))[0]
-    if version < 1 and not is_first:  # as Java's reader, which does not look at the first one's
+    if version < 1 and not is_first:  # Java's reader does not check the first version either
         raise DecodeError(f"snappy header has version {version}, the first one is 1")
 
 
@@ -214,11 +214,11 @@ def _snappy_block(block: memoryview, output: _Output) -> bytes:
         raise DecodeError("snappy data are damaged: the size does not end")
     if claimed >= output.room:
         raise output.too_large()
-    if 3 * claimed > 64 * len(block):  # nothing gives more than a copy of 64 bytes, which takes 3
+    if 3 * claimed > 64 * len(block):  # the densest element takes 3 bytes and copies 64
         raise DecodeError(f"snappy block of {len(block)} bytes claims {claimed}, which it can't hold")
     try:
         result: bytes = snappy.decompress(block)
-    except Exception as error:  # the binding raises different classes from version to version
+    except Exception as error:  # the exception's class depends on the binding's version
         raise DecodeError(f"snappy data are damaged: {error.__cause__ or error}") from None
     return result
 
@@ -228,7 +228,7 @@ def _lz4_compress(data: Buffer, level: int) -> bytes:
 
     compressed: bytes = lz4.frame.compress(
         data,
-        # Kafka calls its fast compressor level 9, and 1-8 and 10-17 are levels of the slow one
+        # in Kafka level 9 is the fast compressor; 1-8 and 10-17 are levels of the slow one
         compression_level=_LZ4_FAST if level == _KAFKA_LZ4_FAST else level,
         block_size=lz4.frame.BLOCKSIZE_MAX64KB,
         block_linked=False,
@@ -264,7 +264,7 @@ def _lz4_decompress(data: Buffer, limit: int) -> Buffer:
 
 
 class _ZstdOfThread(threading.local):
-    """What zstd needs, kept: to make it takes longer than a small batch. Only what does not hold much memory is."""
+    """A thread's zstd objects, kept unless they hold much memory: to create one takes longer than a small batch."""
 
     def __init__(self) -> None:
         import zstandard
@@ -339,7 +339,7 @@ CODECS: dict[int, Codec] = {
 
 
 def codec_by_id(codec_id: int) -> Codec:
-    """The codec of an attributes value; `DecodeError` for 5-7."""
+    """The codec of an id in a batch's attributes; `DecodeError` for an unknown one."""
     codec = CODECS.get(codec_id)
     if codec is None:
         raise DecodeError(f"unknown compression codec {codec_id}")

@@ -5,15 +5,16 @@ from __future__ import annotations
 from struct import Struct
 
 from spark_klog.errors import DecodeError
+from spark_klog.wire.primitives import Buffer
 
 SIZE = Struct(">i")
 
-#: The largest request that a broker takes (Kafka: socket.request.max.bytes), and the largest response a client takes.
+#: The largest request that a broker accepts (Kafka: socket.request.max.bytes), and the largest response for a client.
 MAX_FRAME = 100 * 1024 * 1024
 
 
-def frame_size(prefix: bytes | bytearray | memoryview, limit: int = MAX_FRAME) -> int:
-    """The size that a 4-byte prefix names; `DecodeError` for a negative one or one above `limit`."""
+def frame_size(prefix: Buffer, limit: int = MAX_FRAME) -> int:
+    """The size in a 4-byte prefix; `DecodeError` if it is negative or above `limit`."""
     size: int = SIZE.unpack(prefix)[0]
     if not 0 <= size <= limit:
         raise DecodeError(f"frame of {size} bytes, the limit is {limit}: not the Kafka protocol, or a wrong port?")

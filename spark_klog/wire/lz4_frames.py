@@ -1,14 +1,14 @@
-"""Headers of lz4 frames, with their right checksum or the one that Kafka's clients before 0.10 wrote.
+"""Headers of lz4 frames, with the correct checksum or the one that Kafka clients before 0.10 wrote.
 
     magic       UINT32  0x184D2204 (little endian, as all of the format); 0x184D2A5x is a skippable frame: UINT32 size
     flags       UINT8   bit 0 dictionary id, 2 content checksum, 3 content size, 4 block checksums, 5 independent blocks
     block size  UINT8
     [content size UINT64] [dictionary id UINT32]
-    header checksum UINT8   bits 8-15 of the XXH32 of the bytes from the flags on; the old one: from the magic on
+    header checksum UINT8   bits 8-15 of the XXH32 of the bytes from the flags on; the old checksum: from the magic on
     blocks      UINT32  size, its highest bit set: not compressed; the bytes; [UINT32 checksum]; size 0 ends them
     [content checksum UINT32]
 
-Sources: LZ4 frame format description 1.6; KIP-57 for the old checksum, which readers of that time insist on; xxHash
+Sources: LZ4 frame format description 1.6; KIP-57 for the old checksum, which old readers require; xxHash
 specification 0.1.1, "XXH32 algorithm description".
 """
 
@@ -32,10 +32,10 @@ _MASK = 0xFFFFFFFF
 
 
 def read_lz4_header(view: memoryview, position: int) -> tuple[bytes, int]:
-    """The header of the frame at `position`, with the right checksum, and where its blocks begin.
+    """The header of the frame at `position`, with the correct checksum, and the position of its blocks.
 
-    A skippable frame has none: b"" and where it ends. `DecodeError` where there is no frame or a checksum that is
-    neither the right nor the old one.
+    For a skippable frame b"" and the position after it. `DecodeError` if there is no frame, or its checksum is neither
+    the correct nor the old one.
     """
     if position + 8 > len(view):
         raise DecodeError(f"lz4 data are cut off at byte {len(view)}")
@@ -66,7 +66,7 @@ def with_old_lz4_header(compressed: Buffer) -> bytes:
 
 
 def has_linked_blocks(compressed: Buffer) -> bool:
-    """Whether the blocks of the frame `compressed` depend on each other; False for what is no frame."""
+    """Whether the blocks of the frame `compressed` depend on each other; False if it is not a frame."""
     view = memoryview(compressed)
     if len(view) <= _FLAGS or _UINT32.unpack_from(view, 0)[0] != _MAGIC:
         return False
@@ -80,12 +80,12 @@ def _checksum_position(view: memoryview, start: int) -> int:
 
 @lru_cache(maxsize=64)
 def _checksums(header: bytes) -> tuple[int, int]:
-    """The right and the old checksum of a header without its checksum; there are few different ones in practice."""
+    """The correct and the old checksum of a header without its checksum; cached, as headers rarely differ."""
     return xxh32(header[_FLAGS:]) >> 8 & 0xFF, xxh32(header) >> 8 & 0xFF
 
 
 def xxh32(data: bytes) -> int:
-    """The XXH32 of `data` with seed 0, for the few bytes of a header: Python is slow at it."""
+    """The XXH32 of `data` with seed 0; slow, for the few bytes of a header."""
     position = 0
     if len(data) < 16:
         value = _PRIME5

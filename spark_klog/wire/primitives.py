@@ -24,20 +24,20 @@ _INT8, _INT16, _INT32, _INT64 = Struct(">b"), Struct(">h"), Struct(">i"), Struct
 _UINT32, _FLOAT64 = Struct(">I"), Struct(">d")
 
 Buffer = bytes | bytearray | memoryview
-#: What a tagged field takes of a reader's allowance: mostly time.
+#: Bytes of a reader's allowance that a tagged field costs; it mostly takes time.
 TAG_BYTES = 240
 
 
 class AllowanceExceeded(DecodeError):
-    """Decoding takes more memory than the reader allows."""
+    """Decoding would take more memory than the reader allows."""
 
 
 class Reader:
-    """Reads primitives from a buffer; never beyond its end.
+    """Reader of primitives from a buffer, never beyond its end.
 
-    Every method raises `DecodeError` where the buffer is too short or a length is impossible. Lengths are checked
-    against what is there before anything is allocated. `allowance` is how many bytes of memory the decoded values may
-    still take: see `spend`.
+    Every method raises `DecodeError` if the buffer is too short or a length is impossible; lengths are compared with
+    the bytes left before anything is allocated. `allowance` is the memory in bytes that decoded values may still take,
+    see `spend`.
     """
 
     __slots__ = ("allowance", "buffer", "end", "position")
@@ -49,7 +49,7 @@ class Reader:
         self.allowance = allowance
 
     def spend(self, size: int) -> None:
-        """Take `size` bytes from the allowance before they are allocated; `AllowanceExceeded`."""
+        """Deduct `size` bytes from the allowance, before they are allocated; `AllowanceExceeded`."""
         self.allowance -= size
         if self.allowance < 0:
             raise AllowanceExceeded(f"its elements would take more memory than allowed, at position {self.position}")
@@ -63,7 +63,7 @@ class Reader:
         """The next `size` bytes, as a view."""
         start = self.position
         if size < 0 or size > self.end - start:
-            raise DecodeError(f"{size} bytes wanted at position {start}, {self.end - start} are left")
+            raise DecodeError(f"{size} bytes needed at position {start}, {self.end - start} are left")
         self.position = start + size
         return self.buffer[start : start + size]
 
@@ -71,7 +71,7 @@ class Reader:
         start = self.position
         stop = start + form.size
         if stop > self.end:
-            raise DecodeError(f"{form.size} bytes wanted at position {start}, {self.end - start} are left")
+            raise DecodeError(f"{form.size} bytes needed at position {start}, {self.end - start} are left")
         self.position = stop
         value: int = form.unpack_from(self.buffer, start)[0]
         return value
@@ -149,7 +149,7 @@ class Reader:
         return None if size == 0 else self.take(size - 1)
 
     def count(self, compact: bool) -> int:
-        """An array's element count, -1 for null; never more than the bytes that are left."""
+        """An array's element count, -1 for null; at most the number of bytes left."""
         count = self.uvarint() - 1 if compact else self.int32()
         if count > self.remaining or count < -1:
             raise DecodeError(f"array of {count} elements at position {self.position}, {self.remaining} bytes are left")
@@ -164,7 +164,7 @@ class Reader:
 
 
 class Writer:
-    """Writes primitives. Large parts (record bytes, ranges of a file) are kept by reference, see `parts`."""
+    """Writer of primitives. Keeps large parts (record bytes, ranges of a file) by reference, see `parts`."""
 
     __slots__ = ("_current", "_parts")
 
@@ -174,18 +174,18 @@ class Writer:
 
     @property
     def parts(self) -> list[Sized]:
-        """What was written, in order: bytearrays and whatever `splice` was given."""
+        """The written parts in order: bytearrays, and the arguments of `splice`."""
         return [*self._parts, self._current] if self._current else list(self._parts)
 
     def __len__(self) -> int:
         return sum(len(part) for part in self._parts) + len(self._current)
 
     def to_bytes(self) -> bytes:
-        """Everything as one string of bytes; TypeError where a spliced part is not bytes."""
+        """All parts joined; TypeError if a spliced part is not bytes."""
         return b"".join(self.parts)  # type: ignore[arg-type]
 
     def splice(self, part: Sized) -> None:
-        """Put `part` here without copying it."""
+        """Append `part` without copying it."""
         self._parts += [self._current, part]
         self._current = bytearray()
 
@@ -266,7 +266,7 @@ class Writer:
 
 
 def append_uvarint(target: bytearray, value: int) -> None:
-    """Append the UVARINT of a value of 0 or more."""
+    """Append a value of 0 or more as UVARINT."""
     while value > 0x7F:
         target.append(value & 0x7F | 0x80)
         value >>= 7

@@ -1,8 +1,8 @@
-"""Where zstd frames end and how much they can hold: a decompressor takes a cut frame for the end of the data, and
-allocates what a frame claims.
+"""Bounds of zstd frames: their end and the most that they can hold. A decompressor takes a cut frame for the end of the
+data, and allocates as much as a frame claims to hold.
 
     magic       UINT32  0xFD2FB528 (little endian, as all of the format); 0x184D2A5x is a skippable frame: UINT32 size
-    header      2-14 bytes: window size, dictionary id, content size where it was known, whether there is a checksum
+    header      2-14 bytes: window size, dictionary id, content size if known, whether there is a checksum
     blocks      UINT24  bit 0 the last one, bits 1-2 type, bits 3-23 size; then the bytes
                         type 0: `size` bytes as they are, 1: one byte, `size` times, 2: compressed into `size` bytes
     [checksum UINT32]   lowest bytes of the content's XXH64
@@ -24,7 +24,7 @@ _CHECKSUM_OF_NOTHING = bytes.fromhex("99e9d851")
 
 
 class ZstdFrame(NamedTuple):
-    """A whole frame: its bytes, its window in bytes, the size that it claims (None: none), what it holds at most."""
+    """A whole frame: its bytes, its window (bytes), its claimed content size (None: unknown), the largest possible."""
 
     data: memoryview
     window: int
@@ -33,10 +33,10 @@ class ZstdFrame(NamedTuple):
 
 
 def zstd_frames(view: memoryview) -> Iterator[ZstdFrame]:
-    """The frames of `view`, skippable ones left out.
+    """The frames of `view` without skippable ones.
 
-    `DecodeError` or `zstandard.ZstdError` where one is cut off, is none, or claims more than its blocks can hold. A
-    frame that holds nothing (`most` is 0) is whole and right; all others are still to be decompressed.
+    `DecodeError` or `zstandard.ZstdError` if one is cut off or invalid, or claims more than its blocks can hold. An
+    empty frame (`most` is 0) has been verified; the others must be decompressed to find damage.
     """
     import zstandard
 
@@ -59,7 +59,7 @@ def zstd_frames(view: memoryview) -> Iterator[ZstdFrame]:
         claimed = None if header.content_size == zstandard.CONTENTSIZE_UNKNOWN else header.content_size
         if claimed is not None and claimed > most:
             raise DecodeError(f"zstd frame at byte {start} claims {claimed} bytes, its blocks hold at most {most}")
-        if claimed == 0 and most:  # the library takes the claim for the truth
+        if claimed == 0 and most:  # the library would believe the claim
             raise DecodeError(f"zstd frame at byte {start} claims to be empty, its blocks are not")
         if not most and header.has_checksum and view[position - 4 : position] != _CHECKSUM_OF_NOTHING:
             raise DecodeError(f"zstd frame at byte {start} is damaged: wrong checksum")
@@ -69,7 +69,7 @@ def zstd_frames(view: memoryview) -> Iterator[ZstdFrame]:
 
 
 def _blocks(view: memoryview, position: int) -> tuple[int, int]:
-    """Where the blocks that begin at `position` end, and how many bytes they hold at most."""
+    """The end of the blocks that begin at `position`, and the most bytes that they can hold."""
     most = 0
     while True:
         if position + 3 > len(view):

@@ -149,8 +149,8 @@ IMPOSSIBLE: list[tuple[Callable[[], object], str]] = [
     (lambda: Corrupt(seed="x"), "seed='x': it must be a number"),
     (lambda: Truncate(0), "missing=0: it must be a number, 1 or more"),
     (lambda: Truncate(None), "missing=None: it must be a number, 1 or more"),
-    (lambda: EmbeddedCluster(faults=[Drop()]), "Drop(after=False, sent=0) is no fault: Fault(Drop("),
-    (lambda: EmbeddedCluster(faults=Fault(DROP)), "faults is one Fault: a list of them is wanted"),
+    (lambda: EmbeddedCluster(faults=[Drop()]), "Drop(after=False, sent=0) is not a Fault: give Fault(Drop("),
+    (lambda: EmbeddedCluster(faults=Fault(DROP)), "faults is a single Fault: give a list of faults"),
     (lambda: EmbeddedCluster(faults=[Fault(DROP, broker=1)]), "fault for broker 1: there are 1"),
 ]
 

@@ -212,7 +212,7 @@ def test_fewer_brokers_than_before_are_told(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, log = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert f"{data} has data of 2 brokers, 1 started: partitions of broker 1 are not served" in log
+    assert f"{data} has data of 2 brokers, only 1 started: partitions of broker 1 are unavailable" in log
 
 
 def test_another_clusters_directory(tmp_path: Path) -> None:
