@@ -33,7 +33,7 @@ from spark_klog.client import admin
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.producer import Producer
 from spark_klog.directories.offsets import OffsetDirectory
-from spark_klog.directories.tree import open_tree
+from spark_klog.directories.opening import open_tree
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import KlogError
 

@@ -40,8 +40,9 @@ from spark_klog.broker.topics_07 import Topics07
 from spark_klog.broker.transactions.coordinator import TransactionCoordinator
 from spark_klog.broker.transactions.producer_ids import PRODUCER_IDS, FileBlocks, ProducerIds, TreeBlocks
 from spark_klog.directories.memory import MemoryTree
+from spark_klog.directories.opening import open_tree
 from spark_klog.directories.paths import Endpoint
-from spark_klog.directories.tree import Tree, open_tree
+from spark_klog.directories.tree import Tree
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.log.directory import LogDirectory
 from spark_klog.log.layout import check_alone

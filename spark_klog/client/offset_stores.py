@@ -2,7 +2,7 @@
 
 kafka://HOST:PORT,HOST:PORT              the group's coordinator
 zookeeper://HOST:PORT,HOST:PORT/CHROOT   /consumers/GROUP/offsets/TOPIC/PARTITION
-PATH, file:///PATH, s3://..., ...        the same as plain files, see `directories.tree.open_tree`
+PATH, file:///PATH, s3://..., ...        the same as plain files, see `directories.opening.open_tree`
 checkpoint:///PATH, checkpoint:URI       the checkpoint of a Spark query, to be read only
 """
 
@@ -16,9 +16,11 @@ from typing import Protocol
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.groups import describe_group
 from spark_klog.client.offsets import GroupOffsets
+from spark_klog.directories.addresses import local_path
 from spark_klog.directories.checkpoint import checkpoint_offsets
 from spark_klog.directories.offsets import OffsetDirectory
-from spark_klog.directories.tree import Tree, local_path, open_tree
+from spark_klog.directories.opening import open_tree
+from spark_klog.directories.tree import Tree
 from spark_klog.errors import ConfigError
 
 _KAFKA, _ZOOKEEPER, _CHECKPOINT = "kafka://", "zookeeper:", "checkpoint:"

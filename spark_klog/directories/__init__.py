@@ -1,1 +1,1 @@
-"""ZooKeeper-style directories: paths, payloads, and one tree interface (ZooKeeper, files, memory)."""
+"""ZooKeeper-style directories: paths, payloads, and a tree in ZooKeeper, in files or in memory."""

@@ -1,4 +1,4 @@
-"""A folder on any file system of pyarrow for `FileTree`."""
+"""Files of a tree on any of pyarrow's file systems."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import uuid
 from collections.abc import Hashable, Iterator
 from typing import Any
 
+from spark_klog.directories.addresses import filesystem_at, without_user
 from spark_klog.directories.files import TEMPORARY, VALUE, Kind, Owner
-from spark_klog.directories.tree import without_user
 from spark_klog.errors import ConfigError, DirectoryError
 
 _READS = 10
 
 
 class ArrowFiles:
-    """The folder `base` of a pyarrow file system; it has no ephemeral nodes.
+    """`Files` in the folder `base` of a pyarrow file system, without ephemeral nodes.
 
-    Object stores show an object when it is complete; elsewhere a temporary file is moved into place. Where
-    a move cannot replace a file (HDFS), b is rewritten by way of b.value, which readers look at too; but
-    b.value itself, the value of a folder, is absent for a moment when it is rewritten.
+    Object stores show only complete objects; elsewhere a temporary file is moved into place. If a move cannot replace
+    a file (HDFS), the new value of b goes to b.value first, where readers look too; b.value itself, the value of a
+    folder, is missing for a moment while it is replaced.
     """
 
     poll_seconds = 1.0
@@ -42,18 +42,11 @@ class ArrowFiles:
 
     @classmethod
     def from_uri(cls, uri: str) -> ArrowFiles:
-        """ConfigError for a URI that pyarrow does not know, DirectoryError where it has no way there."""
+        """Open the folder at a URI; `ConfigError` if pyarrow does not know it, `DirectoryError` if it can't open it."""
         try:
-            from pyarrow.fs import FileSystem
+            filesystem, base = filesystem_at(uri)
         except ImportError as error:
             raise ConfigError(f"directories at {without_user(uri)!r} need pyarrow, which is not installed") from error
-        try:
-            filesystem, base = FileSystem.from_uri(uri)
-        except ValueError as error:
-            raise ConfigError(
-                f"{without_user(uri)!r} names no directories ({without_user(str(error))}): "
-                "give a path, zookeeper://HOST:PORT or a URI of pyarrow's file systems"
-            ) from None
         except OSError as error:
             reason = without_user(str(error).partition("\n")[0])
             raise DirectoryError(f"cannot open the file system of {without_user(uri)!r}: {reason}") from None
@@ -74,18 +67,18 @@ class ArrowFiles:
         return "file" if info.is_file else "folder" if info.type.name == "Directory" else None
 
     def read(self, path: str) -> bytes | None:
-        if self.kind(path) != "file":  # what it says of a folder differs from one file system to the next
+        if self.kind(path) != "file":  # the error for a folder differs between file systems
             return None
         for attempt in range(_READS):
             try:
-                # compression=None: else a name that ends in ".gz" is unpacked
+                # compression=None: by default a name that ends in ".gz" is decompressed
                 with self._fs.open_input_stream(self._at(path), compression=None) as stream:
                     value: bytes = stream.read()
                     return value
             except OSError:
-                if self.kind(path) != "file":  # gone, or a folder, since the first look
+                if self.kind(path) != "file":  # removed, or replaced by a folder
                     return None
-                if attempt + 1 == _READS:  # until then: replaced in two steps, and there again
+                if attempt + 1 == _READS:  # a replacement in two steps ends before that
                     raise
         return None
 
@@ -112,7 +105,7 @@ class ArrowFiles:
             stream.write(value)
 
     def move(self, source: str, target: str) -> None:
-        self.remove(target)  # HDFS moves over nothing
+        self.remove(target)  # a move in HDFS does not overwrite
         self._fs.move(self._at(source), self._at(target))
 
     def make_folder(self, path: str) -> None:
@@ -146,4 +139,4 @@ class ArrowFiles:
         return None
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: this holds no resources."""

@@ -1,10 +1,10 @@
 """Offsets in the checkpoint of a Spark query (Spark's OffsetSeqLog and CommitLog):
 
-    offsets/N    where micro-batch N ends: a line "v1", a line of metadata in JSON, a line for each source
-    commits/N    is there when batch N is done
+    offsets/N    the end of micro-batch N: a line "v1", a line of metadata in JSON, a line for each source
+    commits/N    exists if micro-batch N is done
 
 The line of a source klog or kafka is {"TOPIC":{"PARTITION":OFFSET}}; other sources have other lines, "-" for none.
-klog also has {"start of TOPIC":{"PARTITION":OFFSET}} where a batch starts elsewhere than the one before ended, see
+klog adds {"start of TOPIC":{"PARTITION":OFFSET}} if a micro-batch does not start at the end of the previous one, see
 spark/offsets.py.
 """
 
@@ -15,28 +15,27 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from spark_klog.directories.tree import local_path, without_user
+from spark_klog.directories.addresses import local_path, without_user
 from spark_klog.errors import ConfigError, DecodeError, DirectoryError
 
-#: Before the name of a topic: no topic has a blank in its name.
+#: Prefix of a topic's name; topic names contain no blanks.
 START_OF = "start of "
 _VERSION = "v1"
 _INT32_MAX, _INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
 
 
 def checkpoint_offsets(address: str) -> dict[tuple[str, int], int]:
-    """Where the last micro-batch that is done ended, by topic and partition; of all its sources of topics.
+    """The end of the last completed micro-batch, by topic and partition, of all sources that read topics.
 
-    A partition that several of them read has the lowest of their offsets. `address` is a path or a URI of pyarrow's
-    file systems. `ConfigError` where there is no such batch, `DecodeError` where its file is not as above,
-    `DirectoryError`.
+    If several sources read a partition, the lowest offset. `address` is a path or a URI of pyarrow's file systems.
+    `ConfigError` if no micro-batch is complete, `DecodeError` if its file is malformed, `DirectoryError`.
     """
     names, read = _files(address)
     address = without_user(address)
     try:
         done = _numbers(names("commits")) & _numbers(names("offsets"))
         if not done:
-            raise ConfigError(f"{address} holds no micro-batch that is done: is it the checkpointLocation of a query?")
+            raise ConfigError(f"{address} has no completed micro-batch: is it the checkpointLocation of a query?")
         path = f"offsets/{max(done)}"
         content = read(path)
     except OSError as error:
@@ -47,7 +46,7 @@ def checkpoint_offsets(address: str) -> dict[tuple[str, int], int]:
 
 
 def _files(address: str) -> tuple[Callable[[str], Iterable[str]], Callable[[str], bytes | None]]:
-    """(the names in a folder of the checkpoint, none where it is not there; the bytes of a file)."""
+    """Functions for the names in a folder of the checkpoint (none if it does not exist), and the bytes of a file."""
     path = local_path(address)
     if path is None:
         from spark_klog.directories.arrow_files import ArrowFiles
@@ -67,13 +66,13 @@ def _numbers(names: Iterable[str]) -> set[int]:
 
 
 def parse_offsets_file(content: bytes, path: str) -> dict[tuple[str, int], int]:
-    """The offsets of topics in a file offsets/N; `DecodeError` where it is none, or holds none."""
+    """The offsets by topic and partition in a file offsets/N; `DecodeError` if it is malformed or has none."""
     try:
         version, _, *sources = content.decode().splitlines()
     except ValueError:
-        raise DecodeError(f"{path} is no file of offsets: {content[:100]!r}") from None
+        raise DecodeError(f"{path} is not a file of offsets: {content[:100]!r}") from None
     if version != _VERSION:
-        raise DecodeError(f"{path} has version {version[:20]!r} of Spark's offsets; {_VERSION} is known")
+        raise DecodeError(f"{path} has version {version[:20]!r} of Spark's offsets, expected {_VERSION}")
     found: dict[tuple[str, int], int] = {}
     for line in sources:
         for key, offset in _of_source(line).items():
@@ -84,7 +83,7 @@ def parse_offsets_file(content: bytes, path: str) -> dict[tuple[str, int], int]:
 
 
 def _of_source(line: str) -> dict[tuple[str, int], int]:
-    """The offsets of a source of topics; {} of another."""
+    """The offsets in a source's line; {} if the source does not read topics."""
     try:
         value: Any = json.loads(line)
     except (ValueError, RecursionError):

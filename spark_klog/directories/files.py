@@ -1,19 +1,16 @@
 """The tree as files: in a local folder, or on any file system of pyarrow.
 
-The node /a/b is the file ROOT/a/b, and the file holds its value. A node that has, or had, children is the
-folder ROOT/a/b, and its value is the file ROOT/a/b.value beside the folder (none: the value b""). When a
-leaf gets its first child its file is renamed to b.value, and only then the folder is made. So a reader who
-looks for b, then for b.value, finds the value at any time. Where both are files (a writer was killed
-between the two steps, and b was written again), b is the value.
+The value of node /a/b is in the file ROOT/a/b. A node that has, or had, children is the folder ROOT/a/b, and its value
+is in the file ROOT/a/b.value beside the folder (no file: b""). When a leaf gets its first child, the writer renames its
+file to b.value, then creates the folder; so a reader that tries b, then b.value, always finds the value. If both are
+files (a writer was killed between the two steps, and b was written again), b has the value.
 
-An ephemeral node is the file ROOT/a/b.ephemeral (local folders only). Its creator holds an flock on it as
-long as it lives; where the lock is free the node is dead: readers pass over it, and the next writer removes
-it.
+An ephemeral node is the file ROOT/a/b.ephemeral (local folders only). Its creator holds an flock on it. If nobody holds
+the lock, the node has ended: readers ignore it, and the next writer removes it.
 
-In names, "%", control characters, a leading "." and the "." of a final ".value" or ".ephemeral" are
-percent-encoded; files whose name starts with "." are no nodes. Writers to one local folder exclude each
-other by an flock on ROOT/.lock. On pyarrow's file systems nothing excludes writers in other processes: a
-node should have one writer there.
+In names, "%", control characters, a leading "." and the "." of a final ".value" or ".ephemeral" are percent-encoded;
+files whose name starts with "." are not nodes. An flock on ROOT/.lock excludes concurrent writers of a local folder. On
+pyarrow's file systems nothing excludes writers in other processes: let each node have one writer there.
 """
 
 from __future__ import annotations
@@ -40,49 +37,49 @@ Owner = Literal["self", "other"] | None
 
 
 class Files(Protocol):
-    """What `FileTree` needs of a file system; paths are relative to the root. Errors are OSError."""
+    """The file system of a `FileTree`; paths are relative to the root. Methods raise OSError."""
 
     root: str
     poll_seconds: float
 
     def writing(self) -> AbstractContextManager[None]:
-        """Excludes other writers as far as the file system can."""
+        """Exclude other writers, as far as the file system can."""
 
     def kind(self, path: str) -> Kind: ...
 
     def read(self, path: str) -> bytes | None:
-        """None where there is no file."""
+        """The content of a file; None if there is none."""
 
     def write(self, path: str, value: bytes) -> None:
-        """Make or replace a file; readers see the old bytes or the new ones."""
+        """Create or replace a file; readers see the old bytes or the new ones."""
 
     def move(self, source: str, target: str) -> None:
-        """Move a file, over another one if need be."""
+        """Move a file, replacing `target`."""
 
     def make_folder(self, path: str) -> None:
-        """With its parents; no error where it is."""
+        """Create a folder and its parents; no error if it exists."""
 
     def remove(self, path: str) -> None:
-        """Remove a file or all of a folder; no error where there is none."""
+        """Remove a file, or a folder with its content; no error if it does not exist."""
 
     def entries(self, path: str) -> dict[str, Hashable]:
-        """The names in a folder, each with a value that changes as the file does; {} if there is none."""
+        """The names in a folder, each with a stamp that changes with the file; {} if there is no folder."""
 
     def read_ephemeral(self, path: str) -> bytes | None:
-        """None where there is no file, or its creator is dead."""
+        """The content of an ephemeral file; None if there is none, or its creator has ended."""
 
     def write_ephemeral(self, path: str, value: bytes) -> None:
-        """Make or replace an ephemeral file and become its owner."""
+        """Create or replace an ephemeral file and become its owner."""
 
     def owner(self, path: str) -> Owner:
-        """Who holds an ephemeral file; a dead one is removed. Only while `writing`."""
+        """The holder of an ephemeral file; removes a file without one. Only while `writing`."""
 
     def close(self) -> None:
         """Remove the ephemeral files of this object."""
 
 
 class FileTree:
-    """A tree on `files` (see the module). Watches are called by a thread that polls."""
+    """A tree on `files` (see the module). A polling thread calls the watches."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -94,7 +91,7 @@ class FileTree:
     def get(self, path: str) -> bytes | None:
         real = _real(components(path))
         with self._errors("read", path):
-            # Once more: a writer may have moved the value from the second place to the first in between.
+            # Twice, since a writer may have moved the value between the two reads.
             for _ in range(2 if real else 0):
                 value = self._files.read(real)
                 if value is None:
@@ -154,7 +151,7 @@ class FileTree:
         self._files.write(real + VALUE if kind == "folder" else real, value)
 
     def _make_parents(self, names: tuple[str, ...]) -> None:
-        for depth in range(len(names) - 1, 0, -1):  # from below: mostly the parent is a folder, and all is done
+        for depth in range(len(names) - 1, 0, -1):  # upwards: usually the direct parent is a folder already
             real = _real(names[:depth])
             kind = self._files.kind(real)
             if kind == "folder":
@@ -164,7 +161,7 @@ class FileTree:
             if self._files.owner(real + EPHEMERAL):
                 raise DirectoryError(
                     f"/{'/'.join(names)}: /{'/'.join(names[:depth])} under {self._files.root} is ephemeral "
-                    "and has no children"
+                    "and can't have children"
                 )
             if kind == "file":
                 self._files.move(real, real + VALUE)
@@ -175,7 +172,7 @@ class FileTree:
     def delete(self, path: str) -> None:
         real = _real(inner_components(path))
         with self._errors("delete", path), self._files.writing():
-            # In this order: .value may hold an older value, which must not come to light.
+            # In this order, so that no reader sees an older value in .value.
             self._files.remove(real + VALUE)
             self._files.remove(real)
             self._files.remove(real + EPHEMERAL)
@@ -199,7 +196,7 @@ class FileTree:
         return nodes
 
     def watch(self, path: str, callback: Callable[[], None], values: bool = False) -> None:
-        # A file's stamp changes with its value: these watches are called for values in any case.
+        # `values` makes no difference: a file's stamp changes with its value.
         real = _real(components(path))
         with self._errors("watch", path):
             watch = _Watch(path, real, callback, self._nodes(real))

@@ -1,4 +1,4 @@
-"""A local folder for `FileTree`: files replaced as a whole, and ephemeral ones held by a lock."""
+"""Files of a tree in a local folder: replaced atomically, ephemeral ones held by a lock."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from spark_klog.errors import DirectoryError
 
 
 class LocalFiles:
-    """A local folder, made if need be; DirectoryError where it cannot be."""
+    """`Files` in a local folder, which is created; `DirectoryError` if that fails."""
 
     poll_seconds = 0.2
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.abspath(root)
         self._lock = threading.Lock()
-        self._own: dict[str, int] = {}  # path -> descriptor with the lock
+        self._own: dict[str, int] = {}  # path of an ephemeral file -> descriptor with its lock
         _instances.add(self)
         try:
             os.makedirs(self.root, exist_ok=True)
-            with self.writing():  # so those that are there were left by killed writers
+            with self.writing():  # temporary files are left from killed writers, since nobody else writes now
                 for name in os.listdir(self.root):
                     if name.startswith(TEMPORARY):
                         os.unlink(os.path.join(self.root, name))
@@ -45,7 +45,7 @@ class LocalFiles:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 yield
             finally:
-                # Not by closing alone: a child that was forked meanwhile has the file open too.
+                # Closing is not enough: a child forked meanwhile has the file open too.
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
                 os.close(descriptor)
 
@@ -65,7 +65,7 @@ class LocalFiles:
         os.close(self._replace(path, value))
 
     def _replace(self, path: str, value: bytes, lock: bool = False) -> int:
-        """The open file, which has its name, and is locked, only when all is in it."""
+        """Replace a file; return its descriptor. Readers see it only when it is complete, and locked if `lock`."""
         temporary = self._at(f"{TEMPORARY}{uuid.uuid4().hex}")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
@@ -95,7 +95,7 @@ class LocalFiles:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             try:
                 os.unlink(self._at(path))
-            except (IsADirectoryError, PermissionError):  # the second on macOS
+            except (IsADirectoryError, PermissionError):  # PermissionError on macOS
                 if not os.path.isdir(self._at(path)):
                     raise
                 shutil.rmtree(self._at(path))
@@ -106,7 +106,7 @@ class LocalFiles:
             with os.scandir(self._at(path)) as entries:
                 for entry in entries:
                     if entry.is_dir():
-                        found[entry.name] = None  # its time would tell of the children's children
+                        found[entry.name] = None  # its time changes with the children's children
                         continue
                     with contextlib.suppress(FileNotFoundError):
                         stat = entry.stat()
@@ -125,7 +125,7 @@ class LocalFiles:
                         return value
                     if _same_file(file.fileno(), real):
                         return None
-                    # Else its owner has replaced it since, and let go of the old file.
+                    # Otherwise its owner has replaced it and released the old file: read again.
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
@@ -152,12 +152,12 @@ class LocalFiles:
         return None
 
     def after_fork(self) -> None:
-        """A forked child has the locked files open too, and would keep its parent's ephemeral nodes alive."""
+        """Close the inherited descriptors, which would keep the parent's ephemeral nodes alive."""
         for descriptor in self._own.values():
             with contextlib.suppress(OSError):
-                os.close(descriptor)  # and no unlock, which would unlock the parent's
+                os.close(descriptor)  # without unlocking, which would release the parent's lock
         self._own.clear()
-        self._lock = threading.Lock()  # the old one may be held by a thread that the child does not have
+        self._lock = threading.Lock()  # a thread of the parent may hold the old one
 
     def close(self) -> None:
         with self.writing():

@@ -1,4 +1,4 @@
-"""The tree in a dict: for a broker that is alone, and for tests."""
+"""The tree in memory: for a single broker, and for tests."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class _Store:
 
 
 class MemoryTree:
-    """A tree of this process. Watches are called by the thread that makes the change, after it."""
+    """A tree in this process. The thread that makes a change calls the watches after it."""
 
     def __init__(self) -> None:
         self._store = _Store()
         self._closed = False
 
     def session(self) -> MemoryTree:
-        """Another tree with the same nodes and ephemeral nodes of its own."""
+        """Another session of the same tree, with ephemeral nodes of its own."""
         other = MemoryTree()
         other._store = self._store
         return other
@@ -103,7 +103,7 @@ class MemoryTree:
         for depth in range(1, len(names)):
             parent = store.nodes.get(names[:depth])
             if parent is not None and parent.owner is not None:
-                raise DirectoryError(f"{path}: /{'/'.join(names[:depth])} is ephemeral and has no children")
+                raise DirectoryError(f"{path}: /{'/'.join(names[:depth])} is ephemeral and can't have children")
         changed = set()
         for depth in range(1, len(names) + 1):
             node = names[:depth]

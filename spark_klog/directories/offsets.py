@@ -1,4 +1,4 @@
-"""A group's offsets in the directories: /consumers/GROUP/offsets/TOPIC/PARTITION."""
+"""Offsets of a consumer group in the directories: /consumers/GROUP/offsets/TOPIC/PARTITION."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from spark_klog.errors import DecodeError
 
 
 class OffsetDirectory:
-    """The offsets of `group` in `tree`, which stays the caller's to close.
+    """The offsets of `group` in `tree`, which the caller closes.
 
-    Methods raise ConfigError (a name or offset that cannot be stored), DirectoryError and DecodeError.
+    Methods raise `ConfigError` (a name or offset that cannot be stored), `DirectoryError` and `DecodeError`.
     Source: 0.10 documentation, "Consumer Offsets".
     """
 
@@ -27,8 +27,8 @@ class OffsetDirectory:
         self._group = group
 
     def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Store (topic, partition) -> offset of the next record to read; atomic for each, not for all."""
-        # All are checked before the first is written.
+        """Store (topic, partition) -> offset of the next record to read; atomic for each offset, not for all."""
+        # check all before the first is written
         nodes = {
             consumer_offset_path(self._group, topic, partition): offset_payload(offset)
             for (topic, partition), offset in sorted(offsets.items())
@@ -36,7 +36,7 @@ class OffsetDirectory:
         self._tree.put_many(nodes)
 
     def fetch(self, partitions: Iterable[tuple[str, int]] | None = None) -> dict[tuple[str, int], int]:
-        """The stored offsets, all there are or those of the partitions; partitions without one are left out."""
+        """The stored offsets of the given partitions (None: of all); partitions without one are left out."""
         keys = list(self._stored() if partitions is None else partitions)
         nodes = [consumer_offset_path(self._group, topic, partition) for topic, partition in keys]
         found = zip(keys, nodes, self._tree.get_many(nodes), strict=True)
@@ -47,9 +47,9 @@ class OffsetDirectory:
         for topic in self._tree.children(top):
             for name in self._tree.children(f"{top}/{topic}"):
                 if not (name.isascii() and name.isdecimal()) or int(name[:11]) >= 1 << 31:
-                    raise DecodeError(f"{top}/{topic}/{name}: {name!r} is no number of a partition")
+                    raise DecodeError(f"{top}/{topic}/{name}: {name!r} is not a partition number")
                 yield topic, int(name)
 
     def consumers(self) -> list[str]:
-        """The ids of the group's running consumers that registered here, as those of before Kafka 0.9 do."""
+        """The ids of the group's running consumers that registered here, as consumers before Kafka 0.9 do."""
         return self._tree.children(consumer_ids_path(self._group))

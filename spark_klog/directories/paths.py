@@ -5,19 +5,18 @@
     /brokers/topics/T                            partition -> replicas
     /brokers/topics/T/partitions/P/state         leader and isr
     /brokers/topics/T/N                          partitions of T on broker N, in ASCII decimal (0.7; ephemeral)
-    /controller                                  the broker that does the work of all (ephemeral)
-    /latest_producer_id_block                    the producer ids that were claimed last (KIP-98)
-    /controller_epoch                            how many there have been, in ASCII decimal
+    /controller                                  id of the broker that is the controller (ephemeral)
+    /controller_epoch                            number of controllers so far, in ASCII decimal
+    /latest_producer_id_block                    the last block of producer ids that was allocated (KIP-98)
     /admin/delete_topics/T                       asks the controller to delete the topic
     /config/topics/T                             {"version":1,"config":{...}}
-    /config/changes/config_change_NNNNNNNNNN     told by tools after a change of a node of /config
+    /config/changes/config_change_NNNNNNNNNN     created by tools after a change of a node of /config
     /consumers/G/offsets/T/P                     the offset in ASCII decimal
-    /consumers/G/ids/C                           a consumer of the group that runs (ephemeral)
+    /consumers/G/ids/C                           a running consumer of the group (ephemeral)
 
-Payloads are compact JSON in UTF-8. The order of their keys is that of Kafka's builds for Scala 2.12 (a hash
-order, so those for 2.13 differ); readers take any order. Sources: 0.10 documentation, "ZooKeeper
-Directories"; 0.7 design, "Broker Topic Registry"; KIP-103 (broker version 4), KIP-455 and KIP-516 (topic versions 2
-and 3).
+Payloads are compact JSON in UTF-8, with keys in the order of Kafka's builds for Scala 2.12 (a hash order; builds for
+2.13 differ); readers accept any order. Sources: 0.10 documentation, "ZooKeeper Directories"; 0.7 design, "Broker Topic
+Registry"; KIP-103 (broker version 4), KIP-455 and KIP-516 (topic versions 2 and 3).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ CONTROLLER_EPOCH_PATH = "/controller_epoch"
 DELETE_TOPICS_PATH = "/admin/delete_topics"
 TOPIC_CONFIGS_PATH = "/config/topics"
 CONFIG_CHANGES_PATH = "/config/changes"
-#: Tools expect them to be there (Kafka makes them when its first broker starts).
+#: Nodes that tools expect to exist; Kafka creates them when its first broker starts.
 COMMON_PATHS = (
     BROKER_IDS_PATH,
     BROKER_TOPICS_PATH,
@@ -59,7 +58,7 @@ PLAINTEXT = "PLAINTEXT"
 
 
 class Endpoint(NamedTuple):
-    """Where one of a broker's listeners is reached (KIP-103)."""
+    """Address and protocol of one of a broker's listeners (KIP-103)."""
 
     listener: str
     security_protocol: str
@@ -68,7 +67,7 @@ class Endpoint(NamedTuple):
 
 
 class PartitionState(NamedTuple):
-    """Who leads a partition."""
+    """Leader and in-sync replicas of a partition."""
 
     leader: int
     isr: list[int]
@@ -83,7 +82,7 @@ def broker_id_path(broker_id: int) -> str:
 
 def broker_payload(endpoints: Sequence[Endpoint], timestamp_ms: int) -> bytes:
     """A broker's registration, version 4."""
-    # Readers of before version 2 know `host` and `port` only, as those of a plaintext listener.
+    # Readers older than version 2 only read `host` and `port`, which are a plaintext listener's.
     plaintext = next((one for one in endpoints if one.security_protocol == PLAINTEXT), None)
     return _json(
         {
@@ -129,7 +128,7 @@ def host_and_port(host: str, port: int) -> str:
 
 
 def topic_path(topic: str) -> str:
-    """The node with a topic's assignment; ConfigError for a name that no path can have."""
+    """The node with a topic's assignment; ConfigError for a name that can't be part of a path."""
     return f"{BROKER_TOPICS_PATH}/{_name('topic', topic)}"
 
 
@@ -171,7 +170,7 @@ def parse_topic(payload: bytes, path: str = "/brokers/topics/[topic]") -> tuple[
 
 
 def topic_broker_path(topic: str, broker_id: int) -> str:
-    """The ephemeral node by which a broker of 0.7 said that it has the topic; ConfigError."""
+    """The ephemeral node with a 0.7 broker's number of partitions of the topic; ConfigError."""
     return f"{topic_path(topic)}/{broker_id}"
 
 
@@ -201,7 +200,7 @@ def partition_state_payload(leader: int, isr: Sequence[int], controller_epoch: i
 def parse_partition_state(
     payload: bytes, path: str = "/brokers/topics/[topic]/partitions/[partition]/state"
 ) -> PartitionState:
-    """DecodeError where a field is missing or of another type."""
+    """A partition's state; DecodeError if a field is missing or of another type."""
     fields = _fields(payload, path)
     for name in ("leader", "controller_epoch", "leader_epoch"):
         if not _is_int(fields.get(name)):
@@ -234,7 +233,7 @@ def delete_topic_path(topic: str) -> str:
 
 
 def controller_payload(broker_id: int, timestamp_ms: int) -> bytes:
-    """Who is the controller, version 1."""
+    """The controller's registration, version 1."""
     return _json({"version": 1, "brokerid": broker_id, "timestamp": str(timestamp_ms)})
 
 
@@ -260,12 +259,12 @@ def parse_cluster_id(payload: bytes, path: str = CLUSTER_ID_PATH) -> str:
 
 
 def producer_ids_payload(broker_id: int, first: int, last: int) -> bytes:
-    """The block of producer ids that was claimed last, and by whom; version 1."""
+    """The last allocated block of producer ids, and the broker that has it; version 1."""
     return _json({"version": 1, "broker": broker_id, "block_start": str(first), "block_end": str(last)})
 
 
 def parse_producer_ids(payload: bytes, path: str = PRODUCER_IDS_PATH) -> int:
-    """The last producer id that was claimed; DecodeError."""
+    """The last allocated producer id; DecodeError."""
     last = _fields(payload, path).get("block_end")
     if not isinstance(last, str) or not _DIGITS.fullmatch(last) or int(last) > _INT64_MAX:
         raise _malformed(path, "no number `block_end`", payload)
@@ -273,12 +272,12 @@ def parse_producer_ids(payload: bytes, path: str = PRODUCER_IDS_PATH) -> int:
 
 
 def consumer_ids_path(group: str) -> str:
-    """The node above a group's running consumers; ConfigError for a name that no path can have."""
+    """The node above a group's running consumers; ConfigError for a name that can't be part of a path."""
     return f"/consumers/{_name('group', group)}/ids"
 
 
 def consumer_offsets_path(group: str) -> str:
-    """The node above the topics of which a group has offsets; ConfigError."""
+    """The node above the topics with offsets of a group; ConfigError."""
     return f"/consumers/{_name('group', group)}/offsets"
 
 
@@ -288,14 +287,14 @@ def consumer_offset_path(group: str, topic: str, partition: int) -> str:
 
 
 def offset_payload(offset: int) -> bytes:
-    """An offset in ASCII decimal; ConfigError for one out of [0, 2^63)."""
+    """An offset in ASCII decimal; ConfigError unless it is in [0, 2^63)."""
     if not 0 <= offset <= _INT64_MAX:
         raise ConfigError(f"offset {offset} cannot be stored: give one from 0 to {_INT64_MAX}")
     return b"%d" % offset
 
 
 def parse_offset(payload: bytes, path: str = "/consumers/[group]/offsets/[topic]/[partition]") -> int:
-    """An offset; DecodeError. White space around it is taken: people edit these nodes by hand."""
+    """An offset; DecodeError. White space around it is accepted, since people edit these nodes by hand."""
     digits = payload.strip()
     if not digits.isdigit() or len(digits) > 19 or int(digits) > _INT64_MAX:
         raise _malformed(path, "not an offset in decimal", payload)

@@ -1,8 +1,7 @@
 """The tree in ZooKeeper, by kazoo.
 
-Operations wait for a lost connection to come back, twice the session timeout at the most. After every
-reconnect a thread of the tree makes the ephemeral nodes again that a lost session took along, sets the
-watches again, and calls them.
+If the connection is lost, operations wait for it, at most twice the session timeout. After every reconnect a thread of
+the tree creates the ephemeral nodes of a lost session again, sets the watches again, and calls them.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ Start = Callable[[], Any]
 
 
 class _Reconnected:
-    """Asks the worker to make good what a lost connection may have lost."""
+    """Event for the worker: restore the watches and ephemeral nodes after a reconnect."""
 
 
 class _Gathered:
-    """Requests that are under way together, waited for as one; the answer is None where it is the error `no_answer`."""
+    """Pipelined requests with one wait for all; an answer is None if the request failed with `no_answer`."""
 
     def __init__(self, pending: list[Any], no_answer: type[Exception]) -> None:
         self._pending = pending
@@ -52,10 +51,10 @@ class _Gathered:
 
 
 class ZooKeeperTree:
-    """A tree in the ensemble `connect`: HOST:PORT,HOST:PORT/CHROOT, the chroot is made.
+    """A tree in the ensemble `connect`: HOST:PORT,HOST:PORT/CHROOT; creates the chroot.
 
-    `session_timeout` is in seconds; the server may raise or lower it. ConfigError where `connect` is
-    malformed, DirectoryError where no ZooKeeper answers. Source: 0.10 documentation, "zookeeper.connect".
+    `session_timeout` is in seconds; the server may raise or lower it. `ConfigError` if `connect` is malformed,
+    `DirectoryError` if no ZooKeeper answers. Source: 0.10 documentation, "zookeeper.connect".
     """
 
     def __init__(self, connect: str, session_timeout: float = SESSION_SECONDS) -> None:
@@ -66,7 +65,7 @@ class ZooKeeperTree:
         from kazoo.retry import KazooRetry
 
         if _kazoo_log.level == logging.NOTSET:
-            # Else there is a warning for each attempt to connect; `_on_state` tells once.
+            # kazoo warns of each attempt to connect; `_on_state` logs once.
             _kazoo_log.setLevel(logging.ERROR)
         self._connect = connect
         self._errors = exceptions
@@ -86,12 +85,12 @@ class ZooKeeperTree:
         self._attempt_seconds = session_timeout
         self._operation_seconds = 2 * session_timeout
         hosts, _, chroot = connect.partition("/")
-        # The prefix is put on here: kazoo's own chroot warns at the start where it does not exist yet.
+        # Not kazoo's chroot, which warns if it does not exist yet.
         self._chroot = "".join(f"/{name}" for name in components("/" + chroot.strip("/")))
         self._ephemeral_lock = threading.Lock()
         self._ephemerals: dict[str, bytes] = {}
         self._watches: dict[str, list[Callable[[], None]]] = {}
-        #: By path that is watched with values: the children whose values are being watched.
+        #: By watched path (with values): the children whose values have a watch.
         self._value_watches: dict[str, set[str]] = {}
         self._watchers: dict[str, partial[None]] = {}
         self._watch_lock = threading.Lock()
@@ -126,7 +125,7 @@ class ZooKeeperTree:
             value: bytes | None = self._call(path, lambda: self._client.get_async(real))[0]
         except self._errors.NoNodeError:
             return None
-        return value or b""  # Kafka makes parents with null
+        return value or b""  # Kafka creates parents with null
 
     def get_many(self, paths: Sequence[str]) -> list[bytes | None]:
         values: list[bytes | None] = []
@@ -137,7 +136,7 @@ class ZooKeeperTree:
         return values
 
     def _gather(self, path: str, reals: list[str], watches: Sequence[Callable[[Any], None]] = ()) -> list[Any]:
-        """What ZooKeeper answers to a get of each; None where there is no node, which leaves no watch."""
+        """ZooKeeper's answers to a get of each; None if there is no node, and then no watch is set."""
         callbacks: Sequence[Callable[[Any], None] | None] = watches if watches else [None] * len(reals)
 
         def start() -> _Gathered:
@@ -151,7 +150,7 @@ class ZooKeeperTree:
         inner_components(path)
         with self._ephemeral_lock:
             if path in self._ephemerals:
-                # Until `_restore` has made the node again, this must not make one that outlives the session.
+                # ephemeral: if `_restore` has not created the node again, this must not create a permanent one
                 self._put(path, value, ephemeral=True)
                 self._ephemerals[path] = value
                 return
@@ -168,12 +167,12 @@ class ZooKeeperTree:
             set_async, create_async = self._client.set_async, partial(self._client.create_async, makepath=True)
             missing = self._write_many(chunk, values, set_async, self._errors.NoNodeError)
             for path in self._write_many(missing, values, create_async, self._errors.NodeExistsError):
-                self._put(path, values[path], ephemeral=False)  # made by another meanwhile
+                self._put(path, values[path], ephemeral=False)  # another client created it meanwhile
 
     def _write_many(
         self, paths: list[str], values: Mapping[str, bytes], write: Callable[..., Any], refusal: type[Exception]
     ) -> list[str]:
-        """Those of the nodes whose write was refused in this way."""
+        """Write nodes; return the paths whose write failed with `refusal`."""
         if not paths:
             return []
 
@@ -195,7 +194,7 @@ class ZooKeeperTree:
                 self._call(path, lambda: self._create_async(real, value, ephemeral))
                 return
             except self._errors.NodeExistsError:
-                pass  # made by another meanwhile
+                pass  # another client created it meanwhile
 
     def swap(self, path: str, old: bytes, value: bytes) -> bool:
         inner_components(path)
@@ -205,7 +204,7 @@ class ZooKeeperTree:
             try:
                 current, stat = self._call(path, lambda: self._client.get_async(real))
                 if attempts and current == value:
-                    return True  # the answer to an earlier attempt was what was lost
+                    return True  # an earlier attempt succeeded, only its answer was lost
                 if (current or b"") != old:
                     return False
                 attempts += 1
@@ -221,7 +220,7 @@ class ZooKeeperTree:
         if not ephemeral:
             self._create(path, value, ephemeral=False)
             return
-        # The lock keeps `_restore` from running between the creation and the note of it.
+        # The lock keeps `_restore` from running between the two steps.
         with self._ephemeral_lock:
             self._create(path, value, ephemeral=True)
             self._ephemerals[path] = value
@@ -238,7 +237,7 @@ class ZooKeeperTree:
         try:
             self._call(path, start)
         except self._errors.NodeExistsError:
-            # The answer to an earlier attempt may be what was lost. Only an ephemeral node tells who made it.
+            # An earlier attempt may have succeeded and only its answer been lost. Only ephemeral nodes have an owner.
             if ephemeral and attempts > 1 and self._is_ours(path):
                 return
             raise NodeExists(f"{path} exists in ZooKeeper {self._connect}: delete it first, or put") from None
@@ -310,7 +309,7 @@ class ZooKeeperTree:
         try:
             self._client.stop()
             self._client.close()
-        except Exception as error:  # whatever it is, the session ends by its timeout
+        except Exception as error:  # the session ends by its timeout anyway
             _log.warning("closing the session with ZooKeeper %s failed: %s", self._connect, error)
 
     def _real(self, path: str) -> str:
@@ -318,11 +317,10 @@ class ZooKeeperTree:
         return (self._chroot if path == "/" else f"{self._chroot}{path}") or "/"
 
     def _call(self, path: str, start: Start) -> Any:
-        """The result of what `start` starts; tried again while the connection is lost.
+        """The result of the request that `start` sends; retried while the connection is lost.
 
-        Of kazoo's exceptions only those pass that tell of nodes which are there, or not, or not empty, or changed.
-        (kazoo's own retries would wait forever: a request that is queued without a connection has no
-        timeout.)
+        Passes on those of kazoo's exceptions that are about a node's state (`_told`). kazoo's own retries would wait
+        for ever: a request queued without a connection has no timeout.
         """
         deadline = time.monotonic() + self._operation_seconds
         while True:
@@ -342,7 +340,7 @@ class ZooKeeperTree:
                 time.sleep(_RETRY_SECONDS)
             except self._errors.NoChildrenForEphemeralsError as error:
                 raise DirectoryError(
-                    f"{path} in ZooKeeper {self._connect}: a node above is ephemeral and has no children"
+                    f"{path} in ZooKeeper {self._connect}: a node above is ephemeral and can't have children"
                 ) from error
             except self._errors.KazooException as error:
                 raise DirectoryError(
@@ -351,7 +349,7 @@ class ZooKeeperTree:
 
     def _set_watch(self, path: str) -> None:
         real = self._real(path)
-        # One object a path, as kazoo keeps them in a set: two watches make one event.
+        # One object per path: kazoo keeps them in a set, so that two watches make one event.
         changed = self._watchers.setdefault(path, partial(self._on_event, path))
         while True:
             try:
@@ -369,7 +367,7 @@ class ZooKeeperTree:
         new = [name for name in names if name not in watched]
         for first in range(0, len(new), _MAX_PENDING):
             chunk = new[first : first + _MAX_PENDING]
-            watched.update(chunk)  # first: the event may come before the answer
+            watched.update(chunk)  # before the request: the event may come before the answer
             callbacks = [partial(self._on_value, path, name) for name in chunk]
             try:
                 answers = self._gather(path, [f"{real}/{name}" for name in chunk], callbacks)
@@ -383,17 +381,17 @@ class ZooKeeperTree:
         self._on_event(path, event)
 
     def _on_event(self, path: str, event: Any) -> None:
-        if event.type != self._event_none:  # NONE: the connection is lost; `_on_state` is told when it is back
+        if event.type != self._event_none:  # NONE: the connection is lost; `_on_state` handles the reconnect
             self._events.put(path)
 
     def _on_state(self, state: str) -> None:
         # Called by kazoo's connection thread, which must not block.
         if state == "CONNECTED":
-            _log.warning("connected to ZooKeeper %s again", self._connect)
+            _log.warning("reconnected to ZooKeeper %s", self._connect)
             self._events.put(_Reconnected)
         elif not self._closed:
             what = "session with" if state == "LOST" else "connection to"
-            _log.warning("the %s ZooKeeper %s is lost", what, self._connect)
+            _log.warning("lost the %s ZooKeeper %s", what, self._connect)
 
     def _work(self) -> None:
         while (event := self._events.get()) is not None:
@@ -406,13 +404,13 @@ class ZooKeeperTree:
                         paths = list(self._watches)
                         for watched in self._value_watches.values():
                             watched.clear()  # they ended with the connection
-                # First the watch, then the callback: a change after the callback has looked makes an event.
+                # Set the watch before the callback, so that a change during the callback makes an event.
                 for path in paths:
                     self._set_watch(path)
             except DirectoryError as error:
                 if self._closed:
                     return
-                _log.warning("watches and ephemeral nodes are not up to date yet: %s", error)
+                _log.warning("cannot restore watches and ephemeral nodes yet, retrying: %s", error)
                 timer = threading.Timer(_REPAIR_SECONDS, self._events.put, (event,))
                 timer.daemon = True
                 timer.start()
@@ -428,12 +426,12 @@ class ZooKeeperTree:
                     self._call(path, partial(self._client.create_async, real, value, ephemeral=True))
                 except self._errors.NoNodeError:
                     del self._ephemerals[path]
-                    _log.warning("%s is not made again: its parent has been deleted since", path)
+                    _log.warning("ephemeral node %s is not restored: its parent has been deleted", path)
                 except self._errors.NodeExistsError:
                     if not self._is_ours(path):
                         del self._ephemerals[path]
                         _log.warning(
-                            "the session with ZooKeeper %s was lost, and another has taken %s since",
+                            "the session with ZooKeeper %s was lost, and another process has created %s since",
                             self._connect,
                             path,
                         )

@@ -1,6 +1,6 @@
 """What a message of any API is about, and answers that are errors: read from the tables, so for every API alike.
 
-A place is (topic, partition); its parts are None where the request names no topic, or a topic without partitions. An
+A place is (topic, partition); its parts are None if the request names no topic, or a topic without partitions. An
 array of the answer that holds error codes mirrors the array of the request with its name, or the request's last one.
 """
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import re
 import time
 import zlib
 
-import pyarrow.fs as pafs
-
+from spark_klog.directories.addresses import filesystem_at
 from spark_klog.records.reader import BadBatch
 from spark_klog.spark.options import BadRecordsOptions
 
 _log = logging.getLogger(__name__)
-#: Two letters at least: C:\ is a path.
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
 class BadRecords:
@@ -54,7 +50,7 @@ class BadRecords:
             "time": time.time_ns() // 1_000_000,
             "bytes": base64.b64encode(bad.data).decode(),
         }
-        files, path = pafs.FileSystem.from_uri(folder) if _URI.match(folder) else (pafs.LocalFileSystem(), folder)
+        files, path = filesystem_at(folder)
         files.create_dir(path, recursive=True)
         with files.open_output_stream(f"{path.rstrip('/')}/{name}") as stream:
             stream.write(json.dumps(letter).encode())

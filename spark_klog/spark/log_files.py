@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import pyarrow.fs as pafs
 
-from spark_klog.directories.tree import without_user
-from spark_klog.errors import ConfigError
+from spark_klog.directories.addresses import filesystem_at, without_user
 from spark_klog.log.stored_directory import Directory
 from spark_klog.log.stored_files import Entry
-
-#: Two letters at least: C:\ is a path.
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
 class ArrowLogFiles:
@@ -50,13 +44,5 @@ class ArrowFile:
 
 def directory(address: str) -> Directory:
     """The data directory at a path or URI; `ConfigError` for a URI that no file system takes, OSError."""
-    if not _URI.match(address):
-        return Directory(ArrowLogFiles(pafs.LocalFileSystem()), address, address)
-    try:
-        filesystem, path = pafs.FileSystem.from_uri(address)
-    except ValueError as error:
-        raise ConfigError(
-            f"{without_user(address)!r} names no directory ({without_user(str(error))}): "
-            "a path, or a URI of pyarrow's file systems is wanted"
-        ) from None
+    filesystem, path = filesystem_at(address)
     return Directory(ArrowLogFiles(filesystem), path, without_user(address))

@@ -107,7 +107,7 @@ ALL_TOPICS = Subscription(pattern="")
 class GroupOffsetsOptions:
     """Where a query's progress is shown: the group's offsets at its coordinator, and in trees of directories.
 
-    `trees` are addresses as `directories.tree.open_tree` takes them. With `dual` the group moves between coordinator
+    `trees` are addresses as `directories.opening.open_tree` takes them. With `dual` the group moves between coordinator
     and ZooKeeper, which is the last of them: what either has counts.
     """
 

@@ -18,8 +18,9 @@ from spark_klog.broker.handlers import create_topics, delete_topics
 from spark_klog.broker.registry import InvalidAssignment, InvalidPartitions, Registry, TopicCollides, UnknownTopic
 from spark_klog.broker.security.config import PLAINTEXT, Listener
 from spark_klog.broker.security.session import Session
+from spark_klog.directories.opening import open_tree
 from spark_klog.directories.paths import Endpoint
-from spark_klog.directories.tree import Tree, open_tree
+from spark_klog.directories.tree import Tree
 from spark_klog.errors import ConfigError, ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from tests.support.batches import make_batch

@@ -181,7 +181,7 @@ def test_what_is_refused(place: Place, topic: str, tmp_path: Path) -> None:
         ((*group, "--to", f"checkpoint://{tmp_path}", "--topic", topic, "--to-latest"), "can't be written"),
         (("offsets", "show", "--group", "nobody", "--from", place.coordinator), "holds no offsets for group nobody"),
         (("offsets", "show", "--group", "nobody", "--from", str(tmp_path / "x")), "holds no offsets for group nobody"),
-        (("offsets", "show", "--group", "nobody", "--from", f"checkpoint://{tmp_path}"), "no micro-batch that is done"),
+        (("offsets", "show", "--group", "nobody", "--from", f"checkpoint://{tmp_path}"), "no completed micro-batch"),
     ):
         assert told in klog_refusal(*arguments)
     told = klog_refusal(*group, "--to", place.servers, "--topic", topic, "--to-latest", code=2)

@@ -21,9 +21,9 @@ def test_several_sources() -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"", "no file of offsets"),
-        (b"v1", "no file of offsets"),
-        (b"\xff\n\n", "no file of offsets"),
+        (b"", "not a file of offsets"),
+        (b"v1", "not a file of offsets"),
+        (b"\xff\n\n", "not a file of offsets"),
         (b'v2\n{}\n{"a":{"0":5}}', "version 'v2'"),
         (b'v1\n{}\n{"a":{"0":-5}}', "no source of the query reads topics"),
         (b'v1\n{}\n{"a":{"0":true}}', "no source of the query reads topics"),
@@ -41,14 +41,14 @@ def test_what_is_no_file_of_offsets(content: bytes, told: str) -> None:
 @pytest.mark.parametrize("form", ["{}", "file://{}"])
 def test_the_last_batch_that_is_done(tmp_path: Path, form: str) -> None:
     """A batch that was planned only is read again when the query starts again: its end would skip it."""
-    with pytest.raises(ConfigError, match="no micro-batch that is done"):
+    with pytest.raises(ConfigError, match="no completed micro-batch"):
         checkpoint_offsets(form.format(tmp_path))
     for folder in ("offsets", "commits"):
         (tmp_path / folder).mkdir()
     for number in range(9, 12):
         (tmp_path / "offsets" / str(number)).write_text(f'v1\n{METADATA}\n{{"a":{{"0":{number}}}}}')
         (tmp_path / "offsets" / f".{number}.crc").write_bytes(b"crc")
-    with pytest.raises(ConfigError, match="no micro-batch that is done"):
+    with pytest.raises(ConfigError, match="no completed micro-batch"):
         checkpoint_offsets(form.format(tmp_path))
     for number in (9, 10):
         (tmp_path / "commits" / str(number)).write_text("v1\n{}")

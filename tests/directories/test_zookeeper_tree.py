@@ -95,7 +95,7 @@ class TestZooKeeper:
         with tree._ephemeral_lock:  # holds up the restoring
             expire(tree, zookeeper)
             other.create("/ids/1", b"other", ephemeral=True)
-        wait_until(lambda: "another has taken /ids/1" in caplog.text)
+        wait_until(lambda: "another process has created /ids/1" in caplog.text)
         assert tree.get("/ids/1") == b"other"
         tree.close()
         other.close()

@@ -90,7 +90,7 @@ def creator(uri: str, path: str) -> subprocess.Popen[bytes]:
     """A process that has made the ephemeral node `path` and holds it."""
     script = f"""
         import sys
-        from spark_klog.directories.tree import open_tree
+        from spark_klog.directories.opening import open_tree
         tree = open_tree({uri!r})
         tree.create({path!r}, b"child", ephemeral=True)
         print("made", flush=True)

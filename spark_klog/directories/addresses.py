@@ -1,0 +1,51 @@
+"""Addresses of directories: a path or a URI."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from spark_klog.errors import ConfigError
+
+#: Two letters at least: C:\ is a path.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+
+
+def without_user(text: str) -> str:
+    """The text with user and password of its URIs masked, for messages: s3://KEY:SECRET@BUCKET."""
+    return re.sub(r"(?<=://)[^/\s]*@", "***@", text)
+
+
+def local_path(address: str) -> str | None:
+    """The folder of a path or file:PATH, None for a URI of another kind; ConfigError for an invalid one."""
+    scheme = _SCHEME.match(address)
+    if scheme is None:
+        if not address:
+            raise ConfigError("the URI of the directories is empty: give a path or zookeeper://HOST:PORT")
+        return address
+    if scheme[1].lower() != "file":
+        return None
+    parts = urlsplit(address)
+    if parts.netloc not in ("", "localhost") or not parts.path:
+        raise ConfigError(f"{without_user(address)!r} is not a local folder: write file:///PATH")
+    return unquote(parts.path)
+
+
+def filesystem_at(address: str) -> tuple[Any, str]:
+    """The pyarrow file system of a path or URI, and the path there.
+
+    `ConfigError` for a URI that pyarrow does not know, OSError if the file system can't be opened.
+    """
+    from pyarrow.fs import FileSystem, LocalFileSystem
+
+    if not _SCHEME.match(address):
+        return LocalFileSystem(), address
+    try:
+        filesystem, path = FileSystem.from_uri(address)
+    except ValueError as error:
+        raise ConfigError(
+            f"{without_user(address)!r} names no directory ({without_user(str(error))}): "
+            "give a path or a URI of pyarrow's file systems (for a tree also zookeeper://HOST:PORT)"
+        ) from None
+    return filesystem, path
