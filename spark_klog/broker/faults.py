@@ -18,7 +18,7 @@ from typing import Any
 
 from spark_klog.errors import ConfigError, ErrorCode
 from spark_klog.protocol.apis import BY_KEY
-from spark_klog.protocol.places import EVERYTHING, Place
+from spark_klog.protocol.targets import EVERYTHING, Target
 
 _MAX_DELAY_MS = 3_600_000
 _INT16, _INT32, _INT64 = 2**15, 2**31, 2**63
@@ -177,7 +177,7 @@ class Fault:
         return isinstance(self.do, Corrupt) and self.do.where == RECORDS
 
     def is_about(self, topic: str | None, partition: int | None) -> bool:
-        """Whether it concerns this place of a request."""
+        """Whether it concerns this target of a request."""
         return self.topic in (None, topic) and self.partition in (None, partition)
 
     def to_json(self) -> dict[str, Any]:
@@ -202,11 +202,11 @@ def _names(kind: type[Fault]) -> str:
 
 @dataclass(frozen=True)
 class Asked:
-    """What of a request the matching looks at; `places` of the answer's records where `has_records`."""
+    """What of a request the matching looks at; `targets` of the answer's records where `has_records`."""
 
     api: str
     client_id: str | None
-    places: Sequence[Place]
+    targets: Sequence[Target]
     has_records: bool = False
 
 
@@ -224,7 +224,7 @@ class _Armed:
             return False
         if fault.topic is None and fault.partition is None:
             return True
-        return any(place == EVERYTHING or fault.is_about(*place) for place in asked.places)
+        return any(target == EVERYTHING or fault.is_about(*target) for target in asked.targets)
 
     @property
     def is_due(self) -> bool:

@@ -32,8 +32,8 @@ from spark_klog.protocol.codec import (
     encode_request,
     encode_response,
 )
-from spark_klog.protocol.places import EVERYTHING, TopicNames, error_answer, merge, narrow, place_error, places
 from spark_klog.protocol.schema import Api
+from spark_klog.protocol.targets import EVERYTHING, TopicNames, error_response, merge, narrow, set_error, targets
 from spark_klog.records.batch import iter_batches
 from spark_klog.records.batch_v2 import HEADER_SIZE
 from spark_klog.wire.frames import SIZE
@@ -87,7 +87,7 @@ class FaultyServer(Server):
             # In a session most fetches name no partition: faults by topic need the whole request.
             request.message |= {"session_id": _NO_SESSION, "session_epoch": _FINAL_EPOCH}
             request.frame = request.encoded(request.message)
-        named = places(request.api, request.version, request.message, self._topic_names())
+        named = targets(request.api, request.version, request.message, self._topic_names())
         firing = self._script.choose(Asked(request.api.name, request.client_id, named))
         if firing is None:
             return await self._carry_out(request)
@@ -125,18 +125,18 @@ class FaultyServer(Server):
     async def _fail(self, request: _Request, firing: Firing, action: ErrorAnswer) -> Writer | None:
         api, version, fault, names = request.api, request.version, firing.fault, self._topic_names()
         failed = narrow(api, version, request.message, names, fault.is_about)
-        rest = narrow(api, version, request.message, names, lambda *place: not fault.is_about(*place))
-        answer = error_answer(api, version, failed)
+        rest = narrow(api, version, request.message, names, lambda *target: not fault.is_about(*target))
+        answer = error_response(api, version, failed)
         # Without brokers an answer of Metadata is of no use, and one about all topics is needed to know them.
-        if action.after or api is METADATA or EVERYTHING in places(api, version, request.message, names):
+        if action.after or api is METADATA or EVERYTHING in targets(api, version, request.message, names):
             true = await self._carry_out(request)
             answer = answer if true is None else request.decoded(true)
-        elif places(api, version, rest, names):
+        elif targets(api, version, rest, names):
             true = await super().answer(request.encoded(rest), request.session)
             answer = answer if true is None else merge(api, version, request.decoded(true), answer)
         if request.message.get("acks") == _NO_ANSWER:
             raise AnswerCut(b"")
-        return request.answered(place_error(api, version, answer, action.number, names, fault.is_about))
+        return request.answered(set_error(api, version, answer, action.number, names, fault.is_about))
 
     def _corrupt_records(self, request: _Request, answer: Writer) -> Writer:
         message = request.decoded(answer)
@@ -154,8 +154,8 @@ class FaultyServer(Server):
             return answer
         _say(request, firing)
         assert isinstance(firing.fault.do, Corrupt)
-        for place, entry in found.items():
-            if firing.fault.is_about(*place):
+        for target, entry in found.items():
+            if firing.fault.is_about(*target):
                 entry["records"] = _with_corrupt_batch(bytearray(entry["records"]), firing.fault.do, firing.number)
         return request.answered(message)
 

@@ -1,1 +1,1 @@
-"""Messages: one declarative table an API, one generic codec. Record bytes stay opaque."""
+"""Requests and responses: a declarative table per API, and a generic codec. Record bytes stay opaque."""

@@ -1,4 +1,4 @@
-"""The APIs by name and by key: an API that is imported here is served and asked for."""
+"""All APIs, by name and by key: the broker serves, and the client uses, what is imported here."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The one codec: tables to bytes and back.
+"""The generic codec: encodes and decodes messages by their tables.
 
-A message is a dict from field name to value: int, bool, str, UUID, bytes or memoryview, list, dict, or None. Reading
-gives every field of the table, those that the version lacks by their default. Writing takes a field's default where
-it is not given, and refuses names that the table does not have.
+A message is a dict from field name to value: int, bool, str, UUID, bytes or memoryview, list, dict, or None. A decoded
+message has every field of the table; fields that the version lacks have their default. The encoder writes the default
+of a missing field, and rejects names that are not in the table.
 
     request header   INT16 api key, INT16 version, INT32 correlation id, nullable STRING client id
-                     [from the first flexible version on: tagged fields]
+                     [flexible versions: tagged fields]
     response header  INT32 correlation id [flexible: tagged fields; ApiVersions never has them]
 """
 
@@ -24,21 +24,19 @@ Decode = Callable[[Reader], Any]
 Encode = Callable[[Writer, Any], None]
 
 _API_VERSIONS_KEY = 18
-#: What comes before a struct that may be null.
+#: The INT8 before a struct that may be null.
 _STRUCT_MARKERS = _NULL, _PRESENT = -1, 1
 _COMPACTABLE = {
     Primitive.STRING: "nullable_string",
     Primitive.BYTES: "nullable_bytes",
     Primitive.RECORDS: "nullable_bytes",
 }
-
-
-#: What decoded values take in memory, in bytes: roughly, and rather too much.
+#: Memory of decoded values in bytes: rough upper estimates.
 _DICT_BYTES, _FIELD_BYTES, _VALUE_BYTES, _VIEW_BYTES = 120, 50, 150, 240
 
 
 def _decoded_bytes(kind: Primitive | Struct) -> int:
-    """What an element of an array takes in memory, without what its own arrays hold."""
+    """Memory of an array's element in bytes, without the content of its own arrays."""
     if isinstance(kind, Struct):
         views = sum(field.type in (Primitive.BYTES, Primitive.RECORDS) for field in kind.fields)
         return _DICT_BYTES + _FIELD_BYTES * len(kind.fields) + _VIEW_BYTES * views
@@ -204,7 +202,7 @@ def _struct_encoder(struct: Struct, version: int, flexible: bool) -> Encode:
 
 
 def encode_request(api: Api, version: int, correlation_id: int, client_id: str | None, message: Message) -> Writer:
-    """A request with its header, without the frame's size."""
+    """Encode a request with its header, without the frame's size."""
     writer = Writer()
     writer.int16(api.key)
     writer.int16(version)
@@ -218,17 +216,17 @@ def encode_request(api: Api, version: int, correlation_id: int, client_id: str |
 
 
 def decode_request_header(reader: Reader) -> tuple[int, int, int]:
-    """(api key, version, correlation id), the part that every request has."""
+    """(api key, version, correlation id): the part that is the same in all versions."""
     return reader.int16(), reader.int16(), reader.int32()
 
 
 def decode_request(api: Api, version: int, reader: Reader) -> tuple[str | None, Message]:
-    """What follows `decode_request_header`: (client id, message).
+    """The rest of a request after `decode_request_header`: (client id, message).
 
-    `AllowanceExceeded`, a `DecodeError`, if the message takes more memory than the reader allows.
+    `AllowanceExceeded`, a `DecodeError`, if the message would take more memory than the reader allows.
 
-    Bytes that are left over are ignored, as Kafka does it: librdkafka 2.x, asking for the Metadata of all topics,
-    writes null as INT32 0 where a varint of one byte is due.
+    Ignores bytes after the message, as Kafka does: in a Metadata request for all topics librdkafka 2.x writes null as
+    INT32 0, although the varint has one byte.
     """
     client_id = reader.nullable_string()
     flexible = version >= api.flexible
@@ -239,7 +237,7 @@ def decode_request(api: Api, version: int, reader: Reader) -> tuple[str | None, 
 
 
 def encode_response(api: Api, version: int, correlation_id: int, message: Message) -> Writer:
-    """A response with its header, without the frame's size."""
+    """Encode a response with its header, without the frame's size."""
     writer = Writer()
     writer.int32(correlation_id)
     flexible = version >= api.flexible
@@ -250,7 +248,7 @@ def encode_response(api: Api, version: int, correlation_id: int, message: Messag
 
 
 def decode_response(api: Api, version: int, data: Buffer) -> tuple[int, Message]:
-    """(correlation id, message) of a frame. `DecodeError` if it does not decode or bytes are left over."""
+    """Decode a frame: (correlation id, message). `DecodeError` if it is malformed or bytes are left over."""
     reader = Reader(data)
     correlation_id = reader.int32()
     flexible = version >= api.flexible

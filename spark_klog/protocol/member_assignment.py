@@ -1,4 +1,4 @@
-"""What a member of a consumer group was assigned, as the group's leader wrote it."""
+"""Partitions that a consumer group's leader assigned to a member."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from spark_klog.wire.primitives import Buffer
 
 
 def decode_assignment(data: Buffer) -> dict[str, list[int]]:
-    """Partitions by topic, none if `data` is empty; `DecodeError`."""
+    """Partitions by topic, {} if `data` is empty; `DecodeError`."""
     if not len(data):
         return {}
     rows = decode_versioned(ASSIGNMENT, data)["assigned_partitions"]

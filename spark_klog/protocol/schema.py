@@ -1,9 +1,9 @@
 """The language of the tables: a message is a `Struct` of `Field` lines, each with the versions that have it.
 
-`F("leader_epoch", INT32, "7+", default=-1)` reads: from version 7 on there is an INT32 named leader_epoch; who
-builds the message need not give it, and who reads an older version gets -1.
+`F("leader_epoch", INT32, "7+", default=-1)`: versions 7 and later have an INT32 named leader_epoch. It is -1 if the
+writer does not give it, or the reader decodes an older version.
 
-Tables are compared by identity: the codec looks its functions up by them for every request.
+Tables are compared by identity, since the codec looks up its functions by table for every request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Versions:
 
 
 class Primitive(Enum):
-    """Primitive types; the value names the methods of `wire.primitives` that read and write it."""
+    """Primitive types; the value is the name of the methods in `wire.primitives` that read and write it."""
 
     BOOLEAN = "boolean"
     INT8 = "int8"
@@ -86,7 +86,7 @@ Type = Primitive | Struct | Array
 
 @dataclass(frozen=True, eq=False)
 class Field:
-    """One line of a table. `nullable` and `tagged` are the versions in which it may be null, or is a tagged field."""
+    """One line of a table. `nullable`: the versions in which it may be null; `tag`: its tag if it is a tagged field."""
 
     name: str
     type: Type
@@ -129,7 +129,7 @@ def array(*element: Primitive | Field) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Api:
-    """An API of the protocol: its key, the versions that this package speaks, the first flexible one (KIP-482)."""
+    """An API of the protocol: its key, the versions that this package supports, the first flexible one (KIP-482)."""
 
     key: int
     name: str

@@ -24,13 +24,13 @@ from spark_klog.broker.faults import (
 )
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
-from spark_klog.protocol.places import EVERYTHING, Place
+from spark_klog.protocol.targets import EVERYTHING, Target
 
 DROP = Drop()
 
 
-def asked(api: str = "Produce", client: str | None = "c", *places: Place, has_records: bool = False) -> Asked:
-    return Asked(api, client, places or (("t", 0), ("u", 1)), has_records)
+def asked(api: str = "Produce", client: str | None = "c", *targets: Target, has_records: bool = False) -> Asked:
+    return Asked(api, client, targets or (("t", 0), ("u", 1)), has_records)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol import apis
 from spark_klog.protocol.codec import Message, decode_response, encode_response
-from spark_klog.protocol.places import EVERYTHING, Place, error_answer, merge, narrow, place_error, places
 from spark_klog.protocol.schema import STRING, Api, Array, Struct
+from spark_klog.protocol.targets import EVERYTHING, Target, error_response, merge, narrow, set_error, targets
 
 CASES = [(api, version) for api in apis.BY_KEY.values() for version in range(api.versions.first, api.versions.last + 1)]
 NOT_LEADER, NOT_COORDINATOR = int(ErrorCode.NOT_LEADER_OR_FOLLOWER), int(ErrorCode.NOT_COORDINATOR)
@@ -54,7 +54,7 @@ def only(topic: str, *partitions: int | None) -> Any:
 
 def answer_of(api: Api, version: int, request: Message, code: int, chosen: Any = everything) -> Message:
     """What a client reads."""
-    message = place_error(api, version, error_answer(api, version, request), code, {}, chosen)
+    message = set_error(api, version, error_response(api, version, request), code, {}, chosen)
     return decode_response(api, version, encode_response(api, version, 1, message).to_bytes())[1]
 
 
@@ -108,8 +108,8 @@ def sample(struct: Struct, version: int) -> Message:
         (apis.API_VERSIONS, 3, {}, []),
     ],
 )
-def test_what_a_request_asks_for(api: Api, version: int, request_: Message, expected: list[Place]) -> None:
-    assert places(api, version, request_, {TOPIC_ID: "by id"}) == expected
+def test_what_a_request_asks_for(api: Api, version: int, request_: Message, expected: list[Target]) -> None:
+    assert targets(api, version, request_, {TOPIC_ID: "by id"}) == expected
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_every_api_has_error_answers(api: Api, version: int, code: int) -> None:
 
 def test_an_entry_with_a_code_holds_its_names_and_nothing_else() -> None:
     true = {"responses": [{"name": "a", "partition_responses": [{"index": 0, "base_offset": 5}, {"index": 1}]}]}
-    answer = place_error(apis.PRODUCE, 8, true, NOT_LEADER, {}, only("a", 0))
+    answer = set_error(apis.PRODUCE, 8, true, NOT_LEADER, {}, only("a", 0))
     first, second = answer["responses"][0]["partition_responses"]
     assert first == {"index": 0, "error_code": NOT_LEADER, "error_message": "injected fault"}
     assert second == {"index": 1}
@@ -154,13 +154,13 @@ def test_an_entry_with_a_code_holds_its_names_and_nothing_else() -> None:
 
 def test_a_topic_that_is_known_by_its_id() -> None:
     names = {TOPIC_ID: "by id"}
-    answer = error_answer(apis.FETCH, 13, FETCH_BY_ID)
-    found = place_error(apis.FETCH, 13, answer, NOT_LEADER, names, only("by id", 3))
+    answer = error_response(apis.FETCH, 13, FETCH_BY_ID)
+    found = set_error(apis.FETCH, 13, answer, NOT_LEADER, names, only("by id", 3))
     decoded = decode_response(apis.FETCH, 13, encode_response(apis.FETCH, 13, 1, found).to_bytes())[1]
     assert [topic["topic_id"] for topic in decoded["responses"]] == [TOPIC_ID, UUID(int=8)]
     assert codes(decoded) == {"responses[0].partitions[1]": NOT_LEADER}
     rest = narrow(apis.FETCH, 13, FETCH_BY_ID, names, lambda *place: place != ("by id", 3))
-    assert places(apis.FETCH, 13, rest, names) == [("by id", 0)]
+    assert targets(apis.FETCH, 13, rest, names) == [("by id", 0)]
     assert rest["topics"][1] == FETCH_BY_ID["topics"][1]
 
 
@@ -168,10 +168,10 @@ def test_a_request_in_two_parts_and_its_answer_of_two() -> None:
     chosen = only("a", 1)
     failed = narrow(apis.PRODUCE, 8, PRODUCE, {}, chosen)
     rest = narrow(apis.PRODUCE, 8, PRODUCE, {}, lambda *place: not chosen(*place))
-    assert places(apis.PRODUCE, 8, failed, {}) == [("a", 1)]
-    assert places(apis.PRODUCE, 8, rest, {}) == [("a", 0), ("b", 0)]
-    true = error_answer(apis.PRODUCE, 8, rest)
-    answer = merge(apis.PRODUCE, 8, true, error_answer(apis.PRODUCE, 8, failed))
-    found = place_error(apis.PRODUCE, 8, answer, NOT_LEADER, {}, chosen)["responses"]
+    assert targets(apis.PRODUCE, 8, failed, {}) == [("a", 1)]
+    assert targets(apis.PRODUCE, 8, rest, {}) == [("a", 0), ("b", 0)]
+    true = error_response(apis.PRODUCE, 8, rest)
+    answer = merge(apis.PRODUCE, 8, true, error_response(apis.PRODUCE, 8, failed))
+    found = set_error(apis.PRODUCE, 8, answer, NOT_LEADER, {}, chosen)["responses"]
     assert [(topic["name"], len(topic["partition_responses"])) for topic in found] == [("a", 2), ("b", 1)]
     assert codes(found) == {"[0].partition_responses[1]": NOT_LEADER}

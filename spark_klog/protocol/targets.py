@@ -1,7 +1,7 @@
-"""What a message of any API is about, and answers that are errors: read from the tables, so for every API alike.
+"""Targets of a request of any API, and error responses for them, derived from the tables.
 
-A place is (topic, partition); its parts are None if the request names no topic, or a topic without partitions. An
-array of the answer that holds error codes mirrors the array of the request with its name, or the request's last one.
+A target is (topic, partition); the topic is None if the request names none, the partition if the topic has none. An
+array with error codes in the response corresponds to the request's array of the same name, or to its last array.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import INT32, STRING, Api, Array, Field, Struct
 
-Place = tuple[str | None, int | None]
+Target = tuple[str | None, int | None]
 Chosen = Callable[[str | None, int | None], bool]
 TopicNames = Mapping[UUID, str]
 
 _NOTHING = Struct(())
-#: An array that is null asks for all there is.
-EVERYTHING: Place = (None, None)
+#: The target of a null array, which means all topics.
+EVERYTHING: Target = (None, None)
 _TOPIC = ("topic", "name")
 _PARTITION = ("partition_index", "partition", "index")
-#: How answers and requests call the user whose credentials are altered.
+#: Names of the user whose credentials are altered, in responses and requests.
 _USER = ("user", "name")
 #: The second one is AddPartitionsToTxn's.
 _CODE_NAMES = ("error_code", "partition_error_code")
-#: What tells an entry of an answer from the others.
+#: Fields that identify an entry of a response.
 _IDENTITY = frozenset(
     {
         *_TOPIC,
@@ -36,8 +36,8 @@ _IDENTITY = frozenset(
         *("transactional_id", "resource_type", "resource_name", "user"),
     }
 )
-#: Codes that concern a group, a session or the request: they stand outermost, where the answer has a place for them.
-_OF_THE_WHOLE = frozenset(
+#: Codes about a group, a session or the request: they go to the outermost error code of the response.
+_WHOLE_RESPONSE_CODES = frozenset(
     {
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -59,9 +59,9 @@ _OF_THE_WHOLE = frozenset(
 )
 
 
-def places(api: Api, version: int, request: Message, names: TopicNames) -> list[Place]:
-    """What a request asks for, `EVERYTHING` among it where it asks for all topics."""
-    return list(_places(api.request, version, request, names))
+def targets(api: Api, version: int, request: Message, names: TopicNames) -> list[Target]:
+    """The targets of a request; `EVERYTHING` if it asks for all topics."""
+    return list(_targets(api.request, version, request, names))
 
 
 def narrow(api: Api, version: int, request: Message, names: TopicNames, chosen: Chosen) -> Message:
@@ -69,25 +69,25 @@ def narrow(api: Api, version: int, request: Message, names: TopicNames, chosen: 
     return _narrow(api.request, version, request, names, chosen)
 
 
-def error_answer(api: Api, version: int, request: Message) -> Message:
-    """An answer that has an entry for each of the request's, and no codes yet: see `place_error`."""
+def error_response(api: Api, version: int, request: Message) -> Message:
+    """A response with an entry for each of the request's, without codes yet: see `set_error`."""
     return _mirror(api.request, api.response, version, request)
 
 
-def place_error(api: Api, version: int, answer: Message, code: int, names: TopicNames, chosen: Chosen) -> Message:
-    """The answer with the code in each chosen entry, which then holds nothing else but what names it.
+def set_error(api: Api, version: int, answer: Message, code: int, names: TopicNames, chosen: Chosen) -> Message:
+    """The response with the code in each chosen entry, which then has no other fields than its identity.
 
-    The code stands innermost (of a partition where the API has partitions), or for the whole answer where it concerns
-    that, or the answer has no entry to bear it.
+    The code goes to the innermost entry (a partition, if the API has partitions); to the whole response if the code is
+    about that, or if no entry has an error code.
     """
-    answer, placed = _place(api.request, api.response, version, answer, code, names, chosen)
+    answer, placed = _set_error(api.request, api.response, version, answer, code, names, chosen)
     if not placed and _code_name(api.response, version):
         answer = _blank(api.response, version, answer, code)
     return answer
 
 
 def merge(api: Api, version: int, answer: Message, other: Message) -> Message:
-    """One answer of two, whose entries are of different places."""
+    """Merge two responses whose entries have different targets."""
     return _merge(api.request, api.response, version, answer, other)
 
 
@@ -96,12 +96,12 @@ def _fields(struct: Struct, version: int) -> dict[str, Field]:
 
 
 def _code_name(struct: Struct, version: int) -> str | None:
-    """How the struct's error code is called."""
+    """The name of the struct's error code."""
     return next((name for name in _CODE_NAMES if name in _fields(struct, version)), None)
 
 
 def _arrays(struct: Struct, version: int) -> list[tuple[Field, Array]]:
-    """The request's arrays; what a fetcher forgets it does not ask for."""
+    """The arrays of a request or response, without those of topics that a fetch session forgets."""
     return [
         (field, field.type)
         for field in _fields(struct, version).values()
@@ -119,14 +119,14 @@ def _has_codes(array: Array, version: int) -> bool:
 
 
 def _pairs(request: Struct, response: Struct, version: int) -> list[tuple[Field, Array, Field, Struct]]:
-    """(array of the request, its type, array of the answer that mirrors it, the answer's element)."""
+    """(array of the request, its type, corresponding array of the response, its element)."""
     asked = _arrays(request, version)
     answered = [(field, kind) for field, kind in _arrays(response, version) if _has_codes(kind, version)]
     result = []
     for field, kind in answered:
         same = [entry for entry in asked if entry[0].name == field.name]
         if not same and len(answered) == 1:
-            same = asked[-1:]  # of AlterUserScramCredentials' two, the credentials that are set
+            same = asked[-1:]  # AlterUserScramCredentials has two: the last one sets credentials
         if same and isinstance(kind.element, Struct):
             result.append((*same[0], field, kind.element))
     return result
@@ -165,46 +165,48 @@ def _partition(entry: Any) -> int | None:
     return found
 
 
-def _within(field: Field, kind: Array, entry: Any, names: TopicNames, place: Place) -> Place:
-    """The place of an array's entry, whose array stands at `place`."""
+def _within(field: Field, kind: Array, entry: Any, names: TopicNames, target: Target) -> Target:
+    """The target of an array's entry, given that of the struct with the array."""
     if _is_of_topics(field, kind):
         return _topic(entry, names), None
-    if place[0] is not None and _is_of_partitions(field, kind):
-        return place[0], _partition(entry)
-    return place
+    if target[0] is not None and _is_of_partitions(field, kind):
+        return target[0], _partition(entry)
+    return target
 
 
-def _places(
-    struct: Struct, version: int, message: Message, names: TopicNames, place: Place = EVERYTHING
-) -> Iterator[Place]:
+def _targets(
+    struct: Struct, version: int, message: Message, names: TopicNames, target: Target = EVERYTHING
+) -> Iterator[Target]:
     for field, kind in _arrays(struct, version):
         values = message.get(field.name)
         if values is None and _is_of_topics(field, kind):
             yield EVERYTHING
         for entry in values or ():
-            here = _within(field, kind, entry, names, place)
+            here = _within(field, kind, entry, names, target)
             inner = []
             if isinstance(kind.element, Struct):
-                inner = list(_places(kind.element, version, entry, names, here))
+                inner = list(_targets(kind.element, version, entry, names, here))
             if inner:
                 yield from inner
-            elif here != place:
+            elif here != target:
                 yield here
 
 
 def _narrow(
-    struct: Struct, version: int, message: Message, names: TopicNames, chosen: Chosen, place: Place = EVERYTHING
+    struct: Struct, version: int, message: Message, names: TopicNames, chosen: Chosen, target: Target = EVERYTHING
 ) -> Message:
     result = dict(message)
     for field, kind in _arrays(struct, version):
         kept = []
         for entry in message.get(field.name) or ():
-            here = _within(field, kind, entry, names, place)
-            inner = list(_places(kind.element, version, entry, names, here)) if isinstance(kind.element, Struct) else []
+            here = _within(field, kind, entry, names, target)
+            inner = (
+                list(_targets(kind.element, version, entry, names, here)) if isinstance(kind.element, Struct) else []
+            )
             if inner and isinstance(kind.element, Struct):
                 if any(chosen(*found) for found in inner):
                     kept.append(_narrow(kind.element, version, entry, names, chosen, here))
-            elif here == place or chosen(*here):
+            elif here == target or chosen(*here):
                 kept.append(entry)
         if message.get(field.name) is not None:
             result[field.name] = kept
@@ -213,7 +215,7 @@ def _narrow(
 
 def _mirror(request: Struct, response: Struct, version: int, message: Message) -> Message:
     result: Message = {}
-    # Entries without a name (log directories) can bear a code, but a place outside them is a better one.
+    # Entries without identity (log directories) have a code, but an outer code is better if there is one.
     has_own = bool(_code_name(response, version))
     for asked, kind, field, element in _pairs(request, response, version):
         entries = []
@@ -229,7 +231,7 @@ def _mirror(request: Struct, response: Struct, version: int, message: Message) -
 
 
 def _identity(entry: Any, element: Struct, version: int) -> Message:
-    """What names the answer's entry, taken from the request's."""
+    """The identity of the response's entry, taken from the request's."""
     fields = _fields(element, version)
     if not isinstance(entry, dict):
         kind = STRING if isinstance(entry, str) else INT32
@@ -255,7 +257,7 @@ def _blank(struct: Struct, version: int, entry: Message, code: int) -> Message:
     return result
 
 
-def _place(
+def _set_error(
     request: Struct,
     response: Struct,
     version: int,
@@ -263,24 +265,24 @@ def _place(
     code: int,
     names: TopicNames,
     chosen: Chosen,
-    place: Place = EVERYTHING,
+    target: Target = EVERYTHING,
 ) -> tuple[Message, bool]:
-    """(the answer with the code, whether it found a place)."""
+    """(the response with the code, whether any entry has it)."""
     has_own = bool(_code_name(response, version))
-    if has_own and code in _OF_THE_WHOLE and chosen(*place):
+    if has_own and code in _WHOLE_RESPONSE_CODES and chosen(*target):
         return _blank(response, version, answer, code), True
     result, placed, is_inner = dict(answer), False, False
     for asked, kind, field, element in _pairs(request, response, version):
         inner = kind.element if isinstance(kind.element, Struct) else _NOTHING
         entries = []
         for entry in answer.get(field.name) or ():
-            here = _within(asked, kind, entry, names, place)
-            found, done = _place(inner, element, version, entry, code, names, chosen, here)
+            here = _within(asked, kind, entry, names, target)
+            found, done = _set_error(inner, element, version, entry, code, names, chosen, here)
             entries.append(found)
             placed, is_inner = placed or done, True
         if is_inner:
             result[field.name] = entries
-    if placed or is_inner or not has_own or not chosen(*place):
+    if placed or is_inner or not has_own or not chosen(*target):
         return result, placed
     return _blank(response, version, answer, code), True
 
