@@ -11,7 +11,7 @@ spark/offsets.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +90,24 @@ def _of_source(line: str) -> dict[tuple[str, int], int]:
         return {}
     if not isinstance(value, dict) or not all(isinstance(partitions, dict) for partitions in value.values()):
         return {}
-    entries = [
-        (topic, name, offset)
-        for topic, partitions in value.items()
-        if not topic.startswith(START_OF)
-        for name, offset in partitions.items()
-    ]
-    if not all(_is_partition(name) and _is_offset(offset) for _, name, offset in entries):
+    entries = [entry for topic, partitions in value.items() if _is_topic(topic) for entry in partitions.items()]
+    if not all(_is_partition(name) and _is_offset(offset) for name, offset in entries):
         return {}
-    return {(topic, int(name)): offset for topic, name, offset in entries}
+    return from_json(value)
+
+
+def from_json(value: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, int], int]:
+    """The offsets in {"TOPIC":{"PARTITION":OFFSET}}, without those of {"start of TOPIC":...}."""
+    return {
+        (topic, int(name)): int(offset)
+        for topic, partitions in value.items()
+        if _is_topic(topic)
+        for name, offset in partitions.items()
+    }
+
+
+def _is_topic(name: str) -> bool:
+    return not name.startswith(START_OF)
 
 
 def _is_partition(name: str) -> bool:

@@ -26,7 +26,7 @@ from spark_klog.errors import DecodeError
 from spark_klog.log.file_system import FileSystem
 from spark_klog.log.transaction_index import AbortedTransaction
 from spark_klog.records.batch_v2 import BatchHeader
-from spark_klog.records.control import ABORT, Marker, read_marker
+from spark_klog.records.control import ABORT, EndTransactionMarker, read_marker
 from spark_klog.wire.checksums import crc32c
 
 SNAPSHOT = ".snapshot"
@@ -121,7 +121,9 @@ class ProducerState:
             self._open.add(header.producer_id)
         return None
 
-    def _end_transaction(self, header: BatchHeader, producer: Producer, marker: Marker) -> AbortedTransaction | None:
+    def _end_transaction(
+        self, header: BatchHeader, producer: Producer, marker: EndTransactionMarker
+    ) -> AbortedTransaction | None:
         first, producer.transaction_first_offset = producer.transaction_first_offset, NO_OFFSET
         self._open.discard(header.producer_id)
         self.ended_transactions += 1

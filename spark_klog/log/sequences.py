@@ -22,7 +22,7 @@ from typing import NamedTuple
 from spark_klog.errors import DecodeError, ErrorCode, KlogError
 from spark_klog.log.producer_state import Producer, ProducerState, advanced
 from spark_klog.records.batch_v2 import BatchHeader, read_batch_header
-from spark_klog.records.control import Marker, read_marker
+from spark_klog.records.control import EndTransactionMarker, read_marker
 
 _NEW = Producer()
 
@@ -95,7 +95,7 @@ def check_clients(state: ProducerState, headers: Sequence[BatchHeader]) -> Dupli
     return None
 
 
-def check_brokers(state: ProducerState, header: BatchHeader, marker: Marker | None) -> None:
+def check_brokers(state: ProducerState, header: BatchHeader, marker: EndTransactionMarker | None) -> None:
     """Check a batch of a broker; `marker` where it is a control batch. `ProducerRefused`."""
     known = state.producers.get(header.producer_id, _NEW)
     _check_epoch(header, known.epoch)

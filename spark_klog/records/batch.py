@@ -26,8 +26,9 @@ from spark_klog.wire.primitives import Buffer
 
 Header = BatchHeader | MessageHeader
 
-_PREFIX = Struct(">qi")
-_MAGIC_POSITION = 16
+#: Offset and length, which batches of all magics begin with.
+PREFIX = Struct(">qi")
+MAGIC_POSITION = 16
 _MIN_LENGTH = (*MIN_LENGTH, HEADER_SIZE - LOG_OVERHEAD)
 #: A header of any magic fits into these bytes.
 MAX_HEADER_SIZE = HEADER_SIZE
@@ -38,7 +39,7 @@ MIN_BATCH_SIZE = LOG_OVERHEAD + min(_MIN_LENGTH)
 def magic_of(data: Buffer, position: int = 0) -> int | None:
     """The magic byte (unchecked) of the batch at `position`; None if the data end before it."""
     view = memoryview(data)
-    return view[position + _MAGIC_POSITION] if len(view) > position + _MAGIC_POSITION else None
+    return view[position + MAGIC_POSITION] if len(view) > position + MAGIC_POSITION else None
 
 
 def first_batch_size(data: Buffer, position: int = 0) -> int | None:
@@ -48,7 +49,7 @@ def first_batch_size(data: Buffer, position: int = 0) -> int | None:
     """
     if len(data) - position < LOG_OVERHEAD:
         return None
-    length: int = _PREFIX.unpack_from(data, position)[1]
+    length: int = PREFIX.unpack_from(data, position)[1]
     magic = magic_of(data, position)
     if magic is not None and magic >= len(_MIN_LENGTH):
         raise DecodeError(f"no batch at position {position}: unknown magic {magic}, length {length}")

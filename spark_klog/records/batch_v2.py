@@ -71,9 +71,8 @@ _ATTRIBUTES = Struct(">h")
 _MAX_TIMESTAMP = Struct(">q")
 #: Producer id, epoch and base sequence.
 _PRODUCER = Struct(">qhi")
-_LOG_APPEND_TIME_BIT = 0x08
-#: Of the attributes.
-TRANSACTIONAL_BIT, CONTROL_BIT = 0x10, 0x20
+#: Bits of the attributes.
+LOG_APPEND_TIME_BIT, TRANSACTIONAL_BIT, CONTROL_BIT, DELETE_HORIZON_BIT = 0x08, 0x10, 0x20, 0x40
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ class BatchHeader:
     @property
     def delete_horizon(self) -> int | None:
         """Time (ms) until which compaction keeps the batch's tombstones or marker (KIP-534); None if not set."""
-        return self.base_timestamp if self.attributes & 0x40 else None
+        return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
 
 def read_batch_header(data: Buffer, position: int = 0) -> BatchHeader:
@@ -170,7 +169,7 @@ def set_base_offset(batch: memoryview, base_offset: int, leader_epoch: int) -> N
 
 def set_append_time(batch: memoryview, timestamp: int) -> None:
     """Give every record this log append time (ms), in place, and renew the CRC."""
-    _ATTRIBUTES.pack_into(batch, _CRC_START, _ATTRIBUTES.unpack_from(batch, _CRC_START)[0] | _LOG_APPEND_TIME_BIT)
+    _ATTRIBUTES.pack_into(batch, _CRC_START, _ATTRIBUTES.unpack_from(batch, _CRC_START)[0] | LOG_APPEND_TIME_BIT)
     _MAX_TIMESTAMP.pack_into(batch, _MAX_TIMESTAMP_POSITION, timestamp)
     _CRC.pack_into(batch, _CRC_POSITION, crc32c(batch[_CRC_START:]))
 

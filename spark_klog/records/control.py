@@ -21,14 +21,14 @@ _VALUE = Struct(">hi")
 _MAX_SIZE = 64 * 1024
 
 
-class Marker(NamedTuple):
+class EndTransactionMarker(NamedTuple):
     """The record of a control batch: ABORT, COMMIT or another type; `coordinator_epoch` is -1 if it has none."""
 
     type: int
     coordinator_epoch: int
 
 
-def read_marker(header: BatchHeader, batch: memoryview) -> Marker | None:
+def read_marker(header: BatchHeader, batch: memoryview) -> EndTransactionMarker | None:
     """The marker of a control batch, None if compaction has removed it.
 
     `DecodeError` if the batch holds anything else.
@@ -39,9 +39,9 @@ def read_marker(header: BatchHeader, batch: memoryview) -> Marker | None:
     if record.key is None or len(record.key) < _KEY.size:
         raise DecodeError(f"control batch at offset {header.base_offset} holds no control record")
     epoch = _VALUE.unpack_from(record.value)[1] if record.value and len(record.value) >= _VALUE.size else -1
-    return Marker(_KEY.unpack_from(record.key)[1], epoch)
+    return EndTransactionMarker(_KEY.unpack_from(record.key)[1], epoch)
 
 
-def encode_marker(marker: Marker) -> tuple[bytes, bytes]:
+def encode_marker(marker: EndTransactionMarker) -> tuple[bytes, bytes]:
     """The marker's record: (key, value)."""
     return _KEY.pack(_VERSION, marker.type), _VALUE.pack(_VERSION, marker.coordinator_epoch)

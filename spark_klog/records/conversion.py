@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from spark_klog.errors import DecodeError, ErrorCode, ProtocolError
 from spark_klog.records.batch import Header, check_crc, iter_batches, whole_batches
-from spark_klog.records.batch_v2 import BatchHeader, build_batch
+from spark_klog.records.batch_v2 import LOG_APPEND_TIME_BIT, BatchHeader, build_batch
 from spark_klog.records.contract import LOG_APPEND_TIME, NO_TIMESTAMP, Record
 from spark_klog.records.message_set import build_message_set, message_records
 from spark_klog.records.reader import records_of
@@ -20,7 +20,6 @@ from spark_klog.wire.codecs import MAX_DECOMPRESSED, NONE, Codec, codec_by_id
 from spark_klog.wire.primitives import Buffer
 
 _ZSTD = 4
-_TIMESTAMP_TYPE_BIT = 0x08
 _MAX_OFFSET = (1 << 63) - 1
 _MAX_OFFSET_DELTA = (1 << 31) - 1
 
@@ -156,5 +155,5 @@ def batch_of(records: Sequence[Record], codec: Codec = NONE, level: int | None =
         level=level,
         base_offset=base_offset,
         last_offset_delta=records[-1].offset - base_offset,
-        attributes=_TIMESTAMP_TYPE_BIT if records[0].timestamp_type == LOG_APPEND_TIME else 0,
+        attributes=LOG_APPEND_TIME_BIT if records[0].timestamp_type == LOG_APPEND_TIME else 0,
     )

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from struct import Struct
 
 from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError
+from spark_klog.records.batch_v2 import LOG_APPEND_TIME_BIT
 from spark_klog.records.contract import CREATE_TIME, LOG_APPEND_TIME, NO_TIMESTAMP, NO_TIMESTAMP_TYPE, Record
 from spark_klog.wire.checksums import crc32
 from spark_klog.wire.codecs import MAX_DECOMPRESSED, NONE, Codec, codec_by_id
@@ -42,7 +43,6 @@ _HEADER_SIZE = (_PREFIX.size + _MAGIC_0.size, _PREFIX.size + _MAGIC_1.size)
 #: By magic: the smallest value of `size`, that of a message with null key and value.
 MIN_LENGTH = (_MAGIC_0.size + 2 * _INT32.size, _MAGIC_1.size + 2 * _INT32.size)
 _CODEC_MASK = 0x07
-_LOG_APPEND_TIME_BIT = 0x08
 _CODEC_IDS = (0, 1, 2, 3)
 _LZ4 = 3
 
@@ -89,7 +89,7 @@ class MessageHeader:
 
     @property
     def timestamp_type(self) -> int:
-        return (self.attributes & _LOG_APPEND_TIME_BIT) >> 3 if self.magic else NO_TIMESTAMP_TYPE
+        return (self.attributes & LOG_APPEND_TIME_BIT) >> 3 if self.magic else NO_TIMESTAMP_TYPE
 
     @property
     def max_timestamp(self) -> int:
@@ -215,7 +215,7 @@ def set_message_offset(message: memoryview, offset: int) -> None:
 def set_message_append_time(message: memoryview, timestamp: int) -> None:
     """Give a message or wrapper of magic 1 this log append time (ms), in place, and renew the CRC."""
     crc, magic, attributes, _ = _MAGIC_1.unpack_from(message, _CRC_POSITION)
-    _MAGIC_1.pack_into(message, _CRC_POSITION, crc, magic, attributes | _LOG_APPEND_TIME_BIT, timestamp)
+    _MAGIC_1.pack_into(message, _CRC_POSITION, crc, magic, attributes | LOG_APPEND_TIME_BIT, timestamp)
     _CRC.pack_into(message, _CRC_POSITION, crc32(message[_CRC_START:]))
 
 
@@ -243,7 +243,7 @@ def build_message_set(records: Sequence[Record], magic: int, codec: Codec = NONE
     """
     if codec.id not in _CODEC_IDS:
         raise ConfigError(f"messages of magic {magic} can't be compressed by {codec.name}")
-    kind = _LOG_APPEND_TIME_BIT if magic and records[0].timestamp_type == LOG_APPEND_TIME else 0
+    kind = LOG_APPEND_TIME_BIT if magic and records[0].timestamp_type == LOG_APPEND_TIME else 0
     is_wrapped = codec is not NONE
     shift = records[0].offset if is_wrapped and magic else 0
     messages = b"".join(

@@ -14,12 +14,11 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
-from spark_klog.records.batch import MIN_BATCH_SIZE, check_crc, read_header
+from spark_klog.records.batch import MAGIC_POSITION, MIN_BATCH_SIZE, PREFIX, check_crc, read_header
 from spark_klog.records.batch_v2 import HEADER_SIZE, LOG_OVERHEAD
 from spark_klog.wire.primitives import Buffer
 
-_PREFIX, _DELTA = Struct(">qi"), Struct(">i")
-_MAGIC_POSITION, _DELTA_POSITION = 16, 23
+_DELTA, _DELTA_POSITION = Struct(">i"), 23
 #: The value of `damaged` if all batches are intact.
 NOTHING: Mapping[int, DecodeError] = MappingProxyType({})
 #: The value of `log_end` if it is not known.
@@ -152,8 +151,8 @@ def _spans(view: memoryview) -> list[_Span]:
     found = []
     position, last = 0, len(view) - MIN_BATCH_SIZE
     while position <= last:
-        offset, length = _PREFIX.unpack_from(view, position)
-        magic, size = view[position + _MAGIC_POSITION], length + LOG_OVERHEAD
+        offset, length = PREFIX.unpack_from(view, position)
+        magic, size = view[position + MAGIC_POSITION], length + LOG_OVERHEAD
         if magic > 2 or size < (HEADER_SIZE if magic == 2 else MIN_BATCH_SIZE) or size > len(view) - position:
             break
         delta = _DELTA.unpack_from(view, position + _DELTA_POSITION)[0] if magic == 2 else 0

@@ -29,12 +29,11 @@ from spark_klog.records.contract import (
 )
 from spark_klog.records.message_set import plain_records, read_message_header
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
-from spark_klog.wire.primitives import Buffer, append_uvarint
+from spark_klog.wire.primitives import Buffer, append_uvarint, append_varlong, wrap_int64
 
 name = "reference"
 
 _INT32 = Struct("<i")
-_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
@@ -81,10 +80,6 @@ def _headers(data: bytes, position: int, count: int, end: int) -> tuple[Headers,
     return tuple(headers), position
 
 
-def _wrap64(value: int) -> int:
-    return (value - _INT64_MIN) % (1 << 64) + _INT64_MIN
-
-
 def iter_body(
     records: Buffer, count: int, base_offset: int, base_timestamp: int, append_time: int | None
 ) -> Iterator[Record]:
@@ -111,7 +106,7 @@ def iter_body(
                 headers, position = _headers(data, position, number, end)
             if position != end:
                 raise DecodeError(f"record ends at position {end}, its fields at {position}")
-            timestamp = _wrap64(base_timestamp + delta) if append_time is None else append_time
+            timestamp = wrap_int64(base_timestamp + delta) if append_time is None else append_time
             yield Record(base_offset + offset, timestamp, kind, key, value, headers)
     except IndexError:
         raise DecodeError(f"record cut off at position {len(data)}") from None
@@ -260,8 +255,8 @@ def append_record(
 ) -> None:
     """Append one encoded record to a body."""
     record = bytearray(1)
-    delta = _wrap64(timestamp_delta)
-    append_uvarint(record, (delta << 1) ^ (delta >> 63))
+    delta = wrap_int64(timestamp_delta)
+    append_varlong(record, delta)
     append_uvarint(record, offset_delta << 1)
     for field in (key, value):
         _append_bytes(record, field)

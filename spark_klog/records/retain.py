@@ -12,14 +12,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spark_klog.errors import DecodeError
-from spark_klog.records.batch_v2 import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, build_batch
+from spark_klog.records.batch_v2 import (
+    CONTROL_BIT,
+    DELETE_HORIZON_BIT,
+    LOG_APPEND_TIME_BIT,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    build_batch,
+)
 from spark_klog.records.contract import LOG_APPEND_TIME, NO_TIMESTAMP
 from spark_klog.wire.codecs import NONE, Codec, codec_by_id
-from spark_klog.wire.primitives import Buffer, Reader, append_uvarint
+from spark_klog.wire.primitives import Buffer, Reader, append_uvarint, append_varlong, wrap_int64
 
-_TIMESTAMP_TYPE_BIT = 0x08
-_DELETE_HORIZON_BIT = 0x40
-_KEPT_BITS = _TIMESTAMP_TYPE_BIT | TRANSACTIONAL_BIT | CONTROL_BIT
+_KEPT_BITS = LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT | CONTROL_BIT
 
 
 def retain_records(header: BatchHeader, records: Buffer, kept: Sequence[bool], delete_horizon: int | None) -> bytes:
@@ -39,13 +44,13 @@ def retain_records(header: BatchHeader, records: Buffer, kept: Sequence[bool], d
         fields = Reader(record)
         attributes = fields.take(1)
         delta = fields.varlong()
-        timestamp = _wrap64(header.base_timestamp + delta) if append_time is None else append_time
+        timestamp = wrap_int64(header.base_timestamp + delta) if append_time is None else append_time
         if base is None:
             base = timestamp
         latest = max(latest, timestamp)
-        delta = _wrap64(timestamp - base)
+        delta = wrap_int64(timestamp - base)
         content = bytearray(attributes)
-        append_uvarint(content, (delta << 1) ^ (delta >> 63))
+        append_varlong(content, delta)
         content += fields.take(fields.remaining)
         append_uvarint(body, len(content) << 1)
         body += content
@@ -60,7 +65,7 @@ def retain_records(header: BatchHeader, records: Buffer, kept: Sequence[bool], d
         codec=codec_by_id(header.codec_id),
         base_timestamp=NO_TIMESTAMP if base is None else base,
         max_timestamp=latest,
-        flags=0 if delete_horizon is None else _DELETE_HORIZON_BIT,
+        flags=0 if delete_horizon is None else DELETE_HORIZON_BIT,
     )
 
 
@@ -95,8 +100,3 @@ def _rebuilt(
         base_sequence=header.base_sequence,
         leader_epoch=header.leader_epoch,
     )
-
-
-def _wrap64(value: int) -> int:
-    """`value` as INT64; timestamps overflow as in Java."""
-    return (value + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from spark_klog.directories.checkpoint import START_OF
+from spark_klog.directories.checkpoint import START_OF, from_json as from_json
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 
@@ -175,16 +175,6 @@ def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
     for (topic, partition), offset in sorted(offsets.items()):
         result.setdefault(topic, {})[str(partition)] = offset
     return result
-
-
-def from_json(value: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """The inverse of `to_json`; without the starts of `with_start`."""
-    return {
-        (topic, int(partition)): int(offset)
-        for topic, partitions in value.items()
-        if not topic.startswith(START_OF)
-        for partition, offset in partitions.items()
-    }
 
 
 def with_start(

@@ -223,7 +223,7 @@ class Writer:
         append_uvarint(self._current, (value << 1) ^ (value >> 31))
 
     def varlong(self, value: int) -> None:
-        append_uvarint(self._current, (value << 1) ^ (value >> 63))
+        append_varlong(self._current, value)
 
     def nullable_string(self, value: str | None) -> None:
         if value is None:
@@ -263,6 +263,16 @@ class Writer:
             self.uvarint(count + 1)
         else:
             self.int32(count)
+
+
+def wrap_int64(value: int) -> int:
+    """`value` modulo 2^64 as INT64; timestamps overflow as in Java."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def append_varlong(target: bytearray, value: int) -> None:
+    """Append an INT64 as VARLONG; a value of 32 bits has the same bytes as VARINT."""
+    append_uvarint(target, (value << 1) ^ (value >> 63))
 
 
 def append_uvarint(target: bytearray, value: int) -> None:

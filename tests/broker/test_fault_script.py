@@ -151,7 +151,7 @@ IMPOSSIBLE: list[tuple[Callable[[], object], str]] = [
     (lambda: Truncate(None), "missing=None: it must be a number, 1 or more"),
     (lambda: EmbeddedCluster(faults=[Drop()]), "Drop(after=False, sent=0) is not a Fault: give Fault(Drop("),
     (lambda: EmbeddedCluster(faults=Fault(DROP)), "faults is a single Fault: give a list of faults"),
-    (lambda: EmbeddedCluster(faults=[Fault(DROP, broker=1)]), "fault for broker 1: there are 1"),
+    (lambda: EmbeddedCluster(faults=[Fault(DROP, broker=1)]), "fault for broker 1: the cluster has 1, numbered from 0"),
 ]
 
 

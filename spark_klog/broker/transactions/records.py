@@ -13,7 +13,7 @@ from spark_klog.errors import DecodeError
 from spark_klog.protocol.codec import decode_versioned, encode_versioned
 from spark_klog.protocol.tables.stored import TRANSACTION_LOG_KEY, TRANSACTION_LOG_VALUE
 from spark_klog.records.batch_v2 import CONTROL_BIT, TRANSACTIONAL_BIT
-from spark_klog.records.control import ABORT, COMMIT, Marker, encode_marker
+from spark_klog.records.control import ABORT, COMMIT, EndTransactionMarker, encode_marker
 from spark_klog.records.own_batch import own_batch
 from spark_klog.wire.primitives import Buffer, Reader
 
@@ -90,6 +90,6 @@ def state_batch(transactional_id: str, transaction: Transaction | None, now_ms: 
 
 def marker_batch(producer: Producer, *, commits: bool, coordinator_epoch: int, now_ms: int) -> bytearray:
     """The control batch that ends a producer's transaction in a partition."""
-    row = encode_marker(Marker(COMMIT if commits else ABORT, coordinator_epoch))
+    row = encode_marker(EndTransactionMarker(COMMIT if commits else ABORT, coordinator_epoch))
     attributes = TRANSACTIONAL_BIT | CONTROL_BIT
     return own_batch([row], now_ms, attributes=attributes, producer=(producer.producer_id, producer.epoch))
