@@ -261,7 +261,7 @@ def decode_response(api: Api, version: int, data: Buffer) -> tuple[int, Message]
 
 
 def encode_versioned(table: Versioned, version: int, message: Message) -> bytes:
-    """The version and what follows it."""
+    """Encode the version and the message."""
     writer = Writer()
     writer.int16(version)
     _struct_encoder(table.fields, version, version >= table.flexible)(writer, message)
@@ -269,7 +269,7 @@ def encode_versioned(table: Versioned, version: int, message: Message) -> bytes:
 
 
 def decode_versioned(table: Versioned, data: Buffer) -> Message:
-    """`DecodeError` for an unknown version, too. Bytes that are left over are ignored, as by Kafka."""
+    """Decode version and message; bytes after it are ignored, as in Kafka. `DecodeError`, also for the version."""
     reader = Reader(data)
     version = reader.int16()
     if version not in table.versions:

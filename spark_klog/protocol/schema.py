@@ -145,9 +145,7 @@ def api(key: int, name: str, versions: str, flexible: int, request: Struct, resp
 
 @dataclass(frozen=True, eq=False)
 class Versioned:
-    """A message that stands by itself after an INT16 version, in a record or in a member's metadata: what Kafka's
-    message definitions call data.
-    """
+    """A message after its INT16 version, in a record or a member's metadata; "data" in Kafka's message definitions."""
 
     name: str
     versions: Versions

@@ -1,1 +1,1 @@
-"""One table an API: a line a field, with its versions."""
+"""A table per API: a line per field, with its versions."""

@@ -13,7 +13,7 @@ ALLOW = 3
 
 
 class AclOperation(IntEnum):
-    """What is done to a resource. ANY and ALL are for filters and rules."""
+    """Operations on a resource. Only filters have ANY."""
 
     ANY = 1
     ALL = 2

@@ -1,4 +1,4 @@
-"""What a cluster is made of: DescribeCluster (key 60, KIP-700), DescribeLogDirs (35, KIP-113) and
+"""Descriptions of a cluster: DescribeCluster (key 60, KIP-700), DescribeLogDirs (35, KIP-113) and
 DescribeTopicPartitions (75, KIP-966)."""
 
 from __future__ import annotations

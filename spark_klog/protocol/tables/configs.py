@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from spark_klog.protocol.schema import BOOLEAN, INT8, INT16, INT32, STRING, F, api, array, struct
 
-#: Types of resources.
+#: Resource types.
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
-#: Where a value comes from.
+#: Sources of a value.
 TOPIC_SOURCE, BROKER_SOURCE, DEFAULT_SOURCE, LOGGER_SOURCE = 1, 4, 5, 6
 #: Operations.
 SET, DELETE, APPEND, SUBTRACT = range(4)

@@ -1,6 +1,6 @@
-"""What members of consumer groups tell each other through the broker (KIP-62): subscriptions and assignments.
+"""Subscriptions and assignments that members of consumer groups exchange through the broker (KIP-62).
 
-Versions above the known ones are read as these, as Kafka does it; user data and what follows is not needed here.
+Unknown newer versions are read as the known ones, as in Kafka; user data and later fields are ignored.
 """
 
 from __future__ import annotations

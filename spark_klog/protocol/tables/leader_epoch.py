@@ -1,4 +1,4 @@
-"""OffsetForLeaderEpoch (key 23, KIP-101, KIP-320): where an epoch of a partition's leader ends."""
+"""OffsetForLeaderEpoch (key 23, KIP-101, KIP-320): the end offset of a leader epoch."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""ApiVersions (key 18) and Metadata (key 3): what a broker speaks, and who leads what."""
+"""ApiVersions (key 18) and Metadata (key 3): supported versions of each API; brokers, topics and leaders."""
 
 from __future__ import annotations
 
 from spark_klog.protocol.schema import BOOLEAN, INT16, INT32, INT64, STRING, UUID, F, Field, api, array, struct
 
-#: Where to go instead (KIP-951).
+#: The current leader, if the broker is not it (KIP-951).
 CURRENT_LEADER = struct(F("leader_id", INT32, default=-1), F("leader_epoch", INT32, default=-1))
 
 

@@ -1,5 +1,5 @@
 """Produce (key 0): append record batches. Versions 0-2 carry message sets, 3 and up record batches of
-magic 2; 10 tells who leads instead (KIP-951), 13 names topics by id (KIP-516)."""
+magic 2; 10 adds the current leader to errors (KIP-951), 13 names topics by id (KIP-516)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where replicas lie and lead: AlterReplicaLogDirs (key 34, KIP-113), ElectLeaders (43, KIP-460),
+"""Location and leadership of replicas: AlterReplicaLogDirs (key 34, KIP-113), ElectLeaders (43, KIP-460),
 AlterPartitionReassignments (45) and ListPartitionReassignments (46, both KIP-455)."""
 
 from __future__ import annotations

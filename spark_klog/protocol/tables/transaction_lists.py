@@ -1,4 +1,4 @@
-"""What admin clients ask of producers and transactions (KIP-664): DescribeProducers (61), DescribeTransactions (65) and
+"""Admin APIs for producers and transactions (KIP-664): DescribeProducers (61), DescribeTransactions (65) and
 ListTransactions (66)."""
 
 from __future__ import annotations

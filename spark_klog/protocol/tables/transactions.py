@@ -1,7 +1,7 @@
 """The APIs of idempotent and transactional producers (KIP-98, KIP-360, KIP-447, KIP-890).
 
 InitProducerId (22), AddPartitionsToTxn (24), AddOffsetsToTxn (25), EndTxn (26), WriteTxnMarkers (27), TxnOffsetCommit
-(28). Of AddPartitionsToTxn brokers send versions 4 and up, to each other; clients those below.
+(28). Brokers send versions 4 and up of AddPartitionsToTxn to each other; clients send the lower ones.
 """
 
 from __future__ import annotations
