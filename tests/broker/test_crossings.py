@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import logging
 import os
@@ -16,7 +17,7 @@ import pytest
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.coordinator.member import Join
-from spark_klog.broker.handlers import alter_configs, offset_commit, produce
+from spark_klog.broker.handlers import alter_configs, fetch, list_offsets, offset_commit, produce
 from spark_klog.broker.housekeeping import keep_house
 from spark_klog.broker.internal_topics import OFFSETS_TOPIC
 from spark_klog.broker.log_cleaner import clean_logs
@@ -27,6 +28,7 @@ from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
 from tests.broker.test_event_loop import append, running, until
 from tests.log.test_producer_state import batch
+from tests.support.batches import make_batch
 
 REQUEST = Request(
     7, "client", Session(Listener(PLAINTEXT, PLAINTEXT, "127.0.0.1", 1000), "peer", [], lambda mechanism, name: None)
@@ -291,5 +293,67 @@ def test_who_finds_a_flush_that_has_just_ended_begins_another(tmp_path: Path, mo
             await asyncio.gather(*later)
             assert later
             assert not waits(200, -1)
+
+    asyncio.run(run())
+
+
+def fetch_message(partitions: list[int], max_wait_ms: int) -> dict[str, Any]:
+    entries = [
+        {"partition": index, "fetch_offset": 0, "partition_max_bytes": 1 << 20, "current_leader_epoch": -1}
+        for index in partitions
+    ]
+    return {
+        "max_wait_ms": max_wait_ms,
+        "min_bytes": 1,
+        "max_bytes": 1 << 20,
+        "isolation_level": 0,
+        "session_id": 0,
+        "session_epoch": -1,
+        "topics": [{"topic": "t", "topic_id": None, "partitions": entries}],
+        "forgotten_topics_data": [],
+    }
+
+
+def test_a_record_that_comes_while_a_fetch_looks_at_other_partitions_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has looked at the record's partition before, and does not wait for it yet."""
+
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.create_topic("t", 2)
+            leader_log, is_appended = broker.leader_log, False
+
+            async def others_have_their_turn(topic: str, partition: int, epoch: int = -1) -> Any:
+                nonlocal is_appended
+                if partition == 1 and not is_appended:
+                    is_appended = True
+                    assert (await send(broker, "t", bytes(make_batch([(None, b"v")], [1]))))["error_code"] == 0
+                return await leader_log(topic, partition, epoch)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(broker, "leader_log", others_have_their_turn)
+                request = dataclasses.replace(REQUEST, version=11)
+                message = fetch_message([0, 1], 600_000)
+                answer = await asyncio.wait_for(fetch.handle(broker, request, message), 20)
+            (topic,) = answer["responses"]
+            assert len(topic["partitions"][0]["records"]) > 0
+
+    asyncio.run(run())
+
+
+def test_a_disk_that_fails_as_offsets_are_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.create_topic("t", 1)
+
+            def fail(_: int) -> None:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+            monkeypatch.setattr(broker.logs.logs["t", 0], "offset_for_timestamp", fail)
+            entry = {"partition_index": 0, "timestamp": 5, "current_leader_epoch": -1}
+            message = {"isolation_level": 0, "topics": [{"name": "t", "partitions": [entry]}]}
+            answer = await list_offsets.handle(broker, REQUEST, message)
+            assert answer["topics"][0]["partitions"][0]["error_code"] == ErrorCode.KAFKA_STORAGE_ERROR
 
     asyncio.run(run())

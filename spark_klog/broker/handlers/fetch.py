@@ -53,13 +53,20 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         left = deadline - time.monotonic()
         if failed or not wanted or size >= message["min_bytes"] or left <= 0 or broker.purgatory.is_closed:
             break
-        await broker.purgatory.wait([broker.registry.key(*key) for key, _ in wanted], left)
+        if not _has_more(broker, answers):  # nothing is waited for in between
+            await broker.purgatory.wait([broker.registry.key(*key) for key, _ in wanted], left)
     if session is None:
         return {"responses": _by_topic(answers)}
     if session.next_epoch != next_epoch:  # another connection has gone on with it while this one waited
         return {"error_code": ErrorCode.INVALID_FETCH_SESSION_EPOCH}
     told = [(key, answer) for key, answer in answers if session.note(key, answer) or not is_incremental]
     return {"session_id": session.id, "responses": _by_topic(told)}
+
+
+def _has_more(broker: Broker, answers: list[tuple[PartitionKey, Message]]) -> bool:
+    """Whether partitions have changed since they were read: others had their turn meanwhile."""
+    logs = ((broker.logs.get(*broker.registry.key(*key)), answer) for key, answer in answers)
+    return any(log is None or log.high_watermark != answer["high_watermark"] for log, answer in logs)
 
 
 async def _wanted(broker: Broker, message: Message) -> list[tuple[PartitionKey, dict[str, Any]]]:

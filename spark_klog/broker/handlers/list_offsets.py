@@ -53,6 +53,9 @@ async def _partition(
     except (LogCorrupted, DecodeError) as error:
         _log.error("%s-%d can't be searched: %s", topic, index, error)
         return {"partition_index": index, "error_code": ErrorCode.CORRUPT_MESSAGE}
+    except OSError as error:
+        _log.error("%s-%d can't be searched: %s", topic, index, error)
+        return {"partition_index": index, "error_code": ErrorCode.KAFKA_STORAGE_ERROR}
     return {
         "partition_index": index,
         "error_code": ErrorCode.NONE,
