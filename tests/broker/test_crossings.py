@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,16 @@ import pytest
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.coordinator.member import Join
-from spark_klog.broker.handlers import alter_configs, fetch, list_offsets, offset_commit, produce
+from spark_klog.broker.handlers import (
+    alter_configs,
+    delete_groups,
+    describe_log_dirs,
+    fetch,
+    list_offsets,
+    offset_commit,
+    offset_delete,
+    produce,
+)
 from spark_klog.broker.housekeeping import keep_house
 from spark_klog.broker.internal_topics import OFFSETS_TOPIC
 from spark_klog.broker.log_cleaner import clean_logs
@@ -29,6 +39,7 @@ from spark_klog.log.config import LogConfig
 from tests.broker.test_event_loop import append, running, until
 from tests.log.test_producer_state import batch
 from tests.support.batches import make_batch
+from tests.support.raw_client import error_codes
 
 REQUEST = Request(
     7, "client", Session(Listener(PLAINTEXT, PLAINTEXT, "127.0.0.1", 1000), "peer", [], lambda mechanism, name: None)
@@ -355,5 +366,41 @@ def test_a_disk_that_fails_as_offsets_are_looked_up(tmp_path: Path, monkeypatch:
             message = {"isolation_level": 0, "topics": [{"name": "t", "partitions": [entry]}]}
             answer = await list_offsets.handle(broker, REQUEST, message)
             assert answer["topics"][0]["partitions"][0]["error_code"] == ErrorCode.KAFKA_STORAGE_ERROR
+
+    asyncio.run(run())
+
+
+def test_a_disk_that_fails_as_it_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+
+            def fail(_: Path) -> None:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+            monkeypatch.setattr(shutil, "disk_usage", fail)
+            (result,) = describe_log_dirs.handle(broker, REQUEST, {"topics": None})["results"]
+            assert result["error_code"] == ErrorCode.KAFKA_STORAGE_ERROR
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("handler", [delete_groups, offset_delete])
+def test_offsets_that_their_topic_no_longer_takes_are_not_deleted(tmp_path: Path, handler: Any) -> None:
+    """Since its max.message.bytes has become smaller: an answer, and nothing is forgotten."""
+    group = "g" * 1000
+
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.coordinator.load()
+            log = await broker.coordinator.log_of(group)
+            assert not isinstance(log, ErrorCode)
+            broker.offsets.commit(log, group, {("t", 0): (7, -1, "")})
+            await broker.alter_topic_settings(OFFSETS_TOPIC, lambda before: {**before, "max.message.bytes": "500"})
+            topics = [{"name": "t", "partitions": [{"partition_index": 0}]}]
+            answer = await handler.handle(
+                broker, REQUEST, {"groups_names": [group], "group_id": group, "topics": topics}
+            )
+            assert ErrorCode.UNKNOWN_SERVER_ERROR in error_codes(answer)
+            assert broker.offsets.fetch(group, "t", 0) is not None
 
     asyncio.run(run())

@@ -7,7 +7,7 @@ import logging
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.coordinator.expiry import forget_group
 from spark_klog.errors import ErrorCode
-from spark_klog.log.partition_log import system_ms
+from spark_klog.log.partition_log import BatchTooLarge, system_ms
 from spark_klog.protocol.codec import Message
 
 _log = logging.getLogger(__name__)
@@ -36,4 +36,7 @@ async def _delete(broker: Broker, group: str) -> ErrorCode:
         except OSError as error:
             _log.error("offsets of group %s can't be removed: %s", group, error)
             code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        except BatchTooLarge as error:
+            _log.error("offsets of group %s can't be removed: %s", group, error)
+            code = ErrorCode.UNKNOWN_SERVER_ERROR
     return code

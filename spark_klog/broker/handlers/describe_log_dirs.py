@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections import defaultdict
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
+
+_log = logging.getLogger(__name__)
 
 
 def handle(broker: Broker, request: Request, message: Message) -> Message:
@@ -19,10 +22,17 @@ def handle(broker: Broker, request: Request, message: Message) -> Message:
     for (topic, partition), log in sorted(broker.logs.logs.items()):
         if chosen is None or partition in chosen.get(topic, ()):
             topics[topic].append({"partition_index": partition, "partition_size": log.size, "offset_lag": 0})
-    disk = shutil.disk_usage(broker.logs.path)
+    path = broker.logs.path
+    try:
+        disk = shutil.disk_usage(path)
+    except OSError as error:
+        _log.error("%s can't be measured: %s", path, error)
+        return {
+            "results": [{"error_code": ErrorCode.KAFKA_STORAGE_ERROR, "log_dir": str(path.absolute()), "topics": []}]
+        }
     result = {
         "error_code": ErrorCode.NONE,
-        "log_dir": str(broker.logs.path.absolute()),
+        "log_dir": str(path.absolute()),
         "topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()],
         "total_bytes": disk.total,
         "usable_bytes": disk.free,

@@ -7,7 +7,7 @@ import logging
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.coordinator.subscription import subscribed_topics
 from spark_klog.errors import ErrorCode
-from spark_klog.log.partition_log import PartitionLog
+from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.protocol.codec import Message
 
 _log = logging.getLogger(__name__)
@@ -52,6 +52,9 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         except OSError as error:
             _log.error("offsets of group %s can't be removed: %s", group_id, error)
             code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        except BatchTooLarge as error:
+            _log.error("offsets of group %s can't be removed: %s", group_id, error)
+            code = ErrorCode.UNKNOWN_SERVER_ERROR
         topics.append(
             {"name": name, "partitions": [{"partition_index": index, "error_code": code} for index in partitions]}
         )
