@@ -17,14 +17,17 @@ _LEAST = 0.01
 #: An attempt with less than this part of the time is too short for its failure to tell anything.
 _SHORT = 0.1
 _MOST_DOUBLINGS = 30
+#: With retry.backoff.ms=0, too, a broker that refuses is not asked in a busy loop.
+_LEAST_PAUSE_MS = 1
 #: Seconds. Failures that pass sooner, as when a leader moves, are not logged.
 _QUIET = 1.0
 
 
 def pause_seconds(config: ClientConfig, attempts: int) -> float:
     """The pause after so many attempts that have failed: from retry.backoff.ms, doubled up to retry.backoff.max.ms."""
-    longest = max(config.retry_backoff_ms, config.retry_backoff_max_ms)
-    pause: float = min(config.retry_backoff_ms * 2 ** min(attempts - 1, _MOST_DOUBLINGS), longest)
+    first = max(config.retry_backoff_ms, _LEAST_PAUSE_MS)
+    longest = max(first, config.retry_backoff_max_ms)
+    pause: float = min(first * 2 ** min(attempts - 1, _MOST_DOUBLINGS), longest)
     return pause / 1000 * random.uniform(1 - _JITTER, 1 + _JITTER)
 
 
@@ -63,7 +66,8 @@ class Backoff:
         if waited >= self._say_at:
             self._say_at = 2 * waited
             _log.warning(
-                "trying again for %.0f s now, for up to %.0f s more (%s): %s", waited, left, self._limit, failure
+                "trying again for %.0f s now, for up to %.0f s more (%s): %s",
+                *(waited, left, self._config.named(self._limit), failure),
             )
 
     def _named(self, failure: Exception) -> Exception:
@@ -71,4 +75,4 @@ class Backoff:
         if type(failure) not in (ConnectionFailed, RequestTimedOut) or "; tried for " in str(failure):
             return failure
         waited = time.monotonic() - self._begin
-        return type(failure)(f"{failure}; tried for {waited:.1f} s ({self._limit})")
+        return type(failure)(f"{failure}; tried for {waited:.1f} s ({self._config.named(self._limit)})")

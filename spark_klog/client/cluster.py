@@ -62,9 +62,12 @@ class Cluster:
         self.topic_ids: dict[str, UUID] = {}
 
     @classmethod
-    def connect(cls, settings: Mapping[str, str]) -> Cluster:
-        """A cluster of settings by Kafka's names, reached once; `ConfigError`, `ConnectionFailed`."""
-        cluster = cls(client_config(settings))
+    def connect(cls, settings: Mapping[str, str], prefix: str = "") -> Cluster:
+        """A cluster of settings by Kafka's names, reached once; `ConfigError`, `ConnectionFailed`.
+
+        `prefix` as of `client_config`.
+        """
+        cluster = cls(client_config(settings, prefix))
         try:
             cluster.metadata([])
         except BaseException:

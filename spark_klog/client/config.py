@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -14,6 +15,15 @@ from spark_klog.wire.frames import MAX_FRAME
 _READ_UNCOMMITTED, _READ_COMMITTED = "read_uncommitted", "read_committed"
 _ACKS = {"0": 0, "1": 1, "-1": -1, "all": -1}
 _TRUTH = {"true": True, "false": False}
+_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
+_MAX_INT, _MAX_LONG = 0x7FFFFFFF, 0x7FFFFFFFFFFFFFFF
+#: The smallest and the largest value. Kafka's clients take 0 for all of them, too; a timeout of 0 lets no call succeed.
+_NUMBERS = {
+    "int": (0, _MAX_INT),
+    "positive int": (1, _MAX_INT),
+    "long": (0, _MAX_LONG),
+    "positive long": (1, _MAX_LONG),
+}
 
 #: Settings of Kafka's own clients that are known and have no effect here: replacing the format must be enough.
 _WITHOUT_EFFECT = frozenset(
@@ -104,25 +114,31 @@ class ClientConfig:
 
     bootstrap_servers: tuple[tuple[str, int], ...]
     client_id: str = _setting("client.id", "spark_klog", "text")
-    connect_timeout_ms: int = _setting("socket.connection.setup.timeout.ms", 10_000, "count")
-    request_timeout_ms: int = _setting("request.timeout.ms", 30_000, "count")
-    retry_backoff_ms: int = _setting("retry.backoff.ms", 100, "count")
-    retry_backoff_max_ms: int = _setting("retry.backoff.max.ms", 1_000, "count")
-    delivery_timeout_ms: int = _setting("delivery.timeout.ms", 120_000, "count")
-    fetch_max_bytes: int = _setting("fetch.max.bytes", 50 * 1024 * 1024, "count")
-    partition_fetch_bytes: int = _setting("max.partition.fetch.bytes", 8 * 1024 * 1024, "count")
+    connect_timeout_ms: int = _setting("socket.connection.setup.timeout.ms", 10_000, "positive long")
+    request_timeout_ms: int = _setting("request.timeout.ms", 30_000, "positive int")
+    retry_backoff_ms: int = _setting("retry.backoff.ms", 100, "long")
+    retry_backoff_max_ms: int = _setting("retry.backoff.max.ms", 1_000, "long")
+    delivery_timeout_ms: int = _setting("delivery.timeout.ms", 120_000, "positive int")
+    fetch_max_bytes: int = _setting("fetch.max.bytes", 50 * 1024 * 1024, "int")
+    partition_fetch_bytes: int = _setting("max.partition.fetch.bytes", 8 * 1024 * 1024, "int")
     isolation_level: int = _setting("isolation.level", 0, "isolation")
     acks: int = _setting("acks", -1, "acks")
     enable_idempotence: bool | None = _setting("enable.idempotence", None, "boolean")
     compression_type: str = _setting("compression.type", "none", "codec")
-    batch_size: int = _setting("batch.size", 256 * 1024, "count")
-    max_request_size: int = _setting("max.request.size", 1024 * 1024, "count")
-    buffer_memory: int = _setting("buffer.memory", 32 * 1024 * 1024, "count")
+    batch_size: int = _setting("batch.size", 256 * 1024, "int")
+    max_request_size: int = _setting("max.request.size", 1024 * 1024, "int")
+    buffer_memory: int = _setting("buffer.memory", 32 * 1024 * 1024, "long")
     gzip_level: int | None = _setting("compression.gzip.level", None, "level")
     lz4_level: int | None = _setting("compression.lz4.level", None, "level")
     zstd_level: int | None = _setting("compression.zstd.level", None, "level")
-    decompressed_max_bytes: int = _setting("decompressed.max.bytes", MAX_DECOMPRESSED, "count")
+    decompressed_max_bytes: int = _setting("decompressed.max.bytes", MAX_DECOMPRESSED, "positive int")
     security_protocol: str = _setting("security.protocol", "PLAINTEXT", "security")
+    #: What stands before the names of settings where the user has written them.
+    prefix: str = ""
+
+    def named(self, name: str) -> str:
+        """A setting as the user writes it, for messages."""
+        return self.prefix + name
 
     @property
     def codec(self) -> Codec:
@@ -149,23 +165,25 @@ _KNOWN = {item.metadata["name"]: item for item in fields(ClientConfig) if item.m
 _ELSEWHERE = frozenset({"bootstrap.servers", "group.id", "zookeeper.connect", "offsets.storage", "dual.commit.enabled"})
 
 
-def parse_bootstrap(text: str) -> tuple[tuple[str, int], ...]:
+def parse_bootstrap(text: str, name: str = "bootstrap.servers") -> tuple[tuple[str, int], ...]:
     """(host, port) pairs of "HOST:PORT,HOST:PORT"; `ConfigError` where it is not that."""
     servers = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         host, colon, port = part.rpartition(":")
         if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ConfigError(f"bootstrap.servers: {part!r} is not HOST:PORT")
+            raise ConfigError(f"{name}: {part!r} is not HOST:PORT")
         servers.append((host.strip("[]"), int(port)))
     if not servers:
-        raise ConfigError("bootstrap.servers is empty: HOST:PORT[,HOST:PORT...] is wanted")
+        raise ConfigError(f"{name} is empty: HOST:PORT[,HOST:PORT...] is wanted")
     return tuple(servers)
 
 
 def _value(kind: str, name: str, text: str) -> Any:
-    if kind == "count":
-        if not text.strip().isdecimal() or int(text) <= 0:
-            raise ConfigError(f"{name}={text}: a number above 0 is wanted")
+    text = text.strip()
+    if kind in _NUMBERS:
+        smallest, largest = _NUMBERS[kind]
+        if not _NUMBER.fullmatch(text) or not smallest <= int(text) <= largest:
+            raise ConfigError(f"{name}={text}: set a number from {smallest} to {largest}")
         return int(text)
     if kind == "boolean":
         truth = text.strip().lower()
@@ -185,7 +203,7 @@ def _value(kind: str, name: str, text: str) -> Any:
             level = int(text)
         except ValueError:
             raise ConfigError(f"{name}={text}: a number is wanted") from None
-        codec_by_name(name.split(".")[1]).check_level(level)
+        codec_by_name(name.split(".")[-2]).check_level(level)
         return level
     if kind == "codec":
         return codec_by_name(text).name
@@ -194,13 +212,13 @@ def _value(kind: str, name: str, text: str) -> Any:
     return text
 
 
-def _hint(name: str) -> str:
+def _hint(name: str, prefix: str) -> str:
     """What to do about an unknown setting."""
     if name in _LIBRDKAFKAS:
-        return f"it is librdkafka's, Kafka's name for it is {_LIBRDKAFKAS[name]}"
+        return f"it is librdkafka's, Kafka's name for it is {prefix}{_LIBRDKAFKAS[name]}"
     close = difflib.get_close_matches(name, ["bootstrap.servers", *_KNOWN, *sorted(_WITHOUT_EFFECT)], 1, 0.85)
     if close:
-        return f"did you mean {close[0]}?"
+        return f"did you mean {prefix}{close[0]}?"
     return "remove it: only settings of Kafka's Java clients are known, not those of other clients"
 
 
@@ -209,25 +227,31 @@ def without_effect(settings: Mapping[str, str]) -> list[str]:
     return sorted(name for name in settings if name in _WITHOUT_EFFECT)
 
 
-def client_config(settings: Mapping[str, str]) -> ClientConfig:
-    """Parse settings by Kafka's names; `ConfigError` for an unknown name, a bad value, or no bootstrap.servers."""
+def client_config(settings: Mapping[str, str], prefix: str = "") -> ClientConfig:
+    """Parse settings by Kafka's names; `ConfigError` for an unknown name, a bad value, or no bootstrap.servers.
+
+    `prefix` is what the user has written before the names, for messages.
+    """
     if "bootstrap.servers" not in settings:
-        raise ConfigError("bootstrap.servers is not set: HOST:PORT[,HOST:PORT...] of a broker is wanted")
-    values: dict[str, Any] = {"bootstrap_servers": parse_bootstrap(settings["bootstrap.servers"])}
+        raise ConfigError(f"{prefix}bootstrap.servers is not set: HOST:PORT[,HOST:PORT...] of a broker is wanted")
+    servers = parse_bootstrap(settings["bootstrap.servers"], f"{prefix}bootstrap.servers")
+    values: dict[str, Any] = {"bootstrap_servers": servers, "prefix": prefix}
     for name, text in settings.items():
+        typed = prefix + name
         if name in _KNOWN:
             item = _KNOWN[name]
-            values[item.name] = _value(item.metadata["kind"], name, text)
+            values[item.name] = _value(item.metadata["kind"], typed, text)
         elif name in _REFUSED:
-            raise ConfigError(f"setting {name} is not supported: {_REFUSED[name]}")
+            raise ConfigError(f"setting {typed} is not supported: {_REFUSED[name]}")
         elif name == "partitioner.ignore.keys":
             if text.strip().lower() != "false":
-                raise ConfigError(f"setting {name}={text} is not supported: give the rows a column partition instead")
+                raise ConfigError(f"setting {typed}={text} is not supported: give the rows a column partition instead")
         elif name.startswith(("sasl.", "ssl.", "security.providers")):
-            raise ConfigError(f"setting {name}: TLS and SASL are not supported yet")
+            raise ConfigError(f"setting {typed}: TLS and SASL are not supported yet")
         elif name not in _ELSEWHERE and name not in _WITHOUT_EFFECT:
-            raise ConfigError(f"unknown client setting {name!r}; {_hint(name)}")
+            raise ConfigError(f"unknown client setting {typed!r}; {_hint(name, prefix)}")
     config = ClientConfig(**values)
     if config.enable_idempotence and not config.is_idempotent:
-        raise ConfigError(f"enable.idempotence=true needs acks=all, not acks={settings['acks']}")
+        acks = f"{prefix}acks={settings['acks']}"
+        raise ConfigError(f"{prefix}enable.idempotence=true needs {prefix}acks=all, not {acks}")
     return config

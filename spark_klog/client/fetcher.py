@@ -34,6 +34,8 @@ from spark_klog.records.offset_order import NO_END, NOTHING, End, OffsetOrder
 
 _log = logging.getLogger(__name__)
 _MAX_WAIT_MS = 500
+#: Brokers before 0.10.1 give no more than they are asked for; so much tells a message's size.
+_LEAST_BYTES = 12
 #: The first version of Fetch with topic ids, which names no topic any more (KIP-516).
 _WITH_TOPIC_IDS = 13
 
@@ -98,7 +100,7 @@ class _RangeFetch:
         self._topic, self._partition = topic, partition
         self._topic_id = topic_id
         self._offset, self._end = start, end
-        self._max_bytes = cluster.config.partition_fetch_bytes
+        self._max_bytes = max(cluster.config.partition_fetch_bytes, _LEAST_BYTES)
         self._connection: Connection | None = None
         self._handle: Handle | None = None
         #: Whether the last batches fetched were all corrupt.

@@ -91,14 +91,14 @@ class Producer:
         #: Of the topics used since `refresh`, and of those used before, which it has asked for.
         self._partitions: dict[str, int] = {}
         self._refreshed: dict[str, int] = {}
-        #: Bytes of records in a batch, before compression.
-        self.batch_size = cluster.config.batch_size
+        #: Bytes of records in a batch, before compression; a record is never split.
+        self.batch_size = max(1, cluster.config.batch_size)
         self._sticky = StickyPartitioner(self._available, self.batch_size)
 
     @classmethod
-    def connect(cls, settings: Mapping[str, str]) -> Producer:
-        """A producer with a cluster of its own."""
-        return cls(Cluster.connect(settings))
+    def connect(cls, settings: Mapping[str, str], prefix: str = "") -> Producer:
+        """A producer with a cluster of its own; see `Cluster.connect`."""
+        return cls(Cluster.connect(settings, prefix))
 
     def partitions(self, topic: str) -> int:
         """How many partitions the topic has; it is made if the broker allows that, else `ProtocolError`."""

@@ -54,7 +54,8 @@ class ProducerIds:
                 self._current = self._cluster.attempt(self._ask, self._cluster.config.delivery_timeout_ms)
             except (ConnectionFailed, RequestTimedOut) as error:
                 seconds = self._cluster.config.delivery_timeout_ms / 1000
-                raise RequestTimedOut(f"no producer id within {seconds:g} s (delivery.timeout.ms): {error}") from error
+                limit = self._cluster.config.named("delivery.timeout.ms")
+                raise RequestTimedOut(f"no producer id within {seconds:g} s ({limit}): {error}") from error
             except UnsupportedVersionError as error:
                 if self._cluster.config.enable_idempotence:
                     raise
@@ -76,5 +77,6 @@ class ProducerIds:
     def _ask(self) -> tuple[int, int]:
         message = {"transactional_id": None, "transaction_timeout_ms": _MAX_INT32}
         answer = self._cluster.any_broker(INIT_PRODUCER_ID, lambda _: message)
-        check_code(INIT_PRODUCER_ID, answer["error_code"], "a producer id, which enable.idempotence=false does without")
+        without = self._cluster.config.named("enable.idempotence=false")
+        check_code(INIT_PRODUCER_ID, answer["error_code"], f"a producer id, which {without} does without")
         return answer["producer_id"], answer["producer_epoch"]

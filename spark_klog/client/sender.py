@@ -140,6 +140,7 @@ class Sender:
         self._cluster = cluster
         self._config = cluster.config
         self._codec, self._level = self._config.codec, self._config.compression_level
+        self._enough = max(1, self._config.max_request_size)
         self._producer_ids = ProducerIds(cluster)
         self._queues: dict[TopicPartition, _Queue] = {}
         self._under_way: dict[int, _Request] = {}
@@ -196,7 +197,7 @@ class Sender:
     def _may_be_enough(self) -> bool:
         """Whether it is time to send."""
         waiting = self._bytes - self._bytes_under_way
-        return waiting >= self._config.max_request_size or self._bytes > self._config.buffer_memory
+        return waiting >= self._enough or self._bytes > self._config.buffer_memory
 
     def _is_enough(self) -> bool:
         """Whether batches must leave before more are taken."""
@@ -207,7 +208,7 @@ class Sender:
             for queue in self._queues.values()
             if self._is_taken_from(queue)
         )
-        return sum(unsent) >= self._config.max_request_size
+        return sum(unsent) >= self._enough
 
     def _is_taken_from(self, queue: _Queue) -> bool:
         """False while the partition waits for another attempt, or its leader is slow: silent, away or throttled."""
@@ -350,9 +351,9 @@ class Sender:
                     final = self._take_answer(node) or final
                 elif request.deadline <= self._clock.now():
                     request.connection.close()
-                    seconds = self._config.request_timeout_ms / 1000
+                    seconds, limit = self._config.request_timeout_ms / 1000, self._config.named("request.timeout.ms")
                     raise RequestTimedOut(
-                        f"broker {request.connection.address} did not answer within {seconds:g} s (request.timeout.ms)"
+                        f"broker {request.connection.address} did not answer within {seconds:g} s ({limit})"
                     )
             except _UNREACHABLE as error:
                 self._put_off_silent(node, self._end_request(node), error)
@@ -433,10 +434,10 @@ class Sender:
     def _expire(self) -> None:
         for queue in self._queues.values():
             if queue.batches and queue.batches[0].deadline <= self._clock.now():
-                seconds = self._config.delivery_timeout_ms / 1000
+                seconds, limit = self._config.delivery_timeout_ms / 1000, self._config.named("delivery.timeout.ms")
                 reason = f": {queue.failure}" if queue.failure else ""
                 raise RequestTimedOut(
-                    f"records for {queue.name} were not written within {seconds:g} s (delivery.timeout.ms){reason}"
+                    f"records for {queue.name} were not written within {seconds:g} s ({limit}){reason}"
                 ) from queue.failure
 
     def _may_leave(self, queue: _Queue, sent_at: float) -> bool:

@@ -102,9 +102,12 @@ class PartitionEncoder:
         if not len(sizes):
             return
         ends = np.cumsum(sizes)
-        parts = -(-int(ends[-1]) // self._batch_bytes)
-        cuts = np.searchsorted(ends, [ends[-1] * part // parts for part in range(1, parts)], "right")
-        for end in dict.fromkeys([*(int(cut) for cut in cuts if 0 < cut < len(sizes)), len(sizes)]):
+        total = int(ends[-1])
+        parts = -(-total // self._batch_bytes)
+        # a part ends at the first of the bounds total * part // parts that each record's end has come to
+        part = -(-ends[:-1] * parts // total)
+        cuts = 1 + np.flatnonzero((total * part // parts < ends[1:]) & (part < parts))
+        for end in [*cuts.tolist(), len(sizes)]:
             yield self._choose(topic), end
 
 

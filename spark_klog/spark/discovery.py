@@ -17,7 +17,7 @@ from spark_klog.protocol.tables.list_offsets import LATEST, READ_UNCOMMITTED
 from spark_klog.spark import places
 from spark_klog.spark.group_offsets import GroupProgress
 from spark_klog.spark.offsets import GroupSpec, Offsets, Spec, TopicPartition
-from spark_klog.spark.options import SourceOptions, SplitLimits, Subscription
+from spark_klog.spark.options import PREFIX, SourceOptions, SplitLimits, Subscription
 from spark_klog.spark.planning import OffsetRange, pack, split
 
 _log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ class BrokerLog(BrokerOffsets):
 @contextmanager
 def broker_log(options: SourceOptions) -> Iterator[BrokerLog]:
     """Connected while it is used; errors as of `Cluster.connect`."""
-    with Cluster.connect(options.client) as cluster:
+    with Cluster.connect(options.client, PREFIX) as cluster:
         group = options.group_offsets
         progress = GroupProgress(group, lambda: cluster) if group else None
         try:

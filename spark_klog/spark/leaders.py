@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Collection
 
+from spark_klog.client.backoff import pause_seconds
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets, offsets_of_led
 from spark_klog.errors import KlogError, RequestTimedOut
@@ -45,7 +46,7 @@ class Leaderless:
         found, failed = offsets_of_led(cluster, times)
         moving_until = time.monotonic() + _MOVING_SECONDS
         while failed and not failed.keys() <= self._since.keys() and time.monotonic() < moving_until:
-            time.sleep(cluster.config.retry_backoff_ms / 1000)
+            time.sleep(pause_seconds(cluster.config, 1))
             cluster.metadata(sorted({topic for topic, _ in failed}))
             again, failed = offsets_of_led(cluster, dict.fromkeys(failed, place))
             found |= again

@@ -24,7 +24,8 @@ from spark_klog.spark.offsets import (
 
 _log = logging.getLogger(__name__)
 
-_PREFIX = "kafka."
+#: What stands before the names of Kafka's settings.
+PREFIX = "kafka."
 _SUBSCRIPTIONS = ("assign", "subscribe", "subscribePattern")
 #: Options that decide where a read ends: a stream has no end.
 _ENDING = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
@@ -189,8 +190,8 @@ def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     own: dict[str, str] = {}
     for name, value in options.items():
         key = _canonical(name)
-        if key.startswith(_PREFIX):
-            setting = key[len(_PREFIX) :]
+        if key.startswith(PREFIX):
+            setting = key[len(PREFIX) :]
             if setting in _PROTECTED:
                 raise ConfigError(f"option {name} can't be set: {_PROTECTED[setting]}")
             settings[setting] = value
@@ -206,7 +207,7 @@ def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
             raise ConfigError(
                 "option kafka.bootstrap.servers is not set: HOST:PORT[,HOST:PORT...] of a broker is wanted"
             )
-        client_config(settings)
+        client_config(settings, PREFIX)
         _warn_without_effect(*without_effect(settings))
     return settings, own
 
@@ -215,7 +216,7 @@ def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
 def _warn_without_effect(*names: str) -> None:
     """Log the settings that have no effect, once in a process."""
     if names:
-        _log.warning("these options have no effect: %s", ", ".join(f"{_PREFIX}{name}" for name in names))
+        _log.warning("these options have no effect: %s", ", ".join(f"{PREFIX}{name}" for name in names))
 
 
 def _boolean(own: dict[str, str], name: str, default: bool) -> bool:
@@ -295,7 +296,7 @@ def _group_offsets(settings: dict[str, str], own: dict[str, str]) -> GroupOffset
         raise ConfigError(f"option kafka.offsets.storage={storage}: kafka or zookeeper is wanted")
     if storage == "zookeeper" and connect is None:
         raise ConfigError("option kafka.offsets.storage=zookeeper needs kafka.zookeeper.connect")
-    dotted = {f"{_PREFIX}{name}": value for name, value in settings.items()}
+    dotted = {f"{PREFIX}{name}": value for name, value in settings.items()}
     # as Kafka's default: who keeps offsets in ZooKeeper says so to begin the way back
     dual = _boolean(dotted, "kafka.dual.commit.enabled", storage == "kafka") and connect is not None
     trees = [path] if path is not None else []
@@ -343,7 +344,7 @@ def _paths(settings: dict[str, str], own: dict[str, str], streaming: bool) -> tu
 
 def directory_config(settings: Mapping[str, str]) -> ClientConfig:
     """The settings of a read of directories; its brokers are never asked. `ConfigError` for a bad value."""
-    return client_config({"bootstrap.servers": "no-broker:1", **settings})
+    return client_config({"bootstrap.servers": "no-broker:1", **settings}, PREFIX)
 
 
 def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from spark_klog.client.producer import Producer
 from spark_klog.errors import KlogError
+from spark_klog.spark.options import PREFIX
 
 _log = logging.getLogger(__name__)
 #: A worker rarely writes with more settings than these at a time; each producer has two connections to a broker.
@@ -51,7 +52,7 @@ class ProducerCache:
     def borrow(self, settings: Mapping[str, str]) -> Iterator[Producer]:
         """A producer for the block, which is flushed at the end; errors as of `Producer`."""
         key = tuple(sorted(settings.items()))
-        entry = self._take(key) or _Entry(key, Producer.connect(settings), self._clock())
+        entry = self._take(key) or _Entry(key, Producer.connect(settings, PREFIX), self._clock())
         try:
             yield entry.producer
             entry.producer.flush()

@@ -21,7 +21,7 @@ from spark_klog.records.kernels import warn_if_slow
 from spark_klog.records.reader import AbortedTransactions, BadBatch
 from spark_klog.spark.bad_records import BadRecords
 from spark_klog.spark.loss import LossReporter
-from spark_klog.spark.options import SourceOptions
+from spark_klog.spark.options import PREFIX, SourceOptions
 from spark_klog.spark.planning import DELETED, RECREATED, RETENTION, TRUNCATED, Lost, OffsetRange
 from spark_klog.spark.worker_process import prepare_worker
 
@@ -41,7 +41,7 @@ _clusters: dict[tuple[tuple[str, str], ...], Cluster] = {}
 
 def _cluster(settings: dict[str, str]) -> Cluster:
     key = tuple(sorted(settings.items()))
-    _clusters[key] = _clusters.pop(key) if key in _clusters else Cluster(client_config(settings))
+    _clusters[key] = _clusters.pop(key) if key in _clusters else Cluster(client_config(settings, PREFIX))
     if len(_clusters) > _MOST_CLUSTERS:
         # a read that still uses it connects again
         _clusters.pop(next(iter(_clusters))).close()

@@ -29,7 +29,7 @@ from spark_klog.spark.group_offsets import GroupProgress
 from spark_klog.spark.leaders import Leaderless
 from spark_klog.spark.loss import LossReporter
 from spark_klog.spark.offsets import Offsets, TopicPartition, from_json, start_in, to_json, with_start
-from spark_klog.spark.options import SourceOptions
+from spark_klog.spark.options import PREFIX, SourceOptions
 from spark_klog.spark.planning import (
     UNSUBSCRIBED,
     OffsetRange,
@@ -112,13 +112,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._record_bytes = RecordBytes()
         group = options.group_offsets
         # another connection for publishing, which does not wait for what is asked for here
-        connect = partial(Cluster.connect, options.client)
+        connect = partial(Cluster.connect, options.client, PREFIX)
         self._progress = GroupProgress(group, lambda: self._cluster, connect) if group else None
 
     @property
     def _cluster(self) -> Cluster:
         if self._connected is None:
-            self._connected = Cluster.connect(self._options.client)
+            self._connected = Cluster.connect(self._options.client, PREFIX)
         return self._connected
 
     def _partitions(self, *, is_first: bool = False) -> list[TopicPartition]:

@@ -5,11 +5,20 @@ from __future__ import annotations
 import re
 import subprocess
 
+import pyarrow as pa
 import pytest
 
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.config import _LIBRDKAFKAS, client_config, without_effect
-from spark_klog.errors import ConfigError
+from spark_klog.client.fetcher import fetch_range
+from spark_klog.client.producer import Producer
+from spark_klog.columns.encode import PartitionEncoder
+from spark_klog.errors import ConfigError, ErrorCode, RequestTimedOut
+from tests.support.faults import error
 from tests.support.kafka import Version, kafka_libs
+from tests.support.kafka_python_wire import read_records
+from tests.support.model_cluster import Fate, ModelCluster
+from tests.support.scripted_broker import ScriptedCluster
 
 CLIENTS = ["consumer.ConsumerConfig", "producer.ProducerConfig"]
 #: Refused: TLS and SASL, and what would do something else than was asked for.
@@ -67,6 +76,69 @@ def test_names_of_librdkafka_are_told_by_kafkas() -> None:
 def test_truth_is_taken_in_any_case(text: str, wanted: bool) -> None:
     """As Kafka's ConfigDef does."""
     assert client_config(SERVERS | {"enable.idempotence": text}).enable_idempotence is wanted
+
+
+ZEROS = [
+    "retry.backoff.ms",
+    "retry.backoff.max.ms",
+    "batch.size",
+    "linger.ms",
+    "buffer.memory",
+    "max.request.size",
+    "fetch.max.bytes",
+    "max.partition.fetch.bytes",
+    "reconnect.backoff.ms",
+    "retries",
+]
+
+
+@pytest.mark.parametrize("name", ZEROS)
+def test_zero_is_taken_where_kafka_takes_it(name: str) -> None:
+    """Rows and records are written and read all the same, and no call spins."""
+    with ScriptedCluster({"t": 1}) as brokers:
+        brokers.on("Fetch", error(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        with Cluster.connect({"bootstrap.servers": brokers.bootstrap_servers, name: "0"}) as cluster:
+            producer = Producer(cluster)
+            encoder = PartitionEncoder("t", producer.partitions, producer.choose_partition, producer.batch_size)
+            rows = pa.record_batch([pa.array([b"row"] * 5)], ["value"])
+            for topic, partition, records in encoder.split(rows):
+                producer.send_columns(topic, partition, records)
+            for _ in range(5):
+                producer.send("t", b"record")
+            producer.flush()
+            fetched = [bytes(read.data) for read in fetch_range(cluster, "t", 0, 0, 10)]
+        found = [value for data in fetched for _, _, value in read_records(data)]
+        assert found == [b"row"] * 5 + [b"record"] * 5
+        assert brokers.count("Fetch") < 50
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("request.timeout.ms", "0"),
+        ("request.timeout.ms", "2147483648"),
+        ("batch.size", "-1"),
+        ("fetch.max.bytes", "1e6"),
+        ("retry.backoff.ms", "9223372036854775808"),
+        ("batch.size", "٣"),
+    ],
+)
+def test_numbers_out_of_range_are_named_as_they_were_typed(name: str, text: str) -> None:
+    for prefix in ("", "kafka."):
+        with pytest.raises(ConfigError, match=rf"^{re.escape(prefix + name)}={text}: set a number from [01] to \d+$"):
+            client_config(SERVERS | {name: text}, prefix)
+
+
+def test_settings_are_named_as_they_were_typed() -> None:
+    with pytest.raises(ConfigError, match=r"unknown client setting 'kafka\.aks'; did you mean kafka\.acks\?"):
+        client_config(SERVERS | {"aks": "1"}, "kafka.")
+    with ModelCluster(1, {"t": 1}, lambda node, keys: Fate(drop_before=True)) as brokers:
+        settings = {"bootstrap.servers": brokers.servers, "delivery.timeout.ms": "200"}
+        producer = Producer.connect(settings, "kafka.")
+        producer.send("t", b"a")
+        with pytest.raises(RequestTimedOut, match=r"within 0\.2 s \(kafka\.delivery\.timeout\.ms\)"):
+            producer.flush()
+        producer.abort()
 
 
 def test_what_has_no_effect_is_listed() -> None:
