@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,6 +116,8 @@ class FaultyFiles:
         #: (path, content made there, or where it went)
         self._pending: list[tuple[Path, Content | None, Path | None]] = []
         self.bytes_read = 0
+        #: How often small files were written as a whole.
+        self.replaced: Counter[Path] = Counter()
 
     def check(self, operation: str, path: Path) -> None:
         if self.faults.fails(operation, path):
@@ -175,6 +178,7 @@ class FaultyFiles:
         if len(self.spend(content)) < len(content):
             raise Killed
         self._entries[path] = self._synced[path] = Content(bytearray(content), content)
+        self.replaced[path] += 1
 
     def rename(self, old: Path, new: Path) -> None:
         self.check("rename", old)

@@ -16,6 +16,7 @@ from spark_klog.errors import LogRetired
 from spark_klog.log.checkpoints import RECOVERY_POINT, read_checkpoint
 from spark_klog.log.config import LogConfig
 from spark_klog.log.directory import CLEAN_STOP, LogDirectory
+from spark_klog.log.partition_files import LEADER_EPOCHS
 from spark_klog.log.partition_log import PartitionLog
 from tests.log.faulty_files import Faults, FaultyFiles
 from tests.log.test_faults import Clock
@@ -139,7 +140,10 @@ class LogEvents(RuleBasedStateMachine):
 
     def send(self, log: PartitionLog, model: Model, batch: Batch, data: bytes) -> None:
         """Append a batch; if that fails it is not there, but for a flush that failed after it."""
+        epochs, is_empty = log.directory / LEADER_EPOCHS, log.start_offset == log.end_offset
+        written = self.files.replaced[epochs]
         result = self.attempt(lambda: log.append(memoryview(bytearray(data)), of_client=batch.marker is None))
+        assert is_empty or self.files.replaced[epochs] == written  # no append waits for the disk there
         if not isinstance(result, OSError):
             assert result[:2] == (batch.base, batch.last)
             model.add([batch])

@@ -44,6 +44,7 @@ from tests.support.log_model import (
 SECONDS = float(os.environ.get("SPARK_KLOG_MODEL_SECONDS", "0"))
 KEYS = st.sampled_from([DELETED, COMPACTED])
 OPERATIONS = ["write", "sync", "open", "rename", "truncate", "remove", "read"]
+ENDS = st.sampled_from(["", "stop", "kill", "power"])
 #: Shrinking takes minutes: only on demand.
 SHRINKS = [Phase.shrink] if "SPARK_KLOG_MODEL_SHRINK" in os.environ else []
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate, *SHRINKS]
@@ -175,6 +176,9 @@ class LogModel(LogEvents):
                 self.transaction_ended(COMPACTED, producer, kind)
         self.append_many(COMPACTED, seed, 8)
         self.clock.now += step
+        self.run_round(before, at, what)
+
+    def run_round(self, before: str, at: int, what: str) -> None:
         log = self.logs.get(*COMPACTED)
         found = self.attempt(lambda: self.logs.cleanable(log, self.clock.now)) if log is not None else None
         if log is None or found is None or isinstance(found, OSError):
@@ -233,6 +237,59 @@ class LogModel(LogEvents):
     @rule()
     def disarm(self) -> None:
         self.files.faults = Faults()
+
+    # short sequences that chance seldom makes, then maybe a restart
+
+    @rule(key=KEYS, operation=st.sampled_from(["open", "truncate"]), after=st.integers(0, 3), end=ENDS)
+    def roll_fails(self, key: tuple[str, int], operation: str, after: int, end: str) -> None:
+        """What is appended next may fit into the segment that is still the active one."""
+        found = self.there(key)
+        if found is None or found[0].failure is not None:
+            return
+        self.arm(operation, after, errno.ENOSPC, "")
+        self.attempt(found[0].roll)
+        self.disarm()
+        self.appended(key, NONE, [0], 0)
+        self.restarted(end)
+
+    @rule(key=KEYS, operation=st.sampled_from(["open", "write"]), end=ENDS)
+    def abort_is_not_noted(self, key: tuple[str, int], operation: str, end: str) -> None:
+        """The disk refuses the entry of an aborted transaction once."""
+        self.appended(key, TRANSACTIONS[0], [0, 1], 20)
+        self.arm(operation, 0, errno.ENOSPC, ".txnindex")
+        self.transaction_ended(key, TRANSACTIONS[0], ABORT)
+        self.disarm()
+        self.restarted(end)
+
+    @rule(key=KEYS, seed=st.integers(0, 1 << 20), count=st.integers(0, 2), part=st.floats(0, 1), end=ENDS)
+    def made_anew(self, key: tuple[str, int], seed: int, count: int, part: float, end: str) -> None:
+        """What the checkpoints say of a topic is not true of the next one of that name."""
+        self.append_many(key, seed, 5)
+        self.records_deleted(key, part)
+        self.flush(key)
+        self.write_checkpoints()
+        self.deleted(key)
+        self.created(key)
+        for number in range(count):
+            self.appended(key, NONE, [number], 20)
+        self.restarted(end)
+
+    @rule(end=ENDS)
+    def first_segment_is_superseded(self, end: str) -> None:
+        """Compaction leaves nothing in it."""
+        self.deleted(COMPACTED)
+        self.created(COMPACTED)
+        for _ in range(14):
+            self.appended(COMPACTED, NONE, [0], 60)
+        self.run_round("", 0, "")
+        self.appended(COMPACTED, NONE, [0], 10)
+        self.restarted(end)
+
+    def restarted(self, end: str) -> None:
+        if end == "stop":
+            self.stop_and_start(power=False, seed=0)
+        elif end:
+            self.crash(power=end == "power", seed=0)
 
     @rule(power=st.booleans(), seed=st.integers(0, 1 << 20))
     def stop_and_start(self, power: bool, seed: int) -> None:
