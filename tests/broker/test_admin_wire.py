@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from confluent_kafka import ConsumerGroupState, TopicCollection
+from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, AdminClient
 from confluent_kafka.cimpl import Consumer, NewTopic
 
@@ -394,7 +394,13 @@ def _unasked(entry: Message) -> bool:
 def _until_stable(admin: AdminClient, member: Consumer) -> Any:
     for _ in range(300):
         member.poll(0.1)
-        group = admin.describe_consumer_groups(["g"], include_authorized_operations=True)["g"].result(_SECONDS)
+        asked = admin.describe_consumer_groups(["g"], include_authorized_operations=True)["g"]
+        try:
+            group = asked.result(_SECONDS)
+        except KafkaException as error:  # Kafka has just made the coordinator's topic
+            if error.args[0].code() not in (KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR):
+                raise
+            continue
         if group.state == ConsumerGroupState.STABLE:
             return group
     raise AssertionError("the group is not stable")

@@ -366,8 +366,9 @@ STAYING: dict[str, tuple[Fault, Callable[[str], type[KlogError] | tuple[type[Klo
     "late": (late(30), _late_or_gone),
     "silent": (silent(), _late_or_gone),
     "dripped": (dripped(0.06), _late_or_gone),
-    "dropped": (dropped(), lambda name: ConnectionFailed),
-    "lost": (lost(), lambda name: ConnectionFailed),
+    # or the call's time ends within an attempt
+    "dropped": (dropped(), lambda name: (ConnectionFailed, RequestTimedOut)),
+    "lost": (lost(), lambda name: (ConnectionFailed, RequestTimedOut)),
     "throttled": (throttled(40), lambda name: (ProtocolError, ConnectionFailed, RequestTimedOut)),
     "throttled for long": (throttled(60_000), lambda name: (ConnectionFailed, RequestTimedOut)),
 }
