@@ -18,6 +18,7 @@ from spark_klog.broker.faults import Fault
 from spark_klog.embedded import EmbeddedCluster
 from tests.support.maven import RegistryUnreachable
 from tests.support.spark_home import make_spark_home
+from tests.support.wheel import wheel_of_run
 
 # Spark in a sandbox without a resolvable host name.
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -38,6 +39,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if "SPARK_HOME" not in os.environ:  # the processes of a test run share it
         config.stash[_spark_home] = TemporaryDirectory(prefix="spark-home-")
         os.environ["SPARK_HOME"] = str(make_spark_home(Path(config.stash[_spark_home].name)))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first: the processes of a run, which take a file at a time, then end together."""
+    items.sort(key=lambda item: "jobs" not in item.path.parts[-2:-1])
 
 
 @pytest.hookimpl(wrapper=True)
@@ -102,6 +109,13 @@ def cluster(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
     """One broker of ours that the module's tests share: use topics of your own."""
     with EmbeddedCluster(data_dir=module_server_dir / "cluster") as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The wheel of this checkout, which all processes of a test run share."""
+    folder = tmp_path_factory.getbasetemp()
+    return wheel_of_run(folder if worker_id == "master" else folder.parent)
 
 
 @pytest.fixture

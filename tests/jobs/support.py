@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +20,14 @@ import pyarrow.dataset as ds
 
 ROOT = Path(__file__).parent.parent.parent
 BATCH_LOAD = ROOT / "jobs" / "batch_load.py"
-_RUN_SECONDS = 240.0
+_DRIVER = Path(__file__).with_name("driver.py")
+_RUN_SECONDS = 480.0  # on a machine that has other work, too
+_SETTINGS = (
+    "spark.ui.enabled=false",
+    "spark.driver.bindAddress=127.0.0.1",
+    "spark.sql.shuffle.partitions=1",
+    "spark.log.level=ERROR",
+)
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -140,23 +149,92 @@ class Running:
         self._process.wait()
 
 
+def _spark_arguments(settings: Sequence[str]) -> list[str]:
+    arguments = ["--master", "local[2]", "--driver-memory", "1g"]
+    for setting in (*_SETTINGS, *settings):
+        arguments += ["--conf", setting]
+    return arguments
+
+
+class Driver:
+    """A process that runs batch_load.py again and again: its JVM starts once, with the first run that needs it.
+
+    What kills a run, or looks at a run's processes, is for `Load.start`.
+    """
+
+    def __init__(self, folder: Path, settings: Sequence[str] = ()) -> None:
+        self._folder, self._settings = folder, settings
+        self._errors = folder / "driver.stderr"
+        self._process: subprocess.Popen[str] | None = None
+
+    def _start(self) -> subprocess.Popen[str]:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        given = {"PYSPARK_SUBMIT_ARGS": shlex.join([*_spark_arguments(self._settings), "pyspark-shell"])}
+        with self._errors.open("ab") as errors:
+            return subprocess.Popen(
+                [sys.executable, str(_DRIVER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=self._folder,
+                env=environment(self._folder) | given,
+            )
+
+    def run(self, arguments: list[str]) -> Ran:
+        """Run batch_load.py with these arguments; `stderr` is what Spark's processes have written meanwhile."""
+        process = self._process = self._process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        seen = self._errors.stat().st_size
+        deadline = threading.Timer(_RUN_SECONDS, self.stop)
+        deadline.start()
+        try:
+            process.stdin.write(json.dumps(arguments) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        finally:
+            deadline.cancel()
+        errors = self._errors.read_bytes()[seen:].decode(errors="replace")
+        assert line, f"the driver has ended, or gave no answer within {_RUN_SECONDS:g} s: {errors[-4000:]}"
+        answer = json.loads(line)
+        return Ran(answer["code"], answer["output"], errors)
+
+    def stop(self) -> None:
+        """End it, and the JVM and the Python processes below it; the next run starts it again."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            below = psutil.Process(process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            below = []
+        process.kill()
+        kill(below)
+        psutil.wait_procs(below, timeout=60)
+        process.wait()
+
+
 class Load:
     """One load: its output, its checkpoint, and the runs of batch_load.py on them."""
 
-    def __init__(self, servers: str, topics: str, folder: Path) -> None:
+    def __init__(
+        self, servers: str, topics: str, folder: Path, driver: Driver | None = None, settings: Sequence[str] = ()
+    ) -> None:
+        """`driver` is for the runs that need no process of their own; `settings` of Spark's are for the others."""
         folder.mkdir(parents=True, exist_ok=True)
         self._servers = servers
         self._topics = topics
         self._folder = folder.resolve()
-        #: Settings of Spark's that every run has.
-        self.settings: list[str] = []
+        self._driver = driver
+        self._settings = settings
         self._runs: list[Running] = []
         self.output = self._folder / "out"
         self.staging = self._folder / "out.staging"
         self.checkpoint = self._folder / "checkpoint"
 
-    def start(self, *options: str, **replaced: str) -> Running:
-        """Start a run; `replaced` gives other values to the options that every run has."""
+    def _arguments(self, options: Sequence[str], replaced: Mapping[str, str]) -> list[str]:
+        """Of batch_load.py; `replaced` gives other values to the options that every run has."""
         given = {
             "bootstrap-servers": self._servers,
             "topics": self._topics,
@@ -164,30 +242,34 @@ class Load:
             "checkpoint": str(self.checkpoint),
         }
         given |= {name.replace("_", "-"): value for name, value in replaced.items()}
-        command = [spark_submit(), "--master", "local[2]", "--driver-memory", "1g"]
-        for setting in (
-            "spark.ui.enabled=false",
-            "spark.driver.bindAddress=127.0.0.1",
-            "spark.sql.shuffle.partitions=1",
-            "spark.log.level=ERROR",
-            *self.settings,
-        ):
-            command += ["--conf", setting]
-        command.append(str(BATCH_LOAD))
-        for name, value in given.items():
-            command += [f"--{name}", value]
-        running = Running([*command, *options], self._folder, len(self._runs))
+        return [*(word for name, value in given.items() for word in (f"--{name}", value)), *options]
+
+    def start(self, *options: str, **replaced: str) -> Running:
+        """Start a run by spark-submit."""
+        command = [spark_submit(), *_spark_arguments(self._settings), str(BATCH_LOAD)]
+        running = Running([*command, *self._arguments(options, replaced)], self._folder, len(self._runs))
         self._runs.append(running)
         return running
 
-    def run(self, *options: str, **replaced: str) -> Ran:
+    def submit(self, *options: str, **replaced: str) -> Ran:
+        """A whole run by spark-submit."""
         return self.start(*options, **replaced).result()
+
+    def run(self, *options: str, **replaced: str) -> Ran:
+        """A whole run, by the driver if there is one."""
+        if self._driver is None:
+            return self.submit(*options, **replaced)
+        return self._driver.run(self._arguments(options, replaced))
 
     def report(self, *options: str, **replaced: str) -> list[dict[str, Any]]:
         """A run with --json that does not fail: its partitions."""
         ran = self.run("--json", *options, **replaced)
         assert ran.code == 0, ran.stderr
         return ran.report()
+
+    def has_spark(self) -> bool:
+        """Whether Spark has started in a run by spark-submit."""
+        return any(self._folder.glob("spark-local/blockmgr-*"))
 
     def stop(self) -> None:
         for running in self._runs:
@@ -230,7 +312,7 @@ def rows_of(output: Path) -> list[tuple[Any, ...]]:
     return sorted(zip(*columns, times, headers, strict=True), key=lambda row: row[2:5])
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 480.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"

@@ -12,44 +12,18 @@ from pathlib import Path
 import pytest
 
 from tests.jobs.support import ROOT
+from tests.support.wheel import build_wheel
 
 pytestmark = pytest.mark.slow
 
-_SOURCES = ("pyproject.toml", "README.md", "LICENSE", "pyspark_klog.py", "spark_klog", "tests", "jobs", "notebooks")
 _KERNEL = "spark_klog/records/_kernel."
 _PROBE = "import pyspark_klog, spark_klog.records.kernels as kernels; kernels.load(); print(kernels.__file__)"
 
 
-def _wheel(folder: Path, **environment: str) -> tuple[Path, list[str]]:
-    """The wheel of a copy of the sources, and the names in it."""
-    copy = folder / "sources"
-    for name in _SOURCES:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(
-                source, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "_kernel.c", "*.egg-info")
-            )
-        else:
-            copy.mkdir(exist_ok=True)
-            shutil.copy2(source, copy / name)
-    ran = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--disable-pip-version-check", "-w", folder / "dist", copy],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=folder,
-        env=os.environ | environment,
-        timeout=300,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout[-4000:]
-    (wheel,) = (folder / "dist").glob("spark_klog-*.whl")
+def _check(wheel: Path, folder: Path) -> list[str]:
+    """What every wheel has, and that it can be used; the names in it."""
     with zipfile.ZipFile(wheel) as archive:
-        return wheel, archive.namelist()
-
-
-def _check(wheel: Path, names: list[str], folder: Path) -> None:
-    """What every wheel has, and that it can be used."""
+        names = archive.namelist()
     assert {"pyspark_klog.py", "spark_klog/__init__.py", "spark_klog/py.typed"} <= set(names)
     expected = {str(path.relative_to(ROOT)) for path in (ROOT / "spark_klog").rglob("*.py")}
     assert expected <= set(names)
@@ -69,16 +43,15 @@ def _check(wheel: Path, names: list[str], folder: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip() == str(unpacked / "spark_klog" / "records" / "kernels.py")
+    return names
 
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler here")
-def test_wheel_has_the_native_kernel(tmp_path: Path) -> None:
-    wheel, names = _wheel(tmp_path)
-    _check(wheel, names, tmp_path)
+def test_wheel_has_the_native_kernel(wheel: Path, tmp_path: Path) -> None:
+    names = _check(wheel, tmp_path)
     assert [name for name in names if name.startswith(_KERNEL) and name.endswith(".so")]
 
 
 def test_wheel_without_a_compiler(tmp_path: Path) -> None:
-    wheel, names = _wheel(tmp_path, CC="/bin/false")
-    _check(wheel, names, tmp_path)
+    names = _check(build_wheel(tmp_path, CC="/bin/false"), tmp_path)
     assert not [name for name in names if name.endswith(".so")]

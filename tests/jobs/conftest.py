@@ -1,0 +1,45 @@
+"""What the tests of batch_load.py share: a cluster with ZooKeeper, and one process for most of a module's runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from spark_klog.embedded import EmbeddedCluster
+from tests.jobs.support import Driver, Load
+from tests.jobs.truth import Truth
+
+
+@pytest.fixture(scope="module")
+def zookeeper_cluster(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
+    """A broker of ours with ZooKeeper."""
+    with EmbeddedCluster(zookeeper=True, data_dir=module_server_dir / "cluster") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def driver(module_server_dir: Path) -> Iterator[Driver]:
+    made = Driver(module_server_dir / "driver")
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def truth(zookeeper_cluster: EmbeddedCluster) -> Truth:
+    return Truth(zookeeper_cluster.bootstrap_servers)
+
+
+@pytest.fixture
+def make_load(zookeeper_cluster: EmbeddedCluster, driver: Driver, server_dir: Path) -> Iterator[Callable[..., Load]]:
+    """Loads in the test's folder, which run in the driver; what runs of them by spark-submit at its end is killed."""
+    made: list[Load] = []
+
+    def make(topics: str) -> Load:
+        made.append(Load(zookeeper_cluster.bootstrap_servers, topics, server_dir / "load", driver))
+        return made[-1]
+
+    yield make
+    for load in made:
+        load.stop()

@@ -1,0 +1,75 @@
+"""jobs/batch_load.py by spark-submit, and its processes killed at any moment: each record once in the Parquet.
+
+SPARK_KLOG_KILLS says how many kills are made (2), SPARK_KLOG_SEED which ones.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from spark_klog.embedded import EmbeddedCluster
+from tests.jobs.support import BATCH_LOAD, Load, Running, kill, named, rows_of, wait_until
+from tests.jobs.truth import Truth, check_whole_batches_once, zookeeper_offsets
+
+#: Whom to kill, by the processes of a run.
+_TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
+    "jvm": lambda tree: tree[:1],
+    "python workers": lambda tree: named(tree[1:], "pyspark.daemon"),
+    "python driver": lambda tree: named(tree[1:], BATCH_LOAD.name),
+    "everything": lambda tree: tree,
+    "source": lambda tree: named(tree[1:], "python_streaming_source_runner"),
+    "a worker": lambda tree: named(tree[1:], "pyspark.daemon")[-1:],
+}
+
+
+def _wait_for_the_moment(running: Running, load: Load, chance: random.Random) -> None:
+    """Some time after the start, or some time after the run has done some batches; or the run has ended."""
+    if chance.random() < 0.2:
+        running.ends_within(chance.uniform(0, 8))
+        return
+    goal = (load.planned() or [-1])[-1] + chance.randint(1, 4)
+    wait_until(lambda: running.ended or (load.planned() or [-1])[-1] >= goal, "a batch is planned")
+    running.ends_within(chance.uniform(0, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)  # as long as SPARK_KLOG_KILLS asks; each step has its deadline
+def test_killed_at_any_moment(
+    zookeeper_cluster: EmbeddedCluster, truth: Truth, make_load: Callable[..., Load], topic: str
+) -> None:
+    kills = int(os.environ.get("SPARK_KLOG_KILLS", "2"))
+    chance = random.Random(int(os.environ.get("SPARK_KLOG_SEED", "1")))
+    truth.create(topic, 3)
+    load = make_load(topic)
+    assert zookeeper_cluster.zookeeper_connect is not None
+    options = ("--group", "killed", "--zookeeper", zookeeper_cluster.zookeeper_connect)
+    killed: Counter[str] = Counter()
+    rounds = 0
+    while killed.total() < kills:
+        rounds += 1
+        assert rounds <= 3 * kills, f"too many runs ended before they were killed: {killed}"
+        truth.send(topic, chance.randint(600, 1_500), 3)
+        target = [*_TARGETS][killed.total() % len(_TARGETS)]
+        running = load.start("--json", *options, "--max-offsets-per-batch", "100")
+        _wait_for_the_moment(running, load, chance)
+        hit = 0 if running.ended else kill(_TARGETS[target](running.tree()))
+        if hit:
+            killed[target] += 1
+        ran = running.result()
+        if target in ("jvm", "everything", "python driver"):
+            assert ran.code != 0 or not hit, f"{target} killed, and the run has not noticed"
+        if target in ("source", "python workers", "a worker") and ran.code != 0:
+            ran.complaint()
+        check_whole_batches_once(load)
+    ran = load.submit("--json", *options)
+    assert ran.code == 0, ran.stderr
+    assert ran.report()[-1]["until"] == truth.ends()[topic, 2]
+    assert rows_of(load.output) == truth.rows()
+    assert zookeeper_offsets(zookeeper_cluster, "killed") == truth.ends()
+    assert not load.staging.exists()

@@ -1,0 +1,99 @@
+"""What has been produced for a load, what it must have written and shown, and what holds at any moment."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from typing import Any
+
+from kazoo.client import KazooClient
+
+from spark_klog.embedded import EmbeddedCluster
+from tests.jobs.support import Load, rows_of
+from tests.spark.support import Sent, create_topic, produce
+
+_START = 1_700_000_000_000
+
+
+class Truth:
+    """What has been produced, and where it must be found."""
+
+    def __init__(self, servers: str) -> None:
+        self._servers = servers
+        self._sent: dict[tuple[str, int], list[Sent]] = defaultdict(list)
+
+    def create(self, topic: str, partitions: int) -> None:
+        create_topic(self._servers, topic, partitions)
+        for partition in range(partitions):
+            self._sent[topic, partition] = []
+
+    def send(self, topic: str, count: int, partitions: int) -> None:
+        """Distinct records, some of them without key or value, some with headers."""
+        first = sum(map(len, self._sent.values()))
+        records = []
+        for number in range(first, first + count):
+            record = Sent(
+                None if number % 11 == 3 else b"value %d of %s" % (number, topic.encode()),
+                None if number % 7 == 2 else b"key %d" % (number % 13),
+                random.Random(number).randrange(partitions),
+                _START + number,
+                (("number", b"%d" % number), ("none", None)) if number % 5 == 1 else (),
+            )
+            records.append(record)
+            self._sent[topic, record.partition].append(record)
+        produce(self._servers, topic, records)
+
+    def send_again(self, topic: str) -> None:
+        """All records of a topic that was deleted and made again."""
+        sent = [record for (name, _), records in sorted(self._sent.items()) if name == topic for record in records]
+        produce(self._servers, topic, sent)
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """As `rows_of` gives them."""
+        return [
+            (record.key, record.value, *key, offset, record.timestamp, [*record.headers] or None)
+            for key, records in sorted(self._sent.items())
+            for offset, record in enumerate(records)
+        ]
+
+    def ends(self) -> dict[tuple[str, int], int]:
+        return {key: len(records) for key, records in self._sent.items()}
+
+    def report(self, before: dict[tuple[str, int], int]) -> list[dict[str, Any]]:
+        """What a run must report that has begun at `before` and loaded the rest."""
+        return [
+            {
+                "topic": key[0],
+                "partition": key[1],
+                "from": before.get(key, 0),
+                "until": len(records),
+                "records": len(records) - before.get(key, 0),
+                "bytes": sum(len(item.key or b"") + len(item.value or b"") for item in records[before.get(key, 0) :]),
+                "lag": 0,
+            }
+            for key, records in sorted(self._sent.items())
+        ]
+
+
+def zookeeper_offsets(cluster: EmbeddedCluster, group: str) -> dict[tuple[str, int], int]:
+    client = KazooClient(cluster.zookeeper_connect)
+    client.start()
+    try:
+        root = f"/consumers/{group}/offsets"
+        return {
+            (topic, int(partition)): int(client.get(f"{root}/{topic}/{partition}")[0])
+            for topic in client.get_children(root)
+            for partition in client.get_children(f"{root}/{topic}")
+        }
+    finally:
+        client.stop()
+        client.close()
+
+
+def check_whole_batches_once(load: Load) -> None:
+    """What holds at any moment: no record twice, and each partition from its beginning without a gap."""
+    offsets: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for row in rows_of(load.output):
+        offsets[row[2], row[3]].append(row[4])
+    for key, found in offsets.items():
+        assert found == list(range(len(found))), f"records of {key} are missing or there twice"

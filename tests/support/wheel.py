@@ -1,0 +1,56 @@
+"""The wheel that `pip install` makes of this project."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+_ROOT = Path(__file__).parent.parent.parent
+_SOURCES = ("pyproject.toml", "README.md", "LICENSE", "pyspark_klog.py", "spark_klog", "tests", "jobs", "notebooks")
+_SECONDS = 500
+
+
+def build_wheel(folder: Path, **environment: str) -> Path:
+    """Build a copy of the sources, made in `folder`, with changes to the environment."""
+    copy = folder / "sources"
+    for name in _SOURCES:
+        source = _ROOT / name
+        if source.is_dir():
+            shutil.copytree(
+                source, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "_kernel.c", "*.egg-info")
+            )
+        else:
+            copy.mkdir(exist_ok=True)
+            shutil.copy2(source, copy / name)
+    ran = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--disable-pip-version-check", "-w", folder / "dist", copy],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+        env=os.environ | environment,
+        timeout=_SECONDS,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:]
+    (wheel,) = (folder / "dist").glob("spark_klog-*.whl")
+    return wheel
+
+
+def wheel_of_run(root: Path) -> Path:
+    """The wheel of this checkout, built by the first process of the test run that asks; `root` is the run's folder."""
+    folder = root / "wheel"
+    with (root / "wheel.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            building = root / "wheel-building"
+            shutil.rmtree(building, ignore_errors=True)
+            building.mkdir()
+            build_wheel(building, CFLAGS="-O0")  # what compiles soon is enough here
+            building.rename(folder)
+    (wheel,) = (folder / "dist").glob("spark_klog-*.whl")
+    return wheel
