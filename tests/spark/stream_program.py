@@ -8,20 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 from pyspark.sql import SparkSession
 
 
-def main(settings: str) -> None:
-    given = json.loads(settings)
-    spark = (
-        SparkSession.builder.master("local[2,4]")  # 4: a task may fail three times
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
+def run(spark: SparkSession, given: dict[str, Any]) -> None:
     reader = spark.readStream.format("klog").options(
         **{
             "kafka.bootstrap.servers": given["servers"],
@@ -41,6 +33,18 @@ def main(settings: str) -> None:
     else:
         writer = writer.trigger(processingTime="100 milliseconds")
     writer.start().awaitTermination()
+
+
+def main(settings: str) -> None:
+    spark = (
+        SparkSession.builder.master("local[2,4]")  # 4: a task may fail three times
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    run(spark, json.loads(settings))
 
 
 if __name__ == "__main__":
