@@ -22,6 +22,7 @@ test: $(VENV)/test.installed
 # The long runs of which CI has a short slice: tens of kills, a storm of rebalances, ten minutes of fuzzing for each target.
 soak: $(VENV)/test.installed
 	SPARK_KLOG_KILLS=30 $(BIN)/python -m pytest --timeout=3600 -k 'kill or acknowledged' tests/broker tests/zookeeper tests/jobs tests/log tests/spark $(ARGS)
+	SPARK_KLOG_MASTERS=all $(BIN)/python -m pytest tests/spark/test_cluster_masters.py $(ARGS)
 	SPARK_KLOG_MODEL_SECONDS=3600 $(BIN)/python -m pytest --timeout=7200 tests/log/test_log_model.py $(ARGS)
 	SPARK_KLOG_FUZZ_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/fuzz tests/broker/test_api_fuzz.py tests/broker/test_fetch_sessions.py tests/broker/test_changes_at_once.py $(ARGS)
 	SPARK_KLOG_FUZZ_SECONDS=3600 SPARK_KLOG_ANSWER_MS=1000 $(BIN)/python -m pytest -k hostile_values tests/broker/test_api_fuzz.py $(ARGS)
