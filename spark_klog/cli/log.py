@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from spark_klog.errors import ConfigError, DataDirectoryError, DecodeError
-from spark_klog.log.dump import SUFFIX_07, Damage, Dumped, dump as dump_file
+from spark_klog.log.dump import Damage, Dumped, dump as dump_file
 from spark_klog.log.dump_index import INDEX_SUFFIXES, IndexEntry, Padding, dump_index
+from spark_klog.log.names import SUFFIX_07
 from spark_klog.log.repair import repair as repair_log
 from spark_klog.log.segment import LOG
 from spark_klog.log.upgrade import Upgraded, old_logs_size, upgrade as upgrade_logs

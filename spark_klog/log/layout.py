@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spark_klog.errors import ConfigError, DataDirectoryError
-from spark_klog.log.dump import SUFFIX_07
 from spark_klog.log.file_system import LocalFileSystem
-from spark_klog.log.names import partition_of_folder
+from spark_klog.log.names import SUFFIX_07, partition_of_folder
 from spark_klog.log.segment import LOG
 
 META = "meta.properties"

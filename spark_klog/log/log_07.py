@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spark_klog.errors import ConfigError, DecodeError, LogCorrupted, OffsetOutOfRange
-from spark_klog.log.dump import SUFFIX_07
-from spark_klog.log.names import partition_of_folder
+from spark_klog.log.names import SUFFIX_07, partition_of_folder
 from spark_klog.records.contract import Record
 from spark_klog.records.message_07 import Message07, check_crc_07, iter_messages_07, records_07
 

@@ -8,6 +8,8 @@ from uuid import uuid4
 
 from spark_klog.errors import ConfigError
 
+#: Files of Kafka 0.7 are named so; the name is the offset of their first byte.
+SUFFIX_07 = ".kafka"
 _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _DELETED = re.compile(r".+\.[0-9a-f]{32}-delete")
 

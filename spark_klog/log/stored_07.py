@@ -12,8 +12,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 
 from spark_klog.errors import DecodeError, OffsetOutOfRange
-from spark_klog.log.dump import SUFFIX_07
 from spark_klog.log.log_07 import NoMessageAtOffset
+from spark_klog.log.names import SUFFIX_07
 from spark_klog.log.stored import GONE, StoredBatches
 from spark_klog.log.stored_files import LogFiles, opened
 from spark_klog.records.message_07 import Message07, iter_messages_07, records_07

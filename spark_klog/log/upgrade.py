@@ -34,11 +34,10 @@ from uuid import UUID, uuid4
 
 from spark_klog.errors import ConfigError, DecodeError, KlogError, OffsetOutOfRange
 from spark_klog.log.config import LogConfig
-from spark_klog.log.dump import SUFFIX_07
 from spark_klog.log.layout import check_data_directory
 from spark_klog.log.lock import locked
 from spark_klog.log.log_07 import Log07, NoMessageAtOffset
-from spark_klog.log.names import check_topic_name, partition_of_folder
+from spark_klog.log.names import SUFFIX_07, check_topic_name, partition_of_folder
 from spark_klog.log.partition_files import PARTITION_METADATA, read_topic_id
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segment import LOG

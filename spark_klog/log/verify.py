@@ -22,11 +22,11 @@ from itertools import pairwise, zip_longest
 from pathlib import Path
 
 from spark_klog.errors import ConfigError, DecodeError
-from spark_klog.log.dump import SUFFIX_07, Damage, Dumped, dump
+from spark_klog.log.dump import Damage, Dumped, dump
 from spark_klog.log.dump_index import INDEX_SUFFIXES
 from spark_klog.log.layout import check_no_cluster
 from spark_klog.log.log_07 import files_07, hole_07
-from spark_klog.log.names import partition_of_folder
+from spark_klog.log.names import SUFFIX_07, partition_of_folder
 from spark_klog.log.partition_files import LEADER_EPOCHS, PARTITION_METADATA, read_leader_epochs, read_topic_id
 from spark_klog.log.producer_state import SNAPSHOT, ProducerState
 from spark_klog.log.segment import TRANSACTION_INDEX
