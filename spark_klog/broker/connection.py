@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, cast
 
-from spark_klog.broker.security.session import Refused, Session
+from spark_klog.broker.security.refusals import Refused
+from spark_klog.broker.security.session import Session
 from spark_klog.broker.watchdog import Activity
 from spark_klog.errors import DecodeError
 from spark_klog.log.segment import FileRange

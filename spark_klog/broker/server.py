@@ -23,7 +23,8 @@ from spark_klog.broker.housekeeping import keep_house
 from spark_klog.broker.large_requests import has_many_elements
 from spark_klog.broker.log_cleaner import clean_logs
 from spark_klog.broker.security.config import PLAINTEXT, Listener, SecurityConfig
-from spark_klog.broker.security.session import Refused, Session
+from spark_klog.broker.security.refusals import Refused
+from spark_klog.broker.security.session import Session
 from spark_klog.broker.shutdown import StopSignals, drain
 from spark_klog.broker.watchdog import watch
 from spark_klog.directories.paths import host_and_port

@@ -18,7 +18,8 @@ from spark_klog.broker.security.mechanisms import (
     Scram,
     make_credential,
 )
-from spark_klog.broker.security.session import AuthenticationFailed, Session
+from spark_klog.broker.security.refusals import AuthenticationFailed
+from spark_klog.broker.security.session import Session
 from spark_klog.broker.security.users_file import read_users
 from spark_klog.errors import ErrorCode
 

@@ -6,7 +6,8 @@ import asyncio
 import logging
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.security.session import AuthenticationFailed, Session
+from spark_klog.broker.security.refusals import AuthenticationFailed
+from spark_klog.broker.security.session import Session
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 

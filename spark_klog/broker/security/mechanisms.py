@@ -26,7 +26,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from spark_klog.broker.security.config import PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
-from spark_klog.broker.security.session import AuthenticationFailed
+from spark_klog.broker.security.refusals import AuthenticationFailed
 
 HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
 #: RFC 7677 and Kafka ask for at least 4096; Kafka takes no more than 16384.

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from spark_klog.broker.security.config import ANONYMOUS, Listener
-from spark_klog.errors import ErrorCode, KlogError
+from spark_klog.errors import ErrorCode
 from spark_klog.protocol import apis
 
 if TYPE_CHECKING:
@@ -23,14 +23,6 @@ if TYPE_CHECKING:
 
 _BEFORE_AUTHENTICATION = frozenset({apis.API_VERSIONS.key, apis.SASL_HANDSHAKE.key, apis.SASL_AUTHENTICATE.key})
 _FIRST_SASL_AUTHENTICATE = 1
-
-
-class Refused(KlogError):
-    """What a client may not do; its connection is closed. The text is for the log."""
-
-
-class AuthenticationFailed(Refused):
-    """A client that did not show who it is. The text holds no secret, and clients are told less."""
 
 
 class _State(Enum):
