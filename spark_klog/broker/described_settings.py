@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from spark_klog.broker.broker import Broker
 from spark_klog.broker.config import BrokerConfig, broker_setting_values
 from spark_klog.broker.log_settings import broker_name, is_list, known_topic_settings, setting_texts
 from spark_klog.broker.registry import Topic
@@ -59,12 +58,12 @@ _INTS = frozenset(
 )
 
 
-def topic_entries(broker: Broker, topic: Topic) -> list[Message]:
+def topic_entries(config: BrokerConfig, topic: Topic) -> list[Message]:
     """All settings of a topic: its own ones, else the broker's."""
     own = known_topic_settings(topic.name, topic.settings)
-    values = setting_texts(replace(broker.config.log, **own))
+    values = setting_texts(replace(config.log, **own))
     defaults = setting_texts(LogConfig())
-    of_broker = setting_texts(broker.config.log)
+    of_broker = setting_texts(config.log)
     entries = []
     for name, (text, value) in values.items():
         synonyms = []
@@ -77,9 +76,8 @@ def topic_entries(broker: Broker, topic: Topic) -> list[Message]:
     return entries
 
 
-def broker_entries(broker: Broker) -> list[Message]:
+def broker_entries(config: BrokerConfig) -> list[Message]:
     """The broker's settings; they change by a restart alone."""
-    config = broker.config
     values = broker_setting_values(config) | _places(config)
     bare = BrokerConfig(config.host, config.port, config.data_dir)
     defaults = broker_setting_values(bare) | _places(bare)

@@ -83,7 +83,7 @@ def _settings(broker: Broker, name: str) -> list[Message]:
     if topic is None:  # deleted meanwhile
         return []
     told = ("name", "value", "read_only", "config_source", "is_sensitive")
-    return [{name: entry[name] for name in told} for entry in topic_entries(broker, topic)]
+    return [{name: entry[name] for name in told} for entry in topic_entries(broker.config, topic)]
 
 
 def _is_legal(broker: Broker, assignment: dict[int, list[int]]) -> bool:

@@ -29,12 +29,12 @@ async def _describe(broker: Broker, request: Request, message: Message, resource
         topic = await broker.topic(name)
         if topic is None:
             return result | {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "error_message": f"no topic {name}"}
-        entries = topic_entries(broker, topic)
+        entries = topic_entries(broker.config, topic)
     elif not broker.authorizer.is_admin(request.session):
         reason = "only admins describe brokers"
         return result | {"error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "error_message": reason}
     elif kind == BROKER and name == str(broker.config.broker_id):
-        entries = broker_entries(broker)
+        entries = broker_entries(broker.config)
     elif kind == BROKER and not name:
         entries = []  # what holds for all brokers unless they say otherwise: nothing, there are no such settings
     elif kind == BROKER_LOGGER and name == str(broker.config.broker_id):

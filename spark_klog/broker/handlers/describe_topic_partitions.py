@@ -36,7 +36,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         if topic is None:
             topics.append(missing_topic(name, None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
             continue
-        described = topic_message(broker, request, topic)
+        described = topic_message(broker.registry, broker.logs, topic, request.session.listener)
         described["topic_authorized_operations"] = broker.authorizer.topic_operations(request.session, name)
         first = start[1] if name == start[0] else 0
         partitions = [entry | _NO_ELIGIBLE for entry in described["partitions"] if entry["partition_index"] >= first]

@@ -28,7 +28,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         for name, known in sorted(broker.registry.topics.items()):
             await broker.turns.take()
             if broker.authorizer.allows(request.session, SEE, name):
-                topics.append(topic_message(broker, request, known))
+                topics.append(topic_message(broker.registry, broker.logs, known, request.session.listener))
     else:
         once = distinct(wanted, lambda entry: (entry["name"], entry["topic_id"]))
         topics = [await _asked(broker, request, entry, message["allow_auto_topic_creation"]) for entry in once]
@@ -60,7 +60,7 @@ async def _asked(broker: Broker, request: Request, entry: dict[str, Any], may_cr
         topic = await broker.topic_by_id(topic_id)
         if topic is None or not broker.authorizer.allows(request.session, SEE, topic.name):
             return missing_topic(None, topic_id, ErrorCode.UNKNOWN_TOPIC_ID)
-        return topic_message(broker, request, topic)
+        return topic_message(broker.registry, broker.logs, topic, request.session.listener)
     if refusal := broker.authorizer.refusal(request.session, SEE, name):
         return missing_topic(name, None, refusal)
     if await broker.topic(name) is None:
@@ -79,4 +79,4 @@ async def _asked(broker: Broker, request: Request, entry: dict[str, Any], may_cr
     topic = broker.registry.topics.get(name)
     if topic is None:  # not yet: the directories are away, or the controller has not completed a tool's topic
         return missing_topic(name, None, ErrorCode.LEADER_NOT_AVAILABLE)
-    return topic_message(broker, request, topic)
+    return topic_message(broker.registry, broker.logs, topic, request.session.listener)
