@@ -13,15 +13,12 @@ import socket
 import ssl
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from spark_klog.broker.connection import Connection
+from spark_klog.broker.connection import Connection, Service
 from spark_klog.broker.security.config import Listener
 from spark_klog.broker.security.session import Session
 from spark_klog.directories.paths import host_and_port
-
-if TYPE_CHECKING:
-    from spark_klog.broker.server import Server
 
 _log = logging.getLogger(__name__)
 #: At most so many are taken before others get their turn.
@@ -56,11 +53,17 @@ class ConnectionLimits:
             del self._by_ip[ip]
 
 
+class LimitedService(Service, Protocol):
+    """What an acceptor needs of the server."""
+
+    limits: ConnectionLimits
+
+
 class Acceptor:
     """One listening socket."""
 
     def __init__(
-        self, server: Server, listener: Listener, listening: socket.socket, tls: ssl.SSLContext | None
+        self, server: LimitedService, listener: Listener, listening: socket.socket, tls: ssl.SSLContext | None
     ) -> None:
         self._server = server
         self._listener = listener

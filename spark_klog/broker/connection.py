@@ -12,8 +12,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, Protocol, cast
 
+from spark_klog.broker.broker import Broker
+from spark_klog.broker.frame_memory import FrameMemory
 from spark_klog.broker.security.refusals import Refused
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.watchdog import Activity
@@ -21,9 +23,6 @@ from spark_klog.errors import DecodeError
 from spark_klog.log.segment import FileRange
 from spark_klog.wire.frames import SIZE, frame_size
 from spark_klog.wire.primitives import Buffer, Writer
-
-if TYPE_CHECKING:
-    from spark_klog.broker.server import Server
 
 _log = logging.getLogger(__name__)
 #: Of the buffer that connections share, and of what a frame's own begins with.
@@ -44,10 +43,26 @@ class AnswerCut(ConnectionError):
         self.sent = sent
 
 
+class Service(Protocol):
+    """What a connection needs of the server."""
+
+    broker: Broker
+    connections: set[Connection]
+    frame_memory: FrameMemory
+    #: Connections receive into it, `SCRATCH_BYTES`.
+    scratch: bytearray
+
+    def frame_limit(self, session: Session) -> int:
+        """The largest frame, in bytes, that the client may send now."""
+
+    async def answer(self, frame: bytearray, session: Session) -> Writer | None:
+        """The response to a request, None if it has none; `DecodeError` or `Refused` closes the connection."""
+
+
 class Connection(asyncio.BufferedProtocol):
     """State of one connection; see the module. `gone` is called once, when it is lost."""
 
-    def __init__(self, server: Server, session: Session, gone: Callable[[], None]) -> None:
+    def __init__(self, server: Service, session: Session, gone: Callable[[], None]) -> None:
         self._server, self.session, self._gone = server, session, gone
         self._memory = server.frame_memory
         self._rest = b""  # the beginning of a frame's size

@@ -13,12 +13,10 @@ import logging
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from spark_klog.broker.config import BrokerConfig
-
-if TYPE_CHECKING:
-    from spark_klog.broker.connection import Connection
+from spark_klog.broker.security.session import Session
 
 _log = logging.getLogger(__name__)
 _LONGEST_PAUSE = 1.0
@@ -42,6 +40,23 @@ class Activity:
             self.frame_since = now
 
 
+class Watched(Protocol):
+    """A connection, as far as the watchdog looks at it."""
+
+    activity: Activity
+    session: Session
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being answered."""
+
+    def tell_dropped(self, reason: object) -> None:
+        """Log and count that the connection is closed for what the client did."""
+
+    def abort(self) -> None:
+        """Close now."""
+
+
 def reason_to_drop(
     activity: Activity, config: BrokerConfig, now: float, *, is_authenticated: bool, is_busy: bool
 ) -> str | None:
@@ -62,7 +77,7 @@ def reason_to_drop(
     return None
 
 
-async def watch(connections: Collection[Connection], config: BrokerConfig) -> None:
+async def watch(connections: Collection[Watched], config: BrokerConfig) -> None:
     """Runs until it is cancelled. A connection that it fails at ends no other's watch."""
     shortest = min(
         config.max_idle_ms, config.receive_timeout_ms, config.send_timeout_ms, config.authentication_timeout_ms
@@ -78,7 +93,7 @@ async def watch(connections: Collection[Connection], config: BrokerConfig) -> No
                 _log.exception("%s: the watchdog failed at this connection", connection.session.peer)
 
 
-def _look_at(connection: Connection, config: BrokerConfig, now: float) -> None:
+def _look_at(connection: Watched, config: BrokerConfig, now: float) -> None:
     reason = reason_to_drop(
         connection.activity,
         config,
