@@ -155,8 +155,11 @@ def dump(paths: tuple[Path, ...], batches: bool, as_json: bool) -> None:
 
 
 def _files_to_dump(path: Path) -> list[Path]:
-    """`path`, or the logs in the folder; `ConfigError` where there is none."""
+    """`path`, or the logs in the folder; `ConfigError` if it is no file of a log, or the folder holds none."""
     if not path.is_dir():
+        known = (LOG, SUFFIX_07, *INDEX_SUFFIXES)
+        if not set(path.suffixes) & set(known):  # .log.damaged and .log.deleted are files of a log, too
+            raise ConfigError(f"{path} is no file of a log: those are {', '.join(known)}")
         return [path]
     found = sorted(file for file in path.iterdir() if file.suffix in (LOG, SUFFIX_07))
     if not found:

@@ -66,7 +66,7 @@ class Backoff:
         if waited >= self._say_at:
             self._say_at = 2 * waited
             _log.warning(
-                "trying again for %.0f s now, for up to %.0f s more (%s): %s",
+                "still trying after %.0f s, giving up in %.0f s (%s): %s",
                 *(waited, left, self._config.named(self._limit), failure),
             )
 

@@ -87,6 +87,22 @@ def test_a_start_without_a_file_that_can_be_read_is_refused(path: Path) -> None:
         Users(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("alice = secret\n", "line 1: it stands before the first section; sections are [user NAME]"),
+        ("[user a]\nread = *\n[user a]\n", "line 3: the section is there twice"),
+        ("[user a]\nread = x\nread = y\n", "line 3: 'read' is there twice in its section"),
+        ("[user a]\nsecret\n", "line 2: it is neither [user NAME] nor NAME = VALUE"),
+    ],
+)
+def test_a_file_that_is_none_is_told_by_line_and_reason(path: Path, text: str, told: str) -> None:
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        Users(path)
+    assert str(caught.value) == f"users file {path} {told}"
+
+
 def test_changes_of_two_brokers_are_both_kept(path: Path) -> None:
     def give(broker: Users, topics: list[str]) -> None:
         for topic in topics:

@@ -288,3 +288,10 @@ def test_dump_takes_the_folder_of_a_partition(tmp_path: Path) -> None:
     assert len(klog("log", "dump", str(folder)).stdout.splitlines()) == 3
     told = klog_refusal("log", "dump", str(tmp_path / "b"))
     assert told.endswith("holds neither .log nor .kafka files: give the folder of one partition")
+
+
+def test_dump_names_what_is_no_file_of_a_log(tmp_path: Path) -> None:
+    _make(tmp_path, "leader-epoch-checkpoint", "00000000000000000000.log.damaged")
+    told = klog_refusal("log", "dump", str(tmp_path / "leader-epoch-checkpoint"))
+    assert told.endswith("is no file of a log: those are .log, .kafka, .index, .timeindex, .txnindex")
+    assert klog("log", "dump", str(tmp_path / "00000000000000000000.log.damaged")).stdout == ""

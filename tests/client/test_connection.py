@@ -214,4 +214,4 @@ def test_a_wait_is_logged_and_its_end_says_how_long(caplog: pytest.LogCaptureFix
         Cluster.connect(settings)
     assert 1 <= len(caplog.messages) <= 2
     # a busy machine may say it later
-    assert re.match(r"trying again for [12] s now, for up to [01] s more ", caplog.messages[0])
+    assert re.match(r"still trying after [12] s, giving up in [01] s \(", caplog.messages[0])

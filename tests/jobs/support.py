@@ -68,7 +68,7 @@ class Ran(NamedTuple):
         """
         assert self.code != 0
         *waits, last = self.stdout.splitlines()
-        assert all(line.startswith("trying again for ") for line in waits), self.stdout
+        assert all(line.startswith("still trying after ") for line in waits), self.stdout
         assert last.startswith("batch_load: ")
         return last
 

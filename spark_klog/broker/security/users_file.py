@@ -87,9 +87,7 @@ def _parse(path: Path, text: str) -> dict[str, User]:
     try:
         parser.read_string(text)
     except configparser.Error as error:
-        # Its text may quote a line, and so a key of somebody.
-        line = getattr(error, "lineno", None) or "?"
-        raise ConfigError(f"users file {path} line {line}: {type(error).__name__}") from None
+        raise ConfigError(f"users file {path}{_what_is_wrong(error)}") from None
     users = {}
     for section, values in parser.items():
         if section == "\0":
@@ -100,6 +98,23 @@ def _parse(path: Path, text: str) -> dict[str, User]:
             raise ConfigError(f"{where}: sections are [user NAME]")
         users[name] = _user(where, values)
     return users
+
+
+def _what_is_wrong(error: Exception) -> str:
+    """Line and reason. The parser's own text may quote a line, and so somebody's key."""
+    import configparser
+
+    line = getattr(error, "lineno", None)
+    if isinstance(error, configparser.MissingSectionHeaderError):
+        reason = "it stands before the first section; sections are [user NAME]"
+    elif isinstance(error, configparser.DuplicateSectionError):
+        reason = "the section is there twice"
+    elif isinstance(error, configparser.DuplicateOptionError):
+        reason = f"{error.option!r} is there twice in its section"
+    else:
+        line = line or next((number for number, _ in getattr(error, "errors", ())), None)
+        reason = "it is neither [user NAME] nor NAME = VALUE"
+    return f" line {line}: {reason}" if line else f": {reason}"
 
 
 def _user(where: str, values: Mapping[str, str]) -> User:
