@@ -15,6 +15,7 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -198,9 +199,7 @@ class PartitionLog:
         that flush.messages asks for, nobody knows what is on the disk, and the log takes no more until it is opened
         again. Without `flushes` the caller sees to that flush: `has_many_unflushed`.
         """
-        self.check_open()
-        if self.failure is not None:
-            raise self.failure
+        self._check_takes()
         first = self.end_offset
         append_time = self._now_ms() if self.config.message_timestamp_type == LOG_APPEND_TIME else None
         try:
@@ -303,22 +302,24 @@ class PartitionLog:
 
     def begin_flush(self, *, with_snapshot: bool) -> Flush:
         """Begin a flush, whose `run` may be called in any thread; a roll needs one with a snapshot. OSError."""
-        self.check_open()
-        if self.failure is not None:
-            raise self.failure
+        self._check_takes()
         opened = self._segments[-1].unsynced_files()
         path = self.directory / (segment_name(self.end_offset) + SNAPSHOT)
         snapshot = (path, self.producers.encode()) if with_snapshot else None
         return self.flushed.begin(self.end_offset, opened, snapshot, self._segments[-1].transaction_index)
 
     def end_flush(self, flush: Flush, error: OSError | None = None) -> None:
-        """A flush has run, or failed: then the log takes no more. OSError if the snapshot can't be written."""
+        """A flush has run, or failed: then the log takes no more.
+
+        OSError if the snapshot can't be written, or a flush beside it has failed: the kernel tells an error to one.
+        """
         if not self.is_open:
             return
         if error is not None:
             # The kernel may have dropped the dirty pages: a later fsync that succeeds would prove nothing.
             self.fail(error, "flush failed")
             return
+        self._check_takes()
         self.flushed.end(flush)
 
     @property
@@ -350,9 +351,7 @@ class PartitionLog:
 
     def roll(self) -> None:
         """Begin a new segment, if there is anything in the active one; OSError."""
-        self.check_open()
-        if self.failure is not None:
-            raise self.failure
+        self._check_takes()
         if self._segments[-1].size:
             self._roll()
 
@@ -475,6 +474,11 @@ class PartitionLog:
             self.is_open = False
             for segment in self._segments:
                 segment.close()
+
+    def _check_takes(self) -> None:
+        self.check_open()
+        if self.failure is not None:
+            raise copy(self.failure)  # raised itself it would keep the frames, and records, of all refused appends
 
     def check_open(self) -> None:
         """`LogRetired` if the log was deleted, set aside or closed."""

@@ -117,6 +117,39 @@ def test_a_batch_that_waits_for_a_roll_is_of_no_transaction_that_has_ended(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_partitions_that_are_added_again_wait_for_the_same_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    """Who is told that they are in the transaction writes to them: if a crash loses that, nothing ends it there."""
+
+    async def run() -> None:
+        async with running(tmp_path, log=LogConfig(flush_messages=1)) as broker:
+            await broker.coordinator.load()
+            care = asyncio.create_task(broker.transactions.run(asyncio.sleep(0)))
+            await until(lambda: not broker.transactions.is_loading, "the transactions")
+            await broker.create_topic("t", 1)
+            producer = await broker.transactions.init("x", 60_000, None)
+            assert isinstance(producer, Producer)
+
+            def add() -> asyncio.Task[ErrorCode]:
+                return asyncio.create_task(broker.transactions.add("x", producer, frozenset({("t", 0)})))
+
+            with slow_disk(monkeypatch) as disk:
+                disk.fails = fails
+                first = add()
+                await until(disk.waits.is_set, "the flush")
+                again = add()
+                await asyncio.wait({again}, timeout=0.1)
+                assert not again.done()
+                disk.goes_on.set()
+                expected = ErrorCode.COORDINATOR_NOT_AVAILABLE if fails else ErrorCode.NONE
+                assert [await first, await again, await add()] == [expected] * 3
+            care.cancel()
+
+    asyncio.run(run())
+
+
 def test_a_flush_that_fails_while_the_broker_stops_is_no_clean_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -291,6 +292,46 @@ def test_after_a_flush_that_failed_nothing_is_appended_until_the_log_is_opened_a
     assert content(log)[:1] == appended
     again = open_log(files.after_crash(random.Random(1), power=True), point=log.recovery_point)
     assert content(again)[:1] == appended
+
+
+def test_a_flush_beside_one_that_failed_fails_as_well() -> None:
+    """The kernel tells an error to one of those who sync a file; the other's sync proves nothing."""
+    files = FaultyFiles()
+    log = open_log(files)
+    log.append(memoryview(bytearray(batch_of(1, 1))))
+    first = log.begin_flush(with_snapshot=False)
+    log.append(memoryview(bytearray(batch_of(2, 1))))
+    second = log.begin_flush(with_snapshot=True)
+    files.faults = Faults(fails=lambda operation, path: operation == "sync")
+    with pytest.raises(OSError, match="Input/output") as failed:
+        first.run()
+    files.faults = Faults()
+    second.run()
+    log.end_flush(first, failed.value)
+    with pytest.raises(OSError, match="Input/output"):
+        log.end_flush(second)
+    assert log.recovery_point == 0
+    again = open_log(files.after_crash(random.Random(1), power=True), point=log.recovery_point)
+    assert content(again) == [(0, stored(batch_of(1, 1), 0)), (1, stored(batch_of(2, 1), 1))][: again.end_offset]
+
+
+def test_a_log_that_takes_no_more_keeps_nothing_of_what_it_refuses() -> None:
+    """Each error had the frames, and so the records, of all appends that were refused before it."""
+    files = FaultyFiles()
+    log = open_log(files, LogConfig(flush_messages=1))
+    files.faults = Faults(fails=lambda operation, path: operation == "sync")
+    refusals: list[Callable[[], object]] = [
+        lambda: log.append(memoryview(bytearray(batch_of(1, 1)))),
+        log.roll,
+        log.flush,
+    ]
+    for refusal in refusals:
+        lengths = []
+        for _ in range(3):
+            with pytest.raises(OSError, match="Input/output") as refused:
+                refusal()
+            lengths.append(len(refused.traceback))
+        assert lengths[1] == lengths[2]
 
 
 def test_damage_before_the_recovery_point_is_named_and_not_cut() -> None:

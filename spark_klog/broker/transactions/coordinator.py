@@ -164,21 +164,26 @@ class TransactionCoordinator:
 
     async def verify(self, transactional_id: str, producer: Producer, partition: TopicPartition) -> ErrorCode:
         """Whether a producer may write to a partition: asked of this broker's transactions."""
-        return await self._change(transactional_id, lambda before: machine.verify(before, producer, partition))
+        found = await self._known_with_log(transactional_id)
+        return found if isinstance(found, ErrorCode) else machine.verify(found[0], producer, partition)
 
     async def _change(self, transactional_id: str, event: Callable[[Transaction], Outcome]) -> ErrorCode:
+        found = await self._known_with_log(transactional_id)
+        return found if isinstance(found, ErrorCode) else await self._keep(found[1], event(found[0]))
+
+    async def _known_with_log(self, transactional_id: str) -> tuple[Transaction, PartitionLog] | ErrorCode:
         if not transactional_id:
             return ErrorCode.INVALID_REQUEST
         log = await self.log_of(transactional_id)
         if isinstance(log, ErrorCode):
             return log
         before = self._transactions.get(transactional_id)
-        return ErrorCode.INVALID_PRODUCER_ID_MAPPING if before is None else await self._keep(log, event(before))
+        return ErrorCode.INVALID_PRODUCER_ID_MAPPING if before is None else (before, log)
 
     async def _keep(self, log: PartitionLog, outcome: Outcome) -> ErrorCode:
         """Write what comes of an event; the error where there is one. It is appended and in force at once."""
-        if isinstance(outcome, ErrorCode):
-            return outcome
+        if isinstance(outcome, ErrorCode):  # what is so already may still be on its way to the disk, or lost there
+            return outcome if outcome or await self._is_flushed(log) else ErrorCode.COORDINATOR_NOT_AVAILABLE
         if code := self._append(log, outcome.transactional_id, outcome):
             return code
         self._transactions[outcome.transactional_id] = outcome
