@@ -399,7 +399,11 @@ class Sender:
         reason = f" ({entry['error_message']})" if entry["error_message"] else ""
         error = answer_error(PRODUCE, code, f"produce to {queue.name}{reason}")
         if code in _RENUMBERED and queue.numbering is not None:
-            queue.renumber(self._producer_ids.renewed(queue.numbering))
+            try:
+                queue.renumber(self._producer_ids.renewed(queue.numbering))
+            except _UNREACHABLE as unreachable:  # the next attempt is refused as this one was, and asks again
+                self._put_off([queue], unreachable)
+                return None
         elif not error.retriable:
             return error
         self._put_off([queue], error)

@@ -156,12 +156,13 @@ def test_a_broker_that_gives_no_more_is_not_asked_for_ever(broker: FakeBroker) -
 @pytest.mark.parametrize("given", [1, 11])
 def test_too_little_to_tell_the_size(broker: FakeBroker, given: int) -> None:
     broker.log = _messages(_magic(broker), [5000])
+    broker.most = given
     with pytest.raises(RecordTooLarge, match=f"an unknown number of bytes, {given} were fetched") as failed:
-        _fetch(broker, 0, 1, given)
+        _fetch(broker, 0, 1)
     assert (failed.value.size, failed.value.fetched) == (0, given)
 
 
-@pytest.mark.parametrize("given", [12, 16, 17])
+@pytest.mark.parametrize("given", [0, 1, 11, 12, 16, 17])
 def test_the_size_is_told_by_12_bytes(broker: FakeBroker, given: int) -> None:
     broker.log = _messages(_magic(broker), [5000])
     assert _fetch(broker, 0, 1, given) == _expected([5000])

@@ -380,6 +380,7 @@ class TransactionCoordinator:
     async def _write_missing(self) -> None:
         """Try again where this broker leads, and ask the others."""
         wanted: dict[int, dict[Marker, list[TopicPartition]]] = defaultdict(lambda: defaultdict(list))
+        asked: dict[str, Transaction] = {}
         for transactional_id in list(self._missing):
             log, transaction = self._log(transactional_id), self._transactions.get(transactional_id)
             if log is None or transaction is None or not transaction.is_prepared:
@@ -387,6 +388,9 @@ class TransactionCoordinator:
             await self._write_markers(log, transaction)
             if transactional_id in self._writing or log.failure is not None:
                 continue  # the decision may not be on the disk
+            if self._transactions.get(transactional_id) is not transaction:
+                continue  # it is complete, and the next one may have been ended otherwise
+            asked[transactional_id] = transaction
             marker = Marker(transaction.producer, transaction.commits, log.leader_epoch)
             for key in self._missing.get(transactional_id, ()):
                 node = self._broker.registry.leader_of(*key)
@@ -396,9 +400,11 @@ class TransactionCoordinator:
             return
         answers = await asyncio.gather(*(self._send(node, markers) for node, markers in wanted.items()))
         settled = {(found[0], found[1]) for answer in answers for found in answer if found[2] in _SETTLED}
-        for transactional_id, missing in list(self._missing.items()):
-            log, transaction = self._log(transactional_id), self._transactions.get(transactional_id)
-            if log is None or transaction is None or transactional_id in self._writing:
+        for transactional_id, transaction in asked.items():
+            log, missing = self._log(transactional_id), self._missing.get(transactional_id)
+            if log is None or missing is None or transactional_id in self._writing:
+                continue
+            if self._transactions.get(transactional_id) is not transaction:
                 continue
             left = {key for key in missing if (transaction.producer.producer_id, key) not in settled}
             if left != missing:
