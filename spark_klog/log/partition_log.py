@@ -268,9 +268,10 @@ class PartitionLog:
         )
 
     def _remove_new(self, segment: Segment) -> None:
-        """Remove the files of a segment that could not be begun: the next start would take it for the active one."""
+        """Remove the files of a segment that could not be begun, for good: a start would take it for the active one."""
         try:
             segment.remove()
+            self.files.sync_folder(self.directory)
         except OSError as error:
             self.fail(error, "a segment that could not be begun can't be removed")
             raise
@@ -309,17 +310,14 @@ class PartitionLog:
         return self.flushed.begin(self.end_offset, opened, snapshot, self._segments[-1].transaction_index)
 
     def end_flush(self, flush: Flush, error: OSError | None = None) -> None:
-        """A flush has run, or failed: then the log takes no more.
-
-        OSError if the snapshot can't be written, or a flush beside it has failed: the kernel tells an error to one.
-        """
+        """A flush has run, or failed: then the log takes no more. OSError, also for a flush beside one that failed."""
         if not self.is_open:
             return
         if error is not None:
             # The kernel may have dropped the dirty pages: a later fsync that succeeds would prove nothing.
             self.fail(error, "flush failed")
             return
-        self._check_takes()
+        self._check_takes()  # the kernel tells an error to one of those who sync
         self.flushed.end(flush)
 
     @property

@@ -15,6 +15,7 @@ import pytest
 from spark_klog.errors import LogCorrupted
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
+from spark_klog.log.segment import segment_name
 from spark_klog.records.batch import read_header
 from tests.log.faulty_files import Faults, FaultyFiles, Killed
 from tests.support.batches import make_batch, walk
@@ -275,6 +276,26 @@ def test_a_read_that_fails_while_indexes_are_built_leaves_no_half_of_them() -> N
         found = content(again), again.max_timestamp(), [again.offset_for_timestamp(NOW + item) for item in range(31)]
         assert found == expected
         check_indexes(left, again)
+
+
+def test_the_segment_of_a_roll_that_failed_does_not_come_back() -> None:
+    """It would hide what was appended to the one before it: its files are gone for good before anything is."""
+    for seed in range(20):
+        files = FaultyFiles()
+        log = open_log(files)
+        log.append(memoryview(bytearray(batch_of(1, 1))))
+        log.flush()
+        files.faults = Faults(fails=lambda op, path: op != "remove" and path.name == segment_name(1) + ".timeindex")
+        with pytest.raises(OSError, match="Input/output"):
+            log.roll()
+        assert log.failure is None
+        files.faults = Faults()
+        log.append(memoryview(bytearray(batch_of(2, 1))))
+        expected = content(log)
+        again = open_log(files.after_crash(random.Random(seed), power=True), point=log.recovery_point)
+        found = content(again)
+        assert found == expected[: again.end_offset]
+        assert again.size == sum(len(data) for _, data in found)
 
 
 def test_after_a_flush_that_failed_nothing_is_appended_until_the_log_is_opened_again() -> None:
