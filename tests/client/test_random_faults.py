@@ -42,7 +42,7 @@ _APIS = (
 )
 _CODES = [int(code) for code in ErrorCode if code] + [999]
 _PARTITIONS, _RECORDS, _NODES = 3, 60, 3
-_TIMEOUT_MS = 400
+_TIMEOUT_MS = 1000
 #: Seconds beyond the timeout that a loaded machine may take.
 _SLACK = 20
 
