@@ -1,1 +1,1 @@
-"""Bytes on disk: index, segment, partition log, log directory."""
+"""Logs on disk: data directory, partition log, segments, indexes, recovery."""

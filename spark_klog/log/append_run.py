@@ -1,11 +1,11 @@
-"""One append: its batches' offsets, what the indexes note of them, whether they begin a new segment."""
+"""Prepare an append: assign offsets, compute index entries, decide whether to roll a new segment."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from spark_klog.log.config import LogConfig
-from spark_klog.log.segment import Segment
+from spark_klog.log.segments.segment import Segment
 from spark_klog.records.assignment import assign_offsets
 from spark_klog.records.batch import iter_batches
 from spark_klog.records.batch_run import run_of
@@ -13,8 +13,9 @@ from spark_klog.records.contract import BatchRun, IndexState, Kernel
 
 
 class Appended(NamedTuple):
-    """What an append did: the offsets of the first and the last record; the time (ms) that a log of LogAppendTime gave
-    them, else -1. A duplicate was appended before, and these are the offsets it was given then.
+    """Result of an append: the offsets of the first and last record, and the log append time (ms, else -1).
+
+    For a duplicate, the offsets of its first append.
     """
 
     base_offset: int
@@ -30,9 +31,9 @@ def assigned(
     leader_epoch: int,
     append_time: int | None,
 ) -> tuple[memoryview, BatchRun]:
-    """The batches with offsets from `first` on, and what is known of them; in place where it can be.
+    """Assign offsets from `first` on, in place if possible: (record batches, their run).
 
-    `append_time`: timestamp (ms) that all records get, None to leave them theirs. `DecodeError`.
+    `append_time`: the timestamp (ms) of all records; None keeps their own. `DecodeError`.
     """
     if append_time is None and len(records):
         run = kernel.scan_batches(records, 0, active.state, active.target(), first, leader_epoch)
@@ -43,7 +44,7 @@ def assigned(
 
 
 def run_in(data: memoryview, segment: Segment) -> BatchRun:
-    """The run of batches whose offsets are set, for the indexes of this segment."""
+    """The run of record batches with assigned offsets, for the indexes of this segment."""
     batches, position = [], 0
     for header, _ in iter_batches(data):
         batches.append((position, header))
@@ -53,7 +54,7 @@ def run_in(data: memoryview, segment: Segment) -> BatchRun:
 
 
 def is_full(active: Segment, size: int, timestamp: int, config: LogConfig, now_ms: int) -> bool:
-    """Whether so many bytes of records, up to that time (ms), begin a new segment: by size, age or a full index."""
+    """Whether an append of `size` bytes with this largest timestamp (ms) needs a new segment: by size, age, indexes."""
     if not active.size:
         return False
     if active.size + size > config.segment_bytes:
@@ -65,6 +66,6 @@ def is_full(active: Segment, size: int, timestamp: int, config: LogConfig, now_m
 
 
 def _age(active: Segment, timestamp: int, now_ms: int) -> int:
-    """As Kafka: by the records' own time where they have one, else by the clock."""
+    """The age of a segment as in Kafka: by timestamps if the records have them, else by the clock."""
     first = active.first_timestamp()
     return timestamp - first if first >= 0 and timestamp >= 0 else now_ms - active.made_ms

@@ -11,7 +11,7 @@ _NEVER = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class LogConfig:
-    """Sizes in bytes, times in ms; -1 for a retention without bound."""
+    """Sizes in bytes, times in ms; a retention of -1 is unlimited."""
 
     segment_bytes: int = 1024 * 1024 * 1024
     index_interval_bytes: int = 4096
@@ -23,7 +23,7 @@ class LogConfig:
     retention_ms: int = 7 * 24 * 3600 * 1000
     retention_bytes: int = -1
     file_delete_delay_ms: int = 60_000
-    #: Any of DELETE and COMPACT, with a comma between them.
+    #: DELETE, COMPACT, or both with a comma.
     cleanup_policy: str = DELETE
     min_cleanable_dirty_ratio: float = 0.5
     min_compaction_lag_ms: int = 0

@@ -1,4 +1,4 @@
-"""The files of segments that have left a log: renamed at once, removed after file.delete.delay.ms."""
+"""Delete the files of segments: rename them at once, remove them after file.delete.delay.ms."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from spark_klog.log.file_system import FileSystem
+from spark_klog.log.files.file_system import FileSystem
 from spark_klog.log.producer_state import SNAPSHOT
 from spark_klog.log.recovery import DELETED
-from spark_klog.log.segment import Segment
+from spark_klog.log.segments.segment import Segment
 
 _log = logging.getLogger(__name__)
 _RETRY_MS = 60_000
 
 
 class DeletedFiles:
-    """Of one log. `now_ms`: the time in ms since the epoch."""
+    """The deleted files of one log that still exist. `now_ms` returns the time in ms since the epoch."""
 
     def __init__(self, files: FileSystem, now_ms: Callable[[], int]) -> None:
         self._files = files
         self._now_ms = now_ms
-        #: When files may be removed (ms), and which; the earliest first.
+        #: (time of removal in ms, paths), the earliest first.
         self._waiting: deque[tuple[int, list[Path]]] = deque()
 
     def add(self, segment: Segment, delay_ms: int) -> None:
-        """Rename the files of a segment, so that no start finds it again; OSError: the segment is as it was."""
+        """Rename the files of a segment, so that no start finds it again. After an OSError it is unchanged."""
         try:
             segment.rename(DELETED)
         except OSError as error:
@@ -46,7 +46,7 @@ class DeletedFiles:
         return bool(self._waiting) and self._waiting[0][0] <= self._now_ms()
 
     def remove_due(self) -> None:
-        """Remove the files whose time has come, from any thread; OSError: what is left is tried again in a minute."""
+        """Remove the files that are due, in any thread. After an OSError, retry the failed ones in a minute."""
         now, left, failure = self._now_ms(), [], None
         while self._waiting and self._waiting[0][0] <= now:
             for path in self._waiting.popleft()[1]:

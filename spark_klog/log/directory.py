@@ -2,7 +2,7 @@
 
 .lock                     see lock.py
 meta.properties           version, broker.id, cluster.id; which other folders are refused: layout.py
-.kafka_cleanshutdown      there after a clean stop only: the logs need no recovery
+.kafka_cleanshutdown      exists after a clean stop: the logs need no recovery
 *-checkpoint              see checkpoints.py
 TOPIC-PARTITION/          see partition_log.py
 TOPIC-PARTITION.*-delete  being deleted; removed at the next start
@@ -21,35 +21,43 @@ from threading import RLock
 from typing import Any
 from uuid import UUID, uuid4
 
+from spark_klog.clock import system_ms
 from spark_klog.errors import DataDirectoryError, LogCorrupted
-from spark_klog.log.checkpoints import CLEANER, LOG_START, RECOVERY_POINT, Offsets, read_checkpoint, write_checkpoint
-from spark_klog.log.cleaner import plan
-from spark_klog.log.compaction_plan import Cleanable
+from spark_klog.log.compaction.cleaner import plan
+from spark_klog.log.compaction.plan import Cleanable
 from spark_klog.log.config import LogConfig
-from spark_klog.log.file_system import FileSystem, LocalFileSystem
-from spark_klog.log.index_memory import IndexMemory
+from spark_klog.log.files.checkpoints import (
+    CLEANER,
+    LOG_START,
+    RECOVERY_POINT,
+    Offsets,
+    read_checkpoint,
+    write_checkpoint,
+)
+from spark_klog.log.files.file_system import FileSystem, LocalFileSystem
+from spark_klog.log.files.lock import take_lock
+from spark_klog.log.files.names import is_deleted_folder, partition_of_folder, retired_folder
+from spark_klog.log.files.partition_files import topic_id_of
 from spark_klog.log.layout import Meta, check_data_directory, read_meta, usable, write_meta
-from spark_klog.log.lock import take_lock
-from spark_klog.log.names import is_deleted_folder, partition_of_folder, retired_folder
-from spark_klog.log.partition_files import topic_id_of
-from spark_klog.log.partition_log import PartitionLog, system_ms
+from spark_klog.log.partition_log import PartitionLog
+from spark_klog.log.segments.index_memory import IndexMemory
 
 _log = logging.getLogger(__name__)
 CLEAN_STOP = ".kafka_cleanshutdown"
-#: The log of a KRaft cluster's own records, which is no topic.
+#: The metadata log of a KRaft cluster, which is not a topic.
 _KRAFT_METADATA = "__cluster_metadata"
 _LOCAL = LocalFileSystem()
 
 
 def new_cluster_id() -> str:
-    """22 characters, as Kafka makes them."""
+    """A new cluster id in Kafka's format: 22 characters of URL-safe base64."""
     return base64.urlsafe_b64encode(uuid4().bytes).decode().rstrip("=")
 
 
 class LogDirectory:
     """An open data directory.
 
-    `LogDirLocked` where another broker holds it; `DataDirectoryError` where it is no data directory of this broker
+    `LogDirLocked` if another process holds its lock; `DataDirectoryError` if it is not a data directory of this broker
     (nothing has been written then), or can't be read or written.
     """
 
@@ -68,7 +76,7 @@ class LogDirectory:
         self._files = files
         self._now_ms = now_ms
         self.index_memory = IndexMemory()
-        #: Held while checkpoints are written: logs are made in other threads.
+        #: Guards the checkpoint files: other threads create logs.
         self._checkpointing = RLock()
         check_data_directory(path, broker_id)
         with usable(path):
@@ -78,7 +86,7 @@ class LogDirectory:
                 meta = read_meta(path)
                 self.cluster_id = meta.cluster_id if meta else None
                 self.logs: dict[tuple[str, int], PartitionLog] = {}
-                #: Partitions that can't be served, and why.
+                #: Partitions that can't be served, with the reason.
                 self.offline: dict[tuple[str, int], LogCorrupted] = {}
                 self.clean_offsets = self._checkpoint(CLEANER)
                 self._uncleanable: set[tuple[str, int]] = set()
@@ -92,7 +100,7 @@ class LogDirectory:
                 raise
 
     def set_cluster_id(self, cluster_id: str) -> None:
-        """Note which cluster this directory belongs to; `DataDirectoryError` if it is that of another."""
+        """Record the cluster of this directory; `DataDirectoryError` if it belongs to another."""
         if self.cluster_id not in (None, cluster_id):
             raise DataDirectoryError(
                 f"data directory {self.path} belongs to cluster {self.cluster_id}, not {cluster_id}; connect to the "
@@ -110,7 +118,7 @@ class LogDirectory:
         clean = CLEAN_STOP in self._files.names(self.path)
         if clean:
             self._files.remove(self._clean_marker)
-            self._files.sync_folder(self.path)  # after a power failure it must not be there again
+            self._files.sync_folder(self.path)  # it must not reappear after a power failure
         recovery_points = self._checkpoint(RECOVERY_POINT)
         start_offsets = self._checkpoint(LOG_START)
         self._checkpointed = {*recovery_points, *start_offsets, *self.clean_offsets}
@@ -145,20 +153,20 @@ class LogDirectory:
         except LogCorrupted as error:
             if name == LOG_START:
                 raise
-            _log.warning("%s", error)  # then all is checked, all is dirty
+            _log.warning("%s", error)  # without it every log is checked, and dirty for the cleaner
             return {}
 
     def write_checkpoints(self) -> None:
-        """Note up to where the logs have been flushed, and where they begin; OSError."""
+        """Write the recovery points and start offsets of all logs; OSError."""
         with self._checkpointing:
             logs = list(self.logs.items())
             points = {key: log.recovery_point for key, log in logs}
-            # what is not served keeps its offsets for when it has been repaired
+            # Offline partitions keep their offsets until they are repaired.
             points |= {key: offset for key, offset in self._checkpoint(RECOVERY_POINT).items() if key in self.offline}
-            # also where a segment begins: a power failure may bring back the segments before it
+            # Also if a segment starts there: a power failure may bring back earlier segments.
             starts = {key: log.start_offset for key, log in logs if log.start_offset > 0}
             starts |= {key: offset for key, offset in self._checkpoint(LOG_START).items() if key in self.offline}
-            self._checkpointed |= starts.keys() | points.keys()  # one of the files may be written, the other not
+            self._checkpointed |= starts.keys() | points.keys()  # in case only one of the files gets written
             write_checkpoint(self._files, self.path / LOG_START, starts)
             write_checkpoint(self._files, self.path / RECOVERY_POINT, points)
             self._checkpointed = {*points, *starts, *self.clean_offsets}
@@ -170,7 +178,7 @@ class LogDirectory:
             write_checkpoint(self._files, self.path / CLEANER, there)
 
     def _forget_earlier(self, key: tuple[str, int]) -> None:
-        """Take the offsets of a deleted log out of the checkpoints before a new one gets its name; OSError."""
+        """Remove a deleted log's offsets from the checkpoints before a new log gets its name; OSError."""
         with self._checkpointing:
             self.clean_offsets.pop(key, None)
             self._uncleanable.discard(key)
@@ -179,7 +187,7 @@ class LogDirectory:
                 self.write_checkpoints()
 
     def cleanable(self, log: PartitionLog, now_ms: int) -> Cleanable | None:
-        """What of a log is to be compacted now; None if it is not due. `LogCorrupted`, OSError."""
+        """The part of a log to compact now; None if compaction is not due. `LogCorrupted`, OSError."""
         key = log.topic, log.partition
         if not log.config.compacts or key in self._uncleanable:
             return None
@@ -187,22 +195,22 @@ class LogDirectory:
         return found if found.is_due else None
 
     def note_clean(self, log: PartitionLog, offset: int) -> None:
-        """A round of compaction has come to `offset`; OSError."""
-        with self._checkpointing:  # which a new log of that name waits for, and then takes the offset away
+        """Record that a round of compaction has reached `offset`; OSError."""
+        with self._checkpointing:  # `make` for a new log of that name waits for it, then removes the offset
             if not self.serves(log):
-                return  # deleted meanwhile
+                return  # deleted during the round
             self.clean_offsets[log.topic, log.partition] = offset
             self._checkpointed.add((log.topic, log.partition))
             self.cleanings += 1
             self._write_clean_offsets()
 
     def leave_uncleaned(self, log: PartitionLog) -> None:
-        """A round of compaction has failed: there is no other one until the next start."""
+        """Record that compaction has failed: the log is not compacted again until the next start."""
         if self.serves(log):
             self._uncleanable.add((log.topic, log.partition))
 
     def serves(self, log: PartitionLog) -> bool:
-        """Whether it is the log of its partition now."""
+        """Whether `log` is still the log of its partition."""
         return self.logs.get((log.topic, log.partition)) is log
 
     def get(self, topic: str, partition: int) -> PartitionLog | None:
@@ -211,9 +219,9 @@ class LogDirectory:
     def make(
         self, topic: str, partition: int, topic_id: UUID | None = None, overrides: Mapping[str, Any] | None = None
     ) -> PartitionLog:
-        """The log of a partition that is not served yet, made where it is missing; the caller adds it to `logs`.
+        """Open or create the log of a partition that is not in `logs`; the caller adds it. Runs in any thread.
 
-        From any thread. `LogCorrupted`, OSError.
+        `LogCorrupted`, OSError.
         """
         self._forget_earlier((topic, partition))
         return PartitionLog(
@@ -228,16 +236,16 @@ class LogDirectory:
         )
 
     def take(self, topic: str, partition: int) -> Callable[[], Path] | None:
-        """Serve a deleted partition no more; None if there is no such log.
+        """Stop serving a deleted partition. Returns a function that renames its folder; None if there is no such log.
 
-        What is returned renames the partition's folder, from any thread; the path that may be removed then. OSError.
+        The function runs in any thread, returns the new path, which may be removed, and raises OSError.
         """
         key = topic, partition
         self.clean_offsets.pop(key, None)
         self._uncleanable.discard(key)
         log = self.logs.pop(key, None)
         if log is not None:
-            log.is_open = False  # the cleaner lets go of it now
+            log.is_open = False  # makes the cleaner stop
             return partial(log.retire, "delete")
         folder = self.path / f"{topic}-{partition}"
         return partial(self._rename_deleted, folder) if self.offline.pop(key, None) else None
@@ -248,24 +256,22 @@ class LogDirectory:
         return renamed
 
     def topic_id(self, topic: str, partition: int) -> UUID | None:
-        """Of a partition that is there, be it offline; None if it has none yet, or an offline one's can't be read."""
+        """The topic id of a partition, offline ones included; None if it has none or it can't be read."""
         log = self.logs.get((topic, partition))
         try:
             return log.topic_id if log else topic_id_of(self._files, self.path / f"{topic}-{partition}")
         except LogCorrupted:
-            return None  # why it is offline is logged already
+            return None  # the reason was logged when the partition went offline
 
     def close(self) -> None:
-        """Close all logs, mark the stop as clean, give the lock back."""
-        is_clean = not self.offline  # they are checked again at the next start
+        """Close all logs, mark the stop as clean, release the lock."""
+        is_clean = not self.offline  # the next start checks offline partitions again
         for log in self.logs.values():
             try:
                 log.close()
-            except OSError as error:
-                _log.error("%s can't be closed, it will be checked at the next start: %s", log.directory, error)
-                is_clean = False
-            except Exception:
-                _log.exception("%s can't be closed, it will be checked at the next start", log.directory)
+            except Exception as error:
+                text = "%s can't be closed, it will be checked at the next start: %s"
+                _log.error(text, log.directory, error, exc_info=not isinstance(error, OSError))
                 is_clean = False
         try:
             self.write_checkpoints()

@@ -1,4 +1,4 @@
-"""A flush of a log beside its appends: begun and ended where appends run, the disk is waited for in any thread."""
+"""Flush a log beside its appends: start and finish in the appending thread, wait for the disk in any thread."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from spark_klog.log.file_system import File, FileSystem
-from spark_klog.log.transaction_index import TransactionIndex
+from spark_klog.log.files.file_system import File, FileSystem
+from spark_klog.log.segments.transaction_index import TransactionIndex
 
 
 @dataclass
 class Paths:
-    """Whether the paths of a log's folder are its own: a retired one's may be another log's by now."""
+    """Whether a log still owns its paths: after it is retired, a new log may have them."""
 
     lock: Lock = field(default_factory=Lock)
     are_ours: bool = True
@@ -21,10 +21,10 @@ class Paths:
 
 @dataclass
 class Flush:
-    """All before `end_offset`: open files, folders with new files, the snapshot of the producers (path, content).
+    """A flush of all records before `end_offset`: open files, folders with new files, the producer snapshot.
 
-    The snapshot is written last: what it covers is on the disk by then. `made_files`: how many files the log had made.
-    `transactions`: the transaction index, and how many bytes of its file are flushed.
+    `run` writes the snapshot (path, content) last, when all that it covers is on disk. `made_files`: how many files the
+    log had created. `transactions`: the transaction index, and how many bytes of its file the flush covers.
     """
 
     end_offset: int
@@ -38,7 +38,7 @@ class Flush:
     snapshot_error: OSError | None = None
 
     def run(self) -> None:
-        """Return when it is on the disk; from any thread. OSError, but not for the snapshot: see `snapshot_error`."""
+        """Wait until all is on disk; runs in any thread. OSError, but for the snapshot see `snapshot_error`."""
         for file in self.opened:
             file.sync()
         for folder in self.folders:
@@ -52,9 +52,9 @@ class Flush:
 
 
 class Flushed:
-    """What of a log is on the disk. One thread at a time; `now_ms` is the time in ms since the epoch.
+    """Tracks how much of a log is on disk. One thread at a time; `now_ms` returns the time in ms since the epoch.
 
-    `has_new_name`: whether the name of the log's folder may not be on the disk.
+    `has_new_name`: whether the folder's own directory entry may not be on disk yet.
     """
 
     def __init__(
@@ -62,24 +62,24 @@ class Flushed:
     ) -> None:
         self._files, self._folder, self._now_ms = files, folder, now_ms
         self.paths = Paths()
-        #: What lies before it is on the disk.
+        #: All records before it are on disk.
         self.recovery_point = recovery_point
-        #: The end of the log when its snapshot of producers was written, -1 before the first.
+        #: The end of the log at its last producer snapshot, -1 before the first.
         self.snapshot_at = -1
-        #: When the last flush ended (ms), and how many there were since the log was opened.
+        #: Time of the last flush (ms), and the number of flushes since the log was opened.
         self.at_ms, self.count = now_ms(), 0
-        #: How many files have been made, and how many of their names are on the disk.
+        #: How many files were created, and how many of their directory entries are on disk.
         self._made_files, self._named_files = 1, 0
         self._has_new_name = has_new_name
 
     def note_made(self) -> None:
-        """A file may have been made in the folder."""
+        """Note that a file may have been created in the folder."""
         self._made_files += 1
 
     def begin(
         self, end_offset: int, opened: list[File], snapshot: tuple[Path, bytes] | None, index: TransactionIndex
     ) -> Flush:
-        """A flush of all before `end_offset`, which is in the `opened` files; `index` is the active segment's."""
+        """Start a flush of the records before `end_offset`, in the `opened` files; `index` is the active segment's."""
         folders = [self._folder] if self._named_files < self._made_files else []
         if self._has_new_name:
             folders.append(self._folder.parent)
@@ -87,7 +87,7 @@ class Flushed:
         return Flush(end_offset, self._made_files, self._files, opened, folders, snapshot, transactions, self.paths)
 
     def end(self, flush: Flush) -> None:
-        """A flush has run; OSError if its snapshot could not be written."""
+        """Finish a flush that has run; OSError if its snapshot could not be written."""
         self.recovery_point = max(self.recovery_point, flush.end_offset)
         index, synced_bytes = flush.transactions
         index.note_synced(synced_bytes)

@@ -1,13 +1,13 @@
-"""What a folder is, before a broker or a cluster writes into it.
+"""Identify a folder before a broker or a cluster writes into it.
 
 meta.properties            data directory of a broker: of klog, of Kafka with ZooKeeper (version 0) or KRaft (version 1)
-TOPIC-PARTITION/*.log      the same without meta.properties: a copy, or of Kafka before 0.9
+TOPIC-PARTITION/*.log      the same without meta.properties: a copy, or Kafka before 0.9
 TOPIC-PARTITION/*.kafka    data directory of Kafka 0.7
 klog-cluster.properties    directory of a cluster, which has a data directory broker-N/ for each broker
-broker-N/meta.properties   the same, made by an earlier version, which wrote no klog-cluster.properties
+broker-N/meta.properties   the same, created by an earlier version without klog-cluster.properties
 
-Names that begin with a dot, lost+found, and what is left of a write that failed (*.tmp) say nothing. Only
-`mark_cluster` and `write_meta` write.
+Names that start with a dot, lost+found, and temporary files of failed writes (*.tmp) are ignored. Only `mark_cluster`
+and `write_meta` write.
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spark_klog.errors import ConfigError, DataDirectoryError
-from spark_klog.log.file_system import LocalFileSystem
-from spark_klog.log.names import SUFFIX_07, partition_of_folder
-from spark_klog.log.segment import LOG
+from spark_klog.log.files.file_system import LocalFileSystem
+from spark_klog.log.files.names import SUFFIX_07, partition_of_folder
+from spark_klog.log.segments.segment import LOG
 
 META = "meta.properties"
 CLUSTER_MARK = "klog-cluster.properties"
-#: Where the brokers of a cluster register: the value of `registry` in its mark, and the folder that an earlier version
-#: left.
+#: Registries of a cluster: the value of `registry` in its mark, and the folder that an earlier version left.
 _REGISTRIES = {"zookeeper": "zookeeper", "files": "directories"}
-#: The data directory of a cluster's broker, in the cluster's.
+#: The data directory of a broker within the directory of its cluster.
 BROKER_FOLDER = re.compile(r"broker-([0-9]+)")
 _CHECKPOINT = "-offset-checkpoint"
-#: Of a write that failed.
+#: Files of failed writes.
 _TEMPORARY = re.compile(r".*(\.properties|-checkpoint)\.tmp")
 _SHOWN = 3
 _CHOOSE = "choose another data directory"
 
 
 class Meta(NamedTuple):
-    """What meta.properties says; `cluster_id` is None where it names none."""
+    """The content of meta.properties; `cluster_id` is None if it has none."""
 
     broker_id: int
     cluster_id: str | None
@@ -47,9 +46,9 @@ class Meta(NamedTuple):
 
 class _Contents(NamedTuple):
     names: list[str]
-    #: Data directories in it: of a cluster's brokers, or others.
+    #: Data directories within the folder: of a cluster's brokers, or others.
     data_directories: list[str]
-    #: Folders of partitions that hold logs of Kafka 0.7, and of later versions.
+    #: Folders of partitions with logs of Kafka 0.7, and with logs of later versions.
     logs_07: list[str]
     logs: list[str]
 
@@ -61,19 +60,19 @@ class _Contents(NamedTuple):
 
 @contextmanager
 def usable(path: Path) -> Iterator[None]:
-    """An OSError within becomes a `DataDirectoryError` about the data directory `path`."""
+    """Turn an OSError within the block into a `DataDirectoryError` about the data directory `path`."""
     try:
         yield
     except OSError as error:
-        place = f"{error.filename}: " if error.filename not in (None, str(path)) else ""
+        file = f"{error.filename}: " if error.filename not in (None, str(path)) else ""
         reason = error.strerror or str(error)
-        raise DataDirectoryError(f"data directory {path} can't be used: {place}{reason}") from error
+        raise DataDirectoryError(f"data directory {path} can't be used: {file}{reason}") from error
 
 
 def check_data_directory(path: Path, broker_id: int | None = None) -> None:
-    """`DataDirectoryError` unless `path` may be the data directory of a broker (of the one with that id, if given).
+    """Raise `DataDirectoryError` unless `path` is a data directory of the broker, or empty, or missing.
 
-    It is one, or it is empty or not there. Nothing is written.
+    Without `broker_id` it may belong to any broker. Writes nothing.
     """
     with usable(path):
         found = _look(path)
@@ -96,14 +95,16 @@ def check_data_directory(path: Path, broker_id: int | None = None) -> None:
                 )
         elif not _is_kafkas(found) and found.names:
             inner = found.data_directories
-            advice = f"its folder {inner[0]} is one: give {path / inner[0]}, or {_CHOOSE}" if inner else _CHOOSE
+            advice = (
+                f"its folder {inner[0]} is a data directory: give {path / inner[0]}, or {_CHOOSE}" if inner else _CHOOSE
+            )
             raise DataDirectoryError(
                 f"{path} is neither empty nor a data directory: it holds {_some(found.names)} and no {META}; {advice}"
             )
 
 
 def check_no_cluster(path: Path) -> None:
-    """`ConfigError` where the folder `path`, whose logs are to be read, is the directory of a cluster; OSError."""
+    """Raise `ConfigError` if `path`, given as a data directory to read, is the directory of a cluster; OSError."""
     found = _look(path)
     if found is not None and (CLUSTER_MARK in found.names or found.brokers):
         folders = " ".join(str(path / f"broker-{broker_id}") for broker_id in found.brokers or [0])
@@ -111,33 +112,33 @@ def check_no_cluster(path: Path) -> None:
 
 
 def check_alone(path: Path) -> None:
-    """`DataDirectoryError` where `path` is a cluster's: a broker without the cluster's registry can't start on it.
+    """Raise `DataDirectoryError` if `path` belongs to a cluster: a single broker can't start on it.
 
-    It would know neither the cluster's topics nor their ids, and the cluster not those that it creates.
+    Without the cluster's registry it would not know the topics and their ids, nor the cluster those it creates.
     """
     with usable(path):
         folder = path.resolve()
         parent = folder.parent
         if BROKER_FOLDER.fullmatch(folder.name) and (parent / CLUSTER_MARK).exists():
             raise DataDirectoryError(
-                f"data directory {path} belongs to the cluster in {parent}: start that with klog cluster "
-                f"--data-dir {parent}, or copy {folder.name} elsewhere to start a broker of its own on it"
+                f"data directory {path} belongs to the cluster in {parent}: start the cluster with klog "
+                f"cluster --data-dir {parent}, or copy {folder.name} elsewhere to start a single broker on it"
             )
 
 
 def check_cluster_directory(path: Path, *, zookeeper: bool) -> list[int]:
-    """The ids of the brokers that the cluster directory `path` has data of; none for a new one.
+    """The ids of the brokers with data in the cluster directory `path`; empty for a new one.
 
-    `DataDirectoryError` where it is something else, or belongs to a cluster with the other registry. Nothing is
-    written. Files of others may lie beside those of a cluster.
+    `DataDirectoryError` if it is something else, or belongs to a cluster with the other registry. Other files may lie
+    beside those of a cluster. Writes nothing.
     """
     with usable(path):
         found = _look(path)
         if found is None:
             return []
         registry = _registry(path, found)
-        wanted = "zookeeper" if zookeeper else "files"
-        if registry not in (None, wanted):
+        expected = "zookeeper" if zookeeper else "files"
+        if registry not in (None, expected):
             raise DataDirectoryError(
                 f"the cluster in {path} was made {'with' if registry == 'zookeeper' else 'without'} ZooKeeper, which "
                 f"keeps its topics: start it {'with --zookeeper' if registry == 'zookeeper' else 'without --zookeeper'}"
@@ -148,14 +149,14 @@ def check_cluster_directory(path: Path, *, zookeeper: bool) -> list[int]:
         _refuse_07(path, found)
         if META in found.names or _is_kafkas(found):
             raise DataDirectoryError(
-                f"{path} is the data directory of a broker, not of a cluster (it holds {_some(_telling(found))}): "
+                f"{path} is the data directory of a broker, not of a cluster (it holds {_some(_evidence(found))}): "
                 f"start it with klog broker --data-dir {path}, or {_CHOOSE}"
             )
         return []
 
 
 def mark_cluster(path: Path, *, zookeeper: bool) -> None:
-    """Note that the folder `path` is a cluster's; `DataDirectoryError` where it can't be written."""
+    """Mark the folder `path` as a cluster's; `DataDirectoryError` if it can't be written."""
     mark = path / CLUSTER_MARK
     with usable(path):
         if not mark.exists():
@@ -165,7 +166,7 @@ def mark_cluster(path: Path, *, zookeeper: bool) -> None:
 
 
 def read_meta(path: Path) -> Meta | None:
-    """What meta.properties of the data directory says, None where there is none; `DataDirectoryError`, OSError."""
+    """Read meta.properties; None if it is missing; `DataDirectoryError` for bad content, OSError."""
     file = path / META
     if not file.exists():
         return None
@@ -181,7 +182,7 @@ def read_meta(path: Path) -> Meta | None:
 
 
 def write_meta(path: Path, meta: Meta) -> None:
-    """Write meta.properties, unless it says the same already (a file of KRaft stays as it is); OSError."""
+    """Write meta.properties, unless it already has this content (a file of KRaft stays unchanged); OSError."""
     if read_meta(path) != meta:
         text = f"#\nbroker.id={meta.broker_id}\ncluster.id={meta.cluster_id}\nversion=0\n"
         LocalFileSystem().replace(path / META, text.encode())
@@ -193,7 +194,7 @@ def _properties(file: Path) -> dict[str, str]:
 
 
 def _look(path: Path) -> _Contents | None:
-    """What is in a folder; None where nothing is there. OSError."""
+    """The contents of a folder; None if it is missing. OSError."""
     try:
         entries = sorted(os.scandir(path), key=lambda entry: entry.name)
     except FileNotFoundError:
@@ -207,7 +208,7 @@ def _look(path: Path) -> _Contents | None:
             continue
         try:
             inner = os.listdir(entry.path)
-        except PermissionError:  # a stranger's
+        except PermissionError:  # another user's folder
             continue
         if META in inner:
             found.data_directories.append(entry.name)
@@ -228,11 +229,11 @@ def _refuse_07(path: Path, found: _Contents) -> None:
 
 
 def _is_kafkas(found: _Contents) -> bool:
-    """Whether it is a broker's without meta.properties."""
+    """Whether it is a broker's data directory without meta.properties."""
     return bool(found.logs) or any(name.endswith(_CHECKPOINT) for name in found.names)
 
 
-def _telling(found: _Contents) -> list[str]:
+def _evidence(found: _Contents) -> list[str]:
     return [META] if META in found.names else found.logs or found.names
 
 
@@ -241,7 +242,7 @@ def _some(names: list[str]) -> str:
 
 
 def _registry(path: Path, found: _Contents) -> str | None:
-    """Of a cluster's directory: which registry it has; None where it has none, or an earlier version left both."""
+    """The registry of a cluster's directory; None if it has none, or if an earlier version left both."""
     if CLUSTER_MARK in found.names:
         values = _properties(path / CLUSTER_MARK)
         if values.get("version") != "1" or values.get("registry") not in _REGISTRIES:

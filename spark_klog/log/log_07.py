@@ -1,13 +1,12 @@
-"""A partition's log as Kafka 0.7 wrote it, to be read only.
+"""Read a partition's log of Kafka 0.7.
 
     TOPIC-PARTITION/
         00000000000000000000.kafka      messages one after the other, see records/message_07.py
-        00000000000536870984.kafka      the next ones: a file is named by the offset of its first byte
+        00000000000536870984.kafka      the next ones; a file is named by the offset of its first byte
 
 An offset is a byte position in the stream of all messages ever written to the partition. The oldest files may have
-been deleted; otherwise each begins where the one before it ends. The design chapter names files by 11 digits, Kafka 0.7
-itself by 20: any number of digits is read. The last file may be written to meanwhile: it may end with a part of a
-message.
+been deleted; every other file starts where the one before it ends. Names have 11 digits in the design chapter, 20 in
+Kafka 0.7 itself; any number is accepted. A broker may be writing to the last file: it may end with a partial message.
 
 Source: 0.7 design chapter, "Log".
 """
@@ -22,20 +21,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from spark_klog.errors import ConfigError, DecodeError, LogCorrupted, OffsetOutOfRange
-from spark_klog.log.names import SUFFIX_07, partition_of_folder
+from spark_klog.errors import ConfigError, DecodeError, ErrorWithFields, LogCorrupted, OffsetOutOfRange
+from spark_klog.log.files.names import SUFFIX_07, partition_of_folder
 from spark_klog.records.contract import Record
 from spark_klog.records.message_07 import Message07, check_crc_07, iter_messages_07, records_07
 
-#: So far apart are the positions that are kept of a file, to start from when a message is looked for.
+#: Distance of the remembered message positions in a file, from which a search for a message starts.
 _MARK_BYTES = 1024 * 1024
 
 
-class NoMessageAtOffset(ConfigError):
-    """An offset of Kafka 0.7 that lies within a message.
-
-    `before` is the offset of that message, `after` the one that follows it; `file` is where they were looked for.
-    """
+class NoMessageAtOffset(ErrorWithFields, ConfigError):
+    """An offset of Kafka 0.7 lies within a message: `before` is the offset of that message, `after` of the next."""
 
     condition = "KLOG_NO_MESSAGE_AT_OFFSET"
 
@@ -47,12 +43,9 @@ class NoMessageAtOffset(ConfigError):
             f"the nearest offsets are {before} and {after}"
         )
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.topic, self.partition, self.file, self.offset, self.before, self.after)
-
 
 class Tail(NamedTuple):
-    """Bytes of the last file that are no whole message: from `position` in it on, `size` of them."""
+    """The partial message at the end of the last file: `size` bytes from `position` on."""
 
     path: Path
     position: int
@@ -70,10 +63,10 @@ class _File(NamedTuple):
 
 
 class Log07:
-    """The log as it is when it is opened; open it anew to see what was appended since.
+    """A log as of its opening; reopen it to see later appends.
 
-    `ConfigError` where the folder is not named TOPIC-PARTITION or has no .kafka file, `DecodeError` for a file whose
-    name is no offset, `LogCorrupted` where a file does not begin where the one before it ends; OSError.
+    `ConfigError` if the folder is not named TOPIC-PARTITION or has no .kafka file, `DecodeError` if a file's name is
+    not an offset, `LogCorrupted` if files leave a gap or overlap; OSError.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -84,21 +77,21 @@ class Log07:
         self.directory = directory
         self._files = files_07(directory)
         if not self._files:
-            raise ConfigError(f"{directory} holds no log of Kafka 0.7: it has no {SUFFIX_07} file")
+            raise ConfigError(f"{directory} has no log of Kafka 0.7: it contains no {SUFFIX_07} file")
         for before, after in pairwise(self._files):
             if before.end_offset != after.base_offset:
                 raise LogCorrupted(hole_07(before, after))
-        #: By file: ascending positions where messages begin.
+        #: Per file, ascending start positions of messages.
         self._marks: dict[int, list[int]] = {}
 
     @property
     def start_offset(self) -> int:
-        """The offset of the first message that is there, or would be."""
+        """The offset of the first message, or of the next one in an empty log."""
         return self._files[0].base_offset
 
     @cached_property
     def end_offset(self) -> int:
-        """The offset after the last whole message. `DecodeError` where the last file holds what is no message."""
+        """The offset after the last complete message. `DecodeError` if the last file has other bytes than messages."""
         last = self._files[-1]
         end = self._marks.get(last.base_offset, [0])[-1]
         for message in self._walk(last, end):
@@ -107,7 +100,7 @@ class Log07:
 
     @property
     def tail(self) -> Tail | None:
-        """What follows the last whole message: one that is being written, or was when the broker crashed."""
+        """The partial message at the end, being written now or when the broker crashed."""
         last = self._files[-1]
         size = last.end_offset - self.end_offset
         return Tail(last.path, self.end_offset - last.base_offset, size) if size else None
@@ -116,7 +109,7 @@ class Log07:
         """The messages from `offset` on, shallow, up to `end_offset`; their payloads are views of the mapped files.
 
         `OffsetOutOfRange`; `NoMessageAtOffset` for an offset within a message. While reading: `CorruptBatchError` for a
-        wrong CRC, `DecodeError` for what is no message; both name the file and the position in it.
+        wrong CRC, `DecodeError` for bytes that are not a message; both name the file and the position.
         """
         end = self.end_offset
         if not self.start_offset <= offset <= end:
@@ -158,7 +151,7 @@ class Log07:
                 )
 
     def _walk(self, file: _File, position: int) -> Iterator[Message07]:
-        """The messages of a file from a position that begins one; CRCs are not checked."""
+        """The messages of a file from the start of one on, without checking CRCs."""
         marks = self._marks.setdefault(file.base_offset, [0])
         end = position
         try:
@@ -170,7 +163,7 @@ class Log07:
         except DecodeError as error:
             raise self._located(error, file.base_offset + end) from None
         if end != file.size and file is not self._files[-1]:
-            raise DecodeError(f"{file.path} at position {end}: a message is cut off, though a file follows")
+            raise DecodeError(f"{file.path} at position {end}: incomplete message, but another file follows")
 
     def _file_of(self, offset: int) -> _File:
         return self._files[bisect_right([file.base_offset for file in self._files], offset) - 1]
@@ -181,7 +174,7 @@ class Log07:
 
 
 def files_07(directory: Path) -> list[_File]:
-    """The .kafka files of a folder in the order of their offsets; `DecodeError` where a name is no offset."""
+    """The .kafka files of a folder, by offset; `DecodeError` if a name is not an offset."""
     files = []
     for path in directory.glob(f"*{SUFFIX_07}"):
         if not (path.stem.isascii() and path.stem.isdecimal()):
@@ -191,7 +184,7 @@ def files_07(directory: Path) -> list[_File]:
 
 
 def hole_07(before: _File, after: _File) -> str:
-    """What is to be said of two files that do not follow each other."""
+    """The message about two files that leave a gap or overlap."""
     what = "a file between them is missing" if before.end_offset < after.base_offset else "they overlap"
     return (
         f"{before.path} ends at offset {before.end_offset}, {after.path.name} begins at {after.base_offset}: {what}; "

@@ -5,15 +5,14 @@
         00000000000000000042.snapshot                            see producer_state.py
         partition.metadata leader-epoch-checkpoint klog.json     see partition_files.py
 
-Appended offsets are dense. Readers see the segment list as it was when they looked: it is replaced, never changed, and
-a segment that is deleted meanwhile stays readable for whom holds a range of it.
+Appended offsets are dense. The tuple of segments is replaced, never changed, so readers keep a consistent list, and a
+deleted segment stays readable for holders of a range of it.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-import time
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
@@ -21,23 +20,24 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from spark_klog.clock import system_ms
 from spark_klog.errors import ConfigError, DecodeError, LogRetired, OffsetOutOfRange
-from spark_klog.log import lookup, timestamp_lookup
 from spark_klog.log.append_run import Appended, assigned, is_full, run_in
 from spark_klog.log.config import LOG_APPEND_TIME, LogConfig
 from spark_klog.log.deleted_files import DeletedFiles
-from spark_klog.log.file_system import FileInfo, FileSystem, LocalFileSystem
+from spark_klog.log.files.file_system import FileInfo, FileSystem, LocalFileSystem
+from spark_klog.log.files.leader_epochs import LeaderEpochs
+from spark_klog.log.files.names import partition_of_folder, retired_folder
+from spark_klog.log.files.partition_files import read_overrides, topic_id_of, write_overrides, write_topic_id
 from spark_klog.log.flushing import Flush, Flushed
-from spark_klog.log.index_memory import IndexMemory
-from spark_klog.log.leader_epochs import LeaderEpochs
-from spark_klog.log.names import partition_of_folder, retired_folder
-from spark_klog.log.partition_files import read_overrides, topic_id_of, write_overrides, write_topic_id
 from spark_klog.log.producer_state import SNAPSHOT
 from spark_klog.log.recovery import open_segments
 from spark_klog.log.retention import expired, facts_of
-from spark_klog.log.segment import FileRange, Segment, segment_name
+from spark_klog.log.segments import lookup, timestamp_lookup
+from spark_klog.log.segments.index_memory import IndexMemory
+from spark_klog.log.segments.segment import FileRange, Segment, segment_name
+from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.log.sequences import check_batches, headers_at
-from spark_klog.log.transaction_index import AbortedTransaction
 from spark_klog.records import kernels
 from spark_klog.records.batch_run import MAX_RELATIVE
 from spark_klog.records.batch_v2 import BatchHeader
@@ -47,24 +47,19 @@ _log = logging.getLogger(__name__)
 _NONE = -1
 _PRODUCER_EXPIRATION_MS = 24 * 3600 * 1000
 _LOCAL = LocalFileSystem()
-#: Segments that are deleted while others wait.
+#: How many segments a request may delete while other requests wait.
 SEGMENTS_AT_ONCE = 8
 
 
 class BatchTooLarge(ConfigError):
-    """A batch above `max.message.bytes`."""
-
-
-def system_ms() -> int:
-    """The time of the machine in ms since the epoch."""
-    return time.time_ns() // 1_000_000
+    """A record batch is larger than `max.message.bytes`."""
 
 
 class PartitionLog:
-    """An open log. One thread at a time may change it; `directory` is made where it is missing.
+    """An open log. One thread at a time may change it; creates `directory` if it is missing.
 
-    `clean`: the last stop was a clean one. `recovery_point`: offset up to which the log was flushed before.
-    `start_offset`: the records before it were deleted. Errors as of `recovery.open_segments`.
+    `clean`: the last stop was clean. `recovery_point`: the log was flushed up to this offset. `start_offset`: records
+    before it were deleted. Raises what `recovery.open_segments` raises.
     """
 
     def __init__(
@@ -92,11 +87,11 @@ class PartitionLog:
         is_new_folder = files.make_folder(directory)
         self._defaults = config
         self._overrides = read_overrides(files, directory)
-        if overrides is not None and overrides != self._overrides:  # the folder may be of a creation that failed
+        if overrides is not None and overrides != self._overrides:  # the folder may be left from a failed creation
             write_overrides(files, directory, overrides)
             self._overrides = dict(overrides)
         self.config = replace(config, **self._overrides)
-        #: None until it is given one: Kafka of before 2.8 wrote none.
+        #: None until `set_topic_id`: Kafka before 2.8 has no topic ids.
         self.topic_id = topic_id_of(files, directory)
         if self.topic_id is None and topic_id is not None:
             self.set_topic_id(topic_id)
@@ -116,11 +111,11 @@ class PartitionLog:
         self.producers.forget_before(self.start_offset)
         self._epochs = LeaderEpochs(files, directory)
         if is_new_folder:
-            self._epochs.begin(self.end_offset)  # here, as the first append is not to wait for the disk
-        # The folder's name may not be on the disk: it was made now, or before a crash or a failure.
+            self._epochs.begin(self.end_offset)  # here, so that the first append does not wait for the disk
+        # The folder's directory entry may not be on disk: the folder is new, or from before a crash or a failure.
         is_new_name = is_new_folder or not clean or not self.end_offset
         self.flushed = Flushed(files, directory, min(recovery_point, self.end_offset), now_ms, has_new_name=is_new_name)
-        #: Why the log takes no more until it is opened again.
+        #: Why the log rejects appends until it is reopened.
         self.failure: OSError | None = None
         #: False once it is closed or retired.
         self.is_open = True
@@ -129,28 +124,28 @@ class PartitionLog:
         self.opened_at, self.appended_bytes, self.expired_segments = self.end_offset, 0, 0
 
     def set_topic_id(self, topic_id: UUID) -> None:
-        """The topic's id, for a log that has none; OSError."""
+        """Set the topic's id of a log that has none; OSError."""
         write_topic_id(self.files, self.directory, topic_id)
         self.topic_id = topic_id
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The segments now, the active one last."""
+        """The current segments, the active one last."""
         return self._segments
 
     @property
     def high_watermark(self) -> int:
-        """The end of what consumers may read: without replication the end of the log."""
+        """The end for consumers: without replication the end of the log."""
         return self.end_offset
 
     @property
     def recovery_point(self) -> int:
-        """The offset up to which the log has been flushed."""
+        """The end of the flushed part of the log."""
         return self.flushed.recovery_point
 
     @property
     def last_stable_offset(self) -> int:
-        """The end of what read_committed consumers may read: where the oldest open transaction begins."""
+        """The end for read_committed consumers: the start of the oldest open transaction, if there is one."""
         unstable = self.producers.first_unstable_offset
         return self.high_watermark if unstable is None else min(unstable, self.high_watermark)
 
@@ -160,10 +155,7 @@ class PartitionLog:
         return self._epochs.latest
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """(the largest epoch not above `epoch`, the offset after its last record), -1 where that is not known.
-
-        As Kafka answers OffsetForLeaderEpoch (KIP-101, KIP-279).
-        """
+        """See `LeaderEpochs.end_of`."""
         return self._epochs.end_of(epoch, self.start_offset, self.end_offset)
 
     @property
@@ -177,9 +169,9 @@ class PartitionLog:
         return self._overrides
 
     def set_overrides(self, overrides: Mapping[str, Any]) -> None:
-        """Take these for the topic's own values of `LogConfig`, from now on and at later starts; OSError.
+        """Set the topic's own values of `LogConfig`, also for later starts; OSError.
 
-        What is about segments holds from the next one on; what retention deletes is looked at in its time.
+        Settings of segments apply from the next segment on, those of retention at its next run.
         """
         self.check_open()
         if overrides == self._overrides:
@@ -189,15 +181,15 @@ class PartitionLog:
         self._overrides, self.config = dict(overrides), config
 
     def append(self, records: memoryview, *, of_client: bool = False, flushes: bool = True) -> Appended:
-        """Append whole batches, assigning their offsets (in place where it can be; `records` must be writable).
+        """Append complete record batches; assigns their offsets, in place if possible (`records` must be writable).
 
-        Those `of_client` that have producer ids are checked as log/sequences.py says; where all are duplicates the
-        answer is that of their first append.
+        Batches `of_client` with producer ids are checked as log/sequences.py says; if all are duplicates, the result is
+        that of their first append.
 
-        `CorruptBatchError` for a wrong CRC, `DecodeError` for what is not whole batches, `BatchTooLarge`,
-        `ProducerRefused`; `LogRetired`; OSError where the disk fails. Nothing is appended then; but where a flush fails
-        that flush.messages asks for, nobody knows what is on the disk, and the log takes no more until it is opened
-        again. Without `flushes` the caller sees to that flush: `has_many_unflushed`.
+        `CorruptBatchError` for a wrong CRC, `DecodeError` for incomplete batches, `BatchTooLarge`, `ProducerRefused`,
+        `LogRetired`, OSError. Nothing is appended then, except if a flush for flush.messages fails: then the state of
+        the disk is unknown, and the log rejects appends until it is reopened. Without `flushes` the caller does that
+        flush, see `has_many_unflushed`.
         """
         self._check_takes()
         first = self.end_offset
@@ -233,7 +225,7 @@ class PartitionLog:
             try:
                 self.flush()
             except OSError as error:
-                if self.failure is None:  # it could not be begun, but the batches are appended
+                if self.failure is None:  # the flush could not start, but the batches are appended
                     self.fail(error, "flush failed")
                 raise
         return Appended(first, self.end_offset - 1, _NONE if append_time is None else append_time)
@@ -244,10 +236,10 @@ class PartitionLog:
         return is_far or is_full(active, size, run.state.max_timestamp, self.config, self._now_ms())
 
     def _roll(self) -> None:
-        """Begin a new segment; what there is has been flushed then. OSError: there is no new segment."""
+        """Flush, then start a new segment. After an OSError there is no new segment."""
         active = self._segments[-1]
         active.seal()
-        if self.flushed.snapshot_at != self.end_offset:  # else a flush beside the appends has ended just now
+        if self.flushed.snapshot_at != self.end_offset:  # else a flush beside the appends has just covered it
             self._flush(with_snapshot=True)
         new = self.segment(self.end_offset, FileInfo(0, self._now_ms()))
         try:
@@ -261,25 +253,25 @@ class PartitionLog:
         _log.info("%s rolled at offset %d", self.directory.name, self.end_offset)
 
     def segment(self, base_offset: int, info: FileInfo, *, has_transactions: bool = False) -> Segment:
-        """A segment in this log's folder; it is not one of the log's yet."""
+        """Create a `Segment` in this log's folder, without adding it to the log."""
         interval = self.config.index_interval_bytes
         return Segment(
             self.files, self.directory, base_offset, interval, info, self._memory, has_transactions=has_transactions
         )
 
     def _remove_new(self, segment: Segment) -> None:
-        """Remove the files of a segment that could not be begun, for good: a start would take it for the active one."""
+        """Remove the files of a segment that could not be started: a start would take it for the active one."""
         try:
             segment.remove()
             self.files.sync_folder(self.directory)
         except OSError as error:
-            self.fail(error, "a segment that could not be begun can't be removed")
+            self.fail(error, "a segment that could not be started can't be removed")
             raise
 
     def fail(self, error: OSError, what: str) -> None:
-        """Take no more: what is in the files is not what is in memory, until the log is opened again."""
+        """Reject appends until the log is reopened: files and memory may differ."""
         self.failure = error
-        _log.error("%s: %s, nothing is appended until the log is opened again: %s", self.directory, what, error)
+        _log.error("%s: %s, the log rejects appends until it is reopened: %s", self.directory, what, error)
 
     def _note_producers(self, data: memoryview, run: BatchRun, headers: list[BatchHeader]) -> None:
         for position, header in zip(run.producers, headers, strict=True):
@@ -289,7 +281,7 @@ class PartitionLog:
                 self.flushed.note_made()  # its file may be new
 
     def flush(self) -> None:
-        """Return when all that was appended is on the disk; OSError, and then the log takes no more."""
+        """Wait until all appended records are on disk. After an OSError the log rejects appends."""
         self._flush(with_snapshot=False)
 
     def _flush(self, *, with_snapshot: bool) -> None:
@@ -302,7 +294,7 @@ class PartitionLog:
         self.end_flush(flush)
 
     def begin_flush(self, *, with_snapshot: bool) -> Flush:
-        """Begin a flush, whose `run` may be called in any thread; a roll needs one with a snapshot. OSError."""
+        """Start a flush, whose `run` may be called in any thread; a roll needs one with a snapshot. OSError."""
         self._check_takes()
         opened = self._segments[-1].unsynced_files()
         path = self.directory / (segment_name(self.end_offset) + SNAPSHOT)
@@ -310,27 +302,27 @@ class PartitionLog:
         return self.flushed.begin(self.end_offset, opened, snapshot, self._segments[-1].transaction_index)
 
     def end_flush(self, flush: Flush, error: OSError | None = None) -> None:
-        """A flush has run, or failed: then the log takes no more. OSError, also for a flush beside one that failed."""
+        """Finish a flush. If it failed the log rejects appends. OSError, also for a flush beside one that failed."""
         if not self.is_open:
             return
         if error is not None:
             # The kernel may have dropped the dirty pages: a later fsync that succeeds would prove nothing.
             self.fail(error, "flush failed")
             return
-        self._check_takes()  # the kernel tells an error to one of those who sync
+        self._check_takes()  # the kernel reports an error to only one of several syncs
         self.flushed.end(flush)
 
     @property
     def has_many_unflushed(self) -> bool:
-        """Whether flush.messages asks for a flush."""
+        """Whether flush.messages requires a flush."""
         return self.end_offset - self.recovery_point >= self.config.flush_messages
 
     def waits_to_roll(self, size: int, timestamp: int) -> bool:
-        """Whether an append of so many bytes, up to that time (ms), begins a new segment and waits for a flush then."""
+        """Whether an append of `size` bytes with this largest timestamp (ms) needs a roll and a flush before it."""
         return self.flushed.snapshot_at != self.end_offset and self.is_full(size, timestamp)
 
     def is_full(self, size: int, timestamp: int) -> bool:
-        """Whether so many bytes of records, up to that time (ms), belong into a new segment."""
+        """Whether an append of `size` bytes with this largest timestamp (ms) needs a new segment."""
         active, now_ms = self._segments[-1], self._now_ms()
         if self.config.message_timestamp_type == LOG_APPEND_TIME:
             timestamp = now_ms
@@ -338,7 +330,7 @@ class PartitionLog:
 
     @property
     def waits_to_expire(self) -> bool:
-        """Whether retention leaves no segment, so that a new one begins, and waits for a flush then."""
+        """Whether retention deletes all segments, and needs a roll and a flush before it."""
         if self.flushed.snapshot_at == self.end_offset or not self._segments[-1].size or self.failure is not None:
             return False
         return self._count_expired() == len(self._segments)
@@ -348,16 +340,16 @@ class PartitionLog:
         return expired(facts, self.config, self.size, self.start_offset, self._now_ms())
 
     def roll(self) -> None:
-        """Begin a new segment, if there is anything in the active one; OSError."""
+        """Start a new segment unless the active one is empty; OSError."""
         self._check_takes()
         if self._segments[-1].size:
             self._roll()
 
     def read(self, offset: int, max_bytes: int, end: int | None = None) -> FileRange | None:
-        """A range of one segment's file that begins with the batch that holds `offset`; at least one batch.
+        """A range of one segment's file that starts with the batch that contains `offset`; at least one batch.
 
-        None where there is nothing before `end` (the high watermark, or a last stable offset). `OffsetOutOfRange`
-        before the log's start or beyond its end.
+        None if there is no batch before `end` (the high watermark or last stable offset). `OffsetOutOfRange` before the
+        log's start or after its end.
         """
         if not self.start_offset <= offset <= self.end_offset:
             raise OffsetOutOfRange(self.topic, self.partition, (offset, offset), (self.start_offset, self.end_offset))
@@ -389,10 +381,10 @@ class PartitionLog:
         return timestamp_lookup.max_timestamp(self._segments, self.start_offset)
 
     def delete_records(self, before: int) -> int:
-        """Delete the records before offset `before`; the log's first offset afterwards. Segments before it go now, if
-        they are not many, or with those that expire.
+        """Delete the records before offset `before`; returns the log's new start offset.
 
-        `OffsetOutOfRange` if it is negative or beyond the high watermark; `LogRetired`.
+        Deletes up to `SEGMENTS_AT_ONCE` segments now, the others with retention. `OffsetOutOfRange` if `before` is
+        negative or after the high watermark; `LogRetired`.
         """
         self.check_open()
         if not 0 <= before <= self.high_watermark:
@@ -400,8 +392,8 @@ class PartitionLog:
         self._start_at(max(self.start_offset, before))
         try:
             self.delete_expired(SEGMENTS_AT_ONCE)
-        except OSError as error:  # the start is in force, the files go in time
-            _log.warning("%s: segments before offset %d are deleted later: %s", self.directory, before, error)
+        except OSError as error:  # the new start is in force
+            _log.warning("%s: deleting segments before offset %d later: %s", self.directory, before, error)
         return self.start_offset
 
     def _start_at(self, offset: int) -> None:
@@ -409,10 +401,10 @@ class PartitionLog:
         self.producers.forget_before(offset)
 
     def delete_expired(self, most: int | None = None) -> int:
-        """Delete what the settings of retention no longer keep, `most` segments; how many were deleted.
+        """Delete the segments that retention does not keep, at most `most`; returns how many.
 
-        None after a `failure`: a swap of compacted segments, which the next start ends, may name them. `LogRetired`:
-        the names of its files may be those of a new log. OSError: those before the one that failed were deleted.
+        Deletes nothing after a `failure`: an unfinished swap of compacted segments may need them at the next start.
+        `LogRetired`: a new log may own the file names. OSError: the segments before the failed one were deleted.
         """
         self.check_open()
         if self.failure is not None:
@@ -428,11 +420,11 @@ class PartitionLog:
         for _ in range(count):
             self._delete_oldest()
         if count:
-            _log.info("%s begins at offset %d: %d segments deleted", self.directory.name, self.start_offset, count)
+            _log.info("%s starts at offset %d: deleted %d segments", self.directory.name, self.start_offset, count)
         return count
 
     def _delete_oldest(self) -> None:
-        # The file goes first: a start would take one that is left for the beginning of the log, with a hole after it.
+        # The file first: a start would take a remaining one for the start of the log, with a hole after it.
         self.deleted_files.add(self._segments[0], self.config.file_delete_delay_ms)
         self._segments = self._segments[1:]
         self._start_at(max(self.start_offset, self._segments[0].base_offset))
@@ -440,31 +432,31 @@ class PartitionLog:
 
     @property
     def is_flush_due(self) -> bool:
-        """Whether flush.ms asks for it."""
+        """Whether flush.ms requires a flush."""
         is_over = self._now_ms() - self.flushed.at_ms >= self.config.flush_ms
         return is_over and self.recovery_point < self.end_offset and self.failure is None and self.is_open
 
     def flush_due(self) -> None:
-        """Flush where it is due; OSError."""
+        """Flush if flush.ms requires it; OSError."""
         if self.is_flush_due:
             self.flush()
 
     def note_refused(self, header: BatchHeader) -> None:
-        """A client's batch was not appended, as its transaction is not known; what follows it must wait for it."""
+        """See `ProducerState.note_refused`."""
         self.producers.note_refused(header, self._now_ms())
 
     def forget_producers(self) -> None:
-        """Forget producers that have been silent for a day, as Kafka's producer.id.expiration.ms."""
+        """Forget producers that have not written for a day, as with Kafka's producer.id.expiration.ms."""
         self.producers.expire(self._now_ms() - _PRODUCER_EXPIRATION_MS)
 
     def replace_segments(self, old: tuple[Segment, ...], new: Segment | None) -> None:
-        """Put a compacted segment in the place of neighbours; the caller has renamed the files."""
-        place = self._segments.index(old[0])
-        assert self._segments[place : place + len(old)] == old
-        self._segments = (*self._segments[:place], *((new,) if new else ()), *self._segments[place + len(old) :])
+        """Replace adjacent segments by a compacted one; the caller has renamed the files."""
+        index = self._segments.index(old[0])
+        assert self._segments[index : index + len(old)] == old
+        self._segments = (*self._segments[:index], *((new,) if new else ()), *self._segments[index + len(old) :])
 
     def close(self) -> None:
-        """Flush and close; a log that is closed so needs no recovery. OSError: it is closed, but does need it."""
+        """Flush and close, so that the log needs no recovery. After an OSError it is closed, but needs recovery."""
         try:
             self._segments[-1].seal()
             self._flush(with_snapshot=True)
@@ -476,18 +468,18 @@ class PartitionLog:
     def _check_takes(self) -> None:
         self.check_open()
         if self.failure is not None:
-            raise copy(self.failure)  # raised itself it would keep the frames, and records, of all refused appends
+            raise copy(self.failure)  # a shared exception would keep the frames, and records, of all rejected appends
 
     def check_open(self) -> None:
-        """`LogRetired` if the log was deleted, set aside or closed."""
+        """Raise `LogRetired` if the log was deleted, set aside or closed."""
         if not self.is_open:
             raise LogRetired(errno.ESTALE, "the log was deleted or closed", str(self.directory))
 
     def retire(self, suffix: str) -> Path:
-        """Rename the folder to one that is no partition's, and serve it no more; returns its new path.
+        """Retire the log: rename its folder so that it is not a partition's. Returns the new path.
 
-        OSError: the log is as it was. The .log files are closed by the last `FileRange` that holds them: a response may
-        be under way. Nothing is written to the old path from now on: a new log may be there.
+        After an OSError the log is unchanged. Responses may still be sending from the .log files, so the last
+        `FileRange` closes them. Nothing writes to the old path any more: a new log may own it.
         """
         retired = retired_folder(self.directory, suffix)
         with self.flushed.paths.lock:

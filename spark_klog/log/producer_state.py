@@ -1,6 +1,6 @@
-"""What a log knows of its producers: the last batches of each, and which transactions are open.
+"""The state of a log's producers: the last record batches of each, and the open transactions.
 
-A snapshot (OFFSET.snapshot, 20 digits) holds it as it was before that offset, in Kafka's format:
+A snapshot (OFFSET.snapshot, 20 digits) stores the state before that offset, in Kafka's format:
 
     version   INT16   1
     crc       UINT32  CRC-32C of all that follows
@@ -8,10 +8,10 @@ A snapshot (OFFSET.snapshot, 20 digits) holds it as it was before that offset, i
     entries           producer id INT64, epoch INT16, last sequence INT32, last offset INT64, offset delta INT32,
                       timestamp INT64 (ms), coordinator epoch INT32, first offset of the open transaction INT64 (-1)
 
-A producer has up to five entries here, one a batch, the oldest first, so that a batch which is sent again is known
-after a restart too. Kafka writes one, that of the last batch, and of several takes the last.
+A producer has up to five entries, one per record batch, the oldest first, so that a batch sent again is recognized
+after a restart, too. Kafka writes only the entry of the last batch, and of several entries it uses the last.
 
-Source: KIP-98; KIP-360. Crash story: a snapshot is written as a whole or not at all; the log from there on is replayed.
+Source: KIP-98; KIP-360. Crash story: a snapshot is written completely or not at all; a start replays the log after it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from struct import Struct
 from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
-from spark_klog.log.file_system import FileSystem
-from spark_klog.log.transaction_index import AbortedTransaction
+from spark_klog.log.files.file_system import FileSystem
+from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.control import ABORT, EndTransactionMarker, read_marker
 from spark_klog.wire.checksums import crc32c
@@ -34,16 +34,16 @@ _VERSION = 1
 _START = Struct(">hI")
 _COUNT = Struct(">i")
 _ENTRY = Struct(">qhiqiqiq")
-#: Kafka's: so many batches of a producer are known, to answer one that is sent again.
+#: How many batches of a producer to remember, to recognize one that is sent again; as in Kafka.
 _BATCHES = 5
-#: Refused producers that are remembered; clients may make up as many as they like.
+#: Bound on remembered refused producers: clients can invent any number of producer ids.
 _MOST_REFUSED = 10_000
-#: There is no open transaction.
+#: Means: no open transaction.
 NO_OFFSET = -1
 
 
 class ProducerBatch(NamedTuple):
-    """A batch as its producer numbers it: `last_sequence`, and the offset of its last record."""
+    """The last sequence and the last offset of a record batch."""
 
     last_sequence: int
     last_offset: int
@@ -52,8 +52,8 @@ class ProducerBatch(NamedTuple):
 
 
 @dataclass
-class Producer:
-    """One producer id: its epoch, its last batches (newest last), and where its open transaction begins (-1: none)."""
+class ProducerEntry:
+    """A producer id: its epoch, its last batches (newest last), and the start of its open transaction (-1: none)."""
 
     epoch: int = -1
     batches: list[ProducerBatch] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Producer:
 
 
 class _Refused(NamedTuple):
-    """The least sequence of an epoch that was not let into the log, and when (ms)."""
+    """The smallest refused sequence of an epoch, and when it was refused (ms)."""
 
     epoch: int
     sequence: int
@@ -75,31 +75,31 @@ class _Refused(NamedTuple):
 
 
 class ProducerState:
-    """Of one log, up to `end_offset`."""
+    """The producers of one log, up to `end_offset`."""
 
     def __init__(self) -> None:
-        self.producers: dict[int, Producer] = {}
+        self.producers: dict[int, ProducerEntry] = {}
         self.end_offset = 0
-        #: How many have ended since the log was opened.
+        #: How many transactions have ended since the log was opened.
         self.ended_transactions = 0
-        #: The ids with an open transaction: there may be many more producers than these.
+        #: Producer ids with an open transaction: few of all producers.
         self._open: set[int] = set()
         self._refused: dict[int, _Refused] = {}
 
     @property
     def first_unstable_offset(self) -> int | None:
-        """Where the oldest open transaction begins."""
+        """The start of the oldest open transaction."""
         return min((self.producers[each].transaction_first_offset for each in self._open), default=None)
 
     def add(self, header: BatchHeader, batch: memoryview) -> AbortedTransaction | None:
-        """Take note of a batch of a producer; the transaction that it aborts. `DecodeError` for a bad marker."""
+        """Apply a producer's batch. Returns the transaction that it aborts. `DecodeError` for a bad marker."""
         marker = None
         self.end_offset = header.next_offset
         if header.is_control:
             marker = read_marker(header, batch)
             if marker is None:
-                return None  # compaction has taken it out, and all that it ended
-        producer = self.producers.setdefault(header.producer_id, Producer())
+                return None  # compaction has removed the marker and its transaction
+        producer = self.producers.setdefault(header.producer_id, ProducerEntry())
         if header.producer_epoch != producer.epoch:
             producer.epoch = header.producer_epoch
             producer.batches.clear()
@@ -122,7 +122,7 @@ class ProducerState:
         return None
 
     def _end_transaction(
-        self, header: BatchHeader, producer: Producer, marker: EndTransactionMarker
+        self, header: BatchHeader, producer: ProducerEntry, marker: EndTransactionMarker
     ) -> AbortedTransaction | None:
         first, producer.transaction_first_offset = producer.transaction_first_offset, NO_OFFSET
         self._open.discard(header.producer_id)
@@ -135,10 +135,10 @@ class ProducerState:
         return AbortedTransaction(header.producer_id, first, header.last_offset, stable)
 
     def note_refused(self, header: BatchHeader, now_ms: int) -> None:
-        """A batch was not let in, since its transaction was not, or not yet, known: it may be sent again.
+        """Remember a batch that was refused because its transaction is not known yet; the producer may send it again.
 
-        Of a producer that is not known no other sequence tells that there is a gap before what comes next. Not kept
-        over a restart, as in Kafka.
+        For an unknown producer this is the only way to notice a gap before its next batch. As in Kafka, a restart
+        forgets it.
         """
         before = self._refused.get(header.producer_id)
         if before is None or (header.producer_epoch, -header.base_sequence) > (before.epoch, -before.sequence):
@@ -147,18 +147,18 @@ class ProducerState:
             self._refused[header.producer_id] = _Refused(header.producer_epoch, header.base_sequence, now_ms)
 
     def refused_sequence(self, header: BatchHeader) -> int | None:
-        """The least sequence of the batch's epoch that was not let in, if since then nothing was."""
+        """The smallest refused sequence of the batch's epoch, if no batch was appended since."""
         refused = self._refused.get(header.producer_id)
         return None if refused is None or refused.epoch != header.producer_epoch else refused.sequence
 
     def forget_before(self, offset: int) -> None:
-        """Records before `offset` were deleted: transactions that began there begin with what is left of them."""
+        """Move the starts of open transactions to `offset`, as the records before it were deleted."""
         for each in self._open:
             producer = self.producers[each]
             producer.transaction_first_offset = max(producer.transaction_first_offset, offset)
 
     def expire(self, before_ms: int) -> None:
-        """Forget producers that have written nothing since, and have no open transaction."""
+        """Forget producers that have not written since `before_ms` and have no open transaction."""
         for producer_id, producer in list(self.producers.items()):
             if producer.last_timestamp < before_ms and producer.transaction_first_offset == NO_OFFSET:
                 del self.producers[producer_id]
@@ -179,22 +179,22 @@ class ProducerState:
 
     @classmethod
     def decode(cls, data: bytes) -> ProducerState:
-        """`DecodeError` where it is no snapshot of version 1, or its checksum is wrong."""
+        """Decode a snapshot; `DecodeError` if it is not of version 1 or its checksum is wrong."""
         try:
             version, crc = _START.unpack_from(data)
             (count,) = _COUNT.unpack_from(data, _START.size)
             entries = list(_ENTRY.iter_unpack(data[_START.size + _COUNT.size :]))
         except Exception as error:
-            raise DecodeError(f"{len(data)} bytes are no snapshot of producers: {error}") from None
+            raise DecodeError(f"{len(data)} bytes are not a producer snapshot: {error}") from None
         if version != _VERSION or len(entries) != count or crc != crc32c(data[_START.size :]):
-            raise DecodeError(f"{len(data)} bytes are no snapshot of producers, version {version}, {count} entries")
+            raise DecodeError(f"{len(data)} bytes are not a producer snapshot: version {version}, {count} entries")
         state = cls()
         for producer_id, epoch, sequence, offset, delta, timestamp, coordinator_epoch, first in entries:
             before = state.producers.get(producer_id)
             batches = before.batches[1 - _BATCHES :] if before is not None and before.epoch == epoch else []
             if offset >= 0:
                 batches.append(ProducerBatch(sequence, offset, delta, timestamp))
-            state.producers[producer_id] = Producer(epoch, batches, timestamp, coordinator_epoch, first)
+            state.producers[producer_id] = ProducerEntry(epoch, batches, timestamp, coordinator_epoch, first)
             if first != NO_OFFSET:
                 state._open.add(producer_id)
         return state

@@ -1,31 +1,33 @@
-"""Opening a partition's folder: what a crash has left is put right, what is no crash's work is named.
+"""Open a partition's folder: clean up after a crash, and report damage that no crash causes.
 
-    *.log.cleaned   a compaction that was not finished: removed
-    *.log.swap      one that was: takes the place of the segments that it was made of
-    *.deleted       deleted, but not removed yet: removed
+    *.log.cleaned   an unfinished compaction: removed
+    *.log.swap      a finished compaction: replaces the segments that it was made from
+    *.deleted       deleted segments: removed
 
-Crash story: up to the recovery point the log was flushed. Segments that go beyond it are checked batch by batch after
-an unclean stop; at the first bad batch the log is cut, and what follows is gone: it was never flushed. A bad batch
-before the recovery point is no crash's work, and after a clean stop none is. It is never cut: `LogCorrupted` says which
-file and where.
+Crash story: the log was flushed up to the recovery point. After an unclean stop, the segments beyond it are checked
+batch by batch, and the log is truncated at the first bad batch, or if a segment reaches beyond the base offset of
+the next one: it was never flushed. A crash does not damage batches before the recovery point, nor any batch after a
+clean stop. Such damage is never truncated: `LogCorrupted` names the file and the position.
 
-A clean start looks at the end of the log only, an unclean one at nothing before the recovery point: damage elsewhere is
-named when it is read, by the checksum that readers compare or by `LogCorrupted`.
+A clean start checks only the end of the log, an unclean one nothing before the recovery point. Reads report other
+damage, by checksums or `LogCorrupted`.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from spark_klog.errors import DecodeError, LogCorrupted
 from spark_klog.log.config import LogConfig
-from spark_klog.log.file_system import FileInfo, FileSystem
-from spark_klog.log.index_memory import IndexMemory
+from spark_klog.log.files.file_system import FileInfo, FileSystem
 from spark_klog.log.producer_state import SNAPSHOT, ProducerState, load_snapshot
-from spark_klog.log.scan import headers
-from spark_klog.log.segment import INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, Segment, segment_name
+from spark_klog.log.segments.index_memory import IndexMemory
+from spark_klog.log.segments.scan import headers
+from spark_klog.log.segments.segment import INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, Segment, segment_name
 from spark_klog.records.batch_v2 import BatchHeader
 
 _log = logging.getLogger(__name__)
@@ -33,7 +35,7 @@ CLEANED, SWAP, DELETED = ".cleaned", ".swap", ".deleted"
 
 
 class Opened(NamedTuple):
-    """A log as it is found: its segments (at least one, which is open for appends), its end, its producers."""
+    """An opened log: its segments (at least one, the last open for appends), its end, its producers."""
 
     segments: tuple[Segment, ...]
     end_offset: int
@@ -51,7 +53,7 @@ def open_segments(
     now_ms: int,
     memory: IndexMemory,
 ) -> Opened:
-    """Open what is in the folder; after an unclean stop check what was not flushed. `LogCorrupted`, OSError."""
+    """Open the log in a folder; after an unclean stop check unflushed records. `LogCorrupted`, OSError."""
     names = _finish_renames(files, folder)
     _remove_lone_indexes(files, folder, names)
     bases = sorted(int(name[: -len(LOG)]) for name in names if name.endswith(LOG) and name[: -len(LOG)].isdecimal())
@@ -67,8 +69,8 @@ def open_segments(
             f"records are missing. {_how_to_go_on(segments[-1])}"
         )
     if end_offset < start_offset:
-        # All of it had been deleted; what is appended now must not get offsets that lie before the log's start.
-        _log.warning("%s: all is gone before offset %d, where the log begins", folder, start_offset)
+        # All records had been deleted; new ones must not get offsets before the log's start.
+        _log.warning("%s: no records left before offset %d, where the log starts", folder, start_offset)
         for segment in segments:
             segment.rename(DELETED)
         segments, end_offset = [empty], start_offset
@@ -100,7 +102,7 @@ def _remove_lone_indexes(files: FileSystem, folder: Path, names: set[str]) -> No
 
 
 def _finish_renames(files: FileSystem, folder: Path) -> set[str]:
-    """What there is afterwards."""
+    """Finish or undo the renames that a crash interrupted; returns the names afterwards."""
     names = files.names(folder)
     swaps = sorted(name for name in names if name.endswith(LOG + SWAP))
     for name in swaps:
@@ -115,7 +117,7 @@ def _finish_renames(files: FileSystem, folder: Path) -> set[str]:
 
 
 def _swap_in(files: FileSystem, folder: Path, base: int) -> None:
-    """Put a compacted segment (BASE.log.swap) in the place of those that it was made of: those within its offsets."""
+    """Replace the segments within its offsets by a compacted segment (BASE.log.swap)."""
     stem = segment_name(base)
     swap = folder / (stem + LOG + SWAP)
     file = files.open(swap)
@@ -131,52 +133,81 @@ def _swap_in(files: FileSystem, folder: Path, base: int) -> None:
             and path.suffix in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX)
         ):
             files.rename(path, path.with_name(name + DELETED))
-    for suffix in (TRANSACTION_INDEX, LOG):  # the log last: until it is in its place this is done again
+    for suffix in (TRANSACTION_INDEX, LOG):  # the log last: until then the next start repeats the swap
         if stem + suffix + SWAP in files.names(folder):
             files.rename(folder / (stem + suffix + SWAP), folder / (stem + suffix))
 
 
 def _recover(segments: list[Segment], recovery_point: int, *, clean: bool) -> int:
-    """Check the segments that go beyond the recovery point; the end of the log. What a crash has left is cut off.
+    """Check the segments beyond the recovery point, and truncate after a crash. Returns the end of the log.
 
-    After a clean stop only the last segment is checked, and nothing is cut.
+    After a clean stop it checks only the last segment, and truncates nothing.
     """
     last = len(segments) - 1
-    place = last if clean else next((i for i in range(last, -1, -1) if segments[i].base_offset <= recovery_point), 0)
-    end_offset = segments[place].base_offset
-    while place < len(segments):
-        segment = segments[place]
+    index = last if clean else next((i for i in range(last, -1, -1) if segments[i].base_offset <= recovery_point), 0)
+    if index and _end_of(segments[index - 1]) > segments[index].base_offset:
+        index -= 1
+    end_offset = segments[index].base_offset
+    while index < len(segments):
+        segment = segments[index]
         end_offset, damage = segment.recover()
-        place += 1
-        if damage is None:
+        index += 1
+        overlap = None if damage else overlap_of(segment, end_offset, segments[index:])
+        if damage is None and overlap is None:
             segment.flush()
             continue
-        if clean or end_offset < recovery_point:
-            flushed = "as a whole at a clean stop" if clean else f"up to offset {recovery_point}"
+        flushed = "completely at a clean stop" if clean else f"up to offset {recovery_point}"
+        if overlap is not None and (clean or segments[index].base_offset < recovery_point):
+            raise LogCorrupted(
+                f"{overlap}, but the log had been flushed {flushed}: a crash alone can't cause this. "
+                f"{_how_to_go_on(segment)}"
+            )
+        if damage is not None and (clean or end_offset < recovery_point):
             raise LogCorrupted(
                 f"{segment.path} is damaged at position {damage.position}, offset {end_offset} ({damage}), but had "
-                f"been flushed {flushed}: a crash does not do this. {_how_to_go_on(segment)}"
+                f"been flushed {flushed}: a crash alone can't cause this. {_how_to_go_on(segment)}"
             )
-        lost = sum(later.size for later in segments[place:])
+        lost = sum(later.size for later in segments[index:])
+        end = segment.size if damage is None else damage.position
         _log.warning(
-            "%s: bad batch at position %d (%s): cut there; %d bytes were never flushed, %d segments after it go",
-            *(segment.path, damage.position, damage, segment.size - damage.position + lost, len(segments) - place),
+            "%s: truncated there; removed %d unflushed bytes and %d later segments",
+            overlap or f"{segment.path}: bad batch at position {end} ({damage})",
+            segment.size - end + lost,
+            len(segments) - index,
         )
-        for later in segments[place:]:
+        for later in segments[index:]:
             later.rename(DELETED)
-        del segments[place:]
-        segment.cut(damage.position)
+        del segments[index:]
+        segment.cut(end)
     return end_offset
 
 
+def _end_of(segment: Segment) -> int:
+    """The offset after the last record, by headers alone, as far as they can be read."""
+    end = segment.load_end()
+    if end is None:
+        end = segment.base_offset
+        with suppress(LogCorrupted):
+            for _, header in headers(segment.file, segment.path, 0, segment.size):
+                end = header.next_offset
+    return end
+
+
+def overlap_of(segment: Segment, end_offset: int, later: Sequence[Segment]) -> str | None:
+    """The problem if a segment with that end has offsets of the next one, else None."""
+    if not later or end_offset <= later[0].base_offset:
+        return None
+    return f"{segment.path} reaches to offset {end_offset}, but {later[0].path} begins at offset {later[0].base_offset}"
+
+
 def _how_to_go_on(segment: Segment) -> str:
-    return f"Restore it from a copy, or give up what follows by `klog log repair {segment.path.parent}`"
+    return f"Restore it from a copy, or drop what follows with `klog log repair {segment.path.parent}`"
 
 
 def _producers(
     files: FileSystem, folder: Path, segments: list[Segment], end_offset: int, *, clean: bool
 ) -> ProducerState:
-    """Of the newest sound snapshot, and the log from there on. Snapshots within segments were for one start."""
+    """Restore the producers from the newest valid snapshot and the log after it; removes snapshots within segments."""
     state, bases = None, {segment.base_offset for segment in segments}
     names = sorted((name for name in files.names(folder) if name.endswith(SNAPSHOT)), reverse=True)
     for path in (folder / name for name in names):
@@ -187,25 +218,30 @@ def _producers(
             elif offset not in bases:
                 files.remove(path)
         except DecodeError as error:
-            _log.warning("%s: looking for an older one", error)
+            _log.warning("%s: trying an older one", error)
             files.remove(path)
     state = state or ProducerState()
     if clean and not names:
-        # as Kafka: a log of before there were snapshots has no producers that matter
+        # As in Kafka: a log from before snapshots existed has no relevant producers.
         state.end_offset = end_offset
     replay(state, segments, end_offset)
     return state
 
 
 def replay(state: ProducerState, segments: list[Segment], end_offset: int) -> None:
-    """Bring the state up to the end of the log; the aborted transactions met are in the segments' indexes then."""
+    """Apply the log up to its end to the state, and complete the segments' transaction indexes."""
     start = state.end_offset
     following = [segment.base_offset for segment in segments[1:]] + [end_offset]
     for segment, end in zip(segments, following, strict=True):
-        # the last one may have entries of what a crash took away, though nothing in it is left to replay
+        # The last segment's index may have entries of truncated batches, even if there is nothing to replay.
         if end <= start and segment is not segments[-1]:
             continue
-        segment.transaction_index.repair(start)
+        if segment.transaction_index.repair(start):
+            _log.warning("%s is damaged: rebuilt from the log", segment.transaction_index.path)
+            try:
+                _derive_aborted(segments, segment, start)
+            except LogCorrupted as error:
+                _log.error("%s lacks entries, aborted records may be read: %s", segment.transaction_index.path, error)
         found = segment.position_of(start) if start > segment.base_offset else (0, None)
         for position, header in headers(segment.file, segment.path, found[0] if found else segment.size, segment.size):
             if not isinstance(header, BatchHeader) or header.producer_id < 0 or header.base_offset < start:
@@ -215,3 +251,18 @@ def replay(state: ProducerState, segments: list[Segment], end_offset: int) -> No
             if aborted is not None:
                 segment.transaction_index.append(aborted)
     state.end_offset = end_offset
+
+
+def _derive_aborted(segments: list[Segment], damaged: Segment, end: int) -> None:
+    """Rebuild the entries of a damaged transaction index before offset `end`: transactions may begin in any segment."""
+    state = ProducerState()
+    for segment in segments:
+        for position, header in headers(segment.file, segment.path, 0, segment.size):
+            if header.last_offset >= end:
+                return
+            if not isinstance(header, BatchHeader) or header.producer_id < 0:
+                continue
+            batch = memoryview(segment.file.read_at(position, header.size) if header.is_control else b"")
+            aborted = state.add(header, batch)
+            if aborted is not None and segment is damaged:
+                segment.transaction_index.append(aborted)

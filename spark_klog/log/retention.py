@@ -1,4 +1,4 @@
-"""Which segments retention deletes."""
+"""Decide which segments retention deletes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from spark_klog.log.config import LogConfig
-from spark_klog.log.segment import Segment
+from spark_klog.log.segments.segment import Segment
 
 
 class SegmentFacts(NamedTuple):
-    """A segment with offsets below `end`; its largest timestamp (ms), or when it was written where it has none."""
+    """A segment: its end offset, size in bytes, and largest timestamp (ms) or else the time of its last write."""
 
     end: int
     size: int
@@ -18,7 +18,7 @@ class SegmentFacts(NamedTuple):
 
 
 def facts_of(segments: Sequence[Segment], end_offset: int) -> Iterator[SegmentFacts]:
-    """What retention asks of the segments of a log, each when it comes to it."""
+    """Yield the facts of a log's segments, lazily: retention rarely needs more than the first."""
     ends = [segment.base_offset for segment in segments[1:]] + [end_offset]
     for segment, end in zip(segments, ends, strict=True):
         newest = segment.max_timestamp
@@ -26,10 +26,10 @@ def facts_of(segments: Sequence[Segment], end_offset: int) -> Iterator[SegmentFa
 
 
 def expired(segments: Iterable[SegmentFacts], config: LogConfig, size: int, start_offset: int, now_ms: int) -> int:
-    """How many of the oldest segments may be deleted; `size` is that of all, the active one is among them.
+    """How many of the oldest segments to delete; `size` is the sum of all segments, including the active one.
 
-    A segment goes where all of it lies before `start_offset`; with cleanup.policy=delete also where its newest record
-    is older than retention.ms, or the log would hold retention.bytes without it. It ends at the first that may not.
+    A segment is deleted if it ends at or before `start_offset`; with cleanup.policy=delete also if its newest record is
+    older than retention.ms, or if the log without it still has retention.bytes. The count stops at the first to keep.
     """
     count = 0
     for segment in segments:

@@ -1,16 +1,16 @@
-"""Whether a log may take batches of producers with an id: their epochs and sequences (KIP-98, KIP-360).
+"""Check the epochs and sequences of idempotent producers before an append (KIP-98, KIP-360).
 
-A producer numbers its records, per partition, from 0 on; after 2^31 - 1 comes 0 again. Of what it sends
+A producer numbers its records per partition from 0 on; 2^31 - 1 is followed by 0. Rules for its record batches:
 
-    a batch that is one of its last five     is a duplicate: it is answered as the first one was, and not written
-    an epoch below the one known             INVALID_PRODUCER_EPOCH: another instance has taken over
-    an epoch above it                        must begin at sequence 0
-    the epoch known                          must go on where the last batch ended
-    a producer id that is not known          may begin anywhere: its records may have been deleted (Kafka 2.5); but not
-                                             beyond a batch that was refused for its transaction (Kafka 3.6)
+    a batch equal to one of its last five    is a duplicate: not appended, the answer is that of the first append
+    an epoch below the known one             INVALID_PRODUCER_EPOCH: another instance has taken over
+    an epoch above the known one             must start at sequence 0
+    the known epoch                          must continue after the last batch
+    an unknown producer id                   may start anywhere, as its records may have been deleted (Kafka 2.5), but
+                                             not after a batch that was refused for its transaction (Kafka 3.6)
 
-else it is OUT_OF_ORDER_SEQUENCE_NUMBER. Within a transaction a batch that is of none is INVALID_TXN_STATE. What a
-broker writes itself (markers, offsets within a transaction) has no sequences: there the epoch alone counts, and of
+Otherwise the error is OUT_OF_ORDER_SEQUENCE_NUMBER. A batch without transaction while one is open is INVALID_TXN_STATE.
+Batches that brokers write (markers, offsets within a transaction) have no sequences: only the epoch is checked, and for
 markers the coordinator's epoch.
 """
 
@@ -20,15 +20,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from spark_klog.errors import DecodeError, ErrorCode, KlogError
-from spark_klog.log.producer_state import Producer, ProducerState, advanced
+from spark_klog.log.producer_state import ProducerEntry, ProducerState, advanced
 from spark_klog.records.batch_v2 import BatchHeader, read_batch_header
 from spark_klog.records.control import EndTransactionMarker, read_marker
 
-_NEW = Producer()
+_NEW = ProducerEntry()
 
 
 class ProducerRefused(KlogError):
-    """A batch that its producer may not append; `code` says why, as a response does."""
+    """A producer's batch was refused; `code` is the response's error code."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)
@@ -36,9 +36,7 @@ class ProducerRefused(KlogError):
 
 
 class Duplicate(NamedTuple):
-    """How batches that are sent again were appended at first: offsets of the first and the last record, and the
-    largest timestamp (ms) of the last batch.
-    """
+    """The first append of duplicate batches: first and last offset, largest timestamp (ms) of the last batch."""
 
     base_offset: int
     last_offset: int
@@ -46,7 +44,7 @@ class Duplicate(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What the next batch of a producer is compared with; epoch -1 where nothing is known."""
+    """The state that the next batch of a producer must follow; epoch -1 for an unknown producer."""
 
     epoch: int
     last_sequence: int
@@ -54,7 +52,7 @@ class _Known(NamedTuple):
 
 
 def headers_at(data: memoryview, positions: Sequence[int]) -> list[BatchHeader]:
-    """The headers of the batches that begin there, which have producer ids."""
+    """The headers of the record batches at these positions, all with producer ids."""
     return [read_batch_header(data, position) for position in positions]
 
 
@@ -66,7 +64,7 @@ def check_batches(
     *,
     of_client: bool,
 ) -> Duplicate | None:
-    """Check what is to be appended together; results and errors as of `check_clients`."""
+    """Check the batches of one append; results and errors as in `check_clients`."""
     if not headers:
         return None
     if of_client:
@@ -78,10 +76,10 @@ def check_batches(
 
 
 def check_clients(state: ProducerState, headers: Sequence[BatchHeader]) -> Duplicate | None:
-    """Check batches of clients that are to be appended together; all have producer ids.
+    """Check the batches of one append by a client; all have producer ids.
 
-    `Duplicate` where every one of them has been appended already, None where they are to be appended.
-    `ProducerRefused`; `DecodeError` for an epoch or a sequence that is none.
+    Returns `Duplicate` if all were appended before, None if they may be appended. `ProducerRefused`; `DecodeError` for
+    a negative epoch or sequence.
     """
     duplicate = _duplicate(state, headers)
     if duplicate is not None:
@@ -96,17 +94,17 @@ def check_clients(state: ProducerState, headers: Sequence[BatchHeader]) -> Dupli
 
 
 def check_brokers(state: ProducerState, header: BatchHeader, marker: EndTransactionMarker | None) -> None:
-    """Check a batch of a broker; `marker` where it is a control batch. `ProducerRefused`."""
+    """Check a batch of a broker; `marker` is set for a control batch. `ProducerRefused`."""
     known = state.producers.get(header.producer_id, _NEW)
     _check_epoch(header, known.epoch)
     if marker is not None and marker.coordinator_epoch < known.coordinator_epoch:
         raise ProducerRefused(
             ErrorCode.TRANSACTION_COORDINATOR_FENCED,
-            f"a marker of coordinator epoch {marker.coordinator_epoch}; {known.coordinator_epoch} has written already",
+            f"marker of coordinator epoch {marker.coordinator_epoch}, but epoch {known.coordinator_epoch} has written",
         )
 
 
-def _known(producer: Producer) -> _Known:
+def _known(producer: ProducerEntry) -> _Known:
     last = producer.batches[-1].last_sequence if producer.batches else -1
     return _Known(producer.epoch, last, producer.is_in_transaction)
 
@@ -133,8 +131,8 @@ def _duplicate(state: ProducerState, headers: Sequence[BatchHeader]) -> Duplicat
 def _check(header: BatchHeader, known: _Known, refused: int | None) -> None:
     if header.producer_epoch < 0 or header.base_sequence < 0:
         raise DecodeError(
-            f"a batch of producer {header.producer_id} with epoch {header.producer_epoch}, "
-            f"base sequence {header.base_sequence}: below 0"
+            f"batch of producer {header.producer_id} with a negative epoch or sequence: epoch "
+            f"{header.producer_epoch}, base sequence {header.base_sequence}"
         )
     _check_epoch(header, known.epoch)
     if known.epoch < 0:
@@ -142,7 +140,7 @@ def _check(header: BatchHeader, known: _Known, refused: int | None) -> None:
             raise ProducerRefused(
                 ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
                 f"producer {header.producer_id} of epoch {header.producer_epoch} sends sequence "
-                f"{header.base_sequence}; {refused} was refused, and is to come first",
+                f"{header.base_sequence}, but the refused sequence {refused} must come first",
             )
         return
     is_new_epoch = header.producer_epoch != known.epoch
@@ -151,12 +149,12 @@ def _check(header: BatchHeader, known: _Known, refused: int | None) -> None:
         raise ProducerRefused(
             ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
             f"producer {header.producer_id} of epoch {header.producer_epoch} sends sequence {header.base_sequence}, "
-            f"{expected} is next",
+            f"expected {expected}",
         )
     if known.is_in_transaction and not header.is_transactional:
         raise ProducerRefused(
             ErrorCode.INVALID_TXN_STATE,
-            f"producer {header.producer_id} has an open transaction, but sends a batch that is of none",
+            f"producer {header.producer_id} has an open transaction, but sends a batch without one",
         )
 
 

@@ -1,0 +1,1 @@
+"""Compaction: plan, passes, cleaner."""

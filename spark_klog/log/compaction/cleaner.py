@@ -1,0 +1,263 @@
+"""Compact a log: run the two passes (passes.py) over its segments, and replace their files.
+
+    *.log.cleaned   being written: not part of the log
+    *.log.swap      complete and flushed: replaces its group of segments, also after a crash (recovery.py)
+
+The passes only read sealed segments, so they can run beside appends and reads; `swap` runs in the thread that changes
+the log. A damaged batch ends a round with `LogCorrupted`; segments cleaned before it stay cleaned.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import Protocol, TypeVar
+
+from spark_klog.errors import LogCorrupted
+from spark_klog.log.compaction.offset_map import OffsetMap
+from spark_klog.log.compaction.passes import Cleaner, CleaningRound, LastRecord, build_map
+from spark_klog.log.compaction.plan import (
+    Cleanable,
+    SegmentInfo,
+    cleanable,
+    group_segments,
+    retains_legacy_tombstones,
+)
+from spark_klog.log.files.file_system import File, FileInfo, write_all
+from spark_klog.log.flushing import Flush
+from spark_klog.log.partition_log import PartitionLog
+from spark_klog.log.recovery import CLEANED, SWAP
+from spark_klog.log.segments.scan import headers
+from spark_klog.log.segments.segment import Segment
+from spark_klog.log.segments.transaction_index import AbortedTransaction, encode_transaction_index
+from spark_klog.records.batch import Header
+
+_log = logging.getLogger(__name__)
+_WRITE_BYTES = 1024 * 1024
+_Result = TypeVar("_Result")
+
+
+class InOwner(Protocol):
+    """Runs a function in the thread that changes the log; returns its result or raises its error."""
+
+    def __call__(self, function: Callable[[], _Result], /) -> _Result: ...
+
+
+def _at_once(function: Callable[[], _Result], /) -> _Result:
+    return function()
+
+
+def plan(log: PartitionLog, checkpoint: int | None, now_ms: int) -> Cleanable:
+    """The cleanable part of the log, and whether cleaning is due; `checkpoint` is the end of the last round."""
+    return cleanable(
+        [_info(segment) for segment in log.segments],
+        log.config,
+        checkpoint=checkpoint,
+        log_start_offset=log.start_offset,
+        log_end_offset=log.end_offset,
+        last_stable_offset=log.last_stable_offset,
+        now=now_ms,
+    )
+
+
+def compact(
+    log: PartitionLog,
+    found: Cleanable,
+    offsets: OffsetMap,
+    now_ms: int,
+    in_owner: InOwner = _at_once,
+    check: Callable[[], None] = lambda: None,
+) -> int:
+    """Run one round over the part that `plan` found. Returns the offset up to which the log is clean.
+
+    If the log or its segments are deleted meanwhile, the round ends without further changes. `in_owner` runs functions
+    in the thread that appends to and deletes the log; only there files are opened and renamed, so that none can belong
+    to a new log of that name. `check` is called for each batch and may raise to end the round. `LogCorrupted`, OSError:
+    groups cleaned before stay cleaned.
+    """
+    try:
+        return _Round(log, found, offsets, in_owner, check).run(now_ms)
+    except _Gone:
+        _log.info("%s: compaction stopped, as its segments were deleted", log.directory)
+        return found.first_dirty_offset
+
+
+class _Gone(Exception):
+    """The log no longer has the segments."""
+
+
+class _Round:
+    def __init__(
+        self,
+        log: PartitionLog,
+        found: Cleanable,
+        offsets: OffsetMap,
+        in_owner: InOwner,
+        check: Callable[[], None],
+    ) -> None:
+        self._log = log
+        self._found = found
+        self._offsets = offsets
+        self._in_owner = in_owner
+        self._check = check
+
+    def run(self, now_ms: int) -> int:
+        log, found = self._log, self._found
+        self._flush()
+        segments, infos, aborted, producers = self._in_owner(self._facts)
+        self._offsets.clear()
+        dirty = [
+            segment
+            for segment, following in zip(segments, [*segments[1:], None], strict=True)
+            if following is None or following.base_offset > found.first_dirty_offset
+        ]
+        end = build_map(
+            chain.from_iterable(self._batches(segment) for segment in dirty),
+            self._offsets,
+            found.first_dirty_offset,
+            found.first_uncleanable_offset,
+            aborted,
+        )
+        retention = log.config.delete_retention_ms
+        cleaning = CleaningRound(end, found.first_uncleanable_offset, now_ms, retention, producers)
+        cleaner = Cleaner(self._offsets, cleaning, aborted)
+        by_base = {segment.base_offset: segment for segment in segments}
+        infos = [info for info in infos if info.base_offset < end]
+        for group in group_segments(infos, log.config, found.first_uncleanable_offset):
+            old = tuple(by_base[info.base_offset] for info in group)
+            kept = [retains_legacy_tombstones(infos, info, found.first_dirty_offset, retention) for info in group]
+            size, left = self._write_cleaned(cleaner, old, kept)
+            if not self._in_owner(partial(swap, log, old, size, left)):
+                raise _Gone
+        _log.info("%s compacted up to offset %d: %s", log.directory.name, end, cleaner.stats)
+        return end
+
+    def _flush(self) -> None:
+        """Flush transaction markers before records are removed because of them."""
+        flush = self._in_owner(self._begin_flush)
+        if flush is None:
+            return
+        try:
+            flush.run()
+        except OSError as error:
+            self._in_owner(partial(self._log.end_flush, flush, error))
+            self._check_there(())  # the files may be missing because the log was deleted
+            raise
+        self._in_owner(partial(self._log.end_flush, flush))
+
+    def _begin_flush(self) -> Flush | None:
+        self._check_there(())
+        return self._log.begin_flush(with_snapshot=False) if self._log.recovery_point < self._log.end_offset else None
+
+    def _facts(
+        self,
+    ) -> tuple[list[Segment], list[SegmentInfo], list[AbortedTransaction], dict[int, LastRecord]]:
+        """The log's segments, their infos, aborted transactions and active producers."""
+        log = self._log
+        self._check_there(())
+        segments = [item for item in log.segments if item.base_offset < self._found.first_uncleanable_offset]
+        if not segments:
+            raise _Gone
+        # The entry of a transaction that started in these segments is in the segment of its marker, maybe a later one.
+        aborted = log.aborted_transactions(segments[0].base_offset, self._found.first_uncleanable_offset)
+        producers = {
+            producer_id: LastRecord(item.batches[-1].last_offset if item.batches else None, item.epoch)
+            for producer_id, item in log.producers.producers.items()
+        }
+        return segments, [_info(segment) for segment in segments], aborted, producers
+
+    def _check_there(self, segments: Collection[Segment]) -> None:
+        if not (self._log.is_open and set(segments) <= set(self._log.segments)):
+            raise _Gone
+
+    def _opened(self, segment: Segment) -> File:
+        self._check_there([segment])
+        return segment.file
+
+    def _batches(self, segment: Segment) -> Iterator[tuple[Header, memoryview]]:
+        """All batches of a sealed segment; `LogCorrupted` if its last batch is incomplete."""
+        file = self._in_owner(partial(self._opened, segment))
+        end = 0
+        for position, header in headers(file, segment.path, 0, segment.size):
+            self._check()
+            if not self._log.is_open:
+                raise _Gone
+            yield header, memoryview(file.read_at(position, header.size))
+            end = position + header.size
+        if end != segment.size:
+            raise LogCorrupted(f"{segment.path}: incomplete batch at position {end}, {segment.size - end} bytes left")
+
+    def _write_cleaned(
+        self, cleaner: Cleaner, old: Sequence[Segment], legacy_kept: Sequence[bool]
+    ) -> tuple[int, list[AbortedTransaction]]:
+        """Write the segment that replaces `old` to a temporary name.
+
+        Returns its size, and its remaining aborted transactions.
+        """
+        file = self._in_owner(partial(self._make_cleaned, old))
+        size, waiting = 0, bytearray()
+        for segment, kept in zip(old, legacy_kept, strict=True):
+            for _, batch in cleaner.clean(self._batches(segment), kept):
+                waiting += batch
+                if len(waiting) >= _WRITE_BYTES:
+                    write_all(file, size, waiting)
+                    size += len(waiting)
+                    waiting.clear()
+        write_all(file, size, waiting)
+        file.sync()
+        file.close()
+        return size + len(waiting), cleaner.take_aborted()
+
+    def _make_cleaned(self, old: Sequence[Segment]) -> File:
+        self._check_there(old)
+        path = old[0].path.with_name(old[0].path.name + CLEANED)
+        self._log.files.remove(path)
+        return self._log.files.create(path)
+
+
+def _info(segment: Segment) -> SegmentInfo:
+    timestamp = segment.max_timestamp
+    return SegmentInfo(
+        segment.base_offset,
+        segment.size,
+        segment.first_timestamp(),
+        timestamp if timestamp >= 0 else segment.made_ms,
+        segment.made_ms,
+        segment.offset_index.size,
+        segment.time_index.size,
+    )
+
+
+def swap(log: PartitionLog, old: tuple[Segment, ...], size: int, aborted: Sequence[AbortedTransaction]) -> bool:
+    """Replace `old` by the cleaned segment; False if the log no longer has them.
+
+    After an OSError the log is unchanged, or rejects appends until reopening it completes the swap.
+    """
+    files, base = log.files, old[0]
+    if not (log.is_open and set(old) <= set(log.segments)):
+        return False
+    transactions = base.transaction_index.path
+    if aborted:
+        files.replace(transactions.with_name(transactions.name + SWAP), encode_transaction_index(aborted))
+    else:
+        files.remove(transactions.with_name(transactions.name + SWAP))
+    swapped = base.path.with_name(base.path.name + SWAP)
+    files.rename(base.path.with_name(base.path.name + CLEANED), swapped)  # from here on the swap is in force
+    try:
+        files.sync_folder(log.directory)
+        for segment in old:
+            log.deleted_files.add(segment, log.config.file_delete_delay_ms)
+        for index in set(base.paths()) - {base.path}:
+            files.remove(index)  # an index of `old` that could not be renamed would be taken for the new segment's
+        if aborted:
+            files.rename(transactions.with_name(transactions.name + SWAP), transactions)
+        files.rename(swapped, base.path)
+        files.sync_folder(log.directory)
+    except OSError as error:
+        log.fail(error, "a swap of compacted segments was not completed")
+        raise
+    info = FileInfo(size, old[-1].made_ms)
+    log.replace_segments(old, log.segment(base.base_offset, info, has_transactions=bool(aborted)))
+    return True

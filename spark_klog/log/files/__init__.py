@@ -1,0 +1,1 @@
+"""Files of a partition: creation, replacement, checkpoints, locks, names."""

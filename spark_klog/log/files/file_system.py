@@ -1,0 +1,177 @@
+"""The file system interface of logs. Tests replace it by one that loses, tears and rejects writes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from spark_klog.wire.primitives import Buffer
+
+
+class File(Protocol):
+    """An open file, read and written by position. All methods raise OSError."""
+
+    def fileno(self) -> int:
+        """For sendfile."""
+
+    def read_at(self, position: int, size: int) -> bytes:
+        """Up to `size` bytes; fewer at the end of the file."""
+
+    def write_at(self, position: int, data: Buffer) -> int:
+        """Write `data`; return the number of bytes written, which may be fewer."""
+
+    def truncate(self, size: int) -> int:
+        """Truncate the file, or extend it with zeros, to `size` bytes."""
+
+    def sync(self) -> None:
+        """Wait until all writes are on disk."""
+
+    def close(self) -> None: ...
+
+
+class FileInfo(NamedTuple):
+    """Size in bytes, and the time of the last write (ms since the epoch)."""
+
+    size: int
+    modified_ms: int
+
+
+class FileSystem(Protocol):
+    """Folders and files by path. All methods raise OSError."""
+
+    def open(self, path: Path) -> File:
+        """Open an existing file for reading and writing; `FileNotFoundError`: the name may belong to another log."""
+
+    def create(self, path: Path) -> File:
+        """Open a file for reading and writing; creates it if it is missing."""
+
+    def names(self, folder: Path) -> set[str]:
+        """The names in a folder."""
+
+    def folders(self, folder: Path) -> set[str]:
+        """The names of the folders in a folder."""
+
+    def info(self, path: Path) -> FileInfo:
+        """The size and time of a file; `FileNotFoundError`."""
+
+    def read(self, path: Path) -> bytes:
+        """The whole content of a small file; `FileNotFoundError`."""
+
+    def replace(self, path: Path, content: bytes) -> None:
+        """Replace a small file's content durably: after a crash it has either the old or the new content."""
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Rename a file or a folder."""
+
+    def remove(self, path: Path) -> None:
+        """Remove a file if it exists."""
+
+    def make_folder(self, path: Path) -> bool:
+        """Create a folder and its parents; False if it existed."""
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove a folder and its contents as far as possible; never raises."""
+
+    def sync_folder(self, path: Path) -> None:
+        """Wait until creations, renames and removals in the folder are on disk."""
+
+
+class _Handle(FileIO):
+    """Closes its descriptor, without a warning, when the last reference goes."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class LocalFile:
+    """A file of the operating system, closed with its last reference: a response may still be sending it.
+
+    In any thread, a weak reference to it returns an open file or None. With a finalizer of its own it could return a
+    file that another thread is closing.
+    """
+
+    __slots__ = ("__weakref__", "_handle", "fileno", "readinto", "seek", "truncate")
+
+    def __init__(self, path: Path, flags: int = 0) -> None:
+        self._handle = _Handle(os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o644), "r+")
+        self.fileno, self.truncate = self._handle.fileno, self._handle.truncate
+        # For systems without sendfile.
+        self.seek, self.readinto = self._handle.seek, self._handle.readinto
+
+    def read_at(self, position: int, size: int) -> bytes:
+        return os.pread(self.fileno(), size, position)
+
+    def write_at(self, position: int, data: Buffer) -> int:
+        return os.pwrite(self.fileno(), data, position)
+
+    def sync(self) -> None:
+        os.fsync(self.fileno())
+
+    def close(self) -> None:
+        self._handle.close()
+
+
+class LocalFileSystem:
+    """The file system of this machine."""
+
+    def open(self, path: Path) -> LocalFile:
+        return LocalFile(path)
+
+    def create(self, path: Path) -> LocalFile:
+        return LocalFile(path, os.O_CREAT)
+
+    def names(self, folder: Path) -> set[str]:
+        return set(os.listdir(folder))
+
+    def folders(self, folder: Path) -> set[str]:
+        return {path.name for path in folder.iterdir() if path.is_dir()}
+
+    def info(self, path: Path) -> FileInfo:
+        status = path.stat()
+        return FileInfo(status.st_size, status.st_mtime_ns // 1_000_000)
+
+    def read(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+    def replace(self, path: Path, content: bytes) -> None:
+        temporary = path.with_name(path.name + ".tmp")
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        self.sync_folder(path.parent)
+
+    def rename(self, old: Path, new: Path) -> None:
+        old.rename(new)
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def make_folder(self, path: Path) -> bool:
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            return False
+        return True
+
+    def remove_folder(self, path: Path) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+
+    def sync_folder(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_all(file: File, position: int, data: Buffer) -> None:
+    """Write all of `data`. After an OSError some of it may have been written."""
+    view = memoryview(data)
+    done = 0
+    while done < len(view):
+        done += file.write_at(position + done, view[done:])

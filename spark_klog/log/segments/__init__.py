@@ -1,0 +1,1 @@
+"""Segments and their indexes: append, look-up, scan."""

@@ -1,0 +1,225 @@
+"""The two sparse indexes of a segment: offset index and time index.
+
+.index       INT32 offset relative to the segment's base, INT32 position: the LAST offset of a batch, and the position
+             in the .log file where that batch begins
+.timeindex   INT64 timestamp (ms), INT32 relative offset: the largest timestamp so far, and the offset that has it
+
+Both get an entry for each `index.interval.bytes` of log, at the same batch; the time index only if the largest
+timestamp has grown. Kafka preallocates the files, so zeros may follow the entries after a crash.
+
+Crash story: an index only tells where to start walking the log, and is not trusted. `Segment` compares both with the
+log at the first look-up, and rebuilds them if they differ. So entries are written a few thousand at a time, and if the
+disk is full they stay in memory until the next write.
+
+Memory: entries are loaded at the first look-up. Those of sealed segments may be released again (index_memory.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from pathlib import Path
+from struct import Struct
+
+from spark_klog.log.files.file_system import File, FileSystem, write_all
+from spark_klog.log.segments.index_memory import IndexMemory
+
+_log = logging.getLogger(__name__)
+#: Bytes of entries that may wait in memory.
+_UNWRITTEN = 16 * 1024
+
+
+class SparseIndex:
+    """Ascending (key, value) pairs in a file; the base of both indexes."""
+
+    _entry: Struct
+
+    def __init__(self, files: FileSystem, path: Path, base_offset: int, memory: IndexMemory) -> None:
+        self.path = path
+        self.base_offset = base_offset
+        self._files = files
+        self._memory = memory
+        self._data: bytearray | None = None
+        self._written = 0
+        self._file: File | None = None
+        #: Until `close` entries may be added, and are not released.
+        self._is_growing = False
+        self._is_detached = False
+        #: Whether the file was missing when it was read.
+        self.is_missing = False
+
+    def _load(self) -> bytearray:
+        loaded = self._data
+        if loaded is None:
+            loaded = self._data = self._read()
+            self._written = len(loaded)
+        if not self._is_growing:
+            self._memory.note_use(self, len(loaded))
+        return loaded
+
+    def _read(self) -> bytearray:
+        if self._is_detached:
+            return bytearray()
+        try:
+            data = self._files.read(self.path)
+        except FileNotFoundError:
+            data, self.is_missing = b"", True
+        used = -(-len(data.rstrip(b"\0")) // self._entry.size) * self._entry.size
+        return bytearray(data[: min(used, len(data) - len(data) % self._entry.size)])
+
+    def _grow(self) -> bytearray:
+        self._is_growing = True
+        self._memory.forget(self)
+        return self._load()
+
+    def release(self) -> None:
+        """Drop the loaded entries; the next look-up reads them again."""
+        self._data = None
+
+    def __len__(self) -> int:
+        """The number of entries."""
+        return self.size // self._entry.size
+
+    @property
+    def size(self) -> int:
+        """Bytes of all entries."""
+        return len(self._load())
+
+    def _pair(self, data: bytearray, number: int) -> tuple[int, int]:
+        key, value = self._entry.unpack_from(data, number * self._entry.size)
+        return key, value
+
+    def append(self, entries: bytes) -> None:
+        """Add encoded entries with ascending keys. `write` is called when enough have accumulated."""
+        data = self._grow()
+        data += entries
+        if len(data) - self._written >= _UNWRITTEN:
+            self.write()
+
+    def write(self) -> None:
+        """Write the entries that are not in the file yet; if the disk fails, they stay for the next time."""
+        data = self._data
+        if self._is_detached or data is None or self._written == len(data):
+            return
+        try:
+            if self._file is None:
+                self._file = self._files.create(self.path)
+            # By position: overwrite zeros that Kafka preallocated, or a partial entry from a full disk.
+            write_all(self._file, self._written, data[self._written :])
+        except OSError as error:
+            _log.warning("%s: %d bytes of entries are not written yet: %s", self.path, len(data) - self._written, error)
+        else:
+            self._written = len(data)
+
+    def _floor(self, key: int) -> tuple[int, int] | None:
+        """The last pair with a key of at most `key`."""
+        data = self._load()
+        low, high = 0, len(data) // self._entry.size
+        while low < high:
+            middle = (low + high) // 2
+            if self._pair(data, middle)[0] <= key:
+                low = middle + 1
+            else:
+                high = middle
+        return self._pair(data, low - 1) if low else None
+
+    def _last(self) -> tuple[int, int] | None:
+        data = self._load()
+        count = len(data) // self._entry.size
+        return self._pair(data, count - 1) if count else None
+
+    def is_full(self, limit: int) -> bool:
+        """Whether `limit` bytes have no room for two more entries (one is for the end of the segment)."""
+        return len(self._load()) + 2 * self._entry.size > limit
+
+    def sync(self) -> None:
+        """Write and sync the entries, as far as the disk accepts them."""
+        self.write()
+        if self._file is not None:
+            self._file.sync()
+
+    def written_file(self) -> File | None:
+        """Write the entries, as far as the disk accepts them. Returns the open file; None if nothing was written."""
+        self.write()
+        return self._file
+
+    def close(self) -> None:
+        """Write the entries and drop the reference to the file, which a flush may hold; a later entry reopens it."""
+        self.write()
+        self._file = None
+        if self._data is not None and self._written == len(self._data):
+            self._is_growing = False
+            self._memory.note_use(self, self._written)
+
+    def detach(self) -> None:
+        """Do not touch the file any more: it belongs to another segment, or will be removed."""
+        self._is_detached = True
+        self._memory.forget(self)
+        self._file = None
+
+    def clear(self) -> None:
+        """Forget all entries; the file becomes empty. OSError."""
+        self._is_growing = True
+        self._memory.forget(self)
+        if not self._is_detached:
+            if self._file is None:
+                self._file = self._files.create(self.path)
+            self._file.truncate(0)
+        self._data, self._written = bytearray(), 0
+
+
+class OffsetIndex(SparseIndex):
+    """Offset to position."""
+
+    _entry = Struct(">ii")
+
+    def floor(self, offset: int) -> tuple[int, int] | None:
+        """The last (offset, position) entry with an offset not above `offset`."""
+        return self._absolute(self._floor(offset - self.base_offset))
+
+    def before_position(self, position: int) -> tuple[int, int] | None:
+        """The last (offset, position) entry of a batch that begins before `position`."""
+        number, data = self._first_at(position)
+        return self._absolute(self._pair(data, number - 1)) if number else None
+
+    def at_position(self, position: int) -> tuple[int, int] | None:
+        """The first (offset, position) entry of a batch that begins at `position` or later."""
+        number, data = self._first_at(position)
+        return self._absolute(self._pair(data, number)) if number * self._entry.size < len(data) else None
+
+    def _first_at(self, position: int) -> tuple[int, bytearray]:
+        data = self._load()
+        numbers = range(len(data) // self._entry.size)
+        return bisect_left(numbers, position, key=lambda number: self._pair(data, number)[1]), data
+
+    @property
+    def last(self) -> tuple[int, int] | None:
+        """The last (offset, position)."""
+        return self._absolute(self._last())
+
+    def _absolute(self, pair: tuple[int, int] | None) -> tuple[int, int] | None:
+        return (self.base_offset + pair[0], pair[1]) if pair else None
+
+
+class TimeIndex(SparseIndex):
+    """Timestamp to offset."""
+
+    _entry = Struct(">qi")
+
+    def append_last(self, timestamp: int, offset: int) -> None:
+        """Add the entry at the end of a segment, unless the last one has that timestamp."""
+        last = self.last
+        if timestamp >= 0 and (last is None or timestamp > last[0]):
+            self.append(self._entry.pack(timestamp, offset - self.base_offset))
+
+    def before(self, timestamp: int) -> tuple[int, int] | None:
+        """The last (timestamp, offset) entry below `timestamp`: no record up to that offset has it."""
+        return self._absolute(self._floor(timestamp - 1))
+
+    @property
+    def last(self) -> tuple[int, int] | None:
+        """The last (timestamp, offset)."""
+        return self._absolute(self._last())
+
+    def _absolute(self, pair: tuple[int, int] | None) -> tuple[int, int] | None:
+        return (pair[0], self.base_offset + pair[1]) if pair else None

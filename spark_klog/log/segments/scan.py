@@ -1,0 +1,94 @@
+"""Walk the record batches of a .log file: only their headers, or complete with checksums in large runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from spark_klog.errors import DecodeError, LogCorrupted
+from spark_klog.log.files.file_system import File
+from spark_klog.records import kernels
+from spark_klog.records.batch import MAX_HEADER_SIZE, Header, check_crc, first_batch_size, read_header, whole_batch_size
+from spark_klog.records.batch_run import MAX_RELATIVE, run_of
+from spark_klog.records.batch_v2 import BatchHeader
+from spark_klog.records.contract import BatchRun, IndexState, IndexTarget
+
+_SCAN_BYTES = 4 * 1024 * 1024
+#: Bytes per read of headers: one read covers several small batches.
+_HEADER_BYTES = 4096
+
+
+class DamagedBatch(DecodeError):
+    """A batch is missing, incomplete, or has a wrong checksum or offset."""
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(reason)
+        self.position = position
+
+
+def headers(file: File, path: Path, position: int, end: int) -> Iterator[tuple[int, Header]]:
+    """(position, header) of the batches from the start of one on; stops at a partial batch.
+
+    `LogCorrupted` at bytes that are not a batch.
+    """
+    if position < 0:
+        raise LogCorrupted(f"{path}: no batch at position {position}, which a damaged index has")
+    data, start = memoryview(b""), position
+    while position < end:
+        at = position - start
+        if len(data) - at < MAX_HEADER_SIZE:
+            data, start, at = memoryview(file.read_at(position, min(_HEADER_BYTES, end - position))), position, 0
+        try:
+            size = first_batch_size(data, at)
+            if size is None or position + size > end:
+                return
+            header = read_header(data, at)
+        except DecodeError as error:
+            raise LogCorrupted(f"{path} at position {position}: {error}") from None
+        yield position, header
+        position += size
+
+
+def scan(file: File, base_offset: int, end: int, interval: int, *, checks: bool = True) -> Iterator[BatchRun]:
+    """Runs of the batches of a segment up to position `end`.
+
+    `DamagedBatch` at the first invalid batch; without `checks` wrong checksums and offsets are ignored.
+    """
+    kernel = kernels.load()
+    position, next_offset = 0, base_offset
+    state, chunk = IndexState(), _SCAN_BYTES
+    while position < end:
+        data = memoryview(file.read_at(position, min(chunk, end - position)))
+        target, at = IndexTarget(base_offset, position, interval), 0
+        while at < len(data):
+            run = kernel.scan_batches(data, at, state, target, next_offset, None)
+            if run.end == at:
+                try:
+                    header = _next_header(data, at, next_offset, base_offset + MAX_RELATIVE, checks)
+                except DecodeError as error:
+                    raise DamagedBatch(position + at, str(error)) from None
+                if header is None:
+                    break
+                run = run_of([(at, header)], at, state, target, next_offset)
+            yield run
+            at, state, next_offset = run.end, run.state, run.next_offset
+        if at:
+            position, chunk = position + at, _SCAN_BYTES
+        elif len(data) < chunk:
+            raise DamagedBatch(position, f"cut off: {end - position} bytes are left")
+        else:
+            chunk *= 2
+
+
+def _next_header(data: memoryview, at: int, next_offset: int, limit: int, checks: bool) -> Header | None:
+    """The header of a batch that no run includes; None if the batch is incomplete."""
+    size = whole_batch_size(data, at)
+    if size is None:
+        return None
+    header = read_header(data, at)
+    if checks:
+        check_crc(header, data[at : at + size])
+        first = header.base_offset if isinstance(header, BatchHeader) else header.last_offset
+        if first < next_offset or header.last_offset > limit:
+            raise DecodeError(f"offset {first}, expected {next_offset}")
+    return header

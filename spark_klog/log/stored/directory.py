@@ -1,0 +1,130 @@
+"""Find the partitions of data directories (Kafka: log.dirs), to read them without a broker.
+
+TOPIC-PARTITION/              see partition.py; of Kafka 0.7 partition_07.py
+log-start-offset-checkpoint   see checkpoints.py: start offsets within a segment. If it is missing or damaged, logs
+                              start with their first segment
+meta.properties               exists once a broker has started here
+broker-N/meta.properties      the directory of a cluster, not of a broker: rejected
+
+Other folders (TOPIC-PARTITION.*-delete, -stray, -future) are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+from spark_klog.errors import ConfigError, DecodeError, OffsetOutOfRange
+from spark_klog.log.files.checkpoints import LOG_START
+from spark_klog.log.files.names import partition_of_folder
+from spark_klog.log.layout import BROKER_FOLDER, CLUSTER_MARK, META
+from spark_klog.log.stored.files import LogFiles, read_whole
+from spark_klog.log.stored.partition import GONE, StoredBatches, StoredPartition
+from spark_klog.log.stored.partition_07 import StoredPartition07
+from spark_klog.records.reader import BadBatch
+from spark_klog.wire.codecs import MAX_DECOMPRESSED
+
+
+class Directory(NamedTuple):
+    """A data directory: its path on a file system; `name` is for messages."""
+
+    files: LogFiles
+    path: str
+    name: str
+
+
+def _holds_meta(directory: Directory, folder: str) -> bool:
+    try:
+        return META in {entry.name for entry in directory.files.entries(f"{directory.path.rstrip('/')}/{folder}")}
+    except FileNotFoundError:  # deleted since the listing
+        return False
+
+
+class StoredLog(Protocol):
+    """A partition's log of any Kafka version; see `StoredPartition`."""
+
+    @property
+    def start_offset(self) -> int: ...
+    @property
+    def end_offset(self) -> int: ...
+    @property
+    def damage(self) -> DecodeError | None: ...
+    def offset_for_time(self, timestamp: int) -> int | None: ...
+    def timestamp_type(self, offset: int) -> int | None: ...
+    def check_offset(self, offset: int) -> None: ...
+    def cuts(self, start: int, end: int, target: int) -> list[int]: ...
+    def read(self, start: int, end: int, on_bad: Callable[[BadBatch], None]) -> Iterator[StoredBatches]: ...
+
+
+class StoredDirectories:
+    """The partitions of some data directories. `limit`: maximum decompressed bytes of a message set of Kafka 0.7."""
+
+    def __init__(
+        self, directories: list[Directory], *, read_committed: bool = False, limit: int = MAX_DECOMPRESSED
+    ) -> None:
+        self._directories = directories
+        self._read_committed, self._limit = read_committed, limit
+        self._checkpoints: dict[str, dict[tuple[str, int], int]] = {}
+
+    def partitions(self) -> list[tuple[str, int]]:
+        """All (topic, partition), sorted.
+
+        `ConfigError` if a directory is missing or not a data directory, or if two have the same partition; OSError.
+        """
+        found: dict[tuple[str, int], str] = {}
+        for directory in self._directories:
+            try:
+                entries = directory.files.entries(directory.path)
+            except FileNotFoundError:
+                raise ConfigError(f"directory {directory.name} does not exist") from None
+            names = {entry.name for entry in entries}
+            brokers = [entry.name for entry in entries if entry.is_folder and BROKER_FOLDER.fullmatch(entry.name)]
+            if CLUSTER_MARK in names or any(_holds_meta(directory, name) for name in brokers):
+                raise ConfigError(
+                    f"{directory.name} is the directory of a cluster: give the data directories of its brokers, "
+                    + ",".join(f"{directory.name.rstrip('/')}/{name}" for name in sorted(brokers) or ["broker-0"])
+                )
+            here = [key for entry in entries if entry.is_folder and (key := partition_of_folder(entry.name))]
+            if not here and META not in names:
+                raise ConfigError(
+                    f"{directory.name} is not a data directory of a broker: give the directory that contains folders "
+                    "TOPIC-PARTITION"
+                )
+            for key in here:
+                if key in found:
+                    raise ConfigError(f"{key[0]}-{key[1]} is in {found[key]} and in {directory.name}")
+                found[key] = directory.name
+        return sorted(found)
+
+    def open(self, topic: str, partition: int) -> StoredLog:
+        """Open the log of a partition; `OffsetOutOfRange` with `GONE` available if it does not exist."""
+        for directory in self._directories:
+            folder = f"{directory.path.rstrip('/')}/{topic}-{partition}"
+            try:
+                return self._open(directory, folder, topic, partition)
+            except FileNotFoundError:
+                continue
+        raise OffsetOutOfRange(topic, partition, (0, 0), GONE)
+
+    def _open(self, directory: Directory, folder: str, topic: str, partition: int) -> StoredLog:
+        files, start = directory.files, self._log_starts(directory).get((topic, partition), 0)
+        log = StoredPartition(files, folder, topic, partition, start, read_committed=self._read_committed)
+        if log.is_empty:
+            old = StoredPartition07(files, folder, topic, partition, self._limit)
+            if not old.is_empty:
+                return old
+        return log
+
+    def _log_starts(self, directory: Directory) -> dict[tuple[str, int], int]:
+        if directory.name not in self._checkpoints:
+            try:
+                text = read_whole(directory.files, f"{directory.path.rstrip('/')}/{LOG_START}").decode(errors="replace")
+            except FileNotFoundError:
+                text = ""
+            lines = [line.split(" ") for line in text.splitlines()[2:]]
+            self._checkpoints[directory.name] = {
+                (line[0], int(line[1])): int(line[2])
+                for line in lines
+                if len(line) == 3 and line[1].isdecimal() and line[2].isdecimal()
+            }
+        return self._checkpoints[directory.name]

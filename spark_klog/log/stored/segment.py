@@ -1,0 +1,256 @@
+"""Read a segment without a broker, on any file system: its .log file with its indexes (see index.py).
+
+Indexes are hints: an entry is used only if a valid batch at its position contains its offset. Kafka before 0.11 wrote
+the first offset of an append, later versions the last offset of a batch. Without a valid entry, the headers are walked
+from the start of the segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from struct import Struct
+from typing import NamedTuple
+
+from spark_klog.errors import DecodeError
+from spark_klog.log.segments.segment import INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX
+from spark_klog.log.segments.transaction_index import AbortedTransaction, parse_transaction_index
+from spark_klog.log.stored.files import (
+    LogFiles,
+    OpenFile,
+    headers,
+    index_floor,
+    is_unwritten,
+    opened,
+    read_whole,
+    whole_end,
+)
+from spark_klog.records.batch import Header, check_crc, first_batch_size
+from spark_klog.records.batch_v2 import BatchHeader
+from spark_klog.records.offset_order import NO_END, End, OffsetOrder
+from spark_klog.records.reader import records_of
+
+_INDEX_ENTRY, _TIME_ENTRY = Struct(">ii"), Struct(">qi")
+#: Bytes per read.
+BLOCK_BYTES = 4 * 1024 * 1024
+_LEAST_BYTES = 512 * 1024
+#: Batches above this size are not read to check an index entry; the headers are walked instead.
+_CHECKED_BYTES = 8 * 1024 * 1024
+
+
+class Block(NamedTuple):
+    """Complete record batches, the offset after the last valid one, and errors of damaged ones (offset_order.py).
+
+    `data` is valid until the next call of the iterator.
+    """
+
+    data: memoryview
+    next_offset: int
+    damaged: Mapping[int, DecodeError]
+
+
+class Tail(NamedTuple):
+    """The end of a log: the offset after its last complete batch, and the error of invalid bytes after it."""
+
+    end_offset: int
+    damage: DecodeError | None
+
+
+class StoredSegment:
+    """The files `folder`/`stem` with suffixes; `sizes` maps suffixes to bytes."""
+
+    def __init__(self, files: LogFiles, folder: str, stem: str, sizes: Mapping[str, int]) -> None:
+        self.base_offset = int(stem)
+        self.path = f"{folder}/{stem}{LOG}"
+        self.size = sizes[LOG]
+        self._files = files
+        self._prefix = f"{folder}/{stem}"
+        self._sizes = sizes
+
+    # ----- indexes
+
+    def _floor(self, suffix: str, entry: Struct, field: int, value: int) -> tuple[int, ...] | None:
+        if self._sizes.get(suffix, 0) < entry.size:
+            return None
+        try:
+            with opened(self._files, self._prefix + suffix) as file:
+                return index_floor(file, entry, field, value)
+        except FileNotFoundError:
+            return None  # if the whole segment is gone, opening its log fails
+
+    def position_hint(self, offset: int) -> int:
+        """The approximate position of `offset` by the index; 0 if it has no plausible entry."""
+        found = self._floor(INDEX, _INDEX_ENTRY, 0, offset - self.base_offset)
+        return found[1] if found and 0 <= found[1] < self.size else 0
+
+    def position_estimate(self, offset: int, until: int) -> int:
+        """Like `position_hint`, or else proportional; the segment's offsets end at `until`."""
+        if offset >= until:
+            return self.size
+        share = self.size * (offset - self.base_offset) // (until - self.base_offset)
+        return self.position_hint(offset) or max(0, share)
+
+    def offset_estimate(self, position: int, until: int, near: int) -> int:
+        """The approximate offset at `position`: by an index entry at most `near` bytes before it, else proportional."""
+        found = self._floor(INDEX, _INDEX_ENTRY, 1, position)
+        if found is not None and position - found[1] <= near:
+            return self.base_offset + found[0] + 1
+        return self.base_offset + (until - self.base_offset) * position // max(1, self.size)
+
+    def aborted_transactions(self) -> list[AbortedTransaction]:
+        """The entries of the transaction index; `DecodeError` if it is damaged."""
+        if not self._sizes.get(TRANSACTION_INDEX):
+            return []
+        path = self._prefix + TRANSACTION_INDEX
+        return parse_transaction_index(read_whole(self._files, path), path)
+
+    # ----- positions
+
+    def _start(self, file: OpenFile, offset: int) -> int:
+        """The position of a batch that starts at or before `offset`."""
+        found = self._floor(INDEX, _INDEX_ENTRY, 0, offset - self.base_offset)
+        if found and _begins_batch(file, found[1], self.base_offset + found[0]):
+            return found[1]
+        return 0
+
+    def _find(self, file: OpenFile, offset: int) -> tuple[int, Header] | None:
+        """(position, header) of the first batch whose last offset is `offset` or later; None after the segment."""
+        for position, header in headers(file, self._start(file, offset)):
+            if header.last_offset >= offset:
+                return position, header
+        return None
+
+    def headers(self, start: int, end: int) -> Iterator[tuple[Header, memoryview]]:
+        """(header, bytes) of the batches with offsets in [start, end); bytes only of control batches."""
+        with opened(self._files, self.path) as file:
+            found = self._find(file, start)
+            for position, header in headers(file, found[0]) if found else ():
+                if header.base_offset >= end:
+                    return
+                size = header.size if header.is_control else 0
+                yield header, memoryview(file.read(position, size))
+
+    def header(self, offset: int) -> Header | None:
+        """The header of the first batch whose last offset is `offset` or later; None after the segment."""
+        with opened(self._files, self.path) as file:
+            found = self._find(file, offset)
+            return found[1] if found else None
+
+    def tail(self) -> Tail:
+        """The end of the segment; ignores a batch that a broker is still writing."""
+        with opened(self._files, self.path) as file:
+            end, position = self.base_offset, self._start(file, (1 << 31) + self.base_offset)
+            try:
+                for at, header in headers(file, position):
+                    end, position = max(end, header.next_offset), at + header.size
+            except DecodeError as error:
+                return Tail(end, type(error)(f"{self.path}: {error}"))
+            return Tail(end, None)
+
+    # ----- times
+
+    def offset_for_time(self, timestamp: int, first: int, until: int) -> int | None:
+        """The first offset in [first, until) of a record with a timestamp (ms) of at least `timestamp`, or None.
+
+        A corrupt batch whose header claims such a timestamp counts from its start: reading it reports the damage.
+        """
+        with opened(self._files, self.path) as file:
+            for position, header in headers(file, self._time_start(file, timestamp)):
+                if header.base_offset >= until:
+                    return None
+                if header.max_timestamp < timestamp or header.last_offset < first:
+                    continue
+                batch = memoryview(file.read(position, header.size))
+                try:
+                    check_crc(header, batch)
+                    records = [record for record in records_of(header, batch) if record.timestamp >= timestamp]
+                except DecodeError:
+                    return max(first, header.base_offset)
+                for record in records:
+                    if record.offset >= first:
+                        return record.offset
+        return None
+
+    def _time_start(self, file: OpenFile, timestamp: int) -> int:
+        """The position of a batch such that all timestamps before it are below `timestamp`."""
+        found = self._floor(TIME_INDEX, _TIME_ENTRY, 0, timestamp - 1)
+        found_at = self._find(file, self.base_offset + found[1]) if found else None
+        if found is None or found_at is None or found_at[1].max_timestamp != found[0]:
+            return 0
+        return found_at[0]
+
+    # ----- data
+
+    def blocks(self, start: int, end: int, following: int | None) -> Iterator[Block]:
+        """The batches with offsets in [start, end), in blocks; they may extend beyond both ends.
+
+        `following` is the base offset of the next segment, None for the log's last one. Reads one block ahead.
+        `DecodeError` at bytes that are not a batch; in a segment that is not the last one, which gets no appends, also
+        at a partial batch.
+        """
+        with opened(self._files, self.path) as file:
+            # If the size differs from the listing, compaction may have merged the next segment into this one.
+            log_end = NO_END if following is None or file.size != self.size else following
+            found = self._find(file, start)
+            if found is None:
+                return
+            limit = self.position_hint(end) or self.size
+            with ThreadPoolExecutor(1) as ahead:
+                position, next_offset = found[0], start
+                coming = ahead.submit(file.read, position, _block_size(position, limit))
+                while True:
+                    data = memoryview(coming.result())
+                    size = whole_end(data)
+                    if not size:
+                        needed = self._needed(file, position, data, following is None)
+                        if not needed:
+                            return
+                        coming = ahead.submit(file.read, position, needed)
+                        continue
+                    order = OffsetOrder(data[:size], next_offset, log_end)
+                    sound = order.end() or End(next_offset, size)
+                    position += sound.position
+                    next_offset = max(next_offset, sound.offset)
+                    is_done = next_offset >= end or position >= file.size
+                    if not is_done:
+                        coming = ahead.submit(file.read, position, _block_size(position, limit))
+                    yield Block(data[: sound.position], next_offset, order.damaged)
+                    if is_done:
+                        return
+
+    def _needed(self, file: OpenFile, position: int, data: memoryview, is_last: bool) -> int:
+        """The size of the batch at `position`, of which `data` is a part; 0 if the log ends there."""
+        left = file.size - position
+        try:
+            size = first_batch_size(data)
+        except DecodeError as error:
+            if is_last and is_unwritten(file, position):
+                return 0
+            raise type(error)(f"no batch at position {position}: {error}") from None
+        if size is not None and len(data) < size <= left:
+            return size
+        if is_last:
+            return 0
+        raise DecodeError(f"the batch at position {position} is incomplete: {left} bytes left of {size or 'it'}")
+
+
+def _block_size(position: int, limit: int) -> int:
+    """How much to read: not much beyond `limit`, the probable end of the wanted records."""
+    return min(BLOCK_BYTES, max(limit - position, _LEAST_BYTES))
+
+
+def _begins_batch(file: OpenFile, position: int, offset: int) -> bool:
+    """Whether a valid batch at `position` contains `offset`; for a wrapper, as its first or last offset."""
+    try:
+        if not 0 <= position < file.size:
+            return False
+        found_at, header = next(headers(file, position), (position, None))
+        if header is None or header.size > _CHECKED_BYTES:
+            return False
+        batch = memoryview(file.read(found_at, header.size))
+        check_crc(header, batch)
+        if isinstance(header, BatchHeader):
+            return header.base_offset <= offset <= header.last_offset
+        return offset in (header.last_offset, next(iter(records_of(header, batch))).offset)
+    except (DecodeError, StopIteration):
+        return False

@@ -1,0 +1,1 @@
+"""Tools for data directories: dump, verify, repair, upgrade."""

@@ -1,0 +1,82 @@
+"""`klog log repair`: truncate a log at its first damaged batch, if the user asks for it."""
+
+from __future__ import annotations
+
+import shutil
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from spark_klog.errors import LogCorrupted
+from spark_klog.log.config import LogConfig
+from spark_klog.log.directory import CLEAN_STOP
+from spark_klog.log.files.checkpoints import RECOVERY_POINT, read_checkpoint, write_checkpoint
+from spark_klog.log.files.file_system import LocalFileSystem
+from spark_klog.log.files.lock import locked
+from spark_klog.log.files.names import partition_of_folder
+from spark_klog.log.recovery import overlap_of
+from spark_klog.log.segments.index_memory import IndexMemory
+from spark_klog.log.segments.segment import LOG, Segment, segment_name
+
+DAMAGED = ".damaged"
+
+
+class Repaired(NamedTuple):
+    """The log's new end offset, the reason, and the copies of the .log files that were truncated or deleted."""
+
+    end_offset: int
+    reason: str
+    kept: list[Path]
+
+
+def repair(folder: Path) -> Repaired | None:
+    """Truncate a partition's log at its first damaged batch or overlapping segment; None if the log is sound.
+
+    Files that lose data are first copied to *.log.damaged beside them. `LogDirLocked` if a broker runs on the data
+    directory, `LogCorrupted` if `folder` is not a partition's folder, OSError.
+    """
+    key = partition_of_folder(folder.name)
+    bases = sorted(int(path.stem) for path in folder.glob("*" + LOG) if path.stem.isdecimal())
+    if key is None or not bases:
+        raise LogCorrupted(f"{folder} is not a partition's folder, named TOPIC-PARTITION and with .log files")
+    files, memory = LocalFileSystem(), IndexMemory()
+    with locked(folder.parent):
+        interval = LogConfig().index_interval_bytes
+        segments = [
+            Segment(files, folder, base, interval, files.info(folder / (segment_name(base) + LOG)), memory)
+            for base in bases
+        ]
+        end_offset, found = bases[0], None
+        for index, segment in enumerate(segments):
+            end_offset, damage = segment.recover()
+            later = segments[index + 1 :]
+            if damage is not None:
+                reason = f"{segment.path} at position {damage.position}: {damage}"
+                found = Repaired(end_offset, reason, _kept([segment, *later]))
+            elif (overlap := overlap_of(segment, end_offset, later)) is not None:
+                found = Repaired(end_offset, overlap, _kept(later))
+            if found is not None:
+                for path in chain.from_iterable(gone.paths() for gone in later):
+                    path.unlink(missing_ok=True)
+            if damage is not None:
+                segment.cut(damage.position)
+            segment.seal()
+            segment.flush()
+            if found is not None:
+                break
+        points = read_checkpoint(files, folder.parent / RECOVERY_POINT) or {}
+        if points.get(key, 0) > end_offset:
+            write_checkpoint(files, folder.parent / RECOVERY_POINT, points | {key: end_offset})
+            found = found or Repaired(end_offset, f"the log ends before its recovery point {points[key]}", [])
+        files.remove(folder.parent / CLEAN_STOP)  # the next start then recovers the whole log
+    return found
+
+
+def _kept(segments: list[Segment]) -> list[Path]:
+    """Copy the .log files; return the copies."""
+    kept = []
+    for segment in segments:
+        copy = segment.path.with_name(segment.path.name + DAMAGED)
+        shutil.copyfile(segment.path, copy)
+        kept.append(copy)
+    return kept

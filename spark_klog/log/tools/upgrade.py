@@ -1,0 +1,340 @@
+"""Convert logs of Kafka 0.7 to record batches of magic 2, in a data directory for current brokers.
+
+A message becomes a record without key and timestamp (-1) whose value is the payload, as when Kafka converts old
+messages. A compressed message set becomes one batch with the same codec; uncompressed messages are gathered into
+batches. New offsets start at 0, whatever the first old offset is.
+
+A map from old to new offsets is written beside each partition's log, to translate positions that consumers stored:
+
+    offsets-of-kafka-0.7        text, a line ends with a newline
+        0                       version
+        0 0                     a line for each message of the old log, in order: its offset (a byte position in the
+        25 1                    old log), and the offset of its first record in the new log
+        311 16
+        ...
+        88123 9230              the last line: the end offsets of both logs
+
+A partition is written in NEW/.klog-upgrade, flushed and then renamed, so that a partial one is never mistaken for a
+complete one. After an interruption run the upgrade again: it skips the partitions that are complete. Apache Kafka does
+not start on a directory that still has .klog-upgrade; the next run removes it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from uuid import UUID, uuid4
+
+from spark_klog.errors import ConfigError, DecodeError, KlogError, OffsetOutOfRange
+from spark_klog.log.config import LogConfig
+from spark_klog.log.files.lock import locked
+from spark_klog.log.files.names import SUFFIX_07, check_topic_name, partition_of_folder
+from spark_klog.log.files.partition_files import PARTITION_METADATA, read_topic_id
+from spark_klog.log.layout import check_data_directory
+from spark_klog.log.log_07 import Log07, NoMessageAtOffset
+from spark_klog.log.partition_log import PartitionLog
+from spark_klog.log.segments.segment import LOG
+from spark_klog.records import kernels
+from spark_klog.records.batch_v2 import build_batch
+from spark_klog.records.contract import NO_TIMESTAMP, BinaryColumn, Kernel, RecordColumns
+from spark_klog.wire.codecs import NONE, Codec, codec_by_id
+
+OFFSET_MAP = "offsets-of-kafka-0.7"
+_MAP_VERSION = b"0\n"
+_UNFINISHED = ".klog-upgrade"
+#: Approximate size of the batches that uncompressed messages are gathered into, in bytes.
+_BATCH_BYTES = 64 * 1024
+_RECORD_OVERHEAD = 8
+_NO_LIMIT = 1 << 62
+# The batch made from one compressed message may be larger than the default max.message.bytes.
+_CONFIG = LogConfig(max_message_bytes=(1 << 31) - 1)
+
+#: Called with the name of a partition's folder, and how many bytes of its old log are done.
+Progress = Callable[[str, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Upgraded:
+    """A converted partition: its folder's name, the old log's first and end offset, the new log's end offset.
+
+    The new log begins at 0. `done_before` is set if an earlier run converted it.
+    """
+
+    partition: str
+    old_start: int
+    old_end: int
+    new_end: int
+    done_before: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NotUpgraded:
+    """A partition that was not converted, and why. Nothing of it was written."""
+
+    partition: str
+    error: KlogError
+
+
+def upgrade(
+    old: Path, new: Path, progress: Progress | None = None, *, topic_ids: bool = True
+) -> list[Upgraded | NotUpgraded]:
+    """Write the logs of `old`, a data directory of Kafka 0.7 or a partition's folder, to the data directory `new`.
+
+    A log is not converted if it is damaged, ends with a partial message, lies beside records of a later broker, or if
+    its folder in `new` already has data; the other logs are. Without `topic_ids` no partition.metadata is written:
+    Apache Kafka writes it when the topic is created there and refuses another id, while the broker of this project
+    needs it. `ConfigError` if `old` holds no log of Kafka 0.7, `DataDirectoryError` if `new` can't be used as a data
+    directory, `LogDirLocked` if a broker runs on it, OSError.
+    """
+    folders = _old_folders(old)
+    check_data_directory(new)
+    new.mkdir(parents=True, exist_ok=True)
+    results: list[Upgraded | NotUpgraded] = []
+    with locked(new), _work_folder(new) as work:
+        ids: dict[str, UUID] = {}
+        for folder in folders:
+            target = new / folder.name
+            try:
+                done = _done_before(folder, target) or _upgrade(folder, work, target, ids, progress, topic_ids)
+            except KlogError as error:
+                results.append(NotUpgraded(folder.name, error))
+            else:
+                results.append(done)
+    return results
+
+
+def new_offset(folder: Path, old_offset: int) -> int:
+    """Translate an offset of the old log to that of the message's first record in the upgraded log `folder`.
+
+    The end offset of the old log maps to that of the new one. `OffsetOutOfRange`; `NoMessageAtOffset` if no message
+    begins at `old_offset`; `DecodeError` if the map is damaged; OSError.
+    """
+    with _OffsetMap(folder) as offsets:
+        return offsets.find(old_offset)
+
+
+def old_logs_size(old: Path) -> int:
+    """Total bytes of the logs that `upgrade` would read; `ConfigError`, OSError."""
+    return sum(path.stat().st_size for folder in _old_folders(old) for path in folder.glob(f"*{SUFFIX_07}"))
+
+
+def _old_folders(old: Path) -> list[Path]:
+    if any(old.glob(f"*{SUFFIX_07}")):
+        return [old.absolute()]
+    folders = [path for path in sorted(old.iterdir()) if path.is_dir() and partition_of_folder(path.name)]
+    if not any(next(folder.glob(f"*{SUFFIX_07}"), None) for folder in folders):
+        of_today = [folder.name for folder in [*folders, old.absolute()] if any(folder.glob(f"*{LOG}"))]
+        if of_today:
+            more = f" and {len(of_today) - 1} more" if len(of_today) > 1 else ""
+            raise ConfigError(
+                f"{old} holds logs of today's format ({of_today[0]}{more}) and none of Kafka 0.7: there is nothing to "
+                "upgrade, a broker can start on it"
+            )
+    if not folders:
+        raise ConfigError(f"{old} holds neither {SUFFIX_07} files nor folders named TOPIC-PARTITION")
+    return folders
+
+
+@contextmanager
+def _work_folder(new: Path) -> Iterator[Path]:
+    folder = new / _UNFINISHED
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def _done_before(folder: Path, target: Path) -> Upgraded | None:
+    """The result of an earlier run for this log; None if `target` is missing or empty, otherwise `ConfigError`."""
+    if not target.exists() or not any(target.iterdir()):
+        return None
+    log = Log07(folder)
+    try:
+        with _OffsetMap(target) as offsets:
+            (old_start, _), (old_end, new_end) = offsets.first, offsets.last
+    except FileNotFoundError:
+        raise ConfigError(f"{target} exists, but was not upgraded from Kafka 0.7; choose another NEW") from None
+    if (old_start, old_end) != (log.start_offset, log.end_offset):
+        raise ConfigError(
+            f"{target} was upgraded from a log with offsets {old_start} to {old_end}, {folder} has "
+            f"{log.start_offset} to {log.end_offset}; remove {target} to upgrade it again, or choose another NEW"
+        )
+    return Upgraded(folder.name, old_start, old_end, new_end, done_before=True)
+
+
+def _upgrade(
+    folder: Path, work: Path, target: Path, ids: dict[str, UUID], progress: Progress | None, topic_ids: bool
+) -> Upgraded:
+    log = Log07(folder)
+    check_topic_name(log.topic)
+    if later := [path.name for path in sorted(folder.glob(f"*{LOG}")) if path.stat().st_size]:
+        raise ConfigError(
+            f"{folder} holds records of a later broker beside those of Kafka 0.7: {', '.join(later)}; move these .log "
+            "files elsewhere to upgrade the others (klog log dump shows what they hold)"
+        )
+    tail = log.tail
+    if tail:
+        raise DecodeError(
+            f"{tail.path} at position {tail.position}: {tail.size} bytes are not a complete message; if a crash "
+            f"has left them, truncate the file to {tail.position} bytes to upgrade without them"
+        )
+    unfinished = work / folder.name
+    try:
+        new_end = _write(log, unfinished, _topic_id(log.topic, target.parent, ids), progress)
+        if not topic_ids:
+            (unfinished / PARTITION_METADATA).unlink()
+        for path in (*unfinished.iterdir(), unfinished):
+            _sync(path)
+        unfinished.rename(target)
+        _sync(target.parent)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return Upgraded(folder.name, log.start_offset, log.end_offset, new_end)
+
+
+def _topic_id(topic: str, new: Path, ids: dict[str, UUID]) -> UUID:
+    """One id for all partitions of a topic: that of its partitions in `new`, or else a random one."""
+    if topic not in ids:
+        there = [
+            path / PARTITION_METADATA
+            for path in sorted(new.iterdir())
+            if (partition_of_folder(path.name) or ("",))[0] == topic and (path / PARTITION_METADATA).exists()
+        ]
+        ids[topic] = read_topic_id(there[0]) if there else uuid4()
+    return ids[topic]
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(log: Log07, folder: Path, topic_id: UUID, progress: Progress | None) -> int:
+    """Write the new log and the offset map; return the new log's end offset."""
+    kernel = kernels.load()
+    new = PartitionLog(folder, _CONFIG, topic_id)
+    try:
+        with (folder / OFFSET_MAP).open("wb") as offsets:
+            offsets.write(_MAP_VERSION)
+            for mapped, codec, payloads, end in _batches(log):
+                first = new.end_offset
+                offsets.writelines(b"%d %d\n" % (old, first + ahead) for old, ahead in mapped)
+                if payloads:
+                    new.append(memoryview(_batch(kernel, payloads, codec)))
+                if progress:
+                    progress(log.directory.name, end - log.start_offset)
+            offsets.write(b"%d %d\n" % (log.end_offset, new.end_offset))
+    finally:
+        new.close()
+    return new.end_offset
+
+
+def _batches(log: Log07) -> Iterator[tuple[list[tuple[int, int]], Codec, list[bytes], int]]:
+    """Yield batches to write: [(old offset of a message, index of its first record)], codec, payloads, old end."""
+    mapped: list[tuple[int, int]] = []
+    payloads: list[bytes] = []
+    size = 0
+    for message in log.messages(log.start_offset):
+        if message.codec_id and mapped:
+            yield mapped, NONE, payloads, message.offset
+            mapped, payloads, size = [], [], 0
+        mapped.append((message.offset, len(payloads)))
+        if message.codec_id:
+            payloads += (record.value or b"" for record in log.records(message))
+        else:
+            payloads.append(bytes(message.payload))
+        size += _RECORD_OVERHEAD + len(message.payload)
+        if message.codec_id or size >= _BATCH_BYTES:
+            yield mapped, codec_by_id(message.codec_id), payloads, message.next_offset
+            mapped, payloads, size = [], [], 0
+    if mapped:
+        yield mapped, NONE, payloads, log.end_offset
+
+
+def _batch(kernel: Kernel, payloads: list[bytes], codec: Codec) -> bytearray:
+    ends = array("i", accumulate(map(len, payloads), initial=0))
+    columns = RecordColumns(
+        len(payloads),
+        value=BinaryColumn(ends.tobytes(), b"".join(payloads), None, 0),
+        timestamp=array("q", [NO_TIMESTAMP] * len(payloads)).tobytes(),
+    )
+    body, *_ = kernel.encode(columns, 0, _NO_LIMIT)
+    batch = build_batch(body, len(payloads), base_timestamp=NO_TIMESTAMP, max_timestamp=NO_TIMESTAMP, codec=codec)
+    return bytearray(batch)
+
+
+class _OffsetMap:
+    """An open offset map (format: see the module). Binary search in the mapped file; nothing is loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / OFFSET_MAP
+        self._folder = folder
+        with self._path.open("rb") as file:
+            try:
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except ValueError:
+                raise self._damaged(0) from None
+        if self._data[: len(_MAP_VERSION)] != _MAP_VERSION or self._data[-1:] != b"\n":
+            raise self._damaged(0)
+
+    def __enter__(self) -> _OffsetMap:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._data.close()
+
+    @property
+    def first(self) -> tuple[int, int]:
+        """(old, new) of the first message."""
+        return self._line(len(_MAP_VERSION))
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """(old, new) end offset."""
+        return self._line(self._data.rfind(b"\n", 0, len(self._data) - 1) + 1)
+
+    def find(self, old: int) -> int:
+        """See `new_offset`."""
+        topic, partition = partition_of_folder(self._folder.absolute().name) or (str(self._folder), 0)
+        start, end = self.first[0], self.last[0]
+        if not start <= old <= end:
+            raise OffsetOutOfRange(topic, partition, (old, old), (start, end))
+        low, high = len(_MAP_VERSION), len(self._data)  # starts of lines; the offset at `low` is at most `old`
+        while True:
+            middle = (low + high) // 2
+            at = self._data.rfind(b"\n", low, middle) + 1 or low
+            if at == low:
+                at = self._data.find(b"\n", middle) + 1
+            if at >= high:
+                break
+            if self._line(at)[0] <= old:
+                low = at
+            else:
+                high = at
+        found, new = self._line(low)
+        if found != old:
+            after = self._line(self._data.find(b"\n", low) + 1)[0]
+            raise NoMessageAtOffset(topic, partition, str(self._path), old, found, after)
+        return new
+
+    def _line(self, at: int) -> tuple[int, int]:
+        try:
+            old, new = self._data[at : self._data.find(b"\n", at)].split(b" ")
+            return int(old), int(new)
+        except ValueError:
+            raise self._damaged(at) from None
+
+    def _damaged(self, position: int) -> DecodeError:
+        return DecodeError(f"{self._path} at position {position} is not a map of offsets; upgrade the partition again")
