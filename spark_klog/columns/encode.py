@@ -5,7 +5,6 @@ Computations are numpy's: pyarrow imports pandas to convert Python values, which
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,10 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_klog.clock import system_ms
+from spark_klog.columns.hashes import hashes
 from spark_klog.columns.schema import FULL
-from spark_klog.errors import ConfigError
 from spark_klog.records import kernels
 from spark_klog.records.contract import BinaryColumn, HeadersColumn, RecordColumns
+from spark_klog.records.partitioning import KAFKAS, Partitioning
 
 _HEADERS = FULL.field("headers").type
 _Int32s = np.ndarray[Any, np.dtype[np.int32]]
@@ -30,10 +31,11 @@ _FREE = -1
 class PartitionEncoder:
     """Splits Arrow batches by topic and partition.
 
-    Reads the columns value (binary or string) and, if present, key (the same), topic, partition and headers. `topic`,
-    if given, replaces the column. `partitions_of(topic)` returns a topic's number of partitions. Rows with neither key
-    nor partition are spread: every `batch_bytes` of them go to another partition, `choose(topic)`. A record's timestamp
-    is the time of the split.
+    Reads the columns value (binary or string) and, if present, key (the same), topic, partition, timestamp (int64, ms)
+    and headers. `topic`, if given, replaces the column. `partitions_of(topic)` returns a topic's number of partitions.
+    A row without partition goes where `partitioning` sends its key. The free rows among them are spread: every
+    `batch_bytes` of them go to another partition, `choose(topic)`. A record without timestamp gets the time of the
+    split. The rows were checked by `check_rows`.
     """
 
     def __init__(
@@ -42,21 +44,22 @@ class PartitionEncoder:
         partitions_of: Callable[[str], int],
         choose: Callable[[str], int],
         batch_bytes: int,
+        partitioning: Partitioning = KAFKAS,
     ) -> None:
         self._topic = topic
         self._partitions_of = partitions_of
         self._choose = choose
         self._batch_bytes = batch_bytes
+        self._partitioning = partitioning
         self._kernel = kernels.load()
 
     def split(self, batch: pa.RecordBatch) -> Iterator[tuple[str, int, RecordColumns]]:
-        """Yield (topic, partition, records), rows of a partition in order; a partition may come more than once.
-
-        `ConfigError` for a null topic or an unknown partition.
-        """
+        """Yield (topic, partition, records), rows of a partition in order; a partition may come more than once."""
         for topic, rows in self._by_topic(batch):
             partitions = self._partitions(rows, topic)
-            if partitions is None:
+            if self._partitioning.takes_turns and rows.num_rows:
+                partitions = self._in_turn(rows.num_rows, topic, partitions)
+            elif partitions is None:
                 start = 0
                 for partition, end in self._turns(topic, _record_sizes(rows)):
                     yield topic, partition, _records(rows.slice(start, end - start))
@@ -74,8 +77,6 @@ class PartitionEncoder:
             yield self._topic, batch
             return
         topics = batch.column("topic")
-        if topics.null_count:
-            raise ConfigError("a row has a null topic: set the option 'topic', or give every row a topic")
         for topic in pc.unique(topics):
             yield topic.as_py(), batch.filter(pc.equal(topics, topic))
 
@@ -84,17 +85,40 @@ class PartitionEncoder:
         count = self._partitions_of(topic)
         result: _Int32s | None = None
         names = rows.schema.names
-        if "key" in names and rows.column("key").null_count < rows.num_rows:
-            keys = _binary_column(_whole(rows.column("key")))
-            result = np.frombuffer(self._kernel.partitions(keys, rows.num_rows, count), np.int32).copy()
+        way = self._partitioning
+        if "key" in names and way.hash is not None and (way.hashes_null or rows.column("key").null_count < len(rows)):
+            result = self._by_key(_whole(rows.column("key")), count)
+        elif way.hashes_null:
+            result = np.full(rows.num_rows, way.of(None, count), np.int32)
         if "partition" in names and rows.column("partition").null_count < rows.num_rows:
             column = rows.column("partition").cast(pa.int32())
             own = _numbers(column, np.int32)
             is_set = _numbers(column.is_valid().cast(pa.int8()), np.bool_)
-            wrong = own[is_set & ((own < 0) | (own >= count))]
-            if len(wrong):
-                raise ConfigError(f"partition {wrong[0]} of topic {topic}: it has partitions 0 to {count - 1}")
             result = np.where(is_set, own, _FREE if result is None else result).astype(np.int32, copy=False)
+        return result
+
+    def _by_key(self, keys: pa.Array, partitions: int) -> _Int32s:
+        """Partition of each key, `_FREE` if it decides nothing."""
+        way = self._partitioning
+        is_null = keys.is_null()
+        keys = keys.fill_null(b"") if way.hashes_null else keys
+        column = _binary_column(keys)
+        result: _Int32s
+        if way.hash == "murmur2":
+            result = np.frombuffer(self._kernel.partitions(column, len(keys), partitions), np.int32).copy()
+        else:
+            result = (hashes(column, len(keys), way.hash or "") % partitions).astype(np.int32)
+        free = pc.equal(pc.binary_length(keys).fill_null(0), 0) if way.frees_empty else is_null
+        if not way.hashes_null:
+            result[free.to_numpy(zero_copy_only=False)] = _FREE
+        return result
+
+    def _in_turn(self, count: int, topic: str, partitions: _Int32s | None) -> _Int32s:
+        """The partitions, with another one for each free row."""
+        free = np.arange(count) if partitions is None else np.flatnonzero(partitions == _FREE)
+        result: _Int32s = np.full(count, _FREE, np.int32) if partitions is None else partitions
+        turn = [self._choose(topic) for _ in range(min(len(free), self._partitions_of(topic)))]
+        result[free] = np.resize(np.array(turn, np.int32), len(free))
         return result
 
     def _turns(self, topic: str, sizes: _Int64s) -> Iterator[tuple[int, int]]:
@@ -172,9 +196,17 @@ def _records(rows: pa.RecordBatch) -> RecordColumns:
         rows.num_rows,
         key=_binary_column(_whole(rows.column("key"))) if "key" in names else None,
         value=_binary_column(_whole(rows.column("value"))),
-        timestamp=np.full(rows.num_rows, time.time_ns() // 1_000_000, np.int64).data.cast("B"),
+        timestamp=_timestamps(rows).data.cast("B"),
         headers=_headers(rows.column("headers")) if "headers" in names else None,
     )
+
+
+def _timestamps(rows: pa.RecordBatch) -> _Int64s:
+    now = system_ms()
+    if "timestamp" not in rows.schema.names:
+        return np.full(rows.num_rows, now, np.int64)
+    result: _Int64s = _numbers(rows.column("timestamp").fill_null(now), np.int64)
+    return result
 
 
 def _headers(array: Any) -> HeadersColumn:

@@ -35,5 +35,5 @@ def subset(names: Sequence[str]) -> pa.Schema:
     """The schema of the named columns, in that order; `ConfigError` for an unknown name."""
     unknown = [name for name in names if name not in FULL.names]
     if unknown:
-        raise ConfigError(f"no such columns: {', '.join(unknown)}; known are {', '.join(FULL.names)}")
+        raise ConfigError(f"no such columns: {', '.join(unknown)}; the known ones are {', '.join(FULL.names)}")
     return pa.schema([FULL.field(name) for name in names])

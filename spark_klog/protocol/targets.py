@@ -120,13 +120,13 @@ def _has_codes(array: Array, version: int) -> bool:
 
 def _pairs(request: Struct, response: Struct, version: int) -> list[tuple[Field, Array, Field, Struct]]:
     """(array of the request, its type, corresponding array of the response, its element)."""
-    asked = _arrays(request, version)
+    requested = _arrays(request, version)
     answered = [(field, kind) for field, kind in _arrays(response, version) if _has_codes(kind, version)]
     result = []
     for field, kind in answered:
-        same = [entry for entry in asked if entry[0].name == field.name]
+        same = [entry for entry in requested if entry[0].name == field.name]
         if not same and len(answered) == 1:
-            same = asked[-1:]  # AlterUserScramCredentials has two: the last one sets credentials
+            same = requested[-1:]  # AlterUserScramCredentials has two: the last one sets credentials
         if same and isinstance(kind.element, Struct):
             result.append((*same[0], field, kind.element))
     return result
@@ -217,9 +217,9 @@ def _mirror(request: Struct, response: Struct, version: int, message: Message) -
     result: Message = {}
     # Entries without identity (log directories) have a code, but an outer code is better if there is one.
     has_own = bool(_code_name(response, version))
-    for asked, kind, field, element in _pairs(request, response, version):
+    for requested, kind, field, element in _pairs(request, response, version):
         entries = []
-        for entry in message.get(asked.name) or ():
+        for entry in message.get(requested.name) or ():
             mirrored = _identity(entry, element, version)
             if not mirrored and has_own:
                 continue
@@ -272,11 +272,11 @@ def _set_error(
     if has_own and code in _WHOLE_RESPONSE_CODES and chosen(*target):
         return _blank(response, version, answer, code), True
     result, placed, is_inner = dict(answer), False, False
-    for asked, kind, field, element in _pairs(request, response, version):
+    for requested, kind, field, element in _pairs(request, response, version):
         inner = kind.element if isinstance(kind.element, Struct) else _NOTHING
         entries = []
         for entry in answer.get(field.name) or ():
-            here = _within(asked, kind, entry, names, target)
+            here = _within(requested, kind, entry, names, target)
             found, done = _set_error(inner, element, version, entry, code, names, chosen, here)
             entries.append(found)
             placed, is_inner = placed or done, True

@@ -91,8 +91,8 @@ class IndexTarget(NamedTuple):
 class BatchRun(NamedTuple):
     """A run of valid batches: its end in the data, the offset after it, the size of its largest batch in bytes.
 
-    `offset_entries` and `time_entries` are to be appended to the indexes (formats: log/index.py); `producers` are the
-    positions of the batches that have a producer id.
+    `offset_entries` and `time_entries` are to be appended to the indexes (formats: log/segments/index.py); `producers`
+    are the positions of the batches that have a producer id.
     """
 
     end: int

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
 from spark_klog.records.batch_v2 import BatchHeader
-from spark_klog.records.reference import iter_records
+from spark_klog.records.kernels.reference import iter_records
 
 ABORT, COMMIT = 0, 1
 _VERSION = 0

@@ -13,9 +13,9 @@ from spark_klog.errors import DecodeError, ErrorCode, ProtocolError
 from spark_klog.records.batch import Header, check_crc, iter_batches, whole_batches
 from spark_klog.records.batch_v2 import LOG_APPEND_TIME_BIT, BatchHeader, build_batch
 from spark_klog.records.contract import LOG_APPEND_TIME, NO_TIMESTAMP, Record
+from spark_klog.records.kernels.reference import append_record
 from spark_klog.records.message_set import build_message_set, message_records
 from spark_klog.records.reader import records_of
-from spark_klog.records.reference import append_record
 from spark_klog.wire.codecs import MAX_DECOMPRESSED, NONE, Codec, codec_by_id
 from spark_klog.wire.primitives import Buffer
 

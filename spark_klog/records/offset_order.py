@@ -117,6 +117,14 @@ class OffsetOrder:
         """Whether any batch is of magic 0 or 1."""
         return any(span.is_message for span in self._spans)
 
+    @property
+    def last_leader_epoch(self) -> int:
+        """The leader epoch of the last batch; -1 without one, and for batches of magic 0 and 1."""
+        if not self._spans or self._spans[-1].is_message:
+            return -1
+        epoch: int = _DELTA.unpack_from(self._view, self._spans[-1].position + LOG_OVERHEAD)[0]
+        return epoch
+
     def _undecided(self) -> End | None:
         """The end before the last two, if they overlap and the next batch must show which of them is wrong."""
         if len(self._spans) < 2 or self._spans[-1].position not in self.damaged:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spark_klog.records.batch_v2 import build_batch
-from spark_klog.records.reference import append_record
+from spark_klog.records.kernels.reference import append_record
 
 _NO_PRODUCER = (-1, -1)
 

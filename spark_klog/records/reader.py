@@ -12,9 +12,9 @@ from spark_klog.records.batch import Header, check_crc, iter_batches, next_offse
 from spark_klog.records.batch_v2 import BatchHeader, body
 from spark_klog.records.contract import LOG_APPEND_TIME, ColumnBuilder, Kernel, Record
 from spark_klog.records.control import ABORT, read_marker
+from spark_klog.records.kernels.reference import iter_records
 from spark_klog.records.message_set import MessageHeader, inner_set, message_records
 from spark_klog.records.offset_order import NOTHING
-from spark_klog.records.reference import iter_records
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.primitives import Buffer
 

@@ -352,4 +352,4 @@ def codec_by_name(name: str) -> Codec:
         if codec.name == name.lower():
             return codec
     names = ", ".join(codec.name for codec in CODECS.values())
-    raise ConfigError(f"unknown compression.type {name!r}; known are {names}")
+    raise ConfigError(f"unknown compression.type {name!r}; the known ones are {names}")

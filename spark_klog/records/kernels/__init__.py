@@ -14,7 +14,7 @@ from spark_klog.errors import ConfigError
 from spark_klog.records.contract import Kernel
 
 _log = logging.getLogger(__name__)
-_MODULES = {"native": "spark_klog.records._kernel", "reference": "spark_klog.records.reference"}
+_MODULES = {"native": "spark_klog.records.kernels._kernel", "reference": "spark_klog.records.kernels.reference"}
 
 
 def load(choice: str | None = None) -> Kernel:

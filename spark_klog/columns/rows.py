@@ -1,0 +1,146 @@
+"""Check the rows that a producer takes from Arrow, and cast them to the types of `columns/schema.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as kinds
+
+from spark_klog.columns.schema import FULL
+from spark_klog.errors import InvalidRecords
+
+#: Rows are taken in slices of at most so many rows, and of about so many bytes.
+_SLICE_ROWS, _SLICE_BYTES = 1 << 16, 32 << 20
+_TIMESTAMP = pa.int64()
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if kinds.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    plain = kind.value_type if kinds.is_dictionary(kind) else kind
+    is_binary = kinds.is_binary(plain) or kinds.is_large_binary(plain) or kinds.is_binary_view(plain)
+    return bool(is_binary or kinds.is_fixed_size_binary(plain) or _is_text(kind))
+
+
+def _is_headers(kind: pa.DataType) -> bool:
+    if not (kinds.is_list(kind) or kinds.is_large_list(kind)) or not kinds.is_struct(kind.value_type):
+        return False
+    entry = kind.value_type
+    names = [entry.field(number).name for number in range(entry.num_fields)]
+    return names == ["key", "value"] and _is_text(entry.field(0).type) and _is_bytes(entry.field(1).type)
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(kinds.is_timestamp(kind) or kinds.is_int64(kind))
+
+
+#: For each column that a record is made of: whether its type is accepted, the accepted types in words, the type it is
+#: cast to.
+_COLUMNS: dict[str, tuple[Callable[[pa.DataType], bool], str, pa.DataType]] = {
+    "key": (_is_bytes, "string or binary", FULL.field("key").type),
+    "value": (_is_bytes, "string or binary", FULL.field("value").type),
+    "topic": (_is_text, "string", FULL.field("topic").type),
+    "partition": (kinds.is_integer, "an integer", FULL.field("partition").type),
+    "timestamp": (_is_time, "a timestamp, or int64 in ms", _TIMESTAMP),
+    "headers": (_is_headers, "list<struct<key: string, value: binary>>", FULL.field("headers").type),
+}
+#: Columns of fetched rows that a producer ignores.
+_IGNORED = frozenset(FULL.names) - _COLUMNS.keys()
+
+
+def check_columns(schema: pa.Schema, topic: str | None) -> None:
+    """Raise `InvalidRecords` if no records can be made of these columns; `topic`, if given, replaces the column."""
+    names = schema.names
+    shown = ", ".join(names) or "none"
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidRecords(f"there are two columns '{name}'", name)
+        if name not in _COLUMNS and name not in _IGNORED:
+            known = ", ".join(_COLUMNS)
+            raise InvalidRecords(f"unknown column '{name}' of type {schema.field(name).type}: known are {known}", name)
+    if "value" not in names:
+        raise InvalidRecords(f"no column 'value': the columns are {shown}", "value")
+    if topic is None and "topic" not in names:
+        raise InvalidRecords(f"no topic: pass topic, or add a column 'topic'; the columns are {shown}", "topic")
+    for name, (is_accepted, wanted, _) in _COLUMNS.items():
+        if name in names and not (is_accepted(schema.field(name).type) or kinds.is_null(schema.field(name).type)):
+            raise InvalidRecords(f"column '{name}' must be {wanted}, not {schema.field(name).type}: cast it", name)
+
+
+def record_rows(rows: pa.Table | pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Cut the rows into batches with the columns and types that `PartitionEncoder` takes; yield (first row, batch).
+
+    `InvalidRecords` for a value that can't be cast, for example a timestamp out of range.
+    """
+    table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+    table = table.select([name for name in table.column_names if name in _COLUMNS])
+    size = max(1, min(_SLICE_ROWS, _SLICE_BYTES * table.num_rows // max(1, table.nbytes)))
+    first = 0
+    while first < table.num_rows:
+        part = table.slice(first, size).combine_chunks().to_batches()
+        for batch in part:
+            arrays = [_cast(batch.column(name), name, first) for name in batch.schema.names]
+            yield first, pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+            first += batch.num_rows
+
+
+def _cast(array: Any, name: str, first: int) -> Any:
+    kind = _COLUMNS[name][2]
+    try:
+        if kinds.is_timestamp(array.type):
+            array = array.cast(pa.timestamp("ms", array.type.tz), safe=False)
+        return array.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        rows = f"rows from {first} on"
+        raise InvalidRecords(f"column '{name}' of type {array.type}, {rows}: {error}", name, first) from None
+
+
+def check_rows(rows: pa.RecordBatch, first: int, topic: str | None, partitions_of: Callable[[str], int]) -> None:
+    """Raise `InvalidRecords`, with the row's number counted from `first`, for a row that is not a record.
+
+    That is a row with a null topic, an unknown partition, a negative timestamp (but -1: none) or a header without key.
+    """
+    names = rows.schema.names
+    if topic is None and rows.column("topic").null_count:
+        row = first + _first(rows.column("topic").is_null())
+        raise InvalidRecords(f"row {row} has a null topic: give every row a topic, or all rows one", "topic", row)
+    if "partition" in names and rows.column("partition").null_count < rows.num_rows:
+        numbers = rows.column("partition")
+        for name in [topic] if topic is not None else pc.unique(rows.column("topic")).to_pylist():
+            count = partitions_of(name)
+            wrong = pc.or_(pc.less(numbers, 0), pc.greater_equal(numbers, count))
+            if topic is None:
+                wrong = pc.and_(wrong, pc.equal(rows.column("topic"), name))
+            if pc.any(wrong).as_py():
+                row = _first(wrong)
+                there = f"partition {numbers[row].as_py()} of topic {name}: it has partitions 0 to {count - 1}"
+                raise InvalidRecords(f"row {first + row}: {there}", "partition", first + row)
+    if "timestamp" in names:
+        wrong = pc.less(rows.column("timestamp"), -1)
+        if pc.any(wrong).as_py():
+            row = _first(wrong)
+            time = rows.column("timestamp")[row].as_py()
+            raise InvalidRecords(f"row {first + row}: timestamp {time} ms is negative", "timestamp", first + row)
+    if "headers" in names:
+        _check_headers(rows.column("headers"), first)
+
+
+def _check_headers(headers: Any, first: int) -> None:
+    entries = pc.list_flatten(headers)
+    keys = pc.struct_field(entries, "key")  # of a null entry, too
+    if keys.null_count:
+        row = first + pc.list_parent_indices(headers)[_first(keys.is_null())].as_py()
+        raise InvalidRecords(f"row {row} has a header without key", "headers", row)
+
+
+def _first(mask: Any) -> int:
+    """The position of the first true."""
+    return int(np.flatnonzero(mask.fill_null(False).to_numpy(zero_copy_only=False))[0])
