@@ -1,1 +1,1 @@
-"""The broker: server, one handler file an API, purgatory, registry, offset manager."""
+"""The broker: network server, API handlers, metadata, groups, transactions and care of the logs."""

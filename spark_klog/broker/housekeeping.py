@@ -1,7 +1,7 @@
-"""What a broker does with its logs now and then: flushes by time, retention, checkpoints; and with old offsets.
+"""Periodic work: timed flushes, retention, checkpoints, retries of failed log changes, expiry of committed offsets.
 
-One log's trouble is logged with its name and ends no other log's care. Requests are answered meanwhile: files are
-synced and removed in threads, one log at a time, and all else is done in slices.
+An error in one log is logged with its name and does not affect other logs. Requests are served meanwhile: files are
+synced and removed in threads, one log at a time, and other work is done in short slices.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from spark_klog.broker.background import Pace
 from spark_klog.broker.broker import Broker
+from spark_klog.broker.event_loop.background import Pace
 from spark_klog.errors import DecodeError, LogCorrupted, LogRetired
 from spark_klog.log.partition_log import SEGMENTS_AT_ONCE, PartitionLog
 
@@ -21,7 +21,7 @@ _LONGEST_PAUSE = 1.0
 
 
 async def keep_house(broker: Broker) -> None:
-    """Runs until it is cancelled. What fails is logged; the next round tries again."""
+    """Run until cancelled. Failures are logged, and the next round retries."""
     config = broker.config
     shortest = min(config.log.flush_ms, config.housekeeping_ms, config.checkpoint_ms) / 1000
     pause = max(0.05, min(_LONGEST_PAUSE, shortest))
@@ -42,7 +42,7 @@ async def keep_house(broker: Broker) -> None:
                 try:
                     await duty(broker)
                 except Exception:
-                    _log.exception("%s failed, and is tried again", name)
+                    _log.exception("%s failed and will be retried", name)
 
 
 async def _each(broker: Broker, care: Callable[[PartitionLog], Awaitable[None]]) -> None:
@@ -51,9 +51,9 @@ async def _each(broker: Broker, care: Callable[[PartitionLog], Awaitable[None]])
         try:
             await care(log)
         except LogRetired as error:
-            _log.debug("%s: %s", log.directory, error)  # its topic was deleted since this round began
+            _log.debug("%s: %s", log.directory, error)  # the topic was deleted during this round
         except (OSError, LogCorrupted, DecodeError) as error:
-            if log.is_open:  # else it was deleted meanwhile, and its files with it
+            if log.is_open:  # else the log was deleted meanwhile
                 _log.error("%s: %s", log.directory, error)
         except Exception:
             _log.exception("%s: housekeeping failed", log.directory)
@@ -61,7 +61,7 @@ async def _each(broker: Broker, care: Callable[[PartitionLog], Awaitable[None]])
 
 
 async def _flush(broker: Broker) -> None:
-    """Flush the logs whose flush.ms asks for it."""
+    """Flush the logs that are due by flush.ms."""
 
     async def care(log: PartitionLog) -> None:
         if log.is_flush_due:
@@ -71,7 +71,7 @@ async def _flush(broker: Broker) -> None:
 
 
 async def _delete_expired(broker: Broker) -> None:
-    """Delete what retention no longer keeps: segments, files of those deleted before, producers long silent."""
+    """Delete expired segments, files that were deleted before, and producers that have expired."""
 
     async def care(log: PartitionLog) -> None:
         if log.waits_to_expire:
@@ -86,7 +86,7 @@ async def _delete_expired(broker: Broker) -> None:
 
 
 async def _write_checkpoints(broker: Broker) -> None:
-    """Note up to where the logs have been flushed, and where they begin."""
+    """Write checkpoints: up to where each log is flushed, and where it starts."""
     logs = broker.logs
     try:
         await asyncio.to_thread(logs.write_checkpoints)

@@ -1,4 +1,4 @@
-"""One module an API, named after it; its `handle` takes a request and returns a response, or an awaitable of one."""
+"""Handlers: one module per API, whose `handle` takes a request and returns a response or an awaitable of one."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""AddOffsetsToTxn v0-4: a transaction is going to commit offsets of a group, to its partition of __consumer_offsets."""
+"""AddOffsetsToTxn v0-4: add a group's partition of __consumer_offsets to a transaction, before it commits offsets."""
 
 from __future__ import annotations
 
 import logging
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.internal_topics import OFFSETS_TOPIC
+from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
 from spark_klog.broker.transactions.older_clients import as_known
-from spark_klog.broker.transactions.transaction import Producer
+from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.protocol.apis import ADD_OFFSETS_TO_TXN
 from spark_klog.protocol.codec import Message
@@ -24,7 +24,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     except DirectoryError as error:
         _log.error("group %s has no coordinator: %s", group, error)
         return {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE}
-    producer = Producer(message["producer_id"], message["producer_epoch"])
+    producer = ProducerIdAndEpoch(message["producer_id"], message["producer_epoch"])
     keys = frozenset({(OFFSETS_TOPIC, partition)})
     code = await broker.transactions.add(message["transactional_id"], producer, keys)
     return {"error_code": as_known(ADD_OFFSETS_TO_TXN, request.version, code)}

@@ -1,7 +1,7 @@
-"""AddPartitionsToTxn v0-5: partitions that a transaction is going to write to.
+"""AddPartitionsToTxn v0-5: add partitions to a transaction, before it writes to them.
 
-Up to version 3 of one transaction, by clients; from 4 on of several, by brokers, which may ask only whether they are in
-it (KIP-890). Where one partition can't be added none is.
+Clients use versions up to 3, for one transaction. Brokers use version 4 and later, for several transactions, or only to
+verify that partitions are in one (KIP-890). If one partition can't be added, none is.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.internal_topics import INTERNAL_TOPICS
+from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS
 from spark_klog.broker.security.authorizer import WRITE
 from spark_klog.broker.transactions.older_clients import as_known
-from spark_klog.broker.transactions.transaction import Producer, TopicPartition
+from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch, TopicPartition
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.apis import ADD_PARTITIONS_TO_TXN
 from spark_klog.protocol.codec import Message
@@ -36,7 +36,8 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 
 
 async def _add(broker: Broker, request: Request, entry: dict[str, Any], *, verify_only: bool) -> list[Message]:
-    transactional_id, producer = entry["transactional_id"], Producer(entry["producer_id"], entry["producer_epoch"])
+    transactional_id = entry["transactional_id"]
+    producer = ProducerIdAndEpoch(entry["producer_id"], entry["producer_epoch"])
     keys = [(topic["name"], partition) for topic in entry["topics"] for partition in topic["partitions"]]
     codes = {key: await _refusal(broker, request, key, verify_only=verify_only) for key in keys}
     if verify_only:
@@ -65,7 +66,7 @@ async def _add(broker: Broker, request: Request, entry: dict[str, Any], *, verif
 
 
 async def _refusal(broker: Broker, request: Request, key: TopicPartition, *, verify_only: bool) -> ErrorCode:
-    if key[0] in INTERNAL_TOPICS and not verify_only:  # as Kafka; offsets are added by AddOffsetsToTxn
+    if key[0] in INTERNAL_TOPICS and not verify_only:  # as in Kafka; AddOffsetsToTxn adds __consumer_offsets
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     if refusal := broker.authorizer.refusal(request.session, WRITE, key[0]):
         return refusal

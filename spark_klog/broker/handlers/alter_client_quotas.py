@@ -1,6 +1,6 @@
-"""AlterClientQuotas v0-1 (KIP-546). The broker limits no client's rate: quotas are refused rather than ignored.
+"""AlterClientQuotas v0-1 (KIP-546): refused, since the broker has no quotas.
 
-Removing a quota succeeds, as it does in Kafka for one that does not exist.
+Removing a quota succeeds, as in Kafka for a quota that does not exist.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def handle(broker: Broker, request: Request, message: Message) -> Message:
 def _alter(entry: dict[str, Any], is_admin: bool) -> Message:
     if not is_admin:
         return {"error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "error_message": "only admins alter quotas"}
-    wanted = [op["key"] for op in entry["ops"] if not op["remove"]]
-    if wanted or not entry["entity"]:
-        reason = f"quota {wanted[0][:100]!r}: this broker has no quotas" if wanted else "the entity has no name"
+    set_quotas = [op["key"] for op in entry["ops"] if not op["remove"]]
+    if set_quotas or not entry["entity"]:
+        reason = f"quota {set_quotas[0][:100]!r}: this broker has no quotas" if set_quotas else "the entity has no name"
         return {"error_code": ErrorCode.INVALID_REQUEST, "error_message": reason}
     return {"error_code": ErrorCode.NONE}

@@ -1,6 +1,6 @@
-"""AlterConfigs v0-2 (all of a topic's own settings) and IncrementalAlterConfigs v0-1 (KIP-339: some of them).
+"""AlterConfigs v0-2 (replaces all of a topic's own settings) and IncrementalAlterConfigs v0-1 (some, KIP-339).
 
-Settings of brokers change by a restart alone; the levels of this broker's loggers change until the next one (KIP-412).
+Settings of brokers can only be changed by a restart; changed levels of its loggers last until the next one (KIP-412).
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.log_settings import is_list, setting_texts
-from spark_klog.broker.loggers import set_levels
-from spark_klog.broker.registry import UnknownTopic
+from spark_klog.broker.metadata.registry import UnknownTopic
+from spark_klog.broker.settings.log_settings import is_list, setting_texts
+from spark_klog.broker.settings.loggers import set_levels
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.configs import APPEND, BROKER, BROKER_LOGGER, DELETE, GROUP, SET, SUBTRACT, TOPIC
@@ -45,7 +45,7 @@ async def handle_incremental(broker: Broker, request: Request, message: Message)
 
 
 def _refused(message: Message) -> Message:
-    """What a client gets that is no admin."""
+    """The response to a client that is not an admin."""
     return {
         "responses": [
             {
@@ -63,13 +63,13 @@ async def _alter(broker: Broker, message: Message, resource: dict[str, Any], cha
     await broker.turns.take()
     result: Message = {"resource_type": resource["resource_type"], "resource_name": resource["resource_name"]}
     if resource["resource_type"] == BROKER and _deletes_only(resource["configs"]):
-        return result | {"error_code": ErrorCode.NONE}  # as Kafka's tool for reassignments does: nothing is set
+        return result | {"error_code": ErrorCode.NONE}  # Kafka's reassignment tool does so: there is nothing to delete
     if resource["resource_type"] != TOPIC:
-        reason = "only topics can be altered; a broker's settings change by a restart"
+        reason = "only settings of topics can be altered; to change a broker's, restart it"
         return result | {"error_code": ErrorCode.INVALID_REQUEST, "error_message": reason}
     names = [entry["name"] for entry in resource["configs"]]
     if len(set(names)) < len(names):
-        return result | {"error_code": ErrorCode.INVALID_REQUEST, "error_message": "a setting is named twice"}
+        return result | {"error_code": ErrorCode.INVALID_REQUEST, "error_message": "the request names a setting twice"}
     for entry in resource["configs"]:
         if entry["value"] is None and entry.get("config_operation", SET) != DELETE:
             return result | {
@@ -104,7 +104,7 @@ def _alter_loggers(broker: Broker, message: Message, resource: dict[str, Any]) -
     }
     is_known = all(entry["config_operation"] in (SET, DELETE) for entry in configs)
     if name != str(broker.config.broker_id) or not is_known or len(changes) < len(configs):
-        reason = f"levels of loggers of broker {broker.config.broker_id} are set or deleted, each once"
+        reason = f"levels of loggers of broker {broker.config.broker_id} can be set or deleted, each once"
         return result | {"error_code": ErrorCode.INVALID_REQUEST, "error_message": reason}
     try:
         set_levels(changes, validate_only=message["validate_only"])
@@ -118,7 +118,7 @@ def _replaced(before: Mapping[str, str], configs: list[dict[str, Any]]) -> dict[
 
 
 def _changed(inherited: Mapping[str, str], before: Mapping[str, str], configs: list[dict[str, Any]]) -> dict[str, str]:
-    """`ConfigError` for an operation that the setting does not have."""
+    """The new settings of a topic; `ConfigError` if a setting does not support the operation."""
     settings = dict(before)
     for entry in configs:
         name, operation, value = entry["name"], entry["config_operation"], entry["value"]
@@ -129,7 +129,7 @@ def _changed(inherited: Mapping[str, str], before: Mapping[str, str], configs: l
         elif operation == SET:
             settings[name] = value
         elif not is_list(name):
-            raise ConfigError(f"setting {name} is no list: nothing can be appended or subtracted")
+            raise ConfigError(f"setting {name} is not a list: APPEND and SUBTRACT do not apply")
         else:
             now = [item for item in settings.get(name, inherited.get(name, "")).split(",") if item]
             items = value.split(",")

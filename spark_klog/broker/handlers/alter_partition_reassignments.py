@@ -1,7 +1,7 @@
 """AlterPartitionReassignments v0-1 (KIP-455). Without replication a partition stays on its broker.
 
-Reassigning a partition to the replicas that it has succeeds, and changes nothing. Other replicas are answered with
-INVALID_REPLICA_ASSIGNMENT, and cancelling with NO_REASSIGNMENT_IN_PROGRESS.
+Reassigning a partition to its current replicas succeeds without a change. Other replicas get
+INVALID_REPLICA_ASSIGNMENT, and a cancellation gets NO_REASSIGNMENT_IN_PROGRESS.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""AlterReplicaLogDirs v1-2 (KIP-113). A broker has one data directory: logs can only stay where they are."""
+"""AlterReplicaLogDirs v1-2 (KIP-113). A broker has only one data directory, so logs can't be moved."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""AlterUserScramCredentials v0 (KIP-554): credentials in the users file.
+"""AlterUserScramCredentials v0 (KIP-554): changes of credentials in the users file.
 
-A user whose request holds something bad is not altered at all, as in Kafka; all others become one change of the file.
-Rules stay with a user who loses all credentials. Connections that are open stay so: there is no re-authentication.
+If one entry of a user is invalid, none of that user's is applied, as in Kafka; the valid ones are one change of the
+file. A user who loses all credentials keeps its rules. Open connections stay open: there is no re-authentication.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from spark_klog.protocol.codec import Message
 
 _log = logging.getLogger(__name__)
 _MAX_SALT_BYTES = 1024
-_WITHOUT_ADMINS = "credentials are altered by admins only: give a user admin = true in the file klog.users.file"
+_WITHOUT_ADMINS = "only admins alter credentials: give a user admin = true in the file klog.users.file"
 
-#: What becomes of a user: a credential for each mechanism, None to remove it.
+#: Changes of one user: a new credential by mechanism, None to remove it.
 _Changes = dict[str, Credential | None]
 
 
@@ -38,31 +38,31 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     if not broker.authorizer.is_admin(request.session):
         code, reason = ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "only admins alter credentials"
         return {"results": [_refused(name, code, reason) for name in names]}
-    if not broker.authorizer.has_rules:  # everybody may do everything, but not become somebody else
+    if not broker.authorizer.has_rules:  # without rules everybody is an admin, but must not take over other users
         return {"results": [_refused(name, ErrorCode.SECURITY_DISABLED, _WITHOUT_ADMINS) for name in names]}
     refused = _bad_entries(message)
     missing: set[str] = set()
-    wanted: dict[str, _Changes] = {}
+    changes_of: dict[str, _Changes] = {}
     for entry in entries:
         if entry["name"] not in refused:
-            wanted.setdefault(entry["name"], {})[MECHANISMS[entry["mechanism"]]] = _credential(entry)
+            changes_of.setdefault(entry["name"], {})[MECHANISMS[entry["mechanism"]]] = _credential(entry)
 
     def change(users: dict[str, User]) -> None:
-        for name, changes in wanted.items():
+        for name, changes in changes_of.items():
             there = users[name].credentials if name in users else {}
             if any(credential is None and mechanism not in there for mechanism, credential in changes.items()):
                 missing.add(name)
                 continue
             _alter(users, name, changes)
 
-    if wanted:
+    if changes_of:
         try:
             await asyncio.to_thread(broker.users.change, change)
         except ConfigError as error:
             _log.error("credentials can't be altered: %s", error)
-            # not UNKNOWN_SERVER_ERROR, of which confluent-kafka-python never tells its caller
-            refused |= {name: (ErrorCode.INVALID_CONFIG, str(error)) for name in wanted}
-        altered = [name for name in wanted if name not in refused | dict.fromkeys(missing)]
+            # not UNKNOWN_SERVER_ERROR, which confluent-kafka-python does not report to its caller
+            refused |= {name: (ErrorCode.INVALID_CONFIG, str(error)) for name in changes_of}
+        altered = [name for name in changes_of if name not in refused | dict.fromkeys(missing)]
         _log.info("%s (%s) altered the credentials of %s", request.client_id, request.peer, altered)
     reason = "a credential that does not exist can't be deleted"
     refused |= dict.fromkeys(missing - refused.keys(), (ErrorCode.RESOURCE_NOT_FOUND, reason))
@@ -75,15 +75,15 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 
 
 def _bad_entries(message: Message) -> dict[str, tuple[ErrorCode, str]]:
-    """Why users are not altered, by name."""
+    """Users whose entries are invalid, with error and reason."""
     refused: dict[str, tuple[ErrorCode, str]] = {}
     entries = [*message["deletions"], *message["upsertions"]]
     for pair, count in Counter((entry["name"], entry["mechanism"]) for entry in entries).items():
         if count > 1:
-            refused[pair[0]] = ErrorCode.DUPLICATE_RESOURCE, "a credential is altered twice in one request"
+            refused[pair[0]] = ErrorCode.DUPLICATE_RESOURCE, "the request alters a credential twice"
     for entry in message["upsertions"]:
         if not MIN_ITERATIONS <= entry["iterations"] <= MAX_ITERATIONS:
-            reason = f"{entry['iterations']} iterations: {MIN_ITERATIONS} to {MAX_ITERATIONS} are allowed"
+            reason = f"{entry['iterations']} iterations, but {MIN_ITERATIONS} to {MAX_ITERATIONS} are allowed"
             refused[entry["name"]] = ErrorCode.UNACCEPTABLE_CREDENTIAL, reason
         if not 0 < len(entry["salt"]) <= _MAX_SALT_BYTES or not entry["salted_password"]:
             reason = f"the salt has 1 to {_MAX_SALT_BYTES} bytes, and the salted password is not empty"
@@ -95,7 +95,7 @@ def _bad_entries(message: Message) -> dict[str, tuple[ErrorCode, str]]:
         except ConfigError as error:
             refused[name] = ErrorCode.UNACCEPTABLE_CREDENTIAL, str(error)
         if name == ANONYMOUS:
-            reason = f"{ANONYMOUS} is who comes without authentication, and has no password"
+            reason = f"{ANONYMOUS} is the name of clients without authentication: it has no credentials"
             refused[name] = ErrorCode.UNACCEPTABLE_CREDENTIAL, reason
         if entry["mechanism"] not in MECHANISMS:
             reason = f"there is no SCRAM mechanism {entry['mechanism']}; 1 is SCRAM-SHA-256, 2 is SCRAM-SHA-512"

@@ -1,4 +1,4 @@
-"""ApiVersions v0-4 (KIP-35): what this broker serves, straight from the tables."""
+"""ApiVersions v0-4 (KIP-35): the APIs and versions that this broker serves, from the protocol tables."""
 
 from __future__ import annotations
 

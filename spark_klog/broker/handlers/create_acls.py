@@ -1,6 +1,6 @@
-"""CreateAcls v1-3 (KIP-140): rules in the users file. INVALID_REQUEST for what rules can't express.
+"""CreateAcls v1-3 (KIP-140): add rules to the users file; ACLs that rules can't express get INVALID_REQUEST.
 
-As in Kafka each ACL has a result of its own; those that are valid become one change of the file.
+Each ACL has its own result, as in Kafka; the valid ones are one change of the file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     if not broker.authorizer.has_rules:
         refusal = {"error_code": ErrorCode.SECURITY_DISABLED, "error_message": WITHOUT_RULES}
         return {"results": [refusal for _ in creations]}
-    wanted = [
+    created = [
         acls.Acl(
             entry["resource_type"],
             entry["resource_name"],
@@ -37,8 +37,8 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         )
         for entry in creations
     ]
-    reasons = [_reason(acl) for acl in wanted]
-    valid = [acl for acl, reason in zip(wanted, reasons, strict=True) if reason is None]
+    reasons = [_reason(acl) for acl in created]
+    valid = [acl for acl, reason in zip(created, reasons, strict=True) if reason is None]
     failure: Message = {"error_code": ErrorCode.NONE}
     if valid:
         try:

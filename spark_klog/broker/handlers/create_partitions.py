@@ -1,11 +1,11 @@
-"""CreatePartitions v0-3 (KIP-195): more partitions for topics that are there."""
+"""CreatePartitions v0-3 (KIP-195): add partitions to existing topics."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.registry import InvalidAssignment, InvalidPartitions, UnknownTopic
+from spark_klog.broker.metadata.registry import InvalidAssignment, InvalidPartitions, UnknownTopic
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
 

@@ -1,6 +1,6 @@
-"""CreateTopics v0-7. Replication factor 1 (or -1, the default); partitions -1 is num.partitions.
+"""CreateTopics v0-7. The replication factor is 1 or -1 (the default); -1 partitions means num.partitions.
 
-Topic settings are those of `broker.log_settings.topic_settings`; others are answered with INVALID_CONFIG rather than
+Settings are those of `broker.settings.log_settings.topic_settings`; others get INVALID_CONFIG, so that no setting is
 accepted without effect.
 """
 
@@ -10,11 +10,11 @@ from typing import Any
 from uuid import UUID
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.described_settings import topic_entries
-from spark_klog.broker.log_settings import topic_settings
-from spark_klog.broker.registry import MAX_PARTITIONS, TopicCollides, TopicExists
+from spark_klog.broker.metadata.registry import MAX_PARTITIONS, TopicCollides, TopicExists
+from spark_klog.broker.settings.described_settings import topic_entries
+from spark_klog.broker.settings.log_settings import topic_settings
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
-from spark_klog.log.names import check_topic_name
+from spark_klog.log.files.names import check_topic_name
 from spark_klog.protocol.codec import Message
 
 _DEFAULT = -1
@@ -45,13 +45,13 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
     if await broker.topic(name) is not None:
         return _refused(name, ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists")
     if not 1 <= partitions <= MAX_PARTITIONS:
-        reason = f"{partitions} partitions: 1 to {MAX_PARTITIONS} are allowed"
+        reason = f"{partitions} partitions, but 1 to {MAX_PARTITIONS} are allowed"
         return _refused(name, ErrorCode.INVALID_PARTITIONS, reason)
     if entry["replication_factor"] not in (_DEFAULT, 1):
-        reason = f"replication factor {entry['replication_factor']}: there is no replication, 1 is all"
+        reason = f"replication factor {entry['replication_factor']}: there is no replication, it must be 1"
         return _refused(name, ErrorCode.INVALID_REPLICATION_FACTOR, reason)
     if assignment is not None and (len(assignment) < partitions or not _is_legal(broker, assignment)):
-        reason = "partitions must be numbered from 0 on, each with one broker that lives"
+        reason = "partitions must be numbered from 0 on, each with one live broker"
         return _refused(name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason)
     topic_id = UUID(int=0)
     try:
@@ -78,12 +78,12 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
 
 
 def _settings(broker: Broker, name: str) -> list[Message]:
-    """As DescribeConfigs has them, but what CreateTopics has no place for."""
+    """The topic's settings as in DescribeConfigs, with only the fields of CreateTopics."""
     topic = broker.registry.topics.get(name)
-    if topic is None:  # deleted meanwhile
+    if topic is None:  # the topic was deleted meanwhile
         return []
-    told = ("name", "value", "read_only", "config_source", "is_sensitive")
-    return [{name: entry[name] for name in told} for entry in topic_entries(broker.config, topic)]
+    shown = ("name", "value", "read_only", "config_source", "is_sensitive")
+    return [{name: entry[name] for name in shown} for entry in topic_entries(broker.config, topic)]
 
 
 def _is_legal(broker: Broker, assignment: dict[int, list[int]]) -> bool:

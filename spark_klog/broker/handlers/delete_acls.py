@@ -1,4 +1,4 @@
-"""DeleteAcls v1-3 (KIP-140): the rules that filters match leave the users file, in one change of it."""
+"""DeleteAcls v1-3 (KIP-140): remove the rules that match the filters from the users file, in one change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 
     def change(users: dict[str, User]) -> None:
         there = acls_of(users)
-        matching.extend([acl for acl in there if _is_valid(wanted) and wanted.matches(acl)] for wanted in filters)
+        matching.extend(
+            [acl for acl in there if _is_valid(acl_filter) and acl_filter.matches(acl)] for acl_filter in filters
+        )
         remove(users, dict.fromkeys(acl for found in matching for acl in found))
 
     try:
@@ -39,17 +41,17 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     return {"filter_results": [_result(*pair) for pair in zip(filters, matching, strict=True)]}
 
 
-def _is_valid(wanted: AclFilter) -> bool:
+def _is_valid(acl_filter: AclFilter) -> bool:
     try:
-        wanted.check()
+        acl_filter.check()
     except ConfigError:
         return False
     return True
 
 
-def _result(wanted: AclFilter, found: list[Acl]) -> Message:
+def _result(acl_filter: AclFilter, found: list[Acl]) -> Message:
     try:
-        wanted.check()
+        acl_filter.check()
     except ConfigError as error:
         return _refused(ErrorCode.INVALID_REQUEST, str(error))
     return {"error_code": ErrorCode.NONE, "matching_acls": [{"error_code": 0} | acl._asdict() for acl in found]}

@@ -1,16 +1,13 @@
-"""DeleteGroups v0-2 (KIP-229): groups without members, with their offsets."""
+"""DeleteGroups v0-2 (KIP-229): delete groups without members, and their offsets."""
 
 from __future__ import annotations
 
-import logging
-
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.coordinator.expiry import forget_group
+from spark_klog.broker.groups.expiry import forget_group, removal_error
+from spark_klog.clock import system_ms
 from spark_klog.errors import ErrorCode
-from spark_klog.log.partition_log import BatchTooLarge, system_ms
+from spark_klog.log.partition_log import BatchTooLarge
 from spark_klog.protocol.codec import Message
-
-_log = logging.getLogger(__name__)
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
@@ -33,10 +30,6 @@ async def _delete(broker: Broker, group: str) -> ErrorCode:
         try:
             await broker.flushes.take(forget_group(group, system_ms(), broker.offsets, broker.coordinator.local_log))
             await broker.flushes.flush_many(log)
-        except OSError as error:
-            _log.error("offsets of group %s can't be removed: %s", group, error)
-            code = ErrorCode.COORDINATOR_NOT_AVAILABLE
-        except BatchTooLarge as error:
-            _log.error("offsets of group %s can't be removed: %s", group, error)
-            code = ErrorCode.UNKNOWN_SERVER_ERROR
+        except (BatchTooLarge, OSError) as error:
+            code = removal_error(group, error)
     return code

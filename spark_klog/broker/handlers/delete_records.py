@@ -1,4 +1,4 @@
-"""DeleteRecords v0-2 (KIP-107): the records before an offset; -1 is the high watermark."""
+"""DeleteRecords v0-2 (KIP-107): delete the records before an offset; -1 is the high watermark."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.internal_topics import INTERNAL_TOPICS
+from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS
 from spark_klog.errors import ErrorCode, OffsetOutOfRange
 from spark_klog.protocol.codec import Message
 
@@ -34,9 +34,9 @@ async def _delete(broker: Broker, request: Request, topic: str, entry: dict[str,
     if isinstance(log, ErrorCode):
         return result | {"error_code": log}
     if not log.config.deletes:
-        return result | {"error_code": ErrorCode.POLICY_VIOLATION}  # as Kafka: compaction alone decides there
+        return result | {"error_code": ErrorCode.POLICY_VIOLATION}  # as in Kafka for compacted topics
     try:
-        if offset in (_HIGH_WATERMARK, log.high_watermark) and log.segments[-1].size:  # a new segment begins
+        if offset in (_HIGH_WATERMARK, log.high_watermark) and log.segments[-1].size:  # the log will roll
             await broker.flushes.flush(log, with_snapshot=True)
         start = log.delete_records(log.high_watermark if offset == _HIGH_WATERMARK else offset)
     except OffsetOutOfRange:

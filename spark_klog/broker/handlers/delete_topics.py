@@ -1,24 +1,24 @@
-"""DeleteTopics v0-6, by name or (v6) by topic id. The logs are removed at once."""
+"""DeleteTopics v0-6: delete topics by name or (v6) by topic id. Their logs are removed at once."""
 
 from __future__ import annotations
 
 from uuid import UUID
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.registry import UnknownTopic
+from spark_klog.broker.metadata.registry import UnknownTopic
 from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     if request.version >= 6:
-        wanted = [(entry["name"], entry["topic_id"]) for entry in message["topics"]]
+        requested = [(entry["name"], entry["topic_id"]) for entry in message["topics"]]
     else:
-        wanted = [(name, UUID(int=0)) for name in message["topic_names"]]
+        requested = [(name, UUID(int=0)) for name in message["topic_names"]]
     if not broker.authorizer.is_admin(request.session):
         code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        return {"responses": [{"name": name, "topic_id": topic_id, "error_code": code} for name, topic_id in wanted]}
-    return {"responses": [await _delete(broker, name, topic_id) for name, topic_id in wanted]}
+        return {"responses": [{"name": name, "topic_id": topic_id, "error_code": code} for name, topic_id in requested]}
+    return {"responses": [await _delete(broker, name, topic_id) for name, topic_id in requested]}
 
 
 async def _delete(broker: Broker, name: str | None, topic_id: UUID) -> Message:

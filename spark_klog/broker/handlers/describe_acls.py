@@ -1,4 +1,4 @@
-"""DescribeAcls v1-3 (KIP-140): the rules of the users file, see `security.acls`."""
+"""DescribeAcls v1-3 (KIP-140): the rules of the users file as ACLs; see `security.acls`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from spark_klog.broker.security.acls import Acl, AclFilter, acls_of
 from spark_klog.errors import ConfigError, ErrorCode
 from spark_klog.protocol.codec import Message
 
-#: Answer of DescribeAcls, CreateAcls and DeleteAcls while nobody is restricted.
-WITHOUT_RULES = "no user has a rule: everybody may do everything until a user in the users file has admin = true"
+#: Response of DescribeAcls, CreateAcls and DeleteAcls until a user has a rule.
+WITHOUT_RULES = "no user has rules: everything is allowed until a user in the users file has admin = true"
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
@@ -18,12 +18,12 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         return _refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "only admins describe ACLs")
     if not broker.authorizer.has_rules:
         return _refused(ErrorCode.SECURITY_DISABLED, WITHOUT_RULES)
-    wanted = filter_of(message)
+    acl_filter = filter_of(message)
     try:
-        wanted.check()
+        acl_filter.check()
     except ConfigError as error:
         return _refused(ErrorCode.INVALID_REQUEST, str(error))
-    found = await asyncio.to_thread(lambda: [acl for acl in acls_of(broker.users.all()) if wanted.matches(acl)])
+    found = await asyncio.to_thread(lambda: [acl for acl in acls_of(broker.users.all()) if acl_filter.matches(acl)])
     resources: dict[tuple[int, str, int], list[Acl]] = {}
     for acl in found:
         resources.setdefault(acl[:3], []).append(acl)
@@ -50,7 +50,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 
 
 def filter_of(message: Message) -> AclFilter:
-    """The filter in a request of DescribeAcls, or in an entry of DeleteAcls."""
+    """The filter of a DescribeAcls request, or of an entry of a DeleteAcls request."""
     return AclFilter(
         message["resource_type_filter"],
         message["resource_name_filter"],

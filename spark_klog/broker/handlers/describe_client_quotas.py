@@ -1,4 +1,4 @@
-"""DescribeClientQuotas v0-1 (KIP-546): the broker limits no client's rate, so no quota is ever found."""
+"""DescribeClientQuotas v0-1 (KIP-546): the broker has no quotas, so the result is always empty."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def handle(broker: Broker, request: Request, message: Message) -> Message:
     kinds = [component["entity_type"] for component in message["components"]]
     if unknown := set(kinds) - {_USER, _CLIENT_ID, _IP}:
         code = ErrorCode.INVALID_REQUEST if "" in unknown else ErrorCode.UNSUPPORTED_VERSION
-        return _refused(code, f"quotas are of {_USER}, {_CLIENT_ID} or {_IP}, not of {min(unknown)[:100]!r}")
+        return _refused(code, f"quotas apply to {_USER}, {_CLIENT_ID} or {_IP}, not to {min(unknown)[:100]!r}")
     if len(set(kinds)) < len(kinds) or (_IP in kinds and len(kinds) > 1):
         return _refused(ErrorCode.INVALID_REQUEST, f"a filter names each entity once, and {_IP} alone")
     return {"error_code": ErrorCode.NONE, "entries": []}

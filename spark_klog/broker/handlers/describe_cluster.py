@@ -1,4 +1,4 @@
-"""DescribeCluster v0-2 (KIP-700): the brokers that live."""
+"""DescribeCluster v0-2 (KIP-700): the live brokers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BROKERS = 1
 
 def handle(broker: Broker, request: Request, message: Message) -> Message:
     if message["endpoint_type"] != _BROKERS:
-        reason = "there are no endpoints of controllers"
+        reason = "controllers have no endpoints of their own"
         return {"error_code": ErrorCode.MISMATCHED_ENDPOINT_TYPE, "error_message": reason, "brokers": []}
     answer: Message = {
         "error_code": ErrorCode.NONE,

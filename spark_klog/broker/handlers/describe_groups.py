@@ -1,10 +1,10 @@
-"""DescribeGroups v0-6: the state of groups, their members, and what these were assigned."""
+"""DescribeGroups v0-6: the state of groups, their members, and the members' assignments."""
 
 from __future__ import annotations
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.coordinator.group import Group, State
-from spark_klog.broker.coordinator.member import Member
+from spark_klog.broker.groups.group import Group, State
+from spark_klog.broker.groups.member import Member
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 
@@ -23,7 +23,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 
 async def _describe(broker: Broker, request: Request, group_id: str) -> Message:
     described: Message = {"group_id": group_id, "group_state": "", "protocol_type": "", "protocol_data": ""}
-    log = await broker.coordinator.log_of(group_id)  # not `code`: a group without a name may have offsets
+    log = await broker.coordinator.log_of(group_id)  # not `code`, which rejects the empty group id: it may have offsets
     if isinstance(log, ErrorCode):
         return described | {"error_code": log}
     group = broker.groups.get(group_id)
@@ -32,7 +32,7 @@ async def _describe(broker: Broker, request: Request, group_id: str) -> Message:
     if broker.offsets.has(group_id):
         return described | {"error_code": ErrorCode.NONE, "group_state": State.EMPTY.value}
     if request.version >= _FIRST_NOT_FOUND:
-        reason = f"there is no group {group_id}"
+        reason = f"group {group_id} does not exist"
         return described | {
             "error_code": ErrorCode.GROUP_ID_NOT_FOUND,
             "error_message": reason,

@@ -1,4 +1,4 @@
-"""DescribeLogDirs v1-4 (KIP-113): the data directory, the bytes of each log in it, and of the disk."""
+"""DescribeLogDirs v1-4 (KIP-113): the data directory, with the sizes of its logs and of the disk."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _log = logging.getLogger(__name__)
 
 
 def handle(broker: Broker, request: Request, message: Message) -> Message:
-    if not broker.authorizer.is_admin(request.session):  # before version 3 the answer has no place for the error
+    if not broker.authorizer.is_admin(request.session):  # versions before 3 can't carry the error
         return {"error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "results": []}
-    wanted = message["topics"]
-    chosen = None if wanted is None else {topic["topic"]: set(topic["partitions"]) for topic in wanted}
+    requested = message["topics"]
+    chosen = None if requested is None else {topic["topic"]: set(topic["partitions"]) for topic in requested}
     topics: dict[str, list[Message]] = defaultdict(list)
     for (topic, partition), log in sorted(broker.logs.logs.items()):
         if chosen is None or partition in chosen.get(topic, ()):

@@ -1,4 +1,4 @@
-"""DescribeProducers v0: the producers that partitions led here know, and which have a transaction open (KIP-664)."""
+"""DescribeProducers v0 (KIP-664): producers in partitions led here, with their open transactions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     answered: set[tuple[str, int]] = set()
     for topic in message["topics"]:
         name = topic["name"]
-        wanted = [index for index in dict.fromkeys(topic["partition_indexes"]) if (name, index) not in answered]
-        answered.update((name, index) for index in wanted)
-        partitions = [await _partition(broker, request, name, index) for index in wanted]
+        indexes = [index for index in dict.fromkeys(topic["partition_indexes"]) if (name, index) not in answered]
+        answered.update((name, index) for index in indexes)
+        partitions = [await _partition(broker, request, name, index) for index in indexes]
         topics.append({"name": name, "partitions": partitions})
     return {"topics": topics}
 

@@ -1,17 +1,17 @@
-"""DescribeTopicPartitions v0 (KIP-966): Metadata a page at a time; the cursor says where the next page begins."""
+"""DescribeTopicPartitions v0 (KIP-966): metadata in pages; the cursor names the first partition of the next page."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.described_topics import missing_topic, topic_message
+from spark_klog.broker.metadata.described_topics import missing_topic, topic_message
 from spark_klog.broker.security.authorizer import SEE
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 
 _MAX_PARTITIONS = 2000
-#: Without replication there are none; null, which the schema has, is more than Java's admin client can take.
+#: There are none without replication; the schema allows null, but Java's admin client fails on it.
 _NO_ELIGIBLE: Message = {"eligible_leader_replicas": [], "last_known_elr": []}
 
 

@@ -1,4 +1,4 @@
-"""DescribeTransactions v0: the state of transactional ids that this broker coordinates (KIP-664)."""
+"""DescribeTransactions v0 (KIP-664): the state of transactional ids that this broker coordinates."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from spark_klog.protocol.codec import Message
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
-    wanted = dict.fromkeys(message["transactional_ids"])
-    return {"transaction_states": [await _describe(broker, request, each) for each in wanted]}
+    ids = dict.fromkeys(message["transactional_ids"])
+    return {"transaction_states": [await _describe(broker, request, each) for each in ids]}
 
 
 async def _describe(broker: Broker, request: Request, transactional_id: str) -> Message:

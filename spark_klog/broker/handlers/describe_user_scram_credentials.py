@@ -1,4 +1,4 @@
-"""DescribeUserScramCredentials v0 (KIP-554): mechanisms and iterations of the users in the users file."""
+"""DescribeUserScramCredentials v0 (KIP-554): mechanisms and iterations of users in the users file."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def handle(broker: Broker, request: Request, message: Message) -> Message:
             "error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
             "error_message": "only admins describe credentials",
         }
-        # each user has it, too, as in Kafka's answer
+        # as in Kafka, the error is repeated for each user
         results = [{"user": entry["name"]} | refusal for entry in message["users"] or ()]
         return refusal | {"results": results}
     users = broker.users.all()
     if message["users"]:
-        asked = Counter(entry["name"] for entry in message["users"])
-        results = [_result(name, users.get(name), count) for name, count in asked.items()]
+        counts = Counter(entry["name"] for entry in message["users"])
+        results = [_result(name, users.get(name), count) for name, count in counts.items()]
     else:
         results = [_result(name, user) for name, user in sorted(users.items()) if user.credentials]
     return {"error_code": ErrorCode.NONE, "results": results}
@@ -34,7 +34,7 @@ def handle(broker: Broker, request: Request, message: Message) -> Message:
 
 def _result(name: str, user: User | None, times_asked: int = 1) -> Message:
     if name and times_asked > 1:
-        reason = f"user {name[:255]!r} is asked for {times_asked} times"
+        reason = f"user {name[:255]!r} is in the request {times_asked} times"
         return {"user": name, "error_code": ErrorCode.DUPLICATE_RESOURCE, "error_message": reason}
     if user is None or not user.credentials:
         reason = f"user {name[:255]!r} has no SCRAM credentials"

@@ -1,9 +1,9 @@
-"""ElectLeaders v0-2 (KIP-460). A partition's only replica leads it, so an election has nothing to change."""
+"""ElectLeaders v0-2 (KIP-460). A partition's only replica leads it, so an election never changes anything."""
 
 from __future__ import annotations
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.registry import NO_LEADER
+from spark_klog.broker.metadata.registry import NO_LEADER
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 
@@ -20,12 +20,12 @@ _REASONS = {
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     is_admin = broker.authorizer.is_admin(request.session)
     results = []
-    for name, partitions in await _asked(broker, message, is_admin):
+    for name, partitions in await _requested(broker, message, is_admin):
         if is_admin:
             codes = {partition: await _elect(broker, name, partition, message) for partition in partitions}
         else:
             codes = dict.fromkeys(partitions, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-        if message["topic_partitions"] is None:  # Kafka then leaves out those that need no election
+        if message["topic_partitions"] is None:  # for all topics, Kafka omits partitions that need no election
             codes = {partition: code for partition, code in codes.items() if code != ErrorCode.ELECTION_NOT_NEEDED}
         if codes:
             results.append({"topic": name, "partition_result": [_result(*item) for item in codes.items()]})
@@ -33,7 +33,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     return {"error_code": code, "replica_election_results": results}
 
 
-async def _asked(broker: Broker, message: Message, is_admin: bool) -> list[tuple[str, list[int]]]:
+async def _requested(broker: Broker, message: Message, is_admin: bool) -> list[tuple[str, list[int]]]:
     if message["topic_partitions"] is not None:
         return [(topic["topic"], topic["partitions"]) for topic in message["topic_partitions"]]
     if not is_admin:

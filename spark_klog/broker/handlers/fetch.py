@@ -1,9 +1,9 @@
-"""Fetch v0-17. Waits in the purgatory until min_bytes are there or max_wait_ms have passed.
+"""Fetch v0-17. Waits in the purgatory until min_bytes are available or max_wait_ms have passed.
 
-From version 3 on at least one whole batch is answered for the first partition that has data, however small
-max_bytes; else a range may end within a batch, as Kafka's do. Fetchers of isolation level 1 (read_committed) get
-nothing from the last stable offset on, and the list of aborted transactions within what they get. Versions 0-3 get
-message sets of magic 0 or 1: what is newer in the log is converted, not sent from the file.
+From version 3 on, the first partition with data returns at least one whole batch, even if it exceeds max_bytes. Apart
+from that, a range may end within a batch, as in Kafka. Isolation level 1 (read_committed) gets records before the last
+stable offset, and a list of the aborted transactions among them. Versions 0-3 get message sets of magic 0 or 1: newer
+batches are converted instead of sent from the file.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.fetch_sessions import PartitionKey
+from spark_klog.broker.fetches.fetch_sessions import PartitionKey
 from spark_klog.broker.security.authorizer import READ
 from spark_klog.errors import DecodeError, ErrorCode, LogCorrupted, OffsetOutOfRange, ProtocolError
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.log.segment import FileRange
+from spark_klog.log.segments.segment import FileRange
 from spark_klog.protocol.codec import Message
 from spark_klog.records.batch import iter_batches, next_offset_after
 from spark_klog.records.conversion import down_convert
@@ -25,11 +25,11 @@ from spark_klog.wire.primitives import Buffer
 
 _log = logging.getLogger(__name__)
 _READ_COMMITTED = 1
-#: The first versions that take magic 1, and magic 2.
+#: The first versions that support magic 1 and magic 2.
 _FIRST_MAGIC_1, _FIRST_MAGIC_2 = 2, 4
-#: Before it a client that asks for too little gets a part of a message, and asks for more.
+#: Earlier versions get part of a message if they ask for too few bytes, and then ask for more.
 _FIRST_WHOLE_BATCH = 3
-#: From it on topics are named by id (KIP-516).
+#: From this version on topics are named by id (KIP-516).
 _FIRST_TOPIC_IDS = 13
 _ZSTD = 4
 
@@ -37,45 +37,45 @@ _ZSTD = 4
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     now = time.monotonic()
     epoch, has_ids = message["session_epoch"], request.version >= _FIRST_TOPIC_IDS
-    wanted = await _wanted(broker, message)
+    requested = await _requested(broker, message)
     found = broker.fetch_sessions.find(
-        message["session_id"], epoch, wanted, await _forgotten(broker, message), now, has_ids=has_ids
+        message["session_id"], epoch, requested, await _forgotten(broker, message), now, has_ids=has_ids
     )
     if isinstance(found, ErrorCode):
         return {"error_code": found}
     session, is_incremental = found
     if session is not None:
-        wanted = session.partitions
+        requested = session.partitions
     next_epoch = session.next_epoch if session is not None else None
     deadline = now + min(message["max_wait_ms"], 0x7FFFFFFF) / 1000
     while True:
-        answers, size, failed = await _read(broker, request, message, wanted)
+        answers, size, failed = await _read(broker, request, message, requested)
         left = deadline - time.monotonic()
-        if failed or not wanted or size >= message["min_bytes"] or left <= 0 or broker.purgatory.is_closed:
+        if failed or not requested or size >= message["min_bytes"] or left <= 0 or broker.purgatory.is_closed:
             break
-        if not _has_more(broker, answers):  # nothing is waited for in between
-            await broker.purgatory.wait([broker.registry.key(*key) for key, _ in wanted], left)
+        if not _has_more(broker, answers):  # no await between this check and the wait
+            await broker.purgatory.wait([broker.registry.key(*key) for key, _ in requested], left)
     if session is None:
         return {"responses": _by_topic(answers)}
-    if session.next_epoch != next_epoch:  # another connection has gone on with it while this one waited
+    if session.next_epoch != next_epoch:  # a request on another connection has used the session meanwhile
         return {"error_code": ErrorCode.INVALID_FETCH_SESSION_EPOCH}
-    told = [(key, answer) for key, answer in answers if session.note(key, answer) or not is_incremental]
-    return {"session_id": session.id, "responses": _by_topic(told)}
+    changed = [(key, answer) for key, answer in answers if session.note(key, answer) or not is_incremental]
+    return {"session_id": session.id, "responses": _by_topic(changed)}
 
 
 def _has_more(broker: Broker, answers: list[tuple[PartitionKey, Message]]) -> bool:
-    """Whether partitions have changed since they were read: others had their turn meanwhile."""
+    """Whether partitions have changed since they were read, which yields to other work."""
     logs = ((broker.logs.get(*broker.registry.key(*key)), answer) for key, answer in answers)
     return any(log is None or log.high_watermark != answer["high_watermark"] for log, answer in logs)
 
 
-async def _wanted(broker: Broker, message: Message) -> list[tuple[PartitionKey, dict[str, Any]]]:
-    wanted = []
+async def _requested(broker: Broker, message: Message) -> list[tuple[PartitionKey, dict[str, Any]]]:
+    requested = []
     for topic in message["topics"]:
         for entry in topic["partitions"]:
             await broker.turns.take()
-            wanted.append((PartitionKey(topic["topic"], topic["topic_id"], entry["partition"]), entry))
-    return wanted
+            requested.append((PartitionKey(topic["topic"], topic["topic_id"], entry["partition"]), entry))
+    return requested
 
 
 async def _forgotten(broker: Broker, message: Message) -> list[PartitionKey]:
@@ -88,7 +88,7 @@ async def _forgotten(broker: Broker, message: Message) -> list[PartitionKey]:
 
 
 def _by_topic(answers: list[tuple[PartitionKey, Message]]) -> list[Message]:
-    """Neighbours of one topic together: a client may want its partitions in their order."""
+    """Group adjacent entries of a topic, and keep the order of partitions."""
     topics: list[dict[str, Any]] = []
     for key, answer in answers:
         if not topics or (topics[-1]["topic"], topics[-1]["topic_id"]) != key[:2]:
@@ -98,14 +98,14 @@ def _by_topic(answers: list[tuple[PartitionKey, Message]]) -> list[Message]:
 
 
 async def _read(
-    broker: Broker, request: Request, message: Message, wanted: list[tuple[PartitionKey, dict[str, Any]]]
+    broker: Broker, request: Request, message: Message, requested: list[tuple[PartitionKey, dict[str, Any]]]
 ) -> tuple[list[tuple[PartitionKey, Message]], int, bool]:
-    """(answer by partition, bytes of records in them, whether a partition failed)."""
+    """(response by partition, total bytes of records, whether a partition has an error)."""
     left = min(message["max_bytes"], broker.config.fetch_max_bytes)
     is_committed = message["isolation_level"] == _READ_COMMITTED
     total, failed = 0, False
     answers = []
-    for key, entry in wanted:
+    for key, entry in requested:
         partition = await _partition(broker, request, key, entry, left - total, total == 0, is_committed=is_committed)
         total += len(partition["records"])
         failed = failed or partition["error_code"] != ErrorCode.NONE
@@ -162,7 +162,7 @@ async def _partition(
             if request.version < _FIRST_WHOLE_BATCH:
                 del found[max(0, max_bytes) :]
     except ProtocolError as error:
-        _log.warning("%s (%s) fetches by version %d: %s", request.client_id, request.peer, request.version, error)
+        _log.warning("%s (%s) fetches with version %d: %s", request.client_id, request.peer, request.version, error)
         return result | {"error_code": error.code}
     except OffsetOutOfRange:
         return result | {"error_code": ErrorCode.OFFSET_OUT_OF_RANGE}
@@ -178,7 +178,7 @@ async def _partition(
 
 
 def _convertible(data: Buffer) -> memoryview:
-    """The batches before one of zstd, which older magics do not have; with it where it is the first, to be refused."""
+    """The batches before the first zstd batch, which old magics can't hold; a leading one is kept, to be refused."""
     size = 0
     for header, _ in iter_batches(data):
         if header.codec_id == _ZSTD and size:
@@ -188,14 +188,14 @@ def _convertible(data: Buffer) -> memoryview:
 
 
 def _converted(broker: Broker, request: Request, log: PartitionLog, offset: int, max_bytes: int) -> bytearray:
-    """Batches from `offset` on as an old fetcher reads them; none where only control batches are left."""
+    """Convert batches from `offset` on to an old magic; empty if only control batches are left."""
     magic = 1 if request.version >= _FIRST_MAGIC_1 else 0
     while (found := log.read(offset, max_bytes)) is not None:
         data = _convertible(found.read())
         converted = down_convert(data, magic, offset, broker.config.decompressed_max_bytes)
         if converted.lost_headers:
             _log.info(
-                "%s (%s) fetches %s by version %d: %d headers of %d records left out",
+                "%s (%s) fetches %s with version %d: left out %d headers of %d records",
                 *(request.client_id, request.peer, log.directory.name, request.version),
                 *(converted.lost_headers, converted.records),
             )

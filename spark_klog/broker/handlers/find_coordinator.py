@@ -1,4 +1,4 @@
-"""FindCoordinator v0-6 (GroupCoordinator in the guide): the broker that keeps a group's offsets, or a transaction."""
+"""FindCoordinator v0-6 ("GroupCoordinator" in the guide): the broker that coordinates a group or transactional id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heartbeat v0-4: a member lives, and learns whether it must join again."""
+"""Heartbeat v0-4: keep a member alive, and let it know if it must rejoin."""
 
 from __future__ import annotations
 

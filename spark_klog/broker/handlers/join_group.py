@@ -1,10 +1,10 @@
-"""JoinGroup v0-9: answered when the rebalance that it causes, or takes part in, has come to its next generation."""
+"""JoinGroup v0-9: answered when the rebalance that it starts or joins has reached its next generation."""
 
 from __future__ import annotations
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.coordinator.member import Join
-from spark_klog.broker.coordinator.replies import refused_join
+from spark_klog.broker.groups.member import Join
+from spark_klog.broker.groups.replies import refused_join
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 

@@ -1,4 +1,4 @@
-"""LeaveGroup v0-5: members leave; from version 3 on several at once, static ones by their instance ids."""
+"""LeaveGroup v0-5: remove members; from version 3 on several at once, static ones by instance id."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""ListConfigResources v0-1 (KIP-1142): what DescribeConfigs can be asked for. Version 0 knows client metrics alone.
+"""ListConfigResources v0-1 (KIP-1142): resources that DescribeConfigs supports; version 0 lists client metrics only.
 
-There are no settings of client metrics (KIP-714) nor of groups (KIP-848), so that these are never found.
+Client metrics (KIP-714) and groups (KIP-848) have no settings here, so none are listed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def handle(broker: Broker, request: Request, message: Message) -> Message:
         CLIENT_METRICS: [],
         GROUP: [],
     }
-    wanted = list(dict.fromkeys(message["resource_types"])) or list(names)
-    if not set(wanted) <= names.keys():
+    types = list(dict.fromkeys(message["resource_types"])) or list(names)
+    if not set(types) <= names.keys():
         return {"error_code": ErrorCode.UNSUPPORTED_VERSION, "config_resources": []}
-    found = [{"resource_name": name, "resource_type": kind} for kind in wanted for name in names[kind]]
+    found = [{"resource_name": name, "resource_type": kind} for kind in types for name in names[kind]]
     return {"error_code": ErrorCode.NONE, "config_resources": found}

@@ -1,9 +1,9 @@
-"""ListGroups v0-5: the groups that this broker coordinates, those with offsets alone too."""
+"""ListGroups v0-5: the groups that this broker coordinates, including those that have only offsets."""
 
 from __future__ import annotations
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.coordinator.group import State
+from spark_klog.broker.groups.group import State
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 

@@ -1,8 +1,8 @@
-"""ListOffsets v0-10: -1 latest, -2 earliest, -3 (v7) of the largest timestamp, else by time in ms.
+"""ListOffsets v0-10: latest (-1), earliest (-2), of the largest timestamp (-3, v7), or by time in ms.
 
-For isolation level 1 (read_committed) latest is the last stable offset. Version 0 is answered with the first offsets
-of the segments that had been begun at that time, the newest first. Without tiered storage all records are local: -4
-(v8) is the earliest one, and -5 (v9), the last that is not local, finds none.
+With isolation level 1 (read_committed), latest is the last stable offset. Version 0 returns the start offsets of
+segments begun by that time, newest first. There is no tiered storage, so all records are local: -4 (v8), the earliest
+local offset, equals -2; -5 (v9), the last tiered offset, is never found.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def _partition(
 
 
 def _find(log: PartitionLog, timestamp: int, end: int) -> tuple[int, int]:
-    """(timestamp, offset); timestamp -1 where the request names a place, both -1 where no record fits."""
+    """(timestamp, offset); the timestamp is -1 for latest and earliest, both are -1 if no record is found."""
     if timestamp == LATEST:
         return -1, end
     if timestamp in (EARLIEST, EARLIEST_LOCAL):

@@ -1,4 +1,4 @@
-"""ListPartitionReassignments v0 (KIP-455): none is ever under way, see AlterPartitionReassignments."""
+"""ListPartitionReassignments v0 (KIP-455): always empty; see AlterPartitionReassignments."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""ListTransactions v0-1: the transactional ids that this broker coordinates (KIP-664, KIP-994)."""
+"""ListTransactions v0-1 (KIP-664, KIP-994): the transactional ids that this broker coordinates."""
 
 from __future__ import annotations
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.transactions.transaction import State
+from spark_klog.clock import system_ms
 from spark_klog.errors import ErrorCode
-from spark_klog.log.partition_log import system_ms
 from spark_klog.protocol.codec import Message
 
 _STATES = {state.text for state in State}
@@ -17,7 +17,7 @@ def handle(broker: Broker, request: Request, message: Message) -> Message:
     answer = {"error_code": ErrorCode.NONE, "unknown_state_filters": unknown, "transaction_states": []}
     if broker.transactions.is_loading:
         return answer | {"error_code": ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
-    if not broker.authorizer.is_admin(request.session):  # as Kafka: ids that may not be described are left out
+    if not broker.authorizer.is_admin(request.session):  # as in Kafka, ids that the client may not see are left out
         return answer
     age, now = message["duration_filter"], system_ms()
     answer["transaction_states"] = [

@@ -1,6 +1,6 @@
-"""Metadata v0-13: brokers, and the leaders of the topics asked for.
+"""Metadata v0-13: the brokers, and the leaders of the requested topics.
 
-Topics that do not exist are made where both the broker (auto.create.topics.enable) and the request allow it.
+Topics that do not exist are created if both the broker (auto.create.topics.enable) and the request allow it.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ import logging
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.described_topics import missing_topic, topic_message
-from spark_klog.broker.large_requests import distinct
-from spark_klog.broker.registry import TopicExists
+from spark_klog.broker.event_loop.large_requests import distinct
+from spark_klog.broker.metadata.described_topics import missing_topic, topic_message
+from spark_klog.broker.metadata.registry import TopicExists
 from spark_klog.broker.security.authorizer import SEE, WRITE
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
 
 _log = logging.getLogger(__name__)
-#: Versions 10 and 11 have the ids of topics, but are not asked by them (KIP-516).
+#: Versions 10 and 11 return topic ids, but can't request topics by id (KIP-516).
 _FIRST_BY_ID = 12
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
-    wanted = message["topics"]
-    if wanted is None or (request.version == 0 and not wanted):
+    requested = message["topics"]
+    if requested is None or (request.version == 0 and not requested):
         topics = []
         for name, known in sorted(broker.registry.topics.items()):
             await broker.turns.take()
             if broker.authorizer.allows(request.session, SEE, name):
                 topics.append(topic_message(broker.registry, broker.logs, known, request.session.listener))
     else:
-        once = distinct(wanted, lambda entry: (entry["name"], entry["topic_id"]))
-        topics = [await _asked(broker, request, entry, message["allow_auto_topic_creation"]) for entry in once]
+        once = distinct(requested, lambda entry: (entry["name"], entry["topic_id"]))
+        topics = [await _one_topic(broker, request, entry, message["allow_auto_topic_creation"]) for entry in once]
     authorizer = broker.authorizer
     if message["include_topic_authorized_operations"]:
         for topic in topics:
@@ -52,7 +52,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     return answer
 
 
-async def _asked(broker: Broker, request: Request, entry: dict[str, Any], may_create: bool) -> Message:
+async def _one_topic(broker: Broker, request: Request, entry: dict[str, Any], may_create: bool) -> Message:
     name, topic_id = entry["name"], entry["topic_id"]
     if name is None and request.version < _FIRST_BY_ID:
         return missing_topic("", topic_id, ErrorCode.INVALID_REQUEST)
@@ -71,12 +71,12 @@ async def _asked(broker: Broker, request: Request, entry: dict[str, Any], may_cr
         try:
             await broker.create_topic(name, broker.config.default_partitions(name))
         except TopicExists:
-            await broker.refresh()
+            await broker.follower.refresh()
         except ConfigError:
             return missing_topic(name, None, ErrorCode.INVALID_TOPIC_EXCEPTION)
         except DirectoryError as error:
-            _log.error("topic %s can't be made: %s", name, error)
+            _log.error("topic %s can't be created: %s", name, error)
     topic = broker.registry.topics.get(name)
-    if topic is None:  # not yet: the directories are away, or the controller has not completed a tool's topic
+    if topic is None:  # the directories are unavailable, or the controller has not completed a tool's topic yet
         return missing_topic(name, None, ErrorCode.LEADER_NOT_AVAILABLE)
     return topic_message(broker.registry, broker.logs, topic, request.session.listener)

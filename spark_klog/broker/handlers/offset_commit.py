@@ -1,6 +1,6 @@
-"""OffsetCommit v0-9: offsets into __consumer_offsets, by version 0 into the directories that brokers share.
+"""OffsetCommit v0-9: commit offsets to __consumer_offsets; version 0 commits to the shared directories.
 
-Members commit within their generation; who is in no group commits for groups without members.
+Members commit within their generation; a client without a group membership may commit only if the group is empty.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.coordinator.commit_request import answer, encoded, not_written, sorted_out
+from spark_klog.broker.commit_request import check_offsets, encode_commits, log_failure, response
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
 
@@ -17,11 +17,11 @@ _TO_DIRECTORIES = 0
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     group = message["group_id"]
-    codes, offsets = await sorted_out(broker, request, message)
-    commits = await encoded(group, offsets, message["retention_time_ms"])
+    codes, offsets = await check_offsets(broker, request, message)
+    commits = await encode_commits(group, offsets, message["retention_time_ms"])
     log = await broker.coordinator.log_of(group)
     failure = log if isinstance(log, ErrorCode) else ErrorCode.NONE
-    if not failure:  # a group without a name may commit, as before KIP-289
+    if not failure:  # an empty group id may commit, as before KIP-289
         failure = broker.groups.may_commit(
             group, message["member_id"], message["group_instance_id"], message["generation_id_or_member_epoch"]
         )
@@ -36,5 +36,5 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
                 broker.offsets.append(log, commits)
                 await broker.flushes.flush_many(log)
         except (OSError, DirectoryError, ConfigError) as error:
-            codes |= not_written(group, offsets, error)
-    return answer(message, codes)
+            codes |= log_failure(group, offsets, error)
+    return response(message, codes)

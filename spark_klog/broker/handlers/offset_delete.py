@@ -1,21 +1,19 @@
-"""OffsetDelete v0 (KIP-496): a group's offsets of topics that no member subscribes to."""
+"""OffsetDelete v0 (KIP-496): delete a group's offsets of topics to which no member subscribes."""
 
 from __future__ import annotations
 
-import logging
-
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.coordinator.subscription import subscribed_topics
+from spark_klog.broker.groups.expiry import removal_error
+from spark_klog.broker.groups.subscription import subscribed_topics
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.protocol.codec import Message
 
-_log = logging.getLogger(__name__)
 _AT_ONCE = 100
 
 
 def _subscribed(broker: Broker, group_id: str) -> set[str] | None:
-    """The topics that the group consumes; None if that is not known."""
+    """The topics that the group consumes; None if unknown."""
     group = broker.groups.get(group_id)
     return subscribed_topics(group) if group is not None else set()
 
@@ -24,7 +22,7 @@ async def _remove(broker: Broker, log: PartitionLog, group_id: str, topic: str, 
     for start in range(0, max(1, len(partitions)), _AT_ONCE):
         await broker.turns.take()
         await broker.flushes.make_early_room(log)
-        subscribed = _subscribed(broker, group_id)  # others were served meanwhile
+        subscribed = _subscribed(broker, group_id)  # again: the group may have changed during the waits
         if subscribed is None or topic in subscribed:
             return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
         broker.offsets.remove(log, group_id, [(topic, index) for index in partitions[start : start + _AT_ONCE]])
@@ -49,12 +47,8 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         name, partitions = topic["name"], [entry["partition_index"] for entry in topic["partitions"]]
         try:
             code = await _remove(broker, log, group_id, name, partitions)
-        except OSError as error:
-            _log.error("offsets of group %s can't be removed: %s", group_id, error)
-            code = ErrorCode.COORDINATOR_NOT_AVAILABLE
-        except BatchTooLarge as error:
-            _log.error("offsets of group %s can't be removed: %s", group_id, error)
-            code = ErrorCode.UNKNOWN_SERVER_ERROR
+        except (BatchTooLarge, OSError) as error:
+            code = removal_error(group_id, error)
         topics.append(
             {"name": name, "partitions": [{"partition_index": index, "error_code": code} for index in partitions]}
         )

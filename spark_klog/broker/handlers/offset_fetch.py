@@ -1,8 +1,7 @@
-"""OffsetFetch v0-9: committed offsets, -1 where there is none; null topics (v2) ask for all of a group's.
+"""OffsetFetch v0-9: committed offsets, -1 if there is none; null topics (v2) request all offsets of a group.
 
-`require_stable` (v7, KIP-447) asks to wait, by UNSTABLE_OFFSET_COMMIT, for the end of a transaction that commits some.
-
-Version 0 asks for those in the directories that brokers share.
+With `require_stable` (v7, KIP-447), a pending transactional commit gets UNSTABLE_OFFSET_COMMIT: the client must wait.
+Version 0 reads from the shared directories.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ import logging
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.coordinator.records import Committed
-from spark_klog.broker.large_requests import distinct
+from spark_klog.broker.event_loop.large_requests import distinct
+from spark_klog.broker.groups.records import Committed
 from spark_klog.broker.security.authorizer import SEE
 from spark_klog.errors import ConfigError, DecodeError, DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
@@ -97,7 +96,7 @@ async def _group(
             partitions = []
             for index in entry["partition_indexes"]:
                 await broker.turns.take()
-                if (name, index) not in answered:  # its metadata may be long
+                if (name, index) not in answered:  # an offset's metadata may be long: return it once
                     answered.add((name, index))
                     partitions.append(found_for(name, index))
             answer.append({"name": name, "partitions": partitions})

@@ -1,4 +1,4 @@
-"""OffsetForLeaderEpoch v0-4 (KIP-101, KIP-320): where a leader's epoch ended, for consumers to find truncation."""
+"""OffsetForLeaderEpoch v0-4 (KIP-101, KIP-320): end offset of a leader epoch; consumers detect truncation by it."""
 
 from __future__ import annotations
 

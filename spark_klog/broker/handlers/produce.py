@@ -1,9 +1,9 @@
-"""Produce v0-13. acks: 0 no answer, 1 and -1 alike, since there is no replication.
+"""Produce v0-13. acks=0 gets no response; 1 and -1 are equal, since there is no replication.
 
-Versions 0-2 may carry message sets of magic 0 and 1; the log keeps them in magic 2. From version 3 on there is exactly
-one batch a partition. What a batch says of itself is checked first (`records/produced.py`). Nobody produces to internal
-topics: Kafka excepts clients that call themselves `__admin_client`, but a client's name proves nothing. A batch within
-a transaction is taken if its partition was added to that (KIP-890): a late batch leaves no transaction open for ever.
+Versions 0-2 may carry message sets of magic 0 and 1, which the log stores as magic 2. Later versions carry exactly one
+batch per partition. Batches are validated first (`records/produced.py`). No client may produce to internal topics;
+Kafka excepts clients named `__admin_client`, but a client's name proves nothing. A transactional batch is accepted only
+if its partition is in the transaction (KIP-890), so a late batch can't leave a transaction open.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import logging
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.internal_topics import INTERNAL_TOPICS
+from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS
 from spark_klog.broker.security.authorizer import WRITE
 from spark_klog.broker.transactions.older_clients import as_known
-from spark_klog.broker.transactions.transaction import Producer
+from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import CorruptBatchError, DecodeError, ErrorCode, LogRetired
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.log.sequences import ProducerRefused
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 _NO_ANSWER, _LEADER, _ALL = 0, 1, -1
 #: Earlier versions carry message sets of magic 0 or 1.
 _FIRST_MAGIC_2 = 3
-#: From it on topics are named by id (KIP-516).
+#: From this version on topics are named by id (KIP-516).
 _FIRST_TOPIC_IDS = 13
 
 
@@ -48,7 +48,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message 
             if acks not in (_NO_ANSWER, _LEADER, _ALL):
                 partitions.append(_failed(data["index"], ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks}"))
             elif not name and has_id:
-                partitions.append(_failed(data["index"], ErrorCode.UNKNOWN_TOPIC_ID, f"no topic of id {topic_id}"))
+                partitions.append(_failed(data["index"], ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has the id {topic_id}"))
             else:
                 partitions.append(await _append(broker, request, name, data, message["transactional_id"]))
         responses.append({"name": name, "topic_id": topic_id, "partition_responses": partitions})
@@ -57,7 +57,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message 
     for topic in responses:
         for partition in topic["partition_responses"]:
             if partition["error_code"]:
-                # The only way to tell a client that wants no answer: it will ask for fresh metadata.
+                # acks=0 has no response; closing the connection makes the client refresh its metadata
                 raise ConnectionError(f"produce to {topic['name']}-{partition['index']} with acks=0 failed")
     return None
 
@@ -71,9 +71,9 @@ async def _append(
 ) -> Message:
     index, records = data["index"], data["records"]
     if not broker.authorizer.allows(request.session, WRITE, topic):
-        return _failed(index, ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"{topic} may not be written to")
+        return _failed(index, ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"not authorized to write to topic {topic}")
     if topic in INTERNAL_TOPICS:
-        return _failed(index, ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic} is internal, the broker alone writes to it")
+        return _failed(index, ErrorCode.INVALID_TOPIC_EXCEPTION, f"only the broker writes to internal topic {topic}")
     log = await broker.leader_log(topic, index)
     if isinstance(log, ErrorCode):
         return _failed(index, log, f"{topic}-{index} is not led by broker {broker.config.broker_id}")
@@ -86,7 +86,7 @@ async def _append(
         is_one = request.version >= _FIRST_MAGIC_2
         is_transactional = check_produced(records, is_one=is_one, needs_keys=log.config.compacts, limit=limit)
         await broker.flushes.make_room(log, len(records), _timestamp(records))
-        if is_transactional:  # nothing is waited for after that: the transaction may end meanwhile
+        if is_transactional:  # no await between this check and the append: the transaction could end meanwhile
             await _check_transaction(broker, request, log, records, transactional_id)
         appended = log.append(records, of_client=True, flushes=False)
         await broker.flushes.flush_many(log)
@@ -116,22 +116,22 @@ async def _append(
 
 
 def _timestamp(records: memoryview) -> int:
-    """The largest timestamp (ms) of batches."""
+    """The largest timestamp (ms) of the batches."""
     return max((header.max_timestamp for header, _ in iter_batches(records)), default=-1)
 
 
 async def _check_transaction(
     broker: Broker, request: Request, log: PartitionLog, records: memoryview, transactional_id: str | None
 ) -> None:
-    """`ProducerRefused` where a transactional batch belongs to no ongoing transaction."""
+    """Raise `ProducerRefused` if a transactional batch does not belong to an ongoing transaction."""
     if transactional_id is None:
         reason = "a transactional batch in a request without a transactional id"
         raise ProducerRefused(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, reason)
     for header, _ in iter_batches(records):
         if not isinstance(header, BatchHeader) or not header.is_transactional:
             continue
-        producer = Producer(header.producer_id, header.producer_epoch)
-        code, reason = await broker.transactions.may_append(transactional_id, producer, log)
+        producer = ProducerIdAndEpoch(header.producer_id, header.producer_epoch)
+        code, reason = await broker.verifier.may_append(transactional_id, producer, log)
         if code:
             log.note_refused(header)
             raise ProducerRefused(as_known(PRODUCE, request.version, code), reason)

@@ -1,4 +1,4 @@
-"""SaslAuthenticate v0-2: the mechanism's tokens (KIP-152). The session's lifetime is 0, without end (KIP-368)."""
+"""SaslAuthenticate v0-2: tokens of a SASL mechanism (KIP-152). The session's lifetime is 0: unlimited (KIP-368)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     if not request.session.takes_tokens:
-        return {"error_code": ErrorCode.ILLEGAL_SASL_STATE, "error_message": "SaslHandshake comes first, and once"}
+        return {"error_code": ErrorCode.ILLEGAL_SASL_STATE, "error_message": "send SaslHandshake first, and once"}
     try:
         return {"error_code": ErrorCode.NONE, "auth_bytes": await step(broker, request.session, message["auth_bytes"])}
     except AuthenticationFailed as error:
@@ -25,9 +25,9 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 
 
 async def step(broker: Broker, session: Session, token: bytes | bytearray | memoryview) -> bytes:
-    """The answer to a token; `AuthenticationFailed`, after the pause that makes trying passwords slow.
+    """Answer a token; `AuthenticationFailed` is raised after a delay, which slows down password guessing.
 
-    In a thread: to salt a password takes milliseconds.
+    Runs in a thread, since salting a password takes milliseconds.
     """
     try:
         return await asyncio.to_thread(session.authenticate, bytes(token))

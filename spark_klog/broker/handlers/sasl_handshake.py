@@ -1,4 +1,4 @@
-"""SaslHandshake v0-1: the client chooses a mechanism (KIP-43)."""
+"""SaslHandshake v0-1 (KIP-43): the client chooses a mechanism."""
 
 from __future__ import annotations
 

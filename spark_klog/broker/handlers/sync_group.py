@@ -1,9 +1,9 @@
-"""SyncGroup v0-5: the leader hands in the assignment, all get their part of it."""
+"""SyncGroup v0-5: the leader sends the assignment, and each member gets its part."""
 
 from __future__ import annotations
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.coordinator.replies import refused_sync
+from spark_klog.broker.groups.replies import refused_sync
 from spark_klog.protocol.codec import Message
 
 _FIRST_WITH_PROTOCOL = 5

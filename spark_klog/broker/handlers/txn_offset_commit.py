@@ -1,13 +1,13 @@
-"""TxnOffsetCommit v0-4: offsets that count when the transaction commits; from 3 on by members of a group (KIP-447)."""
+"""TxnOffsetCommit v0-4: offsets that take effect if the transaction commits; from v3 on with membership (KIP-447)."""
 
 from __future__ import annotations
 
 import logging
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.coordinator.commit_request import answer, encoded, not_written, sorted_out
+from spark_klog.broker.commit_request import check_offsets, encode_commits, log_failure, response
 from spark_klog.broker.transactions.older_clients import as_known
-from spark_klog.broker.transactions.transaction import Producer
+from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge
 from spark_klog.log.sequences import ProducerRefused
@@ -20,18 +20,16 @@ _NO_MEMBER = -1
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     group = message["group_id"]
-    producer = Producer(message["producer_id"], message["producer_epoch"])
-    codes, offsets = await sorted_out(broker, request, message)
-    commits = await encoded(group, offsets, producer=(producer.producer_id, producer.epoch))
+    producer = ProducerIdAndEpoch(message["producer_id"], message["producer_epoch"])
+    codes, offsets = await check_offsets(broker, request, message)
+    commits = await encode_commits(group, offsets, producer=(producer.producer_id, producer.epoch))
     log = await broker.coordinator.log_of(group)
     failure = log if isinstance(log, ErrorCode) else ErrorCode.NONE
     if not group:
         failure = ErrorCode.INVALID_GROUP_ID
     if not isinstance(log, ErrorCode) and not failure:
-        failure, reason = await broker.transactions.may_append(
-            message["transactional_id"], producer, log, of_offsets=True
-        )
-        # nothing is waited for from here to the append
+        failure, reason = await broker.verifier.may_append(message["transactional_id"], producer, log, of_offsets=True)
+        # no await between these checks and the append
         if refusal := _membership(broker, message):
             failure = refusal
         elif failure:
@@ -45,12 +43,12 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         except ProducerRefused as error:
             codes |= dict.fromkeys(offsets, error.code)
         except (BatchTooLarge, OSError) as error:
-            codes |= not_written(group, offsets, error)
-    return answer(message, codes)
+            codes |= log_failure(group, offsets, error)
+    return response(message, codes)
 
 
 def _membership(broker: Broker, message: Message) -> ErrorCode:
-    """A producer that names no member commits whatever the group's generation is, as before KIP-447."""
+    """NONE if the member may commit; a producer without a member id may always, as before KIP-447."""
     generation, member_id, instance_id = message["generation_id"], message["member_id"], message["group_instance_id"]
     if generation == _NO_MEMBER and not member_id and instance_id is None:
         return ErrorCode.NONE

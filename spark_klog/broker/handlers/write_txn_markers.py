@@ -1,12 +1,12 @@
-"""WriteTxnMarkers v1: another broker, or an admin, ends transactions in partitions that this broker leads."""
+"""WriteTxnMarkers v1: end transactions in partitions that this broker leads, for another broker or an admin."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.transactions.markers import Marker, write_marker
-from spark_klog.broker.transactions.transaction import Producer
+from spark_klog.broker.transactions.markers import MarkerEntry, write_marker
+from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 
@@ -17,8 +17,8 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 
 
 async def _write(broker: Broker, entry: dict[str, Any], is_admin: bool) -> Message:
-    producer = Producer(entry["producer_id"], entry["producer_epoch"])
-    marker = Marker(producer, entry["transaction_result"], entry["coordinator_epoch"])
+    producer = ProducerIdAndEpoch(entry["producer_id"], entry["producer_epoch"])
+    marker = MarkerEntry(producer, entry["transaction_result"], entry["coordinator_epoch"])
 
     async def written(topic: str, partition: int) -> Message:
         await broker.turns.take()

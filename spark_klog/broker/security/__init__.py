@@ -1,1 +1,1 @@
-"""Who may connect, and what they may do: TLS, SASL, users, rules."""
+"""Who may connect and what each user may do: TLS, SASL, users, rules."""

@@ -1,10 +1,10 @@
-"""The rules of the file of users as access control lists, and back (KIP-140, KIP-290).
+"""Conversion of the users file's rules to access control lists and back (KIP-140, KIP-290).
 
     read = clicks        ALLOW READ on topic LITERAL clicks for User:NAME from host *
     write = clicks*      ALLOW WRITE on topic PREFIXED clicks
     read = *             ALLOW READ on topic LITERAL *, Kafka's wildcard
 
-Rules can express nothing else: `check_expressible` says so. `admin = true` is no ACL, as Kafka's super.users are none.
+`check_expressible` rejects all other ACLs. `admin = true` is not an ACL, as Kafka's super.users are not.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from spark_klog.protocol.tables.acls import ALLOW, ANY, LITERAL, MATCH, PREFIXED
 _PRINCIPAL = "User:"
 _WILDCARD = "*"
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-#: The largest number that Kafka has a meaning for: of resource types, patterns, operations and permissions.
+#: Highest number that Kafka defines for resource types, patterns, operations and permissions.
 _KINDS, _PATTERNS, _OPERATIONS, _PERMISSIONS = 7, 4, 15, 3
 
 
 class Acl(NamedTuple):
-    """One access control list. Numbers are those of `protocol.tables.acls`."""
+    """An access control entry, which Kafka calls an ACL. Numbers are those of `protocol.tables.acls`."""
 
     resource_type: int
     resource_name: str
@@ -41,12 +41,12 @@ class Acl(NamedTuple):
 
     @property
     def rule(self) -> str:
-        """The topic as a rule names it."""
+        """The topic, as a rule in the users file names it."""
         return f"{self.resource_name}*" if self.pattern_type == PREFIXED else self.resource_name
 
 
 class AclFilter(NamedTuple):
-    """Which ACLs to take: None, or ANY, takes all."""
+    """Filter of ACLs; None and ANY match everything."""
 
     resource_type: int
     resource_name: str | None
@@ -57,7 +57,7 @@ class AclFilter(NamedTuple):
     permission_type: int
 
     def check(self) -> None:
-        """`ConfigError` for a number that has no meaning."""
+        """Raise `ConfigError` if a number is undefined."""
         numbers = (self.resource_type, self.pattern_type, self.operation, self.permission_type)
         limits = (_KINDS, _PATTERNS, _OPERATIONS, _PERMISSIONS)
         if not all(ANY <= number <= limit for number, limit in zip(numbers, limits, strict=True)):
@@ -86,7 +86,7 @@ class AclFilter(NamedTuple):
 
 
 def acls_of(users: Mapping[str, User]) -> list[Acl]:
-    """All rules, by user."""
+    """All rules as ACLs, sorted by user."""
     return [
         _acl(name, rule, operation)
         for name, user in sorted(users.items())
@@ -102,7 +102,7 @@ def _acl(user: str, rule: str, operation: AclOperation) -> Acl:
 
 
 def check_expressible(acl: Acl) -> None:
-    """`ConfigError` for an ACL that no rule can express."""
+    """Raise `ConfigError` if no rule can express the ACL."""
     is_topic = _TOPIC_NAME.fullmatch(acl.resource_name) or (
         acl.resource_name == _WILDCARD and acl.pattern_type == LITERAL
     )
@@ -119,13 +119,13 @@ def check_expressible(acl: Acl) -> None:
         raise ConfigError(
             "the rules of users can express ALLOW of READ or WRITE (which include DESCRIBE) on a topic's name, a "
             "prefix or *, for one User:NAME from any host; there are no rules for groups, transactional ids and the "
-            "cluster, and who administers it has admin = true in the users file"
+            "cluster, and administrators have admin = true in the users file"
         )
     check_user_name(acl.user)
 
 
 def add(users: dict[str, User], acls: Iterable[Acl]) -> None:
-    """Give users these rules; those that are there already stay as they are."""
+    """Add rules to users; existing rules are kept."""
     for acl in acls:
         user = users.setdefault(acl.user, User())
         if acl.operation == AclOperation.READ and acl.rule not in user.read:
@@ -135,7 +135,7 @@ def add(users: dict[str, User], acls: Iterable[Acl]) -> None:
 
 
 def remove(users: dict[str, User], acls: Iterable[Acl]) -> None:
-    """Take these rules away; a user without rules and credentials then leaves the file."""
+    """Remove rules; a user left without rules and credentials is removed."""
     for acl in acls:
         user = users[acl.user]
         if acl.operation == AclOperation.READ:

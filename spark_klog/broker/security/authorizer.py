@@ -1,12 +1,12 @@
-"""Who may do what with which topic: the one place that decides. Handlers ask, and answer the code.
+"""Authorization on topics: the one place that decides; handlers return its error code.
 
     may read      Fetch, OffsetCommit, TxnOffsetCommit, DescribeProducers
-    may write     Produce, AddPartitionsToTxn, and the topics that Metadata makes for who asks for them
-    either        Metadata, ListOffsets, OffsetFetch, OffsetForLeaderEpoch, DescribeConfigs: the topic is seen
-    admin         everything: all that changes topics, groups, settings, users or the cluster, and lists transactions
+    may write     Produce, AddPartitionsToTxn, and automatic topic creation by Metadata
+    either        Metadata, ListOffsets, OffsetFetch, OffsetForLeaderEpoch, DescribeConfigs: the topic is visible
+    admin         everything: all changes of topics, groups, settings, users or the cluster, and lists of transactions
 
-A topic that may not be seen is left out of lists, and answered with TOPIC_AUTHORIZATION_FAILED by name. It does not
-matter then whether it exists.
+A topic that the client may not see is left out of lists; requested by name, it gets TOPIC_AUTHORIZATION_FAILED, whether
+it exists or not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spark_klog.protocol.tables.acls import AclOperation
 
 READ, WRITE, SEE = "read", "write", "see"
 
-#: What an admin may do to a resource of each kind: the operations that Kafka knows for it.
+#: Operations that an admin may do on a resource of each kind: all that Kafka has for the kind.
 _OF_TOPICS = (
     AclOperation.READ,
     AclOperation.WRITE,
@@ -52,7 +52,7 @@ def _matches(rules: tuple[str, ...], topic: str) -> bool:
 
 
 class Authorizer:
-    """The rules of the file of users."""
+    """Authorization by the rules of the users file."""
 
     def __init__(self, users: Users) -> None:
         self._users = users
@@ -67,22 +67,22 @@ class Authorizer:
         return _matches(rules.read if operation == READ else rules.write, topic)
 
     def refusal(self, session: Session, operation: str, topic: str) -> ErrorCode:
-        """TOPIC_AUTHORIZATION_FAILED, or NONE."""
+        """TOPIC_AUTHORIZATION_FAILED if the operation is not allowed, else NONE."""
         allowed = self.allows(session, operation, topic)
         return ErrorCode.NONE if allowed else ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
     def is_admin(self, session: Session) -> bool:
-        """Whether the client may create, delete and alter topics."""
+        """Whether the client is an admin; everybody is one until a user has a rule."""
         rules = self._users.rules(session.user)
         return rules is None or rules.admin
 
     @property
     def has_rules(self) -> bool:
-        """Whether anybody is restricted at all."""
+        """Whether any user is restricted."""
         return self._users.has_rules
 
     def topic_operations(self, session: Session, topic: str) -> int:
-        """What the client may do with a topic, as KIP-430's bit field: a bit for the code of each operation."""
+        """Operations that the client may do on a topic, as KIP-430's bit field: one bit per operation code."""
         if self.is_admin(session):
             return _bits(_OF_TOPICS)
         operations = []
@@ -95,10 +95,10 @@ class Authorizer:
         return _bits(operations)
 
     def group_operations(self, session: Session) -> int:
-        """The same for any group: rules do not name groups, and only admins delete them."""
+        """Operations on any group, as a bit field: rules do not name groups, and only admins delete them."""
         return _bits(_OF_GROUPS if self.is_admin(session) else (AclOperation.READ, AclOperation.DESCRIBE))
 
     def cluster_operations(self, session: Session) -> int:
-        """The same for the cluster, which everybody may describe."""
+        """Operations on the cluster, as a bit field; everybody may describe it."""
         everybody = (AclOperation.DESCRIBE, AclOperation.IDEMPOTENT_WRITE)
         return _bits(_OF_THE_CLUSTER if self.is_admin(session) else everybody)

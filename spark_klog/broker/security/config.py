@@ -1,7 +1,7 @@
-"""The settings of listeners, TLS, SASL and users, by Kafka's names.
+"""Settings of listeners, TLS, SASL and users, under Kafka's names.
 
-`listeners` is NAME://HOST:PORT,...; a name is one of the security protocols, or is given one in
-`listener.security.protocol.map` (KIP-103). An empty host is the loopback one, port 0 takes a free one.
+`listeners` is NAME://HOST:PORT,...; a name is a security protocol, or `listener.security.protocol.map` maps it to one
+(KIP-103). An empty host means the loopback address, port 0 any free port.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL = "PLAINTEXT", "SSL", "SASL_PLAINTEXT",
 SECURITY_PROTOCOLS = (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)
 PLAIN, SCRAM_SHA_256, SCRAM_SHA_512 = "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"
 MECHANISMS = (PLAIN, SCRAM_SHA_256, SCRAM_SHA_512)
-#: The user of those who need not say who they are.
+#: The user name of clients that do not authenticate.
 ANONYMOUS = "ANONYMOUS"
 CLIENT_AUTH = ("none", "requested", "required")
 
@@ -42,7 +42,7 @@ _LISTENER = re.compile(r"([A-Za-z][A-Za-z0-9._-]*)://(.*):([0-9]{1,5})")
 
 
 class Listener(NamedTuple):
-    """One address to listen on, or to be reached at."""
+    """An address to listen on, or to advertise."""
 
     name: str
     protocol: str
@@ -63,7 +63,7 @@ class Listener(NamedTuple):
 
 @dataclass(frozen=True)
 class SecurityConfig:
-    """What the settings say. Files are PEM; `key_password` opens the key in the key store."""
+    """Security settings. Files are PEM; `key_password` decrypts the key in the key store."""
 
     listeners: tuple[Listener, ...] = ()
     advertised: tuple[Listener, ...] = ()
@@ -75,21 +75,21 @@ class SecurityConfig:
     users_file: Path | None = None
 
     def endpoints(self, bound: list[Listener]) -> list[Endpoint]:
-        """What clients are told: the advertised addresses, and those that are bound where none is given."""
-        told = {listener.name: listener for listener in bound} | {item.name: item for item in self.advertised}
+        """Addresses for clients: the advertised one of each listener, else the bound one."""
+        endpoints = {listener.name: listener for listener in bound} | {item.name: item for item in self.advertised}
         result = []
         for listener in bound:
-            host, port = told[listener.name][2:]
+            host, port = endpoints[listener.name][2:]
             if host in _ANY_ADDRESS:
                 raise ConfigError(
-                    f"{listener} listens on all addresses: say with advertised.listeners which one clients are to use"
+                    f"{listener} listens on all addresses: set advertised.listeners to the one that clients can reach"
                 )
             result.append(Endpoint(listener.name, listener.protocol, host, port or listener.port))
         return result
 
 
 def security_settings(settings: Mapping[str, str]) -> SecurityConfig:
-    """The configuration of settings of `SECURITY_SETTINGS`; `ConfigError` for bad ones and bad combinations."""
+    """Parse the settings of `SECURITY_SETTINGS`; `ConfigError` for invalid values and combinations."""
     protocols = _protocol_map(settings.get("listener.security.protocol.map", ""))
     listeners = _listeners("listeners", settings, protocols)
     advertised = _listeners("advertised.listeners", settings, protocols)
@@ -127,8 +127,8 @@ def _check(config: SecurityConfig) -> None:
             raise ConfigError(f"listener {listener} needs klog.users.file; `klog users add` writes it")
     if config.client_auth != "none" and config.trust_store is None:
         raise ConfigError(
-            f"ssl.client.auth={config.client_auth} needs ssl.truststore.location, a PEM file with the certificates of "
-            "those who sign clients' certificates"
+            f"ssl.client.auth={config.client_auth} needs ssl.truststore.location, a PEM file with the CA "
+            "certificates that clients' certificates are signed with"
         )
 
 
@@ -139,7 +139,7 @@ def _path(settings: Mapping[str, str], name: str) -> Path | None:
 def _one_of(settings: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str) -> str:
     value = settings.get(name, default).lower()
     if value not in allowed:
-        raise ConfigError(f"setting {name}={value}: {', '.join(allowed)} are known")
+        raise ConfigError(f"setting {name}={value} must be one of {', '.join(allowed)}")
     return value
 
 
@@ -150,7 +150,7 @@ def _items(text: str) -> list[str]:
 def _mechanisms(text: str) -> tuple[str, ...]:
     mechanisms = tuple(item.upper() for item in _items(text))
     if not mechanisms or not set(mechanisms) <= set(MECHANISMS):
-        raise ConfigError(f"setting sasl.enabled.mechanisms={text}: {', '.join(MECHANISMS)} are known")
+        raise ConfigError(f"setting sasl.enabled.mechanisms={text} must be of {', '.join(MECHANISMS)}")
     return mechanisms
 
 
@@ -177,7 +177,7 @@ def _listeners(setting: str, settings: Mapping[str, str], protocols: Mapping[str
         if name not in protocols:
             raise ConfigError(f"setting {setting}: give {name} a protocol in listener.security.protocol.map")
         if name in {other.name for other in result}:
-            raise ConfigError(f"setting {setting}: {name} stands there twice; name one of them otherwise")
+            raise ConfigError(f"setting {setting}: {name} is there twice; rename one of them")
         result.append(Listener(name, protocols[name], host, int(found[3])))
     if setting in settings and not result:
         raise ConfigError(f"setting {setting} names no listener; give NAME://HOST:PORT")

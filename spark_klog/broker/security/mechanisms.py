@@ -10,9 +10,9 @@
     StoredKey      = H(HMAC(SaltedPassword, "Client Key"))
     ServerKey      = HMAC(SaltedPassword, "Server Key")
 
-There is no channel binding, and names are not prepared by SASLprep: Kafka's own do neither. PLAIN is checked against
-SCRAM's salted credentials, so that no password is kept. Who does not exist goes the whole way with credentials that
-nobody has, so that neither answer nor time tells.
+As in Kafka, there is no channel binding, and names are not prepared by SASLprep. PLAIN is checked against the salted
+credentials of SCRAM, so that no password is stored. An unknown user gets the complete exchange with made-up
+credentials, so that neither the responses nor their timing reveal which users exist.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from spark_klog.broker.security.config import PLAIN, SCRAM_SHA_256, SCRAM_SHA_51
 from spark_klog.broker.security.refusals import AuthenticationFailed
 
 HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
-#: RFC 7677 and Kafka ask for at least 4096; Kafka takes no more than 16384.
+#: RFC 7677 and Kafka require at least 4096 iterations; Kafka allows at most 16384.
 MIN_ITERATIONS, MAX_ITERATIONS = 4096, 16384
 
 _MAX_TOKEN = 16 * 1024
@@ -37,12 +37,12 @@ _MAX_NAME = 255
 _SALT_BYTES = 20
 _NONCE_BYTES = 18
 _HEADERS = ("n", "y")
-#: Made anew by every process: nobody can tell the salt of a user who is not there from a true one.
+#: Secret of this process from which salts of unknown users derive: they can't be told from real salts.
 _PRETENCE = os.urandom(32)
 
 
 class Credential(NamedTuple):
-    """What is kept of a password for one SCRAM mechanism."""
+    """A user's credential for one SCRAM mechanism: it does not contain the password."""
 
     salt: bytes
     stored_key: bytes
@@ -50,26 +50,26 @@ class Credential(NamedTuple):
     iterations: int
 
 
-#: The credential of (user, SCRAM mechanism), None where there is none.
+#: Returns the credential of (user, SCRAM mechanism), None if there is none.
 Lookup = Callable[[str, str], Credential | None]
 
 
 class Mechanism(Protocol):
-    """One authentication under way. `user` is set when it has succeeded."""
+    """One authentication in progress. `user` is set when it has succeeded."""
 
     user: str | None
 
     def step(self, token: bytes) -> bytes:
-        """The answer to a client's token; `AuthenticationFailed`."""
+        """Answer a client's token. Raises `AuthenticationFailed`."""
 
 
 def make_credential(mechanism: str, password: str, iterations: int = MIN_ITERATIONS) -> Credential:
-    """A credential with a new salt."""
+    """Make a credential with a new salt."""
     return _credential(mechanism, password.encode(), os.urandom(_SALT_BYTES), iterations)
 
 
 def start(mechanism: str, lookup: Lookup) -> Mechanism:
-    """The server's side of a mechanism of `MECHANISMS`."""
+    """Start the server's side of a mechanism in `MECHANISMS`."""
     return Plain(lookup) if mechanism == PLAIN else Scram(mechanism, lookup)
 
 
@@ -83,7 +83,7 @@ def _credential(mechanism: str, password: bytes, salt: bytes, iterations: int) -
 
 
 def credential_of_salted(mechanism: str, salted: bytes, salt: bytes, iterations: int) -> Credential:
-    """The credential of a password that the client has salted itself, as admin clients do (KIP-554)."""
+    """Make a credential from a password that the client has salted itself, as admin clients do (KIP-554)."""
     algorithm = HASHES[mechanism]
     client_key = _hmac(algorithm, salted, b"Client Key")
     stored_key = hashlib.new(algorithm, client_key).digest()
@@ -91,7 +91,7 @@ def credential_of_salted(mechanism: str, salted: bytes, salt: bytes, iterations:
 
 
 def _pretended(mechanism: str, user: str) -> Credential:
-    """The same for the same user each time, with keys that no password has."""
+    """Made-up credential of an unknown user: the same each time, with keys that match no password."""
     made = [_hmac("sha512", _PRETENCE, f"{part} {mechanism} {user}".encode()) for part in ("salt", "stored", "server")]
     size = hashlib.new(HASHES[mechanism]).digest_size
     return Credential(made[0][:_SALT_BYTES], made[1][:size], made[2][:size], MIN_ITERATIONS)
@@ -99,7 +99,7 @@ def _pretended(mechanism: str, user: str) -> Credential:
 
 def _text(token: bytes) -> str:
     if len(token) > _MAX_TOKEN:
-        raise AuthenticationFailed(f"a token of {len(token)} bytes, at most {_MAX_TOKEN} are taken")
+        raise AuthenticationFailed(f"a token of {len(token)} bytes, at most {_MAX_TOKEN} are allowed")
     try:
         return token.decode()
     except UnicodeDecodeError:
@@ -107,12 +107,12 @@ def _text(token: bytes) -> str:
 
 
 def _shown(user: str) -> str:
-    """A name for the log: bounded, and without line breaks."""
+    """A name for the log: truncated, without line breaks."""
     return repr(user if len(user) <= _MAX_NAME else user[:_MAX_NAME] + "...")
 
 
 class Plain:
-    """PLAIN: name and password in one token."""
+    """PLAIN: one token with name and password."""
 
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
@@ -126,7 +126,7 @@ class Plain:
         if not user or len(user) > _MAX_NAME or not password:
             raise AuthenticationFailed("a PLAIN token without a name or without a password")
         if authorized not in ("", user):
-            raise AuthenticationFailed(f"user {_shown(user)} wants to act as another one, which is not served")
+            raise AuthenticationFailed(f"user {_shown(user)} asks for another authorization id, which is not supported")
         mechanism, credential = SCRAM_SHA_256, self._lookup(user, SCRAM_SHA_256)
         if credential is None and (other := self._lookup(user, SCRAM_SHA_512)) is not None:
             mechanism, credential = SCRAM_SHA_512, other
@@ -139,7 +139,7 @@ class Plain:
 
 
 class Scram:
-    """SCRAM: two tokens, and the password never crosses the wire."""
+    """SCRAM: two tokens; the password is never sent."""
 
     def __init__(self, mechanism: str, lookup: Lookup, nonce: str | None = None) -> None:
         self._mechanism, self._algorithm = mechanism, HASHES[mechanism]
@@ -163,7 +163,7 @@ class Scram:
             raise AuthenticationFailed("a first SCRAM message without a name or a nonce")
         user = _unescaped(name[2:])
         if authorized not in ("", f"a={name[2:]}"):
-            raise AuthenticationFailed(f"user {_shown(user)} wants to act as another one, which is not served")
+            raise AuthenticationFailed(f"user {_shown(user)} asks for another authorization id, which is not supported")
         self._header = f"{header},{authorized},"
         self._client_first = f"{name},{nonce}"
         self._client_nonce = nonce[2:]
@@ -178,7 +178,7 @@ class Scram:
     def _last(self, text: str) -> str:
         unproved, comma, proof = text.rpartition(",p=")
         binding, _, nonce = unproved.partition(",r=")
-        # librdkafka of before 2.6.1 repeats its own nonce before both of them; Kafka 3.9 takes that, and so do we.
+        # librdkafka before 2.6.1 repeats its own nonce before both; Kafka 3.9 accepts that, and so do we
         is_ours = nonce in (self._nonce, self._client_nonce + self._nonce)
         if not comma or not is_ours or binding != f"c={b64encode(self._header.encode()).decode()}":
             raise AuthenticationFailed("a last SCRAM message that does not continue the first one")
@@ -199,7 +199,7 @@ class Scram:
 
 
 def _unescaped(name: str) -> str:
-    """A name in SCRAM has "=2C" for a comma and "=3D" for "="."""
+    """Decode a SCRAM name, which has "=2C" for a comma and "=3D" for "="."""
     user = name.replace("=2C", ",").replace("=3D", "=")
     if name.count("=") != name.count("=2C") + name.count("=3D") or not user or len(user) > _MAX_NAME:
         raise AuthenticationFailed("a SCRAM name that is empty, too long, or not escaped")

@@ -1,4 +1,4 @@
-"""Errors that close a client's connection: it did not authenticate, or may not send its request."""
+"""Errors that close a client's connection: failed authentication, or a request that is not allowed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from spark_klog.errors import KlogError
 
 
 class Refused(KlogError):
-    """What a client may not do; its connection is closed. The text is for the log."""
+    """The client may not do this; the broker closes the connection. The text is for the log."""
 
 
 class AuthenticationFailed(Refused):
-    """A client that did not show who it is. The text holds no secret, and clients are told less."""
+    """The client failed to authenticate. The text has no secret; clients get a shorter one."""

@@ -1,9 +1,9 @@
-"""Who is at the other end of a connection, and how far it has come in saying so. No I/O.
+"""Authentication state of one connection. No I/O.
 
     listener without SASL   the user is ANONYMOUS, or the subject of the client's certificate
     listener with SASL      SaslHandshake v1, then tokens in SaslAuthenticate
-                            SaslHandshake v0, then tokens in frames of their own: INT32 size, token
-                            until that has ended only ApiVersions and these two are answered
+                            SaslHandshake v0, then tokens in bare frames: INT32 size, token
+                            until authenticated, only ApiVersions and these two APIs are answered
 
 Sources: KIP-43, KIP-152 (SaslAuthenticate), KIP-368 (session lifetime, here 0: no re-authentication).
 """
@@ -34,7 +34,7 @@ class _State(Enum):
 
 
 class Session:
-    """State of one connection's authentication; see the module. `address` is HOST:PORT."""
+    """Authentication state of one connection; see the module. `address` is HOST:PORT."""
 
     def __init__(self, listener: Listener, address: str, mechanisms: Sequence[str], lookup: Lookup) -> None:
         self.listener = listener.name
@@ -53,36 +53,36 @@ class Session:
 
     @property
     def peer(self) -> str:
-        """For the log."""
+        """The client's address and, unless anonymous, its user: for the log."""
         return self._address if self.user == ANONYMOUS else f"{self._address} (User:{self.user})"
 
     @property
     def is_open(self) -> bool:
-        """Whether all requests are answered."""
+        """Whether the client is authenticated, or need not be: all APIs are allowed."""
         return self._state is _State.OPEN
 
     @property
     def has_failed(self) -> bool:
-        """Whether the connection is to be closed, once the answer has left."""
+        """Whether the connection must be closed after the response is sent."""
         return self._state is _State.FAILED
 
     @property
     def takes_raw_tokens(self) -> bool:
-        """Whether the next frame is a token without a request around it."""
+        """Whether the next frame is a bare token, not a request."""
         return self._state is _State.RAW_TOKENS
 
     def take_certificate(self, certificate: dict[str, Any] | None) -> None:
-        """What `getpeercert` returned, which TLS has verified."""
+        """Take the user from the client's certificate: the result of `getpeercert`, verified by TLS."""
         from spark_klog.broker.security.tls import subject_name
 
         self.user = subject_name(certificate) or self.user
 
     def admits(self, key: int) -> bool:
-        """Whether a request of this API is answered now."""
+        """Whether a request of this API is allowed now."""
         return self._state is _State.OPEN or key in _BEFORE_AUTHENTICATION
 
     def handshake(self, mechanism: str, version: int) -> ErrorCode:
-        """The client has chosen a mechanism. Another one than those that are served ends the connection."""
+        """Handle the client's choice of a mechanism; one that is not enabled ends the connection."""
         if self._state is not _State.HANDSHAKE:
             return ErrorCode.ILLEGAL_SASL_STATE
         if mechanism not in self.mechanisms:
@@ -100,7 +100,7 @@ class Session:
         return self._mechanism is not None and self._state in (_State.TOKENS, _State.RAW_TOKENS)
 
     def authenticate(self, token: bytes) -> bytes:
-        """The answer to a token; `AuthenticationFailed`, and the connection is to be closed."""
+        """Answer a token. After `AuthenticationFailed` the connection must be closed."""
         assert self._mechanism is not None
         try:
             answer = self._mechanism.step(token)

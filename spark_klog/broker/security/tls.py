@@ -1,16 +1,17 @@
-"""TLS of a broker: its key and certificates, and what it asks of clients' certificates."""
+"""TLS of a broker: its key and certificates, and its requirements for client certificates."""
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from spark_klog.broker.security.config import SecurityConfig
 from spark_klog.errors import ConfigError
 
 _REQUIREMENTS = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
-#: RFC 2253, which is how Kafka names users by their certificates.
+#: Attribute names of RFC 2253, with which Kafka names users by their certificates.
 _SHORT_NAMES = {
     "commonName": "CN",
     "organizationalUnitName": "OU",
@@ -25,17 +26,17 @@ _SHORT_NAMES = {
 
 
 def server_context(config: SecurityConfig) -> ssl.SSLContext:
-    """TLS 1.2 and later; `ConfigError` where the files can't be read."""
+    """Make a context for TLS 1.2 and later; `ConfigError` if the files can't be read."""
     assert config.key_store is not None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        # A function, since without one OpenSSL would ask on the terminal.
+        # a function, since without one OpenSSL would prompt on the terminal
         context.load_cert_chain(config.key_store, password=lambda: config.key_password)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"ssl.keystore.location={config.key_store}: {_reason(error)}; a PEM file with key and certificates is "
-            "wanted, and ssl.key.password where the key is encrypted"
+            f"ssl.keystore.location={config.key_store}: {_key_reason(config.key_store, error)}; it must be a PEM "
+            "file with key and certificates; set ssl.key.password if the key is encrypted"
         ) from None
     context.verify_mode = _REQUIREMENTS[config.client_auth]
     if config.trust_store is not None:
@@ -43,9 +44,28 @@ def server_context(config: SecurityConfig) -> ssl.SSLContext:
             context.load_verify_locations(config.trust_store)
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"ssl.truststore.location={config.trust_store}: {_reason(error)}; PEM is wanted"
+                f"ssl.truststore.location={config.trust_store}: {_reason(error)}; it must be a PEM file"
             ) from None
     return context
+
+
+def _key_reason(key_store: Path, error: Exception) -> str:
+    """What is wrong with a key store. OpenSSL has one answer for all of PEM that it can't read."""
+    if not isinstance(error, ssl.SSLError) or error.reason:
+        return _reason(error)
+    try:
+        content = key_store.read_bytes()
+    except OSError as unreadable:
+        return _reason(unreadable)
+    if b"-----BEGIN " not in content:
+        return "not PEM"
+    if b"PRIVATE KEY-----" not in content:
+        return "it holds no private key"
+    if b"-----BEGIN CERTIFICATE-----" not in content:
+        return "it holds no certificate"
+    if b"ENCRYPTED" in content:
+        return "the key can't be decrypted: check ssl.key.password"
+    return "the key or a certificate is damaged"
 
 
 def _reason(error: Exception) -> str:
@@ -55,7 +75,7 @@ def _reason(error: Exception) -> str:
 
 
 def subject_name(certificate: dict[str, Any] | None) -> str | None:
-    """The subject of what `getpeercert` returned, as CN=...,O=...; None where there is no certificate."""
+    """The subject in the result of `getpeercert`, as CN=...,O=...; None without a certificate."""
     if not certificate:
         return None
     subject: Sequence[Iterable[tuple[str, str]]] = certificate.get("subject", ())

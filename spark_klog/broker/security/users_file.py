@@ -1,20 +1,20 @@
-"""The file of users: their SCRAM credentials, and what they may do.
+"""The users file: SCRAM credentials and permissions of users.
 
     [user alice]
     SCRAM-SHA-256 = salt=BASE64,stored_key=BASE64,server_key=BASE64,iterations=4096
     SCRAM-SHA-512 = ...
-    admin = true                      may do everything, and creates, deletes and alters topics
-    read = clicks*, orders            topics by name, or by prefix before a star
+    admin = true                      may do everything, including topic administration
+    read = clicks*, orders            topics by name, or by prefix with a star
     write = clicks*
 
-    [user ANONYMOUS]                  who comes by a listener without authentication
+    [user ANONYMOUS]                  clients of a listener without authentication
     read = *
 
-`klog users add|remove` writes it, with mode 0600, and so does a broker that is asked to alter credentials (KIP-554) or
-rules (as ACLs, see `acls`). `admin` is written by hand. As long as no user has a rule, all may do everything. A section
-may also name the subject of a client's certificate, as [user CN=reader,O=Example]. The credentials are as Kafka keeps
-them in ZooKeeper. A broker reads the file again when it has changed; one that can't be read then is told in the log,
-and what was read before holds.
+`klog users add|remove` writes the file, with mode 0600. A broker writes it when a client alters credentials (KIP-554)
+or rules (as ACLs, see `acls`). `admin` is edited by hand. Until a user has a rule, everybody may do everything. A
+section may also name the subject of a client's certificate: [user CN=reader,O=Example]. Credentials have the format
+that Kafka uses in ZooKeeper. A broker reloads the file when it changes; if it can't be read, the broker logs that and
+keeps the previous contents.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TRUTH = {"true": True, "false": False}
 
 @dataclass
 class User:
-    """One section of the file. `read` and `write` are names, or prefixes with a star at their end."""
+    """One section of the file. `read` and `write` are topic names, or prefixes that end with a star."""
 
     credentials: dict[str, Credential] = field(default_factory=dict, repr=False)
     admin: bool = False
@@ -58,13 +58,13 @@ class User:
 
 
 def check_user_name(name: str) -> None:
-    """`ConfigError` for a name that the file can't hold."""
+    """Raise `ConfigError` if the file can't hold the name."""
     if not _NAME.fullmatch(name) or name != name.strip():
         raise ConfigError(f"user name {name!r}: give 1 to 255 characters without brackets and control characters")
 
 
 def read_users(path: Path) -> dict[str, User]:
-    """Users by name; `ConfigError` names file and section, and quotes no credential."""
+    """Read users by name; `ConfigError` names file and section, and quotes no credential."""
     return _parse(path, _read_text(path))
 
 
@@ -74,11 +74,11 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError:
         raise ConfigError(f"users file {path} is not UTF-8") from None
     except OSError as error:
-        raise ConfigError(f"users file {path}: {error.strerror}; `klog users add` makes one") from None
+        raise ConfigError(f"users file {path}: {error.strerror}; `klog users add` creates one") from None
 
 
 def _parse(path: Path, text: str) -> dict[str, User]:
-    import configparser  # a broker without users starts without it
+    import configparser  # imported late, to keep the start of a broker without users short
 
     parser = configparser.ConfigParser(
         interpolation=None, delimiters=("=",), comment_prefixes=("#", ";"), default_section="\0", strict=True
@@ -101,12 +101,12 @@ def _parse(path: Path, text: str) -> dict[str, User]:
 
 
 def _what_is_wrong(error: Exception) -> str:
-    """Line and reason. The parser's own text may quote a line, and so somebody's key."""
+    """Line and reason of a syntax error. The parser's own text may quote a line, and so a key."""
     import configparser
 
     line = getattr(error, "lineno", None)
     if isinstance(error, configparser.MissingSectionHeaderError):
-        reason = "it stands before the first section; sections are [user NAME]"
+        reason = "it is before the first section; sections are [user NAME]"
     elif isinstance(error, configparser.DuplicateSectionError):
         reason = "the section is there twice"
     elif isinstance(error, configparser.DuplicateOptionError):
@@ -124,15 +124,17 @@ def _user(where: str, values: Mapping[str, str]) -> User:
             user.credentials[key] = _parse_credential(f"{where}: {key}", value)
         elif key == "admin":
             if value.lower() not in _TRUTH:
-                raise ConfigError(f"{where}: admin is true or false")
+                raise ConfigError(f"{where}: admin must be true or false")
             user.admin = _TRUTH[value.lower()]
         elif key in ("read", "write"):
             topics = tuple(item.strip() for item in value.split(",") if item.strip())
             if any("*" in topic[:-1] for topic in topics):
-                raise ConfigError(f"{where}: {key}: a star stands at the end of a prefix only")
+                raise ConfigError(f"{where}: {key}: * is only allowed at the end of a prefix")
             setattr(user, key, topics)
         else:
-            raise ConfigError(f"{where}: unknown {key!r}; known are {', '.join((*HASHES, 'admin', 'read', 'write'))}")
+            raise ConfigError(
+                f"{where}: unknown {key!r}; the known ones are {', '.join((*HASHES, 'admin', 'read', 'write'))}"
+            )
     return user
 
 
@@ -154,7 +156,7 @@ def _credential_text(credential: Credential) -> str:
 
 
 def set_credentials(path: Path, name: str, credentials: Mapping[str, Credential]) -> None:
-    """Add a user, or give one other credentials; rules stay. `ConfigError`."""
+    """Add a user, or replace a user's credentials; rules are kept. Raises `ConfigError`."""
     check_user_name(name)
 
     def change(users: dict[str, User]) -> None:
@@ -164,7 +166,7 @@ def set_credentials(path: Path, name: str, credentials: Mapping[str, Credential]
 
 
 def remove_user(path: Path, name: str) -> None:
-    """`ConfigError` where there is no such user."""
+    """Remove a user; `ConfigError` if there is none of that name."""
 
     def change(users: dict[str, User]) -> None:
         if users.pop(name, None) is None:
@@ -174,10 +176,10 @@ def remove_user(path: Path, name: str) -> None:
 
 
 def change_users(path: Path, change: Callable[[dict[str, User]], None], *, may_create: bool = False) -> None:
-    """Change the users in place by `change`, which may raise, and write the file if they differ then.
+    """Apply `change`, which may raise, to the users of the file, and write the file if they differ then.
 
-    One change at a time, of all processes. The new file is written beside the old one, with mode 0600, and takes its
-    place: a reader sees either. Sections that do not change stay as they are, with their comments. `ConfigError`.
+    Only one process at a time changes the file. The new file, with mode 0600, replaces the old one atomically: readers
+    see either of them. Unchanged sections keep their text and comments. Raises `ConfigError`.
     """
     path = Path(os.path.realpath(path))
     try:
@@ -194,7 +196,7 @@ def change_users(path: Path, change: Callable[[dict[str, User]], None], *, may_c
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """The folder's lock: the users file itself is replaced by each change."""
+    """Lock the folder: the users file itself is replaced by each change."""
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         deadline = time.monotonic() + _LOCK_SECONDS
@@ -230,7 +232,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _changed_text(path: Path, text: str, before: dict[str, User], after: dict[str, User]) -> str:
-    """The text with the sections of changed users written anew, their comments kept."""
+    """The text of the file with the sections of changed users rewritten; comments are kept."""
     blocks: list[tuple[str | None, list[str]]] = [(None, [])]
     for line in text.split("\n"):
         found = _HEADER.match(line)
@@ -249,7 +251,7 @@ def _changed_text(path: Path, text: str, before: dict[str, User], after: dict[st
     result = "\n".join(lines).strip("\n") + "\n"
     if _parse(path, result) == after:
         return result
-    # A file that is written in another way: without its comments.
+    # the text did not parse as expected: write all sections without comments
     return "\n".join(line for name, user in after.items() for line in (*_section(name, user), ""))
 
 

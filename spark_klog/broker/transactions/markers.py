@@ -1,41 +1,40 @@
-"""Markers: the ends of transactions, written into the partitions that they have written to."""
+"""Transaction markers: the control batches that end a transaction in each of its partitions."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from spark_klog.broker.internal_topics import OFFSETS_TOPIC
-from spark_klog.broker.transactions.peers import ask, peer_address
+from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
+from spark_klog.broker.transactions.host import TransactionHost
+from spark_klog.broker.transactions.peers import UNANSWERED, ask, peer_address
 from spark_klog.broker.transactions.records import marker_batch, partitions_by_topic
-from spark_klog.broker.transactions.transaction import Producer, TopicPartition
-from spark_klog.errors import ErrorCode
-from spark_klog.log.partition_log import BatchTooLarge, system_ms
+from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch, TopicPartition
+from spark_klog.clock import system_ms
+from spark_klog.errors import DecodeError, ErrorCode
+from spark_klog.log.partition_log import BatchTooLarge
 from spark_klog.log.sequences import ProducerRefused
 from spark_klog.protocol.apis import WRITE_TXN_MARKERS
 
-if TYPE_CHECKING:
-    from spark_klog.broker.broker import Broker
-
 _log = logging.getLogger(__name__)
 _VERSION = 1
-#: A marker's batch takes less.
+#: Upper bound of a marker batch.
 _MARKER_BYTES = 128
 
 
-class Marker(NamedTuple):
-    """What ends a producer's transaction; `coordinator_epoch` is the leader epoch of its __transaction_state."""
+class MarkerEntry(NamedTuple):
+    """The end of a producer's transaction; `coordinator_epoch` is the leader epoch of its __transaction_state."""
 
-    producer: Producer
+    producer: ProducerIdAndEpoch
     commits: bool
     coordinator_epoch: int
 
 
-async def write_marker(broker: Broker, key: TopicPartition, marker: Marker) -> ErrorCode:
-    """Append a marker to a partition that this broker leads, or why it can't be.
+async def write_marker(broker: TransactionHost, key: TopicPartition, marker: MarkerEntry) -> ErrorCode:
+    """Append a marker to a partition that this broker leads; returns NONE or the error.
 
-    It waits for room in the log, and for the flush that flush.messages asks for.
+    Waits for room in the log, and for the flush that flush.messages requires.
     """
     log = broker.logs.get(*key)
     if log is not None:
@@ -43,10 +42,10 @@ async def write_marker(broker: Broker, key: TopicPartition, marker: Marker) -> E
     leads = broker.registry.leads(*key)
     if not leads:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if leads is None else ErrorCode.NOT_LEADER_OR_FOLLOWER
-    log = broker.logs.get(*key)  # again, as the topic may have been made anew
+    log = broker.logs.get(*key)  # again: the topic may have been recreated meanwhile
     if log is None:
         return ErrorCode.KAFKA_STORAGE_ERROR
-    if key[0] == OFFSETS_TOPIC and broker.coordinator.is_loading:  # the loader would not see a marker behind its back
+    if key[0] == OFFSETS_TOPIC and broker.coordinator.is_loading:  # the loader would miss a marker appended now
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     producer, commits, epoch = marker
     try:
@@ -55,39 +54,66 @@ async def write_marker(broker: Broker, key: TopicPartition, marker: Marker) -> E
             flushes=False,
         )
         if key[0] == OFFSETS_TOPIC:
-            broker.offsets.complete(key[1], producer.producer_id, committed=commits)
+            broker.coordinator.offsets.complete(key[1], producer.producer_id, committed=commits)
         await broker.flushes.flush_many(log)
     except ProducerRefused as error:
         _log.warning("no marker for %s: %s", log.directory.name, error)
         return error.code
-    except (BatchTooLarge, OSError) as error:
+    except (BatchTooLarge, DecodeError, OSError) as error:  # DecodeError: the transaction index is damaged
         _log.error("a marker can't be written to %s: %s", log.directory, error)
         return ErrorCode.KAFKA_STORAGE_ERROR
     broker.purgatory.wake(key)
     return ErrorCode.NONE
 
 
-async def send_markers(
-    broker: Broker, node: int, wanted: Mapping[Marker, list[TopicPartition]]
-) -> set[tuple[int, TopicPartition, ErrorCode]]:
-    """Have another broker write markers: (producer id, partition, error) of each; errors as of `peers.ask`."""
-    entries = []
-    for marker, keys in wanted.items():
-        topics = partitions_by_topic(keys)
-        entries.append(
+class MarkerSender:
+    """Sends markers to the other brokers that lead the partitions."""
+
+    def __init__(self, broker: TransactionHost) -> None:
+        self._broker = broker
+        #: Brokers that do not answer.
+        self._silent: set[int] = set()
+
+    async def send(
+        self, node: int, markers: Mapping[MarkerEntry, list[TopicPartition]]
+    ) -> set[tuple[int, TopicPartition, ErrorCode]]:
+        """Make another broker write markers; returns (producer id, partition, error) of each.
+
+        Empty if it does not answer, which is logged once.
+        """
+        try:
+            answer = await self._send(node, markers)
+            reason = "it answers CLUSTER_AUTHORIZATION_FAILED: brokers connect as ANONYMOUS, make it an admin there"
+            if all(code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED for _, _, code in answer):
+                self._silent.discard(node)
+                return answer
+        except UNANSWERED as error:
+            reason = str(error)
+        if node not in self._silent:
+            _log.warning("broker %d can't be asked to write markers, will retry: %s", node, reason)
+        self._silent.add(node)
+        return set()
+
+    async def _send(
+        self, node: int, markers: Mapping[MarkerEntry, list[TopicPartition]]
+    ) -> set[tuple[int, TopicPartition, ErrorCode]]:
+        entries = [
             {
                 "producer_id": marker.producer.producer_id,
                 "producer_epoch": marker.producer.epoch,
                 "transaction_result": marker.commits,
-                "topics": [{"name": name, "partition_indexes": found} for name, found in topics.items()],
+                "topics": [
+                    {"name": name, "partition_indexes": numbers} for name, numbers in partitions_by_topic(keys).items()
+                ],
                 "coordinator_epoch": marker.coordinator_epoch,
             }
-        )
-    address = peer_address(broker.registry, node)
-    answer = await ask(address, WRITE_TXN_MARKERS, _VERSION, {"markers": entries})
-    return {
-        (entry["producer_id"], (topic["name"], found["partition_index"]), ErrorCode(found["error_code"]))
-        for entry in answer["markers"]
-        for topic in entry["topics"]
-        for found in topic["partitions"]
-    }
+            for marker, keys in markers.items()
+        ]
+        address = peer_address(self._broker.registry, node)
+        answer = await ask(address, WRITE_TXN_MARKERS, _VERSION, {"markers": entries})
+        return {
+            (entry["producer_id"], (topic["name"], found["partition_index"]), ErrorCode(found["error_code"]))
+            for entry in answer["markers"]
+            for topic in entry["topics"]
+            for found in topic["partitions"]
+        }

@@ -1,7 +1,7 @@
-"""Errors of transactions that older clients do not know: what they are told instead, by API and version.
+"""Replacements for transaction errors that older clients do not know, by API and version.
 
-Sources: KIP-588 (PRODUCER_FENCED), KIP-890 (TRANSACTION_ABORTABLE), KAFKA-7296 (producers of before 2.0 fail for good
-where they are told that a group is being loaded).
+Sources: KIP-588 (PRODUCER_FENCED), KIP-890 (TRANSACTION_ABORTABLE), KAFKA-7296 (COORDINATOR_LOAD_IN_PROGRESS is fatal
+for producers older than 2.0).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from spark_klog.protocol.schema import Api
 _FENCED = ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH
 _ABORTABLE = ErrorCode.TRANSACTION_ABORTABLE, ErrorCode.INVALID_TXN_STATE
 _LOADING = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE
-#: By API and error: the first version that knows it, and what is told before.
+#: By API and error: the first version that knows the error, and its replacement in earlier versions.
 _FIRST: dict[tuple[int, ErrorCode], tuple[int, ErrorCode]] = {
     (api.key, code): (version, instead)
     for (code, instead), api, version in (
@@ -30,6 +30,6 @@ _FIRST: dict[tuple[int, ErrorCode], tuple[int, ErrorCode]] = {
 
 
 def as_known(api: Api, version: int, code: ErrorCode) -> ErrorCode:
-    """The error that a client of this version is told."""
+    """The error to send to a client of this version."""
     first, instead = _FIRST.get((api.key, code), (0, code))
     return instead if version < first else code

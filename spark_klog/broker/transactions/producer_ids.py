@@ -1,8 +1,8 @@
-"""Producer ids: each is given once, over all brokers and restarts (KIP-98).
+"""Allocation of producer ids, unique over all brokers and restarts (KIP-98).
 
-A broker claims blocks of 1000 ids. Brokers with a tree in common do so in its node /latest_producer_id_block, as Kafka
-does, by compare and set; one that is alone in a file of its data directory, with the same content. What is left of a
-block at a restart is never given.
+A broker claims blocks of 1000 ids. Brokers that share a tree claim them by compare-and-set in its node
+/latest_producer_id_block, as Kafka does; a broker without one uses a file in its data directory, with the same content.
+A restart discards the rest of a block.
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from spark_klog.broker.metadata.nodes import replace_node
 from spark_klog.directories import paths
-from spark_klog.directories.tree import NodeExists, Tree
+from spark_klog.directories.tree import Tree
 from spark_klog.errors import DirectoryError
-from spark_klog.log.file_system import LocalFileSystem
+from spark_klog.log.files.file_system import LocalFileSystem
 
 _log = logging.getLogger(__name__)
 _BLOCK = 1000
 _MAX_ID = 2**63 - 1
-#: In the data directory.
+#: File name in the data directory.
 PRODUCER_IDS = "latest_producer_id_block"
 
 
 class Blocks(Protocol):
-    """Where blocks are claimed; it blocks."""
+    """Source of id blocks. Its method blocks the thread."""
 
     def claim(self, floor: int) -> range:
-        """A block of ids not below `floor` that nobody has claimed; `DirectoryError`, `DecodeError` or OSError."""
+        """Claim a block of unused ids, none below `floor`. Raises `DirectoryError`, `DecodeError` or OSError."""
 
 
 class TreeBlocks:
-    """In the tree that brokers share."""
+    """Blocks claimed in the tree that brokers share."""
 
     def __init__(self, tree: Tree, broker_id: int) -> None:
         self._tree, self._broker_id = tree, broker_id
@@ -41,25 +42,15 @@ class TreeBlocks:
     def claim(self, floor: int) -> range:
         path = paths.PRODUCER_IDS_PATH
         while True:
-            before = self._tree.get(path)
+            before = self._tree.get(path)  # b"" if Kafka has started here: it creates the node without a value
             block = _following(before, floor, path)
             payload = paths.producer_ids_payload(self._broker_id, block[0], block[-1])
-            try:
-                if not before:
-                    # Kafka makes the node without a value at its start
-                    if before is None:
-                        self._tree.create(path, payload)
-                        return block
-                    if self._tree.swap(path, b"", payload):
-                        return block
-                elif self._tree.swap(path, before, payload):
-                    return block
-            except NodeExists:
-                continue
+            if replace_node(self._tree, path, before, payload):
+                return block
 
 
 class FileBlocks:
-    """In a file."""
+    """Blocks claimed in a file."""
 
     def __init__(self, path: Path, broker_id: int) -> None:
         self._path, self._broker_id = path, broker_id
@@ -83,9 +74,9 @@ def _following(before: bytes | None, floor: int, where: str) -> range:
 
 
 class ProducerIds:
-    """Gives ids of the blocks that it claims; for one event loop.
+    """Hands out ids from the blocks that it claims; for one event loop.
 
-    `floor` tells which ids are below all that logs here do not know: a directory may come from elsewhere.
+    `floor` returns the lowest id above all that the logs here contain: the data may come from another cluster.
     """
 
     def __init__(self, blocks: Blocks, floor: Callable[[], int]) -> None:
@@ -94,7 +85,7 @@ class ProducerIds:
         self._lock = asyncio.Lock()
 
     async def next(self) -> int:
-        """An id that was never given before; errors as of `Blocks.claim`."""
+        """Return an id that was never given before. Raises as `Blocks.claim`."""
         async with self._lock:
             found = next(self._left, None)
             if found is None:

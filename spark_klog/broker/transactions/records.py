@@ -1,15 +1,18 @@
-"""Records of __transaction_state, and the markers that end transactions. Their bytes: `protocol.tables.stored`.
+"""Records of __transaction_state, and transaction markers. Byte layout: `protocol.tables.stored`.
 
-A null value removes the transactional id. Version 0 is written, which every Kafka reads; both are read.
+A null value removes the transactional id. Both versions are read; version 0 is written, which every Kafka reads.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable
 
-from spark_klog.broker.transactions.transaction import NO_EPOCH, Producer, State, TopicPartition, Transaction
+from spark_klog.broker.logs.stored_rows import Rows, stored_rows
+from spark_klog.broker.transactions.transaction import NO_EPOCH, ProducerIdAndEpoch, State, TopicPartition, Transaction
 from spark_klog.errors import DecodeError
+from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.codec import decode_versioned, encode_versioned
 from spark_klog.protocol.tables.stored import TRANSACTION_LOG_KEY, TRANSACTION_LOG_VALUE
 from spark_klog.records.batch_v2 import CONTROL_BIT, TRANSACTIONAL_BIT
@@ -17,11 +20,12 @@ from spark_klog.records.control import ABORT, COMMIT, EndTransactionMarker, enco
 from spark_klog.records.own_batch import own_batch
 from spark_klog.wire.primitives import Buffer, Reader
 
+_log = logging.getLogger(__name__)
 _VERSION = 0
 
 
 def partitions_by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """Both in order."""
+    """Partition numbers by topic, both sorted."""
     topics: dict[str, list[int]] = defaultdict(list)
     for topic, partition in sorted(partitions):
         topics[topic].append(partition)
@@ -33,7 +37,7 @@ def encode_key(transactional_id: str) -> bytes:
 
 
 def decode_key(data: Buffer) -> str | None:
-    """The transactional id; None for a key of another version. `DecodeError`."""
+    """Decode a transactional id; None for a key of another version. Raises `DecodeError`."""
     if Reader(data).int16() not in TRANSACTION_LOG_KEY.versions:
         return None
     transactional_id: str = decode_versioned(TRANSACTION_LOG_KEY, data)["transactional_id"]
@@ -56,7 +60,7 @@ def encode_value(transaction: Transaction) -> bytes:
 
 
 def decode_value(transactional_id: str, data: Buffer) -> Transaction:
-    """`DecodeError`."""
+    """Decode the state of a transactional id. Raises `DecodeError`."""
     message = decode_versioned(TRANSACTION_LOG_VALUE, data)
     try:
         state = State(message["transaction_status"])
@@ -68,8 +72,8 @@ def decode_value(transactional_id: str, data: Buffer) -> Transaction:
     producer_id = message["producer_id"]
     return Transaction(
         transactional_id,
-        Producer(producer_id, message["producer_epoch"]),
-        Producer(producer_id, NO_EPOCH),
+        ProducerIdAndEpoch(producer_id, message["producer_epoch"]),
+        ProducerIdAndEpoch(producer_id, NO_EPOCH),
         message["transaction_timeout_ms"],
         state,
         frozenset(
@@ -83,13 +87,49 @@ def decode_value(transactional_id: str, data: Buffer) -> Transaction:
 
 
 def state_batch(transactional_id: str, transaction: Transaction | None, now_ms: int) -> bytearray:
-    """A batch for __transaction_state; None makes the id forgotten."""
+    """Make a batch for __transaction_state; None removes the id."""
     value = None if transaction is None else encode_value(transaction)
     return own_batch([(encode_key(transactional_id), value)], now_ms)
 
 
-def marker_batch(producer: Producer, *, commits: bool, coordinator_epoch: int, now_ms: int) -> bytearray:
-    """The control batch that ends a producer's transaction in a partition."""
+def marker_batch(producer: ProducerIdAndEpoch, *, commits: bool, coordinator_epoch: int, now_ms: int) -> bytearray:
+    """Make the control batch that ends a producer's transaction in a partition."""
     row = encode_marker(EndTransactionMarker(COMMIT if commits else ABORT, coordinator_epoch))
     attributes = TRANSACTIONAL_BIT | CONTROL_BIT
     return own_batch([row], now_ms, attributes=attributes, producer=(producer.producer_id, producer.epoch))
+
+
+def read_transactions(log: PartitionLog) -> tuple[dict[str, Transaction], set[str]]:
+    """Read a partition of __transaction_state; later records win. Returns (transactions by id, ids not to serve).
+
+    A record that does not decode is logged, and its transactional id is not served: an older state of the id could
+    give its producer a fenced epoch. Raises `KlogError` if batches are damaged, OSError.
+    """
+    transactions: dict[str, Transaction] = {}
+    unread: set[str] = set()
+    for item in stored_rows(log):
+        for key, value in item.rows if isinstance(item, Rows) else ():
+            _read_row(transactions, unread, key, value, log.directory.name)
+    _log.info("loaded %d transactions from %s", len(transactions), log.directory.name)
+    return transactions, unread
+
+
+def _read_row(
+    transactions: dict[str, Transaction], unread: set[str], key: bytes | None, value: bytes | None, where: str
+) -> None:
+    try:
+        transactional_id = decode_key(key) if key else None
+    except DecodeError as error:
+        _log.error("%s: the key %r of a record can't be read, the record is left out: %s", where, key, error)
+        return
+    if transactional_id is None:
+        return
+    transactions.pop(transactional_id, None)
+    unread.discard(transactional_id)
+    if value is None:
+        return
+    try:
+        transactions[transactional_id] = decode_value(transactional_id, value)
+    except DecodeError as error:
+        _log.error("%s: transactional id %r can't be read, and is not served: %s", where, transactional_id, error)
+        unread.add(transactional_id)

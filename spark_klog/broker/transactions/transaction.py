@@ -1,4 +1,4 @@
-"""The state machine of a transactional id (KIP-98, KIP-360, KIP-588). Nothing here waits, reads a clock or writes.
+"""State machine of a transactional id (KIP-98, KIP-360, KIP-588), without I/O, clock or waiting.
 
     state            INIT          ADD        COMMIT           ABORT          FENCE          COMPLETE         EXPIRE
     Empty            Empty         Ongoing    48               48             -              -                Dead
@@ -8,10 +8,10 @@
     CompleteCommit   Empty         Ongoing    0: done before   48             -              -                Dead
     CompleteAbort    Empty         Ongoing    48               0              -              -                Dead
 
-INIT is InitProducerId, ADD is AddPartitionsToTxn or AddOffsetsToTxn, COMMIT and ABORT are EndTxn. FENCE aborts with the
-next epoch, which no producer has: a timeout does so, and an INIT of another instance. COMPLETE: all markers are there.
-48 is INVALID_TXN_STATE, 51 CONCURRENT_TRANSACTIONS (the client tries again). What is written to __transaction_state
-is a state of this table, never what is between two of them.
+INIT is InitProducerId; ADD is AddPartitionsToTxn or AddOffsetsToTxn; COMMIT and ABORT are EndTxn. FENCE aborts with the
+next epoch, which no producer has: after a timeout, or when another instance sends INIT. COMPLETE means that all markers
+are written. 48 is INVALID_TXN_STATE, 51 CONCURRENT_TRANSACTIONS (the client retries). Only states of this table are
+written to __transaction_state.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from spark_klog.errors import ErrorCode
 
 NO_ID, NO_EPOCH, NO_TIME = -1, -1, -1
 _MAX_EPOCH = 0x7FFF
-#: The last epoch that a producer gets: one is left to fence it.
+#: Last epoch that a producer can get; one more is left to fence it.
 _LAST_EPOCH = _MAX_EPOCH - 1
 
 TopicPartition = tuple[str, int]
 
 
 class State(IntEnum):
-    """As records of __transaction_state number them."""
+    """States, with their numbers in records of __transaction_state."""
 
     EMPTY = 0
     ONGOING = 1
@@ -43,12 +43,12 @@ class State(IntEnum):
 
     @property
     def text(self) -> str:
-        """As Kafka's tools spell it."""
+        """The name as Kafka's tools print it."""
         return self.name.title().replace("_", "")
 
 
 class Event(Enum):
-    """See the module."""
+    """Events of the table above."""
 
     INIT = auto()
     ADD = auto()
@@ -96,8 +96,8 @@ TRANSITIONS: dict[tuple[State, Event], State | ErrorCode] = {
 
 
 @dataclass(frozen=True)
-class Producer:
-    """A producer id with its epoch, as a client names itself."""
+class ProducerIdAndEpoch:
+    """A producer id with its epoch, by which a client identifies itself."""
 
     producer_id: int
     epoch: int
@@ -105,11 +105,11 @@ class Producer:
 
 @dataclass(frozen=True)
 class Transaction:
-    """What is known of a transactional id; times in ms. `last` is what its producer was before, where it said so."""
+    """State of a transactional id; times in ms. `last` is the producer's previous id and epoch, if it gave them."""
 
     transactional_id: str
-    producer: Producer
-    last: Producer
+    producer: ProducerIdAndEpoch
+    last: ProducerIdAndEpoch
     timeout_ms: int
     state: State
     partitions: frozenset[TopicPartition]
@@ -118,7 +118,7 @@ class Transaction:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether its end is decided, and markers are to be written."""
+        """Whether the outcome is decided and markers remain to be written."""
         return self.state in (State.PREPARE_COMMIT, State.PREPARE_ABORT)
 
     @property
@@ -126,30 +126,34 @@ class Transaction:
         return self.state in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT)
 
 
-#: What comes of an event: what is to be written, or why nothing is.
+#: Result of an event: the new state to write, or the error code that the client gets.
 Outcome = Transaction | ErrorCode
-_NOBODY = Producer(NO_ID, NO_EPOCH)
+_NOBODY = ProducerIdAndEpoch(NO_ID, NO_EPOCH)
 
 
 class NeedsProducerId(Exception):
-    """A new producer id is wanted."""
+    """`init` needs a new producer id."""
 
 
 def created(transactional_id: str, producer_id: int, timeout_ms: int, now_ms: int) -> Transaction:
-    """A transactional id that was never seen; `init` gives it its first epoch."""
-    producer = Producer(producer_id, NO_EPOCH)
+    """Make the state of a new transactional id; `init` gives it its first epoch."""
+    producer = ProducerIdAndEpoch(producer_id, NO_EPOCH)
     return Transaction(
         transactional_id, producer, _NOBODY, timeout_ms, State.EMPTY, frozenset(), NO_TIME, now_ms
     )  # fmt: skip
 
 
 def init(
-    transaction: Transaction, timeout_ms: int, expected: Producer | None, now_ms: int, new_id: int | None = None
+    transaction: Transaction,
+    timeout_ms: int,
+    expected: ProducerIdAndEpoch | None,
+    now_ms: int,
+    new_id: int | None = None,
 ) -> Outcome:
-    """InitProducerId. `expected` is who the producer says it is (KIP-360), None for a new instance.
+    """Handle InitProducerId. `expected` is the producer's id and epoch (KIP-360), None for a new instance.
 
-    In state Ongoing the outcome is its abort; it is written, and the client told to try again. `NeedsProducerId` where
-    the epochs are used up, and no `new_id` is given.
+    In state Ongoing the outcome is the abort; the caller writes it and lets the client retry. Raises `NeedsProducerId`
+    if the epochs are used up and `new_id` is None.
     """
     now = transaction.producer
     if expected is not None and not _may_continue(transaction, expected):
@@ -158,19 +162,21 @@ def init(
     if isinstance(state, ErrorCode):
         return state
     if state is State.PREPARE_ABORT:
+        if expected is not None and expected != now:  # a producer that was fenced must not end its successor's
+            return ErrorCode.PRODUCER_FENCED
         return fence(transaction, now_ms)
     if expected is not None and now.epoch != NO_EPOCH and expected.epoch != now.epoch:
         if expected.epoch != transaction.last.epoch:
             return ErrorCode.PRODUCER_FENCED
-        producer, last = now, transaction.last  # a retry of what was done: the answer was lost
+        producer, last = now, transaction.last  # a retry: the first response was lost
     elif now.epoch >= _LAST_EPOCH:
         if new_id is None:
             raise NeedsProducerId
-        producer = Producer(new_id, 0)
-        last = now if expected is not None else Producer(now.producer_id, NO_EPOCH)
+        producer = ProducerIdAndEpoch(new_id, 0)
+        last = now if expected is not None else ProducerIdAndEpoch(now.producer_id, NO_EPOCH)
     else:
-        producer = Producer(now.producer_id, now.epoch + 1)
-        last = now if expected is not None else Producer(now.producer_id, NO_EPOCH)
+        producer = ProducerIdAndEpoch(now.producer_id, now.epoch + 1)
+        last = now if expected is not None else ProducerIdAndEpoch(now.producer_id, NO_EPOCH)
     return replace(
         transaction,
         producer=producer,
@@ -183,15 +189,17 @@ def init(
     )
 
 
-def _may_continue(transaction: Transaction, expected: Producer) -> bool:
+def _may_continue(transaction: Transaction, expected: ProducerIdAndEpoch) -> bool:
     now, last = transaction.producer, transaction.last
     if now.epoch == NO_EPOCH or expected.producer_id == now.producer_id:
         return True
     return expected.producer_id == last.producer_id and expected.epoch >= _LAST_EPOCH
 
 
-def add(transaction: Transaction, producer: Producer, partitions: frozenset[TopicPartition], now_ms: int) -> Outcome:
-    """AddPartitionsToTxn, AddOffsetsToTxn; NONE where they are all in it."""
+def add(
+    transaction: Transaction, producer: ProducerIdAndEpoch, partitions: frozenset[TopicPartition], now_ms: int
+) -> Outcome:
+    """Handle AddPartitionsToTxn or AddOffsetsToTxn; NONE if all partitions are in the transaction already."""
     if code := _refusal(transaction, producer):
         return code
     state = TRANSITIONS[transaction.state, Event.ADD]
@@ -209,16 +217,16 @@ def add(transaction: Transaction, producer: Producer, partitions: frozenset[Topi
     )
 
 
-def end(transaction: Transaction, producer: Producer, *, commits: bool, now_ms: int) -> Outcome:
-    """EndTxn; NONE where it has ended so before."""
+def end(transaction: Transaction, producer: ProducerIdAndEpoch, *, commits: bool, now_ms: int) -> Outcome:
+    """Handle EndTxn; NONE if the transaction has already ended that way."""
     if code := _refusal(transaction, producer):
         return code
     state = TRANSITIONS[transaction.state, Event.COMMIT if commits else Event.ABORT]
     return state if isinstance(state, ErrorCode) else replace(transaction, state=state, updated_ms=now_ms)
 
 
-def verify(transaction: Transaction, producer: Producer, partition: TopicPartition) -> ErrorCode:
-    """Whether the producer may write to a partition within its transaction (KIP-890)."""
+def verify(transaction: Transaction, producer: ProducerIdAndEpoch, partition: TopicPartition) -> ErrorCode:
+    """Check whether the producer may write to a partition in its transaction (KIP-890); NONE or the error."""
     if code := _refusal(transaction, producer):
         return code
     if transaction.is_prepared:
@@ -227,7 +235,7 @@ def verify(transaction: Transaction, producer: Producer, partition: TopicPartiti
     return ErrorCode.NONE if is_in_it else ErrorCode.TRANSACTION_ABORTABLE
 
 
-def _refusal(transaction: Transaction, producer: Producer) -> ErrorCode:
+def _refusal(transaction: Transaction, producer: ProducerIdAndEpoch) -> ErrorCode:
     if producer.producer_id != transaction.producer.producer_id:
         return ErrorCode.INVALID_PRODUCER_ID_MAPPING
     return ErrorCode.NONE if producer.epoch == transaction.producer.epoch else ErrorCode.PRODUCER_FENCED
@@ -240,25 +248,25 @@ def fence(transaction: Transaction, now_ms: int) -> Transaction:
     now = transaction.producer
     return replace(
         transaction,
-        producer=Producer(now.producer_id, min(now.epoch + 1, _MAX_EPOCH)),
-        last=Producer(now.producer_id, NO_EPOCH),
+        producer=ProducerIdAndEpoch(now.producer_id, min(now.epoch + 1, _MAX_EPOCH)),
+        last=ProducerIdAndEpoch(now.producer_id, NO_EPOCH),
         state=state,
         updated_ms=now_ms,
     )
 
 
 def complete(transaction: Transaction, now_ms: int) -> Transaction:
-    """All markers are written."""
+    """Complete a prepared transaction, after all markers are written."""
     state = TRANSITIONS[transaction.state, Event.COMPLETE]
     assert isinstance(state, State)
     return replace(transaction, state=state, partitions=frozenset(), updated_ms=now_ms)
 
 
 def is_timed_out(transaction: Transaction, now_ms: int) -> bool:
-    """Whether it is to be fenced for its age."""
+    """Whether the transaction has exceeded its timeout and must be fenced."""
     return transaction.state is State.ONGOING and transaction.started_ms + transaction.timeout_ms <= now_ms
 
 
 def is_expired(transaction: Transaction, before_ms: int) -> bool:
-    """Whether the id is to be forgotten: nothing has been done with it since."""
+    """Whether the id has been unused since `before_ms` and can be removed."""
     return (transaction.state, Event.EXPIRE) in TRANSITIONS and transaction.updated_ms <= before_ms

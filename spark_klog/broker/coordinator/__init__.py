@@ -1,1 +1,0 @@
-"""Groups: who is in them, and which offsets they have committed."""

@@ -1,0 +1,1 @@
+"""Keeping the event loop responsive: background tasks, garbage collection, large requests."""

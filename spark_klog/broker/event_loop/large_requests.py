@@ -1,0 +1,53 @@
+"""Protection from requests with many elements: turns of the event loop, and one answer for repeated elements.
+
+`protocol/codec.py` bounds the memory that decoding such a request takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from time import perf_counter
+from typing import Any, TypeVar
+
+_TURN_SECONDS = 0.005
+#: Elements of a response above which encoding takes longer than a turn.
+_MANY = 1000
+
+T = TypeVar("T")
+
+
+class Turns:
+    """Shares the event loop's time: handlers call `take` once for each element of a request."""
+
+    def __init__(self) -> None:
+        self._ends = 0.0
+
+    async def take(self) -> None:
+        """Let others run if this turn has lasted long enough."""
+        if perf_counter() >= self._ends:
+            await asyncio.sleep(0)
+            self._ends = perf_counter() + _TURN_SECONDS
+
+
+def distinct(entries: Iterable[T], key: Callable[[T], Hashable]) -> Iterator[T]:
+    """Skip entries whose key came before, so that a large answer is given only once."""
+    seen = set()
+    for entry in entries:
+        name = key(entry)
+        if name not in seen:
+            seen.add(name)
+            yield entry
+
+
+def has_many_elements(message: Any) -> bool:
+    """Whether a response takes long to encode, judged by the lists in its first two levels."""
+    lists = [value for value in message.values() if isinstance(value, list)]
+    count = sum(map(len, lists))
+    for entries in lists:
+        for entry in entries:
+            if count > _MANY:
+                return True
+            if isinstance(entry, dict):
+                count += sum(len(value) for value in entry.values() if isinstance(value, list))
+    return count > _MANY

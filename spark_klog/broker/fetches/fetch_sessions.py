@@ -1,0 +1,143 @@
+"""Incremental fetch sessions (KIP-227): a client names its partitions once, and later only changes.
+
+    session id  epoch   meaning
+    0           -1      a full fetch without a session
+    0           0       a new session
+    N           0       a new session that replaces N
+    N           -1      the end of N, with a full fetch
+    N           E > 0   request number E of N: adds or changes the partitions named, removes the forgotten ones
+
+An incremental response contains partitions with records, an error, or a high watermark or log start that differs from
+the last one sent. Partitions that had records move to the end, so that none is starved. No I/O: callers pass the clock.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from spark_klog.errors import ErrorCode
+from spark_klog.protocol.codec import Message
+
+NO_SESSION = 0
+_FINAL_EPOCH, _INITIAL_EPOCH = -1, 0
+_MAX_ID = _MAX_EPOCH = 0x7FFFFFFF
+
+
+class PartitionKey(NamedTuple):
+    """A partition as the request names it: its topic by name, from version 13 by id."""
+
+    topic: str
+    topic_id: UUID
+    partition: int
+
+
+class _Cached:
+    """A partition of a session: the request's entry, and the offsets sent last."""
+
+    def __init__(self, entry: dict[str, Any]) -> None:
+        self.entry = entry
+        self.sent: tuple[int, int] | None = None
+
+
+class FetchSession:
+    """The partitions that a client has named, in the order in which they are read."""
+
+    def __init__(
+        self, session_id: int, partitions: Iterable[tuple[PartitionKey, dict[str, Any]]], now: float, has_ids: bool
+    ) -> None:
+        self.id = session_id
+        self.has_ids = has_ids
+        self.next_epoch = 1
+        self.used_at = now
+        self._partitions = OrderedDict((key, _Cached(entry)) for key, entry in partitions)
+
+    @property
+    def partitions(self) -> list[tuple[PartitionKey, dict[str, Any]]]:
+        """All partitions with their request entries."""
+        return [(key, cached.entry) for key, cached in self._partitions.items()]
+
+    def update(
+        self, requested: Iterable[tuple[PartitionKey, dict[str, Any]]], forgotten: Iterable[PartitionKey]
+    ) -> None:
+        """Apply an incremental request."""
+        for key in forgotten:
+            self._partitions.pop(key, None)
+        for key, entry in requested:
+            cached = self._partitions.get(key)
+            if cached is None:
+                self._partitions[key] = _Cached(entry)
+            else:
+                cached.entry = entry
+
+    def note(self, key: PartitionKey, answer: Message) -> bool:
+        """Whether the response must include this partition; if so, remember what is sent."""
+        cached = self._partitions[key]
+        sent = answer["high_watermark"], answer.get("log_start_offset", -1)
+        failed, has_records = answer["error_code"] != ErrorCode.NONE, len(answer["records"]) > 0
+        is_new = failed or has_records or sent != cached.sent
+        cached.sent = None if failed else sent
+        if has_records:
+            self._partitions.move_to_end(key)
+        return is_new
+
+
+class FetchSessions:
+    """The sessions of a broker, at most `slots`; a session unused for `evict_after` s may be replaced by a new one."""
+
+    def __init__(self, slots: int, evict_after: float) -> None:
+        self._slots = slots
+        self._evict_after = evict_after
+        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def find(
+        self,
+        session_id: int,
+        epoch: int,
+        requested: list[tuple[PartitionKey, dict[str, Any]]],
+        forgotten: list[PartitionKey],
+        now: float,
+        *,
+        has_ids: bool = False,
+    ) -> tuple[FetchSession | None, bool] | ErrorCode:
+        """(session, whether the request is incremental); None if the client wants no session or gets none.
+
+        `has_ids`: the request names topics by id. Errors, after which the client starts a new session:
+        FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, and FETCH_SESSION_TOPIC_ID_ERROR if the session's
+        topics are named by name and the request's by id, or the reverse.
+        """
+        if epoch in (_FINAL_EPOCH, _INITIAL_EPOCH):
+            self._sessions.pop(session_id, None)
+            return (self._make(requested, now, has_ids) if epoch == _INITIAL_EPOCH else None), False
+        session = self._sessions.get(session_id)
+        if session is None:
+            return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        if epoch != session.next_epoch:
+            return ErrorCode.INVALID_FETCH_SESSION_EPOCH
+        if has_ids != session.has_ids:
+            return ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
+        session.next_epoch = epoch + 1 if epoch < _MAX_EPOCH else 1
+        session.used_at = now
+        self._sessions.move_to_end(session_id)
+        session.update(requested, forgotten)
+        return session, True
+
+    def _make(
+        self, requested: list[tuple[PartitionKey, dict[str, Any]]], now: float, has_ids: bool
+    ) -> FetchSession | None:
+        if len(self._sessions) >= self._slots:
+            oldest = next(iter(self._sessions.values()), None)
+            if oldest is None or now - oldest.used_at < self._evict_after:
+                return None
+            del self._sessions[oldest.id]
+        session_id = random.randint(1, _MAX_ID)
+        while session_id in self._sessions:
+            session_id = random.randint(1, _MAX_ID)
+        session = self._sessions[session_id] = FetchSession(session_id, requested, now, has_ids)
+        return session

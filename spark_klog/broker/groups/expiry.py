@@ -1,0 +1,126 @@
+"""Expiry of committed offsets (KIP-211), of offsets of deleted topics, and of empty groups.
+
+There may be millions of offsets, so each function is a generator: its caller can serve others between two steps. It
+yields the log that the next step appends to, or None; `LogFlushes.take` makes room in it first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+
+from spark_klog.broker.groups.group import State
+from spark_klog.broker.groups.groups import Groups
+from spark_klog.broker.groups.offset_manager import OffsetManager
+from spark_klog.broker.groups.subscription import subscribed_topics
+from spark_klog.broker.logs.log_flushes import LogFlushes
+from spark_klog.clock import system_ms
+from spark_klog.errors import ErrorCode
+from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
+
+_log = logging.getLogger(__name__)
+LogOf = Callable[[str], PartitionLog | None]
+#: Earlier than any commit (ms).
+_NEVER = -1
+#: Offsets checked and removed in one step, which takes about a millisecond.
+_AT_ONCE = 100
+#: Logs that the next steps append to.
+Steps = Iterator[PartitionLog | None]
+
+
+def expire(groups: Groups, offsets: OffsetManager, log_of: LogOf, now_ms: int, before_ms: int) -> Steps:
+    """Remove expired offsets, then groups that have neither members nor offsets.
+
+    An offset committed before `before_ms` expires if its group has had no members since, or no longer consumes the
+    topic. An offset with its own expiry time expires then.
+    """
+    for group_id in offsets.groups:
+        for keys in _in_parts(offsets.known(group_id)):
+            yield log_of(group_id)
+            needed, since_ms = _kept(groups, group_id, now_ms, before_ms)
+            if needed is not None:
+                gone = offsets.expired(group_id, keys, now_ms, since_ms)
+                _remove(offsets, log_of, group_id, [key for key in gone if key[0] not in needed])
+    for group in groups:
+        yield log_of(group.group_id) if group.is_idle else None
+        is_there = groups.get(group.group_id) is group
+        if is_there and group.is_idle and not offsets.has_any(group.group_id):
+            groups.delete(group.group_id)
+
+
+def _kept(groups: Groups, group_id: str, now_ms: int, before_ms: int) -> tuple[set[str] | None, int]:
+    """(topics the group consumes, None if unknown; the time in ms before which its commits expire)."""
+    group = groups.get(group_id)
+    if group is None or group.state is State.EMPTY:
+        return set(), before_ms if groups.empty_since(group_id, now_ms) < before_ms else _NEVER
+    return subscribed_topics(group) if group.state is State.STABLE else None, before_ms
+
+
+def forget_topics(topics: Mapping[str, int], offsets: OffsetManager, log_of: LogOf) -> Steps:
+    """Remove the offsets of deleted topics (name to time of deletion, ms).
+
+    Later commits are kept: they belong to a new topic of the same name.
+    """
+    for group_id in offsets.groups if topics else ():
+        for part in _in_parts(offsets.known(group_id)):
+            keys = [key for key in part if key[0] in topics]
+            yield log_of(group_id) if keys else None
+            gone = [key for key in keys if offsets.is_of_before(group_id, key, topics[key[0]])]
+            _remove(offsets, log_of, group_id, gone)
+
+
+def forget_group(group_id: str, since_ms: int, offsets: OffsetManager, log_of: LogOf) -> Steps:
+    """Remove the offsets that a group had when it was deleted (ms); later commits are kept. Raises OSError."""
+    for keys in _in_parts(offsets.known(group_id)):
+        yield log_of(group_id)
+        gone = [key for key in keys if offsets.is_of_before(group_id, key, since_ms)]
+        if gone and (log := log_of(group_id)) is not None:
+            offsets.remove(log, group_id, gone)
+
+
+class DeletedTopics:
+    """Deleted topics whose offsets are still to be removed."""
+
+    def __init__(self, offsets: OffsetManager, log_of: LogOf, flushes: LogFlushes) -> None:
+        self._offsets, self._log_of, self._flushes = offsets, log_of, flushes
+        self._since_ms: dict[str, int] = {}
+        self._is_running = False
+
+    def add(self, name: str) -> None:
+        """Add a topic that has just been deleted."""
+        self._since_ms[name] = system_ms()
+
+    async def forget(self) -> None:
+        """Remove the offsets. Only one run at a time: it also handles topics added meanwhile."""
+        if self._is_running:
+            return
+        self._is_running = True
+        try:
+            while self._since_ms:
+                topics, self._since_ms = self._since_ms, {}
+                await self._flushes.take(forget_topics(topics, self._offsets, self._log_of))
+        finally:
+            self._is_running = False
+
+
+def removal_error(group_id: str, error: BatchTooLarge | OSError) -> ErrorCode:
+    """Log that offsets of a group can't be removed, and return the error code for the client."""
+    _log.error("offsets of group %s can't be removed: %s", group_id, error)
+    return ErrorCode.UNKNOWN_SERVER_ERROR if isinstance(error, BatchTooLarge) else ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+def _in_parts(keys: Iterable[tuple[str, int]]) -> Iterator[list[tuple[str, int]]]:
+    left = iter(keys)
+    while part := list(islice(left, _AT_ONCE)):
+        yield part
+
+
+def _remove(offsets: OffsetManager, log_of: LogOf, group_id: str, keys: list[tuple[str, int]]) -> None:
+    log = log_of(group_id)
+    if log is None or log.failure is not None or not keys:
+        return
+    try:
+        offsets.remove(log, group_id, keys)
+    except (BatchTooLarge, OSError) as error:
+        removal_error(group_id, error)

@@ -1,0 +1,498 @@
+"""State machine of one group (classic protocol; protocol guide "Group Membership", KIP-134, -345, -394, -814).
+
+    EMPTY        no members; there may be committed offsets
+    PREPARING    rebalance: the group waits for members to join
+    COMPLETING   all have joined: the group waits for the leader's assignment
+    STABLE       the leader has assigned
+    DEAD         the group has been removed
+
+The module does no I/O. The caller passes the clock (seconds, monotonic), calls `tick` at `wake_at`, and delivers each
+`Reply` to the request that its token names. `store` writes the group before members see the new state.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from copy import copy
+from enum import Enum
+from math import inf
+from typing import Any
+from uuid import uuid4
+
+from spark_klog.broker.groups.member import Join, Member, choose_protocol, common_protocols
+from spark_klog.broker.groups.replies import Reply, refused_join, refused_sync
+from spark_klog.errors import ErrorCode
+
+_log = logging.getLogger(__name__)
+
+
+class State(Enum):
+    """State of a group, as DescribeGroups names it; see the module."""
+
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"
+    COMPLETING = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+_TRANSITIONS = {
+    State.EMPTY: {State.PREPARING, State.DEAD},
+    State.PREPARING: {State.COMPLETING, State.EMPTY, State.DEAD},
+    State.COMPLETING: {State.STABLE, State.PREPARING, State.DEAD},
+    State.STABLE: {State.PREPARING, State.DEAD},
+    State.DEAD: set(),
+}
+
+
+class Group:
+    """One group. Methods that take a token return all replies that are due, for any member.
+
+    An empty group's first rebalance waits `initial_delay_ms` for more members. `store` writes the group and returns
+    NONE, or the error that members get.
+    """
+
+    def __init__(
+        self, group_id: str, store: Callable[[Group], ErrorCode], initial_delay_ms: int = 3000, max_size: int = 1 << 31
+    ) -> None:
+        self.group_id = group_id
+        self.state = State.EMPTY
+        self.generation = 0
+        self.protocol_type: str | None = None
+        self.protocol: str | None = None
+        self.leader: str | None = None
+        self.members: dict[str, Member] = {}
+        #: Static members: instance id to member id.
+        self.instances: dict[str, str] = {}
+        #: When the caller must call `tick`.
+        self.wake_at = inf
+        self._store = store
+        self._initial_delay = initial_delay_ms / 1000
+        self._max_size = max_size
+        #: Member ids handed out but not yet used, with their deadlines.
+        self._pending: dict[str, float] = {}
+        self._rebalance_until = inf
+        #: Latest end of an empty group's first rebalance, even if members keep joining.
+        self._initial_until: float | None = None
+        #: Members of this generation that have not sent SyncGroup; `_sync_until` is their deadline.
+        self._unsynced: set[str] = set()
+        self._sync_until = inf
+        self._replies: list[Reply] = []
+
+    # ----- requests of members
+
+    def join(self, join: Join, token: object, now: float) -> list[Reply]:
+        """Handle JoinGroup."""
+        code = self._refusal(join)
+        if code:
+            self._answer_join(token, code, join.member_id)
+        elif join.instance_id is not None and not join.member_id:
+            self._join_static(join, token, now)
+        elif not join.member_id:
+            self._join_new(join, token, now)
+        elif join.member_id in self._pending:
+            del self._pending[join.member_id]
+            self._add(join.member_id, join, token, now, is_named=True)
+        else:
+            self._rejoin(join, token, now)
+        return self._taken()
+
+    def sync(
+        self,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        protocol: tuple[str | None, str | None],
+        assignments: dict[str, bytes],
+        token: object,
+        now: float,
+    ) -> list[Reply]:
+        """Handle SyncGroup. `protocol` is (type, name); None if the request has no such field."""
+        code = self._member_code(member_id, instance_id) or self._generation_code(generation)
+        if not code and (protocol[0] not in (None, self.protocol_type) or protocol[1] not in (None, self.protocol)):
+            code = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if not code and self.state is State.PREPARING:
+            code = ErrorCode.REBALANCE_IN_PROGRESS
+        if code:
+            self._answer_sync(token, code)
+            return self._taken()
+        member = self.members[member_id]
+        self._hear_of(member, now)
+        self._unsynced.discard(member_id)
+        if self.state is State.STABLE:
+            self._answer_sync(token, ErrorCode.NONE, member.assignment)
+            return self._taken()
+        self._replace_sync_token(member, token)
+        if member_id == self.leader:
+            self._assign(assignments, now)
+        return self._taken()
+
+    def heartbeat(self, member_id: str, instance_id: str | None, generation: int, now: float) -> ErrorCode:
+        """Handle Heartbeat."""
+        code = self._member_code(member_id, instance_id) or self._generation_code(generation)
+        if code:
+            return code
+        self._hear_of(self.members[member_id], now)
+        return ErrorCode.REBALANCE_IN_PROGRESS if self.state is State.PREPARING else ErrorCode.NONE
+
+    def leave(self, member_id: str, instance_id: str | None, now: float) -> tuple[ErrorCode, list[Reply]]:
+        """Handle LeaveGroup of one member; a static member may be named by its instance id alone."""
+        if self._pending.pop(member_id, None) is not None:
+            self._complete_if_all_joined(now)
+            return ErrorCode.NONE, self._taken()
+        if instance_id is not None and not member_id:
+            member_id = self.instances.get(instance_id, "")
+        code = self._member_code(member_id, instance_id)
+        if not code:
+            self._remove(self.members[member_id], now, "has left")
+        return code, self._taken()
+
+    def may_commit(
+        self, member_id: str, instance_id: str | None, generation: int, now: float, *, in_transaction: bool = False
+    ) -> ErrorCode:
+        """Return NONE if a member may commit in this generation; a client without one commits to an empty group only.
+
+        In a transaction, commits are also allowed while the assignment is pending: producers treat
+        REBALANCE_IN_PROGRESS as fatal.
+        """
+        if self.state is State.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if generation < 0 and self.state is State.EMPTY:
+            return ErrorCode.NONE
+        code = self._member_code(member_id, instance_id) or self._generation_code(generation)
+        if code:
+            return code
+        self._hear_of(self.members[member_id], now)
+        is_early = self.state is State.COMPLETING and not in_transaction
+        return ErrorCode.REBALANCE_IN_PROGRESS if is_early else ErrorCode.NONE
+
+    # ----- time
+
+    def tick(self, now: float) -> list[Reply]:
+        """Remove members that timed out, and end rebalances that have waited long enough."""
+        for member_id in [member_id for member_id, until in self._pending.items() if until <= now]:
+            del self._pending[member_id]
+            self._complete_if_all_joined(now)
+        for member in list(self.members.values()):
+            if member.deadline <= now and not member.is_waiting:
+                self._remove(member, now, f"sent no heartbeat for {member.session_timeout_ms} ms")
+        if self.state is State.PREPARING and self._rebalance_until <= now:
+            self._complete_join(now)
+        if self._awaits_syncs and self._sync_until <= now:
+            self._rebalance(now, "members did not send SyncGroup", without=self._unsynced)
+        return self._taken()
+
+    def lost(self, token: object, now: float) -> list[Reply]:
+        """Handle the loss of a waiting request's connection: remove a dynamic member that never got its id."""
+        for member in list(self.members.values()):
+            if member.join_token is token and not member.is_named and member.instance_id is None:
+                member.join_token = None
+                self._remove(member, now, "has lost its connection")
+        return self._taken()
+
+    def release(self, code: ErrorCode) -> list[Reply]:
+        """Answer all waiting requests with an error."""
+        for member in self.members.values():
+            self._refuse_waiting(member, code)
+        return self._taken()
+
+    def restart(self, now: float) -> None:
+        """Start the session timeouts of members that were read from the log."""
+        for member in self.members.values():
+            self._hear_of(member, now)
+        self._taken()
+
+    def kill(self) -> None:
+        """Mark the group as removed."""
+        self._go(State.DEAD)
+
+    # ----- joining
+
+    def _refusal(self, join: Join) -> ErrorCode:
+        if self.state is State.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        is_known = join.member_id in self.members or join.instance_id in self.instances
+        if (
+            not is_known
+            and len(self.members) + len(self._pending) >= self._max_size
+            and (join.member_id not in self._pending)
+        ):
+            return ErrorCode.GROUP_MAX_SIZE_REACHED
+        if not join.protocols or not join.protocol_type:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if self.members and (
+            join.protocol_type != self.protocol_type
+            or not common_protocols(self.members.values()) & {name for name, _ in join.protocols}
+        ):
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        return ErrorCode.NONE
+
+    def _join_new(self, join: Join, token: object, now: float) -> None:
+        member_id = f"{join.client_id}-{uuid4()}"
+        if join.requires_id:
+            self._pending[member_id] = now + join.session_timeout_ms / 1000
+            self._answer_join(token, ErrorCode.MEMBER_ID_REQUIRED, member_id)
+        else:
+            self._add(member_id, join, token, now)
+
+    def _join_static(self, join: Join, token: object, now: float) -> None:
+        assert join.instance_id is not None
+        member_id = f"{join.instance_id}-{uuid4()}"
+        old_id = self.instances.get(join.instance_id)
+        if old_id is None:
+            self._add(member_id, join, token, now)
+            return
+        leader, before = self.leader, copy(self.members[old_id])
+        member = self._replace(old_id, member_id)
+        member.update(join)
+        if self.state is State.STABLE and choose_protocol(self.members.values()) == self.protocol:
+            code = self._store(self)
+            if code:  # the log still has the old member
+                self._replace(member_id, old_id)
+                self.members[old_id] = before
+                self._answer_join(token, code, join.member_id)
+            else:
+                self._hear_of(member, now)
+                self._answer_static(member, leader == old_id, join.can_skip, leader, token)
+            return
+        self._hear_of(member, now)
+        member.join_token = token
+        if self.state is State.PREPARING:
+            self._complete_if_all_joined(now)
+        else:
+            self._rebalance(now, f"static member {join.instance_id} came back")
+
+    def _answer_static(
+        self, member: Member, leads: bool, can_skip: bool, old_leader: str | None, token: object
+    ) -> None:
+        """Give a static member that came back its old assignment; if it leads, it has nothing to assign."""
+        if can_skip:
+            self._answer_joined(member, token, skips=leads)
+        else:
+            # the old leader's id, so that the member does not take itself for the leader and assign
+            message = self._joined(member) | {"leader": old_leader or "", "members": []}
+            self._replies.append(Reply(token, message))
+
+    def _replace(self, old_id: str, new_id: str) -> Member:
+        member = self.members.pop(old_id)
+        if old_id in self._unsynced:
+            self._unsynced.remove(old_id)
+            self._unsynced.add(new_id)
+        self._refuse_waiting(member, ErrorCode.FENCED_INSTANCE_ID)
+        member.member_id = new_id
+        self.members[new_id] = member
+        assert member.instance_id is not None
+        self.instances[member.instance_id] = new_id
+        if self.leader == old_id:
+            self.leader = new_id
+        return member
+
+    def _add(self, member_id: str, join: Join, token: object, now: float, *, is_named: bool = False) -> None:
+        member = self.members[member_id] = Member.joining(member_id, join)
+        member.join_token, member.is_named = token, is_named
+        if join.instance_id is not None:
+            self.instances[join.instance_id] = member_id
+        if len(self.members) == 1:
+            self.protocol_type = join.protocol_type
+        self.leader = self.leader or member_id
+        self._hear_of(member, now)
+        if self.state is not State.PREPARING:
+            self._rebalance(now, f"member {member_id} joins")
+        elif self._initial_until is not None:
+            self._rebalance_until = min(now + self._initial_delay, self._initial_until)
+        else:
+            self._complete_if_all_joined(now)
+
+    def _rejoin(self, join: Join, token: object, now: float) -> None:
+        code = self._member_code(join.member_id, join.instance_id)
+        if code:
+            self._answer_join(token, code, join.member_id)
+            return
+        member = self.members[join.member_id]
+        has_changed = member.protocols != join.protocols
+        self._hear_of(member, now)
+        if self.state is State.COMPLETING and not has_changed:
+            self._answer_joined(member, token)  # the first response was lost
+        elif self.state is State.STABLE and not has_changed and member.member_id != self.leader:
+            self._answer_joined(member, token)
+        else:
+            if member.join_token is not None:
+                self._answer_join(member.join_token, ErrorCode.UNKNOWN_MEMBER_ID, member.member_id)
+            member.update(join)
+            member.join_token = token
+            if self.state is State.PREPARING:
+                self._complete_if_all_joined(now)
+            else:
+                self._rebalance(now, f"member {member.member_id} joins again")
+
+    # ----- rebalancing
+
+    def _rebalance(self, now: float, reason: str, *, without: Iterable[str] = ()) -> None:
+        _log.info("group %s rebalances after generation %d: %s", self.group_id, self.generation, reason)
+        was_empty = self.state is State.EMPTY
+        for member in self.members.values():
+            if member.sync_token is not None:
+                self._answer_sync(member.sync_token, ErrorCode.REBALANCE_IN_PROGRESS)
+                member.sync_token = None
+                self._hear_of(member, now)
+        self._go(State.PREPARING)
+        for member_id in list(without):
+            self._forget(self.members[member_id])
+        longest = max((member.rebalance_timeout_ms for member in self.members.values()), default=0) / 1000
+        self._initial_until = now + max(longest, self._initial_delay) if was_empty and self._initial_delay else None
+        self._rebalance_until = now + (longest if self._initial_until is None else self._initial_delay)
+        self._complete_if_all_joined(now)
+
+    def _complete_if_all_joined(self, now: float) -> None:
+        if self.state is not State.PREPARING or self._initial_until is not None or self._pending:
+            return
+        if all(member.join_token is not None for member in self.members.values()):
+            self._complete_join(now)
+
+    def _complete_join(self, now: float) -> None:
+        """Begin the next generation with static members and all members that have joined."""
+        self._initial_until, self._rebalance_until = None, inf
+        for member in list(self.members.values()):
+            if member.join_token is None and member.instance_id is None:
+                self._forget(member)
+        joined = [member for member in self.members.values() if member.join_token is not None]
+        if self.members and not joined:  # only static members are left: wait for them until their sessions end
+            self._rebalance_until = now + max(item.rebalance_timeout_ms for item in self.members.values()) / 1000
+            return
+        self.generation += 1
+        if not joined:
+            self.protocol = self.leader = None
+            self._go(State.EMPTY)
+            self._store(self)
+            return
+        if self.leader not in self.members or self.members[self.leader].join_token is None:
+            self.leader = joined[0].member_id
+        self.protocol = choose_protocol(self.members.values())
+        self._go(State.COMPLETING)
+        self._unsynced = set(self.members)
+        self._sync_until = now + max(member.rebalance_timeout_ms for member in self.members.values()) / 1000
+        _log.info(
+            "group %s: generation %d of %d members, %s leads",
+            *(self.group_id, self.generation, len(self.members), self.leader),
+        )
+        for member in joined:
+            token, member.join_token = member.join_token, None
+            self._hear_of(member, now)
+            assert token is not None
+            self._answer_joined(member, token)
+
+    def _assign(self, assignments: dict[str, bytes], now: float) -> None:
+        """Store the leader's assignment, then send it to the members."""
+        for member in self.members.values():
+            member.assignment = assignments.get(member.member_id, b"")
+        code = self._store(self)
+        if not code:
+            self._go(State.STABLE)
+        for member in self.members.values():
+            if code:
+                member.assignment = b""
+            token, member.sync_token = member.sync_token, None
+            if token is not None:
+                self._hear_of(member, now)
+                self._answer_sync(token, code, member.assignment)
+        if code:
+            self._rebalance(now, f"its assignment could not be written ({code.name})")
+
+    def _remove(self, member: Member, now: float, reason: str) -> None:
+        self._forget(member)
+        if self.state is State.PREPARING:
+            self._complete_if_all_joined(now)
+        elif self.state in (State.STABLE, State.COMPLETING):
+            self._rebalance(now, f"member {member.member_id} {reason}")
+
+    def _forget(self, member: Member) -> None:
+        del self.members[member.member_id]
+        self._unsynced.discard(member.member_id)
+        if member.instance_id is not None:
+            self.instances.pop(member.instance_id, None)
+        self._refuse_waiting(member, ErrorCode.UNKNOWN_MEMBER_ID)
+        if self.leader == member.member_id:
+            self.leader = next(iter(self.members), None)
+
+    # ----- helpers
+
+    def _go(self, state: State) -> None:
+        if state is not self.state:
+            assert state in _TRANSITIONS[self.state], f"{self.state} to {state}"
+            self.state = state
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the group has no members and none is joining."""
+        return self.state is State.EMPTY and not self._pending
+
+    @property
+    def _awaits_syncs(self) -> bool:
+        return bool(self._unsynced) and self.state in (State.COMPLETING, State.STABLE)
+
+    def _hear_of(self, member: Member, now: float) -> None:
+        member.deadline = now + member.session_timeout_ms / 1000
+
+    def _member_code(self, member_id: str, instance_id: str | None) -> ErrorCode:
+        if self.state is State.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if instance_id is not None and instance_id in self.instances and self.instances[instance_id] != member_id:
+            return ErrorCode.FENCED_INSTANCE_ID
+        member = self.members.get(member_id)
+        if member is None or (instance_id is not None and member.instance_id != instance_id):
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE
+
+    def _generation_code(self, generation: int) -> ErrorCode:
+        return ErrorCode.NONE if generation == self.generation else ErrorCode.ILLEGAL_GENERATION
+
+    def _replace_sync_token(self, member: Member, token: object) -> None:
+        if member.sync_token is not None:
+            self._answer_sync(member.sync_token, ErrorCode.REBALANCE_IN_PROGRESS)
+        member.sync_token = token
+
+    def _refuse_waiting(self, member: Member, code: ErrorCode) -> None:
+        """Answer a member's waiting requests with an error."""
+        if member.join_token is not None:
+            self._answer_join(member.join_token, code, member.member_id)
+        if member.sync_token is not None:
+            self._answer_sync(member.sync_token, code)
+        member.join_token = member.sync_token = None
+
+    def _answer_join(self, token: object, code: ErrorCode, member_id: str) -> None:
+        self._replies.append(Reply(token, refused_join(code, member_id)))
+
+    def _joined(self, member: Member) -> dict[str, Any]:
+        member.is_named = True
+        leads = member.member_id == self.leader
+        return {
+            "error_code": ErrorCode.NONE,
+            "generation_id": self.generation,
+            "protocol_type": self.protocol_type,
+            "protocol_name": self.protocol,
+            "leader": self.leader,
+            "member_id": member.member_id,
+            "members": [one.described_to_leader(self.protocol) for one in self.members.values()] if leads else [],
+        }
+
+    def _answer_joined(self, member: Member, token: object, *, skips: bool = False) -> None:
+        self._replies.append(Reply(token, self._joined(member) | {"skip_assignment": skips}))
+
+    def _answer_sync(self, token: object, code: ErrorCode, assignment: bytes = b"") -> None:
+        protocol = {} if code else {"protocol_type": self.protocol_type, "protocol_name": self.protocol}
+        self._replies.append(Reply(token, refused_sync(code) | {"assignment": assignment} | protocol))
+
+    def _taken(self) -> list[Reply]:
+        """Return the replies that are due, and set `wake_at`."""
+        replies, self._replies = self._replies, []
+        self.wake_at = min(
+            (
+                *self._pending.values(),
+                *(member.deadline for member in self.members.values() if not member.is_waiting),
+                self._rebalance_until if self.state is State.PREPARING else inf,
+                self._sync_until if self._awaits_syncs else inf,
+            ),
+            default=inf,
+        )
+        return replies

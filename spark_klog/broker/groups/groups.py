@@ -1,0 +1,227 @@
+"""All groups of a broker: runs the state machines of `group.py` with a clock, a log and pending requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Any
+
+from spark_klog.broker.groups.group import Group, State
+from spark_klog.broker.groups.member import Join, Member
+from spark_klog.broker.groups.records import StoredGroup, StoredMember
+from spark_klog.broker.groups.replies import Reply, refused_join, refused_sync
+from spark_klog.clock import system_ms
+from spark_klog.errors import ErrorCode
+
+_log = logging.getLogger(__name__)
+Store = Callable[[str, StoredGroup | None], ErrorCode]
+
+
+class Groups:
+    """All groups that have, or have had, members. For one event loop.
+
+    `store` writes a group to its partition of __consumer_offsets, or removes it (None).
+    """
+
+    def __init__(self, store: Store, initial_delay_ms: int, max_size: int) -> None:
+        self._store = store
+        self._initial_delay_ms = initial_delay_ms
+        self._max_size = max_size
+        self._groups: dict[str, Group] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        #: When each group was last written (ms): for an empty group, when it lost its last member.
+        self._emptied: dict[str, int] = {}
+        self._is_stopped = False
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(list(self._groups.values()))
+
+    def get(self, group_id: str) -> Group | None:
+        return self._groups.get(group_id)
+
+    def load(self, group_id: str, stored: StoredGroup | None) -> None:
+        """Load a group's record from the log; a later record replaces an earlier one."""
+        self._groups.pop(group_id, None)
+        if stored is None:
+            return
+        group = self._make(group_id)
+        group.generation, group.protocol = stored.generation, stored.protocol
+        group.protocol_type, group.leader = stored.protocol_type or None, stored.leader
+        for item in stored.members:
+            protocols = ((stored.protocol or "", item.subscription),)
+            member = Member(*item[:4], item.session_timeout_ms, item.rebalance_timeout_ms, protocols, item.assignment)
+            member.is_named = True
+            group.members[item.member_id] = member
+            if item.instance_id is not None:
+                group.instances[item.instance_id] = item.member_id
+        group.state = State.STABLE if group.members else State.EMPTY
+        self._emptied[group_id] = stored.timestamp
+
+    def start(self) -> None:
+        """Start the session timeouts, after all groups have been loaded."""
+        now = time.monotonic()
+        for group in self._groups.values():
+            group.restart(now)
+            self._set_timer(group)
+
+    def stop(self) -> None:
+        """Answer all waiting requests, so that clients look for the coordinator again, and accept no more."""
+        self._is_stopped = True
+        for group in self._groups.values():
+            _set_results(group.release(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def forget_all(self) -> None:
+        """Forget all groups, because their log is gone; waiting clients look for the coordinator again."""
+        groups, self._groups = self._groups, {}
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._emptied.clear()
+        for group in groups.values():
+            _set_results(group.release(ErrorCode.NOT_COORDINATOR))
+            group.kill()
+
+    def _make(self, group_id: str) -> Group:
+        group = self._groups[group_id] = Group(group_id, self._write, self._initial_delay_ms, self._max_size)
+        return group
+
+    def _write(self, group: Group) -> ErrorCode:
+        stored = _stored(group)
+        self._emptied[group.group_id] = stored.timestamp
+        return self._store(group.group_id, stored)
+
+    def empty_since(self, group_id: str, now_ms: int) -> int:
+        """When the group lost its last member (ms): `now_ms` if it has members, 0 if it never had any."""
+        group = self._groups.get(group_id)
+        if group is not None and group.state is not State.EMPTY:
+            return now_ms
+        return self._emptied.get(group_id, 0)
+
+    async def join(self, group_id: str, join: Join) -> dict[str, Any]:
+        """Answer JoinGroup; may take as long as a rebalance."""
+        if self._is_stopped:
+            return refused_join(ErrorCode.COORDINATOR_NOT_AVAILABLE, join.member_id)
+        group = self._groups.get(group_id)
+        if group is None:
+            if join.member_id:
+                return refused_join(ErrorCode.UNKNOWN_MEMBER_ID, join.member_id)
+            group = self._make(group_id)
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._deliver(group, group.join(join, answer, time.monotonic()))
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self._deliver(group, group.lost(answer, time.monotonic()))
+            raise
+
+    async def sync(
+        self,
+        group_id: str,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        protocol: tuple[str | None, str | None],
+        assignments: dict[str, bytes],
+    ) -> dict[str, Any]:
+        """Answer SyncGroup, once the leader has assigned."""
+        if self._is_stopped:
+            return refused_sync(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        group = self._groups.get(group_id)
+        if group is None:
+            return refused_sync(ErrorCode.UNKNOWN_MEMBER_ID)
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        now = time.monotonic()
+        self._deliver(group, group.sync(member_id, instance_id, generation, protocol, assignments, answer, now))
+        return await answer
+
+    def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
+        """Answer Heartbeat."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return group.heartbeat(member_id, instance_id, generation, time.monotonic())
+
+    def leave(self, group_id: str, member_id: str, instance_id: str | None) -> ErrorCode:
+        """Answer LeaveGroup of one member."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        code, replies = group.leave(member_id, instance_id, time.monotonic())
+        self._deliver(group, replies)
+        return code
+
+    def may_commit(
+        self,
+        group_id: str,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        *,
+        in_transaction: bool = False,
+    ) -> ErrorCode:
+        """Return NONE if OffsetCommit (`in_transaction`: TxnOffsetCommit) is allowed, else the error."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return ErrorCode.NONE if generation < 0 else ErrorCode.ILLEGAL_GENERATION
+        now = time.monotonic()
+        return group.may_commit(member_id, instance_id, generation, now, in_transaction=in_transaction)
+
+    def delete(self, group_id: str) -> ErrorCode:
+        """Remove an empty group; NON_EMPTY_GROUP if it has members, GROUP_ID_NOT_FOUND if nobody has joined it."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        if group.state is not State.EMPTY:
+            return ErrorCode.NON_EMPTY_GROUP
+        code = self._store(group_id, None) if group.generation else ErrorCode.NONE
+        if not code:
+            group.kill()
+            del self._groups[group_id]
+            self._emptied.pop(group_id, None)
+            timer = self._timers.pop(group_id, None)
+            if timer is not None:
+                timer.cancel()
+        return code
+
+    def _deliver(self, group: Group, replies: list[Reply]) -> None:
+        _set_results(replies)
+        if not self._is_stopped and group.state is not State.DEAD:
+            self._set_timer(group)
+
+    def _set_timer(self, group: Group) -> None:
+        loop = asyncio.get_running_loop()
+        timer = self._timers.pop(group.group_id, None)
+        if timer is not None:
+            timer.cancel()
+        if group.wake_at < inf:
+            delay = max(0.0, group.wake_at - time.monotonic())
+            self._timers[group.group_id] = loop.call_later(delay, self._tick, group)
+
+    def _tick(self, group: Group) -> None:
+        self._deliver(group, group.tick(time.monotonic()))
+
+
+def _set_results(replies: list[Reply]) -> None:
+    for token, message in replies:
+        assert isinstance(token, asyncio.Future)
+        if not token.done():  # the connection may be gone
+            token.set_result(message)
+
+
+def _stored(group: Group) -> StoredGroup:
+    members = [
+        StoredMember(
+            *(member.member_id, member.instance_id, member.client_id, member.client_host),
+            *(member.rebalance_timeout_ms, member.session_timeout_ms),
+            *(member.metadata(group.protocol), member.assignment),
+        )
+        for member in group.members.values()
+    ]
+    now = system_ms()
+    return StoredGroup(group.protocol_type or "", group.generation, group.protocol, group.leader, now, members)

@@ -1,0 +1,317 @@
+"""Offset manager: offsets that groups commit, kept in the topic __consumer_offsets (1.0: "Consumer Offset Tracking").
+
+A commit is answered after it has been appended. Fetches are answered from memory, which is loaded from the log at
+start. Offsets committed in a transaction stay pending until its marker is written. Format: `groups/records.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from spark_klog.broker.event_loop.garbage import uncollected
+from spark_klog.broker.groups.records import (
+    NO_EXPIRY,
+    Committed,
+    GroupKey,
+    OffsetKey,
+    StoredGroup,
+    decode_group,
+    decode_key,
+    decode_offset,
+    encode_group,
+    encode_group_key,
+    encode_offset,
+    encode_offset_key,
+    partition_of,
+)
+from spark_klog.broker.logs.stored_rows import TransactionEnd, stored_rows
+from spark_klog.clock import system_ms
+from spark_klog.errors import DecodeError, ErrorCode
+from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
+from spark_klog.records.batch import MAX_HEADER_SIZE
+from spark_klog.records.batch_v2 import TRANSACTIONAL_BIT
+from spark_klog.records.own_batch import own_batch
+
+_log = logging.getLogger(__name__)
+
+Offsets = dict[tuple[str, int], Committed]
+#: Offsets and topic for each key prefix (the key without its partition): loading need not decode a million keys.
+_Decoded = dict[bytes, tuple[Offsets, str]]
+#: Size of a record beside its key.
+_ROW_BYTES = 32
+#: The client leaves the retention to the broker.
+DEFAULT_RETENTION = -1
+_MAX_MS = (1 << 63) - 1
+
+
+#: (offset, leader epoch, metadata)
+Commit = tuple[int, int, str]
+
+
+class EncodedCommits(NamedTuple):
+    """Commits of a group and the batch to append; `producer` is (id, epoch) if they belong to a transaction."""
+
+    group: str
+    committed: Offsets
+    producer: tuple[int, int] | None
+    batch: bytearray
+
+
+def encoded_commits(
+    group: str,
+    offsets: Mapping[tuple[str, int], Commit],
+    retention_ms: int = DEFAULT_RETENTION,
+    producer: tuple[int, int] | None = None,
+) -> EncodedCommits:
+    """Encode at least one commit, to be kept for `retention_ms`. Thread-safe."""
+    now = system_ms()
+    expires_ms = NO_EXPIRY if retention_ms == DEFAULT_RETENTION else min(now + retention_ms, _MAX_MS)
+    committed = {key: Committed(*entry, now, expires_ms) for key, entry in offsets.items()}
+    rows = [(encode_offset_key(OffsetKey(group, *key)), encode_offset(entry)) for key, entry in committed.items()]
+    if producer is None:
+        batch = own_batch(rows, now)
+    else:
+        batch = own_batch(rows, now, attributes=TRANSACTIONAL_BIT, producer=producer)
+    return EncodedCommits(group, committed, producer, batch)
+
+
+def java_hash(text: str) -> int:
+    """java.lang.String.hashCode, by which Kafka chooses a group's partition."""
+    result = 0
+    data = text.encode("utf-16-be")
+    for position in range(0, len(data), 2):
+        result = (31 * result + int.from_bytes(data[position : position + 2], "big")) & 0xFFFFFFFF
+    return result - (1 << 32) if result >= 1 << 31 else result
+
+
+def partition_for(group: str, partitions: int) -> int:
+    """The partition of __consumer_offsets that holds the group (Kafka: Utils.abs(hash) % partitions)."""
+    return (java_hash(group) & 0x7FFFFFFF) % partitions
+
+
+class OffsetManager:
+    """All committed offsets of the groups whose partitions this broker leads.
+
+    `load_group` gets the groups that the same log contains.
+    """
+
+    def __init__(self, load_group: Callable[[str, StoredGroup | None], None]) -> None:
+        self._load_group = load_group
+        self._groups: dict[str, Offsets] = {}
+        #: Pending offsets by group, for each (partition, producer id): a marker ends a transaction in its own partition
+        #: only.
+        self._pending: dict[tuple[int, int], dict[str, Offsets]] = defaultdict(dict)
+
+    def load(self, log: PartitionLog) -> None:
+        """Load a partition of __consumer_offsets; later records win.
+
+        Records that do not decode are logged and skipped. Raises `DecodeError` if batches are damaged, OSError.
+        """
+        with uncollected():
+            count, bad = self._load(log)
+        if bad:
+            _log.error("%s: %d records of %d can't be read and are left out", log.directory.name, bad, count)
+        _log.info("loaded %d commits and groups from %s", count, log.directory.name)
+
+    def _load(self, log: PartitionLog) -> tuple[int, int]:
+        """(number of records, number of records that do not decode)."""
+        count = bad = 0
+        decoded: _Decoded = {}
+        for item in stored_rows(log):
+            if isinstance(item, TransactionEnd):
+                self.complete(log.partition, item.producer_id, committed=item.commits)
+                continue
+            load = self._load_record
+            for key, value in item.rows:
+                count += 1
+                try:
+                    load(key, value, (log.partition, item.producer_id), decoded)
+                except DecodeError as error:
+                    bad += 1
+                    _log.debug("%s: a record is left out: %s", log.directory.name, error)
+        return count, bad
+
+    def _load_record(
+        self, data: bytes | None, value: bytes | None, transaction: tuple[int, int], decoded: _Decoded
+    ) -> None:
+        if not data:
+            return
+        is_plain = transaction[1] < 0
+        if is_plain and not self._pending and value is not None and (known := decoded.get(data[:-4])):
+            known[0][known[1], partition_of(data)] = decode_offset(value)
+            return
+        key = decode_key(data)
+        if isinstance(key, OffsetKey):
+            group, topic, partition = key
+            if value is None:
+                self._forget(group, [(topic, partition)])
+                decoded.clear()
+                return
+            groups = self._groups if is_plain else self._pending[transaction]
+            offsets = groups.setdefault(group, {})
+            offsets[topic, partition] = decode_offset(value)
+            if is_plain:
+                decoded[data[:-4]] = offsets, topic
+                if self._pending:
+                    self._overtake(group, [(topic, partition)])
+        elif isinstance(key, GroupKey):
+            self._load_group(key.group, None if value is None else decode_group(value))
+
+    def commit(
+        self,
+        log: PartitionLog,
+        group: str,
+        offsets: Mapping[tuple[str, int], Commit],
+        retention_ms: int = DEFAULT_RETENTION,
+    ) -> None:
+        """Append commits to the group's partition, to be kept for `retention_ms`; raises as `append` does."""
+        self.append(log, encoded_commits(group, offsets, retention_ms))
+
+    def stage(
+        self,
+        log: PartitionLog,
+        group: str,
+        producer: tuple[int, int],
+        offsets: Mapping[tuple[str, int], Commit],
+    ) -> None:
+        """Append commits that belong to the transaction of `producer` (id, epoch); raises as `append` does."""
+        self.append(log, encoded_commits(group, offsets, producer=producer))
+
+    def append(self, log: PartitionLog, commits: EncodedCommits) -> None:
+        """Append commits to the group's partition. Transactional ones stay pending until the marker.
+
+        The caller flushes as flush.messages requires. Raises OSError, `ProducerRefused`, or `BatchTooLarge` if the
+        commits exceed the topic's limit for a batch.
+        """
+        log.append(memoryview(commits.batch), flushes=False)
+        group, committed = commits.group, commits.committed
+        if commits.producer is not None:
+            self._pending[log.partition, commits.producer[0]].setdefault(group, {}).update(committed)
+            return
+        self._groups.setdefault(group, {}).update(committed)
+        self._overtake(group, committed)
+
+    def complete(self, partition: int, producer_id: int, *, committed: bool) -> None:
+        """End the producer's transaction in that partition of __consumer_offsets."""
+        for group, offsets in self._pending.pop((partition, producer_id), {}).items():
+            if committed:
+                self._groups.setdefault(group, {}).update(offsets)
+
+    def fetch(self, group: str, topic: str, partition: int) -> Committed | None:
+        return self._groups.get(group, {}).get((topic, partition))
+
+    def all(self, group: str) -> Iterator[tuple[str, int, Committed]]:
+        """(topic, partition, committed) of all the group's committed offsets, in no order."""
+        for (topic, partition), committed in list(self._groups.get(group, {}).items()):
+            yield topic, partition, committed
+
+    def is_pending(self, group: str, topic: str, partition: int) -> bool:
+        """Whether an open transaction has a pending offset there: readers may have to wait (KIP-447)."""
+        return any((topic, partition) in groups.get(group, {}) for groups in self._pending.values())
+
+    @property
+    def groups(self) -> list[str]:
+        """Groups with committed offsets."""
+        return [group for group, offsets in self._groups.items() if offsets]
+
+    def has(self, group: str) -> bool:
+        """Whether the group has committed offsets."""
+        return bool(self._groups.get(group))
+
+    def keys(self, group: str) -> set[tuple[str, int]]:
+        """Partitions for which the group has offsets, committed or pending."""
+        staged = (groups.get(group, {}) for groups in self._pending.values())
+        return {*self._groups.get(group, {})}.union(*staged)
+
+    def known(self, group: str) -> Iterator[tuple[str, int]]:
+        """Iterate over the same partitions while they may change; a partition may come twice."""
+        yield from list(self._groups.get(group, ()))
+        for groups in list(self._pending.values()):
+            yield from list(groups.get(group, ()))
+
+    def has_any(self, group: str) -> bool:
+        """Whether the group has offsets, committed or pending."""
+        return self.has(group) or any(groups.get(group) for groups in self._pending.values())
+
+    def remove(self, log: PartitionLog, group: str, keys: Iterable[tuple[str, int]]) -> None:
+        """Remove offsets, committed and pending, by records without a value. Raises OSError, `BatchTooLarge`.
+
+        The caller flushes as flush.messages requires.
+        """
+        known = [self._groups.get(group, {}), *(groups.get(group, {}) for groups in self._pending.values())]
+        gone = {
+            key: encode_offset_key(OffsetKey(group, *key)) for key in keys if any(key in offsets for offsets in known)
+        }
+        # split into batches that the topic accepts
+        longest = max(map(len, gone.values()), default=0) + _ROW_BYTES
+        count = max(1, (log.config.max_message_bytes - MAX_HEADER_SIZE) // longest)
+        left = list(gone)
+        for start in range(0, len(left), count):
+            now = left[start : start + count]
+            _append(log, [(gone[key], None) for key in now])
+            self._forget(group, now)
+
+    def expired(
+        self, group: str, keys: Iterable[tuple[str, int]], now_ms: int, before_ms: int
+    ) -> list[tuple[str, int]]:
+        """Return those of `keys` whose committed offset has expired.
+
+        An offset with an expiry time expires then; any other one if it was committed before `before_ms`. Keys for
+        which a transaction has a pending offset are left out.
+        """
+        offsets = self._groups.get(group, {})
+        return [
+            key
+            for key in keys
+            if (found := offsets.get(key)) is not None
+            and (found.timestamp < before_ms if found.expires_ms == NO_EXPIRY else found.expires_ms <= now_ms)
+            and not self.is_pending(group, *key)
+        ]
+
+    def forget_all(self) -> None:
+        """Forget all offsets, because their log is gone."""
+        self._groups.clear()
+        self._pending.clear()
+
+    def is_of_before(self, group: str, key: tuple[str, int], time_ms: int) -> bool:
+        """Whether nothing was committed for `key` after `time_ms`, pending offsets included."""
+        committed = [self._groups.get(group, {}), *(groups.get(group, {}) for groups in self._pending.values())]
+        return all(key not in offsets or offsets[key].timestamp <= time_ms for offsets in committed)
+
+    def _forget(self, group: str, keys: Iterable[tuple[str, int]]) -> None:
+        offsets = self._groups.get(group, {})
+        for key in keys:
+            offsets.pop(key, None)
+        if not offsets:
+            self._groups.pop(group, None)
+        self._overtake(group, keys)
+
+    def _overtake(self, group: str, keys: Iterable[tuple[str, int]]) -> None:
+        """Drop pending offsets of these partitions: a later record supersedes them."""
+        for groups in self._pending.values():
+            staged = groups.get(group, {})
+            for key in keys:
+                staged.pop(key, None)
+
+
+def write_group(log: PartitionLog, group: str, stored: StoredGroup | None) -> ErrorCode:
+    """Append a group to its partition, or its removal (None); return the error that members get, NONE if written.
+
+    The caller flushes as flush.messages requires.
+    """
+    try:
+        _append(log, [(encode_group_key(group), None if stored is None else encode_group(stored))])
+    except OSError as error:
+        _log.error("group %s can't be written to %s: %s", group, log.directory, error)
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    except BatchTooLarge as error:
+        _log.error("group %s: its members are too many, or their metadata is too large: %s", group, error)
+        return ErrorCode.UNKNOWN_SERVER_ERROR
+    return ErrorCode.NONE
+
+
+def _append(log: PartitionLog, records: list[tuple[bytes, bytes | None]]) -> None:
+    log.append(memoryview(own_batch(records, system_ms())), flushes=False)

@@ -1,0 +1,1 @@
+"""Care of the broker's logs: creation, deletion, flushes, compaction, rows of internal topics."""

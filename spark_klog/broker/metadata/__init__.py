@@ -1,0 +1,1 @@
+"""Topics, brokers and leaders of the cluster, kept in the directories."""

@@ -1,0 +1,136 @@
+"""The controller: one broker's work in the shared tree on behalf of all, as in Kafka.
+
+The controller is the broker that has created /controller; when it leaves, another broker creates the node. Tools older
+than Kafka 2.8 (`kafka.admin.TopicCommand --zookeeper`) only write /config/topics/T and /brokers/topics/T, or
+/admin/delete_topics/T. The controller does the rest: partition states, topic ids, the removal of nodes.
+
+All this may be done twice, by a broker that has not noticed yet that it is no longer the controller: topic ids are
+written by compare-and-set, and all other values do not depend on who writes them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from uuid import UUID, uuid4
+
+from spark_klog.broker.metadata.nodes import create_node
+from spark_klog.broker.metadata.registry import NO_LEADER, Nameless, Registry
+from spark_klog.clock import system_ms
+from spark_klog.directories import paths
+from spark_klog.directories.tree import Tree
+from spark_klog.errors import DecodeError
+
+_log = logging.getLogger(__name__)
+_FIRST_EPOCH = 1
+_REMOVED = b"{}"
+
+_Partition = tuple[UUID, str, int]
+
+
+class Controller:
+    """The controller's work on one broker. `id_in_logs` finds a topic's id in logs that this broker leads."""
+
+    def __init__(
+        self, tree: Tree, registry: Registry, id_in_logs: Callable[[str, dict[int, list[int]]], UUID | None]
+    ) -> None:
+        self._tree = tree
+        self._registry = registry
+        self._id_in_logs = id_in_logs
+        self._epoch = 0
+        #: Leaders as the partition states name them, while this broker is the controller.
+        self._leaders: dict[_Partition, int] = {}
+
+    def work(self) -> bool:
+        """Do all work that is due; return whether topics have changed, so that the registry must refresh."""
+        is_controller = self._elect()
+        changed = self._name_topics(is_controller=is_controller)
+        if not is_controller:
+            self._leaders.clear()
+            return changed
+        changed = self._delete_topics() or changed
+        self._write_states()
+        for name in self._tree.children(paths.CONFIG_CHANGES_PATH):
+            # a change notification of Kafka's: brokers here watch /config/topics themselves
+            self._tree.delete(f"{paths.CONFIG_CHANGES_PATH}/{name}")
+        return changed
+
+    def _elect(self) -> bool:
+        registry = self._registry
+        if registry.controller is not None:
+            return registry.controller == registry.broker_id
+        payload = paths.controller_payload(registry.broker_id, system_ms())
+        if not create_node(self._tree, paths.CONTROLLER_PATH, payload, ephemeral=True):
+            return False
+        before = self._tree.get(paths.CONTROLLER_EPOCH_PATH) or b""
+        self._epoch = int(before) + 1 if before.isdigit() and len(before) < 10 else _FIRST_EPOCH
+        self._tree.put(paths.CONTROLLER_EPOCH_PATH, b"%d" % self._epoch)
+        registry.controller = registry.broker_id
+        self._leaders.clear()
+        _log.info("this broker is the controller, epoch %d", self._epoch)
+        return True
+
+    def _name_topics(self, *, is_controller: bool) -> bool:
+        """Give ids to topics without one: a new id to a new topic, the previous id to an altered one."""
+        changed = False
+        for name, topic in self._registry.nameless.items():
+            topic_id = self._id_of(name, topic, is_controller=is_controller)
+            if topic_id is None:
+                continue
+            value = paths.topic_payload(topic.assignment, topic_id)
+            if self._tree.swap(paths.topic_path(name), topic.value, value):
+                _log.info("topic %s, of %d partitions, has the id %s", name, len(topic.assignment), topic_id)
+                # write states after the id: a topic with states but no id counts as altered
+                for number, replicas in topic.assignment.items() if topic.is_new else ():
+                    self._put_state(name, number, (replicas or [NO_LEADER])[0], replicas[:1])
+            changed = True
+        return changed
+
+    def _id_of(self, name: str, topic: Nameless, *, is_controller: bool) -> UUID | None:
+        if topic.is_new:
+            return uuid4() if is_controller else None
+        known = topic.topic_id or self._id_in_logs(name, topic.assignment)
+        if known is None and topic.assignment:
+            # the id is unknown here: the leader of the first partition chooses a new one
+            leads_first = topic.assignment[min(topic.assignment)][:1] == [self._registry.broker_id]
+            return uuid4() if leads_first else None
+        return known
+
+    def _delete_topics(self) -> bool:
+        requested = self._tree.children(paths.DELETE_TOPICS_PATH)
+        for name in requested:
+            _log.info("deleting topic %s, as requested by %s", name, paths.delete_topic_path(name))
+            self._registry.remove_topic(name)
+        # A node without a value was created as the parent of another node while its topic was being deleted.
+        # The compare-and-set fails if another broker has deleted the topic and it was created again since.
+        left = [name for name in self._registry.empty if self._tree.swap(paths.topic_path(name), b"", _REMOVED)]
+        for name in left:
+            self._registry.remove_topic(name)
+        return bool(requested or left)
+
+    def _write_states(self) -> None:
+        """Write each partition's leader into its state, -1 while the leader is down; the leader epoch is always 0."""
+        registry = self._registry
+        states: dict[_Partition, tuple[int, list[int]]] = {}
+        for topic in registry.topics.values():
+            for partition, replicas in topic.assignment.items():
+                leader = registry.leader(topic, partition)
+                states[topic.topic_id, topic.name, partition] = leader, replicas[:1]
+        self._leaders = {key: leader for key, leader in self._leaders.items() if key in states}
+        unknown = [key for key in states if key not in self._leaders]
+        values = self._tree.get_many([paths.partition_state_path(name, number) for _, name, number in unknown])
+        for key, value in zip(unknown, values, strict=True):
+            try:
+                if value:
+                    self._leaders[key] = paths.parse_partition_state(value).leader
+            except DecodeError as error:
+                _log.warning("%s; rewriting it", error)
+        for key, (leader, isr) in states.items():
+            if self._leaders.get(key) != leader:
+                _, name, number = key
+                self._put_state(name, number, leader, isr)
+                self._leaders[key] = leader
+
+    def _put_state(self, name: str, number: int, leader: int, isr: list[int]) -> None:
+        payload = paths.partition_state_payload(leader, isr, controller_epoch=self._epoch)
+        self._tree.put(paths.partition_state_path(name, number), payload)

@@ -1,0 +1,47 @@
+"""Nodes of the shared tree, whose values foreign tools may have written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from spark_klog.directories.tree import NodeExists, Tree
+from spark_klog.errors import DecodeError
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+def create_node(tree: Tree, path: str, value: bytes, *, ephemeral: bool = False) -> bool:
+    """Create a node; False if it exists."""
+    try:
+        tree.create(path, value, ephemeral=ephemeral)
+    except NodeExists:
+        return False
+    return True
+
+
+def replace_node(tree: Tree, path: str, before: bytes | None, value: bytes) -> bool:
+    """Write a node, or create it if `before` is None; False if its value is no longer `before`."""
+    return create_node(tree, path, value) if before is None else tree.swap(path, before, value)
+
+
+class NodeDecoder:
+    """Decodes values of nodes. Logs an error of a node only if it is not the last one logged for it."""
+
+    def __init__(self) -> None:
+        self._logged: dict[str, str] = {}
+
+    def decode(self, parse: Callable[[bytes, str], _T], value: bytes, path: str) -> _T | None:
+        """Decode a node's value; None if it does not decode, which is logged."""
+        try:
+            return parse(value, path)
+        except DecodeError as error:
+            self.log_error(path, str(error))
+            return None
+
+    def log_error(self, path: str, error: str) -> None:
+        if self._logged.get(path) != error:
+            self._logged[path] = error
+            _log.error("%s", error)

@@ -1,0 +1,377 @@
+"""Registry of live brokers and of topics, as the shared tree has them.
+
+Lookups are answered from memory. `refresh` reads the tree again, after a watch fired or before an unknown topic is
+refused. Methods that use the tree block: the server calls them in a thread. A node that does not decode, which a
+foreign tool may have written, is logged once and skipped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from uuid import UUID, uuid4
+
+from spark_klog.broker.metadata.nodes import NodeDecoder, create_node, replace_node
+from spark_klog.broker.metadata.registration import Registration
+from spark_klog.directories import paths
+from spark_klog.directories.offsets import OffsetDirectory
+from spark_klog.directories.tree import SESSION_SECONDS, Tree
+from spark_klog.errors import ConfigError, DirectoryError
+from spark_klog.log.directory import new_cluster_id
+from spark_klog.log.files.names import check_topic_name
+
+_log = logging.getLogger(__name__)
+#: Function from a topic's own settings to its new ones.
+Alter = Callable[[Mapping[str, str]], Mapping[str, str]]
+
+NO_LEADER = -1
+MAX_PARTITIONS = 10_000
+
+
+class TopicCollides(ConfigError):
+    """The name differs from another topic's only in '.' and '_', which Kafka's metrics do not distinguish."""
+
+
+class TopicExists(ConfigError):
+    """The topic exists already."""
+
+
+class UnknownTopic(ConfigError):
+    """The topic does not exist."""
+
+
+class InvalidPartitions(ConfigError):
+    """The topic can't have that number of partitions."""
+
+
+class InvalidAssignment(ConfigError):
+    """The partitions can't be assigned to these brokers."""
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A registered topic: replicas by partition, the first of which leads, and its own settings."""
+
+    name: str
+    topic_id: UUID
+    assignment: dict[int, list[int]]
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+class Nameless(NamedTuple):
+    """A topic whose node has no topic id: tools older than Kafka 2.8 write none.
+
+    `is_new`: a tool has just created it, since it has no partition states and has not grown; else a tool has altered
+    it. `topic_id` is its previous id, if known.
+    """
+
+    value: bytes
+    assignment: dict[int, list[int]]
+    is_new: bool
+    topic_id: UUID | None
+
+
+class Registry:
+    """This broker's view of the tree; its own entry there is `registration`."""
+
+    def __init__(self, tree: Tree, broker_id: int, session_seconds: float = SESSION_SECONDS) -> None:
+        self._tree = tree
+        self.broker_id = broker_id
+        self._decoder = NodeDecoder()
+        self.registration = Registration(tree, self._decoder, broker_id, session_seconds)
+        self.brokers: dict[int, list[paths.Endpoint]] = {}
+        self.topics: dict[str, Topic] = {}
+        #: Topic names by topic id.
+        self.names: dict[UUID, str] = {}
+        self.nameless: dict[str, Nameless] = {}
+        #: Topics whose node has no value, because they are being deleted.
+        self.empty: list[str] = []
+        #: Id of the broker that is registered as the controller.
+        self.controller: int | None = None
+        self._cluster_id: str | None = None
+        #: By topic: the node values that it was decoded from.
+        self._sources: dict[str, tuple[bytes, bytes | None]] = {}
+
+    def cluster_id(self, preferred: str | None) -> str:
+        """The cluster's id; if there is none yet, create it, from `preferred` if that is given."""
+        found = self._tree.get(paths.CLUSTER_ID_PATH)
+        if found is None:
+            create_node(self._tree, paths.CLUSTER_ID_PATH, paths.cluster_id_payload(preferred or new_cluster_id()))
+            found = self._tree.get(paths.CLUSTER_ID_PATH)
+        assert found is not None
+        self._cluster_id = paths.parse_cluster_id(found)
+        return self._cluster_id
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed` (from any thread) when brokers, topics, their settings or the controller may have changed."""
+        self._tree.watch("/", changed)  # /controller
+        self._tree.watch(paths.BROKER_IDS_PATH, changed)
+        self._tree.watch(paths.BROKER_TOPICS_PATH, changed, values=True)
+        self._tree.watch(paths.TOPIC_CONFIGS_PATH, changed, values=True)
+        self._tree.watch(paths.CONFIG_CHANGES_PATH, changed)
+        self._tree.watch(paths.DELETE_TOPICS_PATH, changed)
+
+    def refresh(self) -> None:
+        """Read everything again. Make one call at a time: a slow read must not overwrite a later one.
+
+        Raises `DirectoryError` if the tree belongs to another cluster or to none: a tree that is empty because its disk
+        is not mounted would look as if all topics had been deleted.
+        """
+        whose = self._tree.get(paths.CLUSTER_ID_PATH)
+        cluster_id = self._decoder.decode(paths.parse_cluster_id, whose, paths.CLUSTER_ID_PATH) if whose else None
+        if cluster_id != self._cluster_id:
+            there = f"cluster {cluster_id}" if cluster_id else "no cluster"
+            raise DirectoryError(
+                f"{paths.CLUSTER_ID_PATH} names {there}, this broker belongs to {self._cluster_id}: restore the "
+                "directories, or start the broker with the directories of its own cluster"
+            )
+        self.registration.keep()
+        brokers = {}
+        for name, value in self._values(paths.BROKER_IDS_PATH):
+            endpoints = self._decoder.decode(paths.parse_broker, value, f"{paths.BROKER_IDS_PATH}/{name}")
+            if endpoints is not None and name.isdecimal():
+                brokers[int(name)] = endpoints
+        controller = self._tree.get(paths.CONTROLLER_PATH)
+        self.controller = (
+            self._decoder.decode(paths.parse_controller, controller, paths.CONTROLLER_PATH) if controller else None
+        )
+        topics: dict[str, Topic] = {}
+        nameless: dict[str, Nameless] = {}
+        found = self._values(paths.BROKER_TOPICS_PATH)
+        configs = self._tree.get_many([paths.topic_config_path(name) for name, _ in found])
+        for (name, value), config in zip(found, configs, strict=True):
+            topic = self._topic(name, value, config, nameless)
+            if topic is not None:
+                topics[name] = topic
+        self.brokers, self.nameless = brokers, nameless
+        self._take_topics(topics)
+        self.empty = [name for name, value in found if not value]
+
+    def _take_topics(self, topics: dict[str, Topic]) -> None:
+        self.topics = topics
+        self.names = {topic.topic_id: name for name, topic in topics.items()}
+        self._sources = {name: source for name, source in self._sources.items() if name in topics}
+
+    def _values(self, path: str) -> list[tuple[str, bytes]]:
+        names = self._tree.children(path)
+        values = self._tree.get_many([f"{path}/{name}" for name in names])
+        return [(name, value) for name, value in zip(names, values, strict=True) if value is not None]
+
+    def _topic(self, name: str, value: bytes, config: bytes | None, nameless: dict[str, Nameless]) -> Topic | None:
+        path, known = paths.topic_path(name), self.topics.get(name)
+        if known is not None and self._sources.get(name) == (value, config):
+            return known
+        self._sources.pop(name, None)
+        try:
+            check_topic_name(name)
+        except ConfigError as error:
+            self._decoder.log_error(path, str(error))
+            return None
+        parsed = self._decoder.decode(paths.parse_topic, value, path) if value else None
+        if parsed is None:
+            return known  # the topic is being deleted, or its value will be repaired: keep its logs
+        assignment, topic_id = parsed
+        settings: Mapping[str, str] = {}
+        decoded: Mapping[str, str] | None = None
+        if config:
+            before = known.settings if known is not None else settings
+            decoded = self._decoder.decode(paths.parse_topic_config, config, paths.topic_config_path(name))
+            settings = before if decoded is None else decoded
+        if topic_id is None:
+            # a tool that alters a topic adds partitions; the topic's states may not have been written yet
+            has_grown = known is not None and _has_grown(known.assignment, assignment)
+            is_new = not has_grown and not self._tree.children(paths.partitions_path(name))
+            topic_id = known.topic_id if known is not None and not is_new else None
+            nameless[name] = Nameless(value, assignment, is_new, topic_id)
+            if topic_id is None:
+                return None
+        elif not config or decoded is not None:
+            self._sources[name] = value, config
+        return Topic(name, topic_id, assignment, settings)
+
+    def addresses(self, listener: str) -> dict[int, tuple[str, int]]:
+        """Host and port by broker id, for clients of that listener; brokers without the listener are left out."""
+        return {
+            broker_id: (endpoint.host, endpoint.port)
+            for broker_id, endpoints in sorted(self.brokers.items())
+            for endpoint in endpoints
+            if endpoint.listener == listener
+        }
+
+    def leader(self, topic: Topic, partition: int) -> int:
+        """The leader's broker id, NO_LEADER if that broker is down."""
+        replicas = topic.assignment.get(partition) or [NO_LEADER]
+        return replicas[0] if replicas[0] in self.brokers else NO_LEADER
+
+    def leader_of(self, name: str, partition: int) -> int:
+        """The leader's broker id of a partition; NO_LEADER if the partition does not exist or its leader is down."""
+        topic = self.topics.get(name)
+        return NO_LEADER if topic is None else self.leader(topic, partition)
+
+    def key(self, topic: str, topic_id: UUID, partition: int) -> tuple[str, int]:
+        """(topic name, partition); the topic is given by name, or by id if the name is empty."""
+        return topic or self.names.get(topic_id, ""), partition
+
+    def leads(self, topic: str, partition: int) -> bool | None:
+        """Whether this broker leads the partition; None if the partition does not exist."""
+        found = self.topics.get(topic)
+        if found is None or partition not in found.assignment:
+            return None
+        return found.assignment[partition][:1] == [self.broker_id]
+
+    @property
+    def controller_id(self) -> int:
+        """The broker to which clients send topic changes; any broker can make them, so one is always named."""
+        return self.controller if self.controller in self.brokers else min(self.brokers, default=NO_LEADER)
+
+    def settings(self, name: str) -> dict[str, str]:
+        """The topic's own settings."""
+        topic = self.topics.get(name)
+        return dict(topic.settings) if topic is not None else {}
+
+    def assign(self, partitions: int) -> dict[int, list[int]]:
+        """Assign partitions to the live brokers in turn."""
+        brokers = sorted(self.brokers) or [self.broker_id]
+        shift = len(self.topics)
+        return {partition: [brokers[(partition + shift) % len(brokers)]] for partition in range(partitions)}
+
+    def check_collision(self, name: str) -> None:
+        """Raise `TopicCollides` if a new topic's name differs from another one only in '.' and '_'."""
+        if name not in self.topics and ("." in name or "_" in name):
+            unified = name.replace(".", "_")
+            others = [other for other in self.topics if other != name and other.replace(".", "_") == unified]
+            if others:
+                raise TopicCollides(f"topic '{name}' collides with existing topics: {', '.join(sorted(others))}")
+
+    def create_topic(
+        self,
+        name: str,
+        assignment: dict[int, list[int]],
+        settings: Mapping[str, str],
+        topic_id: UUID | None = None,
+    ) -> bool:
+        """Register a topic; False if it exists."""
+        path, payload = paths.topic_config_path(name), paths.topic_config_payload(settings)
+        while True:
+            before = self._tree.get(path)
+            if self._tree.get(paths.topic_path(name)) is not None:
+                return False
+            if replace_node(self._tree, path, before, payload):
+                break
+        if not create_node(self._tree, paths.topic_path(name), paths.topic_payload(assignment, topic_id or uuid4())):
+            if before is not None:
+                self._tree.swap(path, payload, before)  # another broker was faster: restore its settings
+            return False
+        create_node(self._tree, path, payload)  # the deletion of an earlier topic may have removed the settings
+        self._put_states(name, assignment)
+        # read only this topic: rereading all topics after each of a thousand creations would take minutes
+        value = self._tree.get(paths.topic_path(name))
+        config = self._tree.get(paths.topic_config_path(name))
+        topic = self._topic(name, value, config, {}) if value else None
+        if topic is not None:
+            self._take_topics(self.topics | {name: topic})
+        return topic is not None
+
+    def _put_states(self, name: str, assignment: Mapping[int, Sequence[int]]) -> None:
+        for partition, replicas in assignment.items():
+            payload = paths.partition_state_payload(replicas[0], replicas[:1])
+            self._tree.put(paths.partition_state_path(name, partition), payload)
+
+    def add_partitions(
+        self, name: str, count: int, assignment: Sequence[Sequence[int]] | None = None, *, validate_only: bool = False
+    ) -> None:
+        """Raise a topic's number of partitions to `count`; `assignment` has the replicas of each new partition.
+
+        With `validate_only` nothing is written. Raises `UnknownTopic`, `InvalidPartitions` or `InvalidAssignment`.
+        """
+        path = paths.topic_path(name)
+        while True:
+            value = self._tree.get(path)
+            if not value:
+                raise UnknownTopic(f"there is no topic {name}")
+            before, topic_id = paths.parse_topic(value, path)
+            if not len(before) < count <= MAX_PARTITIONS:
+                raise InvalidPartitions(
+                    f"topic {name} has {len(before)} partitions: the new number must be larger, and "
+                    f"{MAX_PARTITIONS} or less, not {count}"
+                )
+            new = self._new_partitions(before, count, assignment)
+            if validate_only:
+                return
+            known = self.topics.get(name)
+            topic_id = topic_id or (known.topic_id if known is not None else None)
+            if self._tree.swap(path, value, paths.topic_payload({**before, **new}, topic_id)):
+                break
+        self._put_states(name, new)
+        self.refresh()
+
+    def _new_partitions(
+        self, before: Mapping[int, Sequence[int]], count: int, assignment: Sequence[Sequence[int]] | None
+    ) -> dict[int, list[int]]:
+        numbers = range(len(before), count)
+        brokers = sorted(self.brokers) or [self.broker_id]
+        if assignment is None:
+            first = list(before.get(0, ()))[:1]
+            shift = brokers.index(first[0]) if first and first[0] in brokers else 0
+            return {number: [brokers[(number + shift) % len(brokers)]] for number in numbers}
+        if len(assignment) != len(numbers):
+            raise InvalidAssignment(f"{len(assignment)} assignments for {len(numbers)} new partitions")
+        for replicas in assignment:
+            if len(replicas) != 1 or replicas[0] not in brokers:
+                raise InvalidAssignment(
+                    f"assignment {list(replicas)}: there is no replication, it must be one live broker, of {brokers}"
+                )
+        return {number: list(replicas) for number, replicas in zip(numbers, assignment, strict=True)}
+
+    def alter_settings(self, name: str, alter: Alter, *, validate_only: bool = False) -> None:
+        """Replace the topic's own settings by `alter` of those in the tree.
+
+        With `validate_only` nothing is written. Raises `UnknownTopic`, and what `alter` raises.
+        """
+        path = paths.topic_config_path(name)
+        while True:
+            if not self._tree.get(paths.topic_path(name)):
+                raise UnknownTopic(f"there is no topic {name}")
+            value = self._tree.get(path)
+            known = self._decoder.decode(paths.parse_topic_config, value, path) if value else {}
+            settings = alter(self.settings(name) if known is None else known)
+            if validate_only:
+                return
+            if replace_node(self._tree, path, value, paths.topic_config_payload(settings)):
+                break
+        _log.info("topic %s now has the settings %s", name, dict(settings))
+        self.refresh()
+
+    def delete_topic(self, name: str, topic_id: UUID | None = None) -> None:
+        """Delete a topic as `remove_topic` does, and drop it here: rereading all topics after each would take minutes.
+
+        Raises `UnknownTopic` if `topic_id` is given and the topic has another id by now.
+        """
+        path = paths.topic_path(name)
+        if topic_id is not None:
+            value = self._tree.get(path)
+            now = self._decoder.decode(paths.parse_topic, value, path) if value else None
+            if now is None or now[1] not in (None, topic_id):
+                raise UnknownTopic(f"topic {name} is no longer the one of id {topic_id}")
+        self.remove_topic(name)
+        self._take_topics({other: topic for other, topic in self.topics.items() if other != name})
+
+    def remove_topic(self, name: str) -> None:
+        """Remove the topic's nodes, the deletion request last; missing nodes are no error."""
+        self._tree.delete(paths.topic_path(name))
+        if self._tree.get(paths.topic_path(name)) is None:  # else another broker has created it again
+            self._tree.delete(paths.topic_config_path(name))
+        self._tree.delete(paths.delete_topic_path(name))
+
+    def group_offsets(self, group: str) -> OffsetDirectory:
+        """Committed offsets of a group, in the place where consumers older than Kafka 0.9 keep them."""
+        return OffsetDirectory(self._tree, group)
+
+    def close(self) -> None:
+        self._tree.close()
+
+
+def _has_grown(before: Mapping[int, Sequence[int]], now: Mapping[int, Sequence[int]]) -> bool:
+    return len(now) > len(before) and all(now.get(partition) == replicas for partition, replicas in before.items())

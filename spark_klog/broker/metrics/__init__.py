@@ -1,0 +1,1 @@
+"""Counters, and the page that Prometheus reads."""

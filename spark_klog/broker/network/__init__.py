@@ -1,0 +1,1 @@
+"""Connections: accepting, frames, responses in order, limits on memory and time, shutdown."""

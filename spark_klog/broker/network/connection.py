@@ -1,0 +1,323 @@
+"""One client's connection: frames in, responses out in the order of the requests.
+
+Bytes are received straight into the buffer of their frame, which grows as they arrive: a huge length prefix allocates
+nothing. Bytes outside a partial frame are received into one buffer that all connections share. File ranges in a
+response are sent by sendfile, over TLS in pieces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import IO, Protocol, cast
+
+from spark_klog.broker.broker import Broker
+from spark_klog.broker.network.frame_memory import FrameMemory
+from spark_klog.broker.network.watchdog import Activity
+from spark_klog.broker.security.refusals import Refused
+from spark_klog.broker.security.session import Session
+from spark_klog.errors import DecodeError
+from spark_klog.log.segments.segment import FileRange
+from spark_klog.wire.frames import SIZE, frame_size
+from spark_klog.wire.primitives import Buffer, Writer
+
+_log = logging.getLogger(__name__)
+#: Size of the shared buffer, and minimum of a large frame's first buffer.
+SCRATCH_BYTES = 64 * 1024
+_MAX_QUEUED = 100
+#: For less, a copy is cheaper than setting up sendfile.
+_SENDFILE_FROM = 32 * 1024
+#: Bytes sent by one sendfile; after each the watchdog sees that the client reads.
+_SENDFILE_STEP = 1024 * 1024
+_TLS_STEP = 256 * 1024
+
+
+class AnswerCut(ConnectionError):
+    """Send these bytes, which may be part of a response, then close the connection."""
+
+    def __init__(self, sent: bytes) -> None:
+        super().__init__(f"closed after {len(sent)} bytes of a response")
+        self.sent = sent
+
+
+class Service(Protocol):
+    """The parts of the server that a connection uses."""
+
+    broker: Broker
+    connections: set[Connection]
+    frame_memory: FrameMemory
+    #: Shared receive buffer of `SCRATCH_BYTES`.
+    scratch: bytearray
+
+    def frame_limit(self, session: Session) -> int:
+        """The largest frame, in bytes, that the client may send now."""
+
+    async def answer(self, frame: bytearray, session: Session) -> Writer | None:
+        """The response to a request, or None; `DecodeError` and `Refused` close the connection."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """State of one connection; see the module. `gone` is called once, when the connection is lost."""
+
+    def __init__(self, server: Service, session: Session, gone: Callable[[], None]) -> None:
+        self._server, self.session, self._gone = server, session, gone
+        self._memory = server.frame_memory
+        self._rest = b""  # first bytes of an incomplete size prefix
+        self._frame: bytearray | None = None
+        self._frame_size = 0
+        self._frame_filled = 0
+        self._requests: deque[bytearray] = deque()
+        self._unsent: list[Buffer] = []
+        self._unsent_bytes = 0
+        self._is_flush_due = False
+        self._worker: asyncio.Task[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._waits_for_memory = False
+        self.was_made = False
+        self._is_finishing = False
+        now = time.monotonic()
+        self.activity = Activity(now, now)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self._worker is not None and not self._worker.done()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.was_made = True
+        if self.session.is_tls:
+            self.session.take_certificate(transport.get_extra_info("peercert"))
+        self._server.connections.add(self)
+        self._server.broker.metrics.connections += 1
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.connections.discard(self)
+        self._gone()
+        self._writable.set()
+        if self._worker is not None:
+            self._worker.cancel()
+        self._unsent, self._unsent_bytes = [], 0
+        self._drop_requests()
+        frame, self._frame = self._frame, None
+        self._memory.leave(self)
+        if frame is not None:
+            self._memory.give_back(len(frame))
+
+    def _drop_requests(self) -> None:
+        self._memory.give_back(sum(map(len, self._requests)))
+        self._requests.clear()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def finish(self) -> None:
+        """Stop reading; close after the requests received so far are answered. May be called again."""
+        self._is_finishing = True
+        self._transport.pause_reading()
+        if not self.is_busy:
+            self._close()
+
+    def log_dropped(self, reason: object) -> None:
+        """Log and count a connection that is closed because of the client's behaviour."""
+        _log.warning("%s: %s; closing the connection", self.session.peer, reason)
+        self._server.broker.metrics.connections_dropped += 1
+
+    def abort(self) -> None:
+        """Close the connection and drop unsent bytes.
+
+        The worker ends first. If the socket were closed during a sendfile, the loop would still watch its descriptor,
+        and the next connection with that descriptor would receive nothing.
+        """
+        if self._worker is None or self._worker.done():
+            self._transport.abort()
+        else:
+            self._worker.add_done_callback(lambda _: self._transport.abort())
+            self._worker.cancel()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._frame is not None:
+            return memoryview(self._frame)[self._frame_filled :]
+        return memoryview(self._server.scratch)[len(self._rest) :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.activity.active_at = time.monotonic()
+        if self._frame is not None:
+            self._frame_filled += nbytes
+            self._continue_frame()
+            return
+        try:
+            self._split(nbytes)
+        except DecodeError as error:
+            self.log_dropped(error)
+            self._transport.abort()
+
+    def _continue_frame(self) -> None:
+        assert self._frame is not None
+        if self._frame_filled == self._frame_size:
+            frame, self._frame = self._frame, None
+            self.activity.frame_since = None
+            self._memory.leave(self)
+            self._deliver(frame)
+        elif self._frame_filled == len(self._frame):
+            more = min(self._frame_size - self._frame_filled, self._frame_filled)
+            if not self._memory.ask(self, more):
+                self._waits_for_memory = True
+                self._pause_reading()
+                more = min(more, SCRATCH_BYTES)  # room for bytes that TLS has already read
+                self._memory.take(more)
+            grown = bytearray(self._frame_filled + more)
+            grown[: self._frame_filled] = self._frame
+            self._frame = grown
+
+    def memory_is_there(self) -> None:
+        self._waits_for_memory = False
+        self._resume_reading()
+
+    def _pause_reading(self) -> None:
+        self.activity.is_paused = True
+        self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        """Resume reading, unless memory is short, enough requests wait, or the connection is finishing."""
+        is_enough = len(self._requests) >= (_MAX_QUEUED if self._memory.used <= self._memory.limit else 1)
+        if self.activity.is_paused and not (self._waits_for_memory or is_enough or self._is_finishing):
+            self.activity.is_paused = False
+            self.activity.touch(time.monotonic())
+            self._transport.resume_reading()
+
+    def _split(self, received: int) -> None:
+        """Take all complete frames from the shared buffer; a partial frame gets its own buffer."""
+        filled = len(self._rest) + received
+        view = memoryview(self._server.scratch)
+        view[: len(self._rest)] = self._rest
+        position = 0
+        limit = self._server.frame_limit(self.session)
+        since = self.activity.frame_since
+        while filled - position >= SIZE.size:
+            size = frame_size(view[position : position + SIZE.size], limit)
+            position += SIZE.size
+            there = min(size, filled - position)
+            frame = bytearray(view[position : position + there])
+            position += there
+            if there == size:
+                self._memory.take(size)
+                self._deliver(frame)
+                since = None
+                continue
+            self._frame = bytearray(min(size, max(SCRATCH_BYTES, 2 * there)))
+            self._memory.take(len(self._frame))
+            self._frame[:there] = frame
+            self._frame_size, self._frame_filled = size, there
+            break
+        self._rest = bytes(view[position:filled])
+        has_begun = self._rest or self._frame is not None
+        self.activity.frame_since = (since or self.activity.active_at) if has_begun else None
+
+    def _deliver(self, frame: bytearray) -> None:
+        self._requests.append(frame)
+        if len(self._requests) >= _MAX_QUEUED or self._memory.used > self._memory.limit:
+            self._pause_reading()
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.get_running_loop().create_task(self._serve())
+
+    async def _serve(self) -> None:
+        try:
+            while self._requests:
+                frame = self._requests.popleft()
+                self._resume_reading()
+                try:
+                    response = await self._server.answer(frame, self.session)
+                finally:
+                    self._memory.give_back(len(frame))
+                if response is not None:
+                    await self._send(response)
+                if self.session.has_failed:
+                    self._close()
+                    return
+            if self._is_finishing:
+                self._close()
+        except (DecodeError, Refused) as error:
+            self.log_dropped(error)
+            self._close()
+        except AnswerCut as cut:
+            self._leave_unsent(cut.sent)
+            self._close()
+        except ConnectionError as error:
+            _log.debug("%s: %s", self.session.peer, error)
+            self._flush()
+            self._transport.abort()
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            _log.exception("%s: a request failed; closing the connection", self.session.peer)
+            self._close()
+
+    async def _send(self, response: Writer) -> None:
+        self.activity.sending_since = time.monotonic()
+        self._leave_unsent(SIZE.pack(len(response)))
+        for part in response.parts:
+            if isinstance(part, FileRange) and part.size >= _SENDFILE_FROM:
+                self._flush()
+                await self._send_file(part)
+            else:
+                self._leave_unsent(part.read() if isinstance(part, FileRange) else cast(Buffer, part))
+        if not self._requests or self._unsent_bytes >= SCRATCH_BYTES:
+            self._flush()
+        elif not self._is_flush_due:
+            # responses to requests already received are sent together, unless the next request has to wait
+            self._is_flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+        if not self._writable.is_set():
+            await self._writable.wait()
+        self.activity.touch(time.monotonic())
+        self.activity.sending_since = None
+
+    def _leave_unsent(self, part: Buffer) -> None:
+        self._unsent.append(part)
+        self._unsent_bytes += len(part)
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        if self._unsent:
+            self._transport.write(b"".join(self._unsent))
+            self._unsent, self._unsent_bytes = [], 0
+
+    def _close(self) -> None:
+        """Close after everything has been sent."""
+        self._flush()
+        self._transport.close()
+
+    async def _send_file(self, part: FileRange) -> None:
+        send = self._copy_file if self.session.is_tls else self._sendfile
+        left = part
+        while left.size:
+            sent = await send(left)
+            if not sent:
+                raise ConnectionError(f"{left.size} of {part.size} bytes are missing: a log file became shorter")
+            self.activity.sending_since = time.monotonic()
+            left = FileRange(left.file, left.position + sent, left.size - sent)
+
+    async def _sendfile(self, part: FileRange) -> int:
+        size = min(part.size, _SENDFILE_STEP)
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.sendfile(self._transport, cast("IO[bytes]", part.file), part.position, size)
+        except RuntimeError as error:
+            if self._transport.is_closing():  # asyncio raises no more specific error
+                raise ConnectionResetError("the client disconnected while its response was being sent") from error
+            raise
+
+    async def _copy_file(self, part: FileRange) -> int:
+        """Send a piece of a file over TLS, which has no sendfile."""
+        data = part.file.read_at(part.position, min(part.size, _TLS_STEP))
+        self._transport.write(data)
+        await self._writable.wait()
+        return len(data)

@@ -1,0 +1,127 @@
+"""Keeps the registry in line with the tree, and the logs in line with the registry.
+
+Other brokers and tools change the tree; `watch` follows them. Changes of this broker go through `change`. There is one
+read or change of the tree at a time: an older view must never replace a newer one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from spark_klog.broker.event_loop.background import BackgroundTasks, Rounds
+from spark_klog.broker.logs.topic_logs import TopicLogs
+from spark_klog.broker.metadata.controller import Controller
+from spark_klog.broker.metadata.registry import Registry
+from spark_klog.broker.metadata.topics_07 import Topics07
+from spark_klog.errors import DirectoryError
+
+_log = logging.getLogger(__name__)
+_LOOK_AGAIN_SECONDS = 0.05
+_T = TypeVar("_T")
+
+
+class RegistryFollower:
+    """See the module. `drop` is called with the name and the number of partitions of a topic that no longer exists."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        topic_logs: TopicLogs,
+        changes: BackgroundTasks,
+        drop: Callable[[str, int], None],
+        controller: Controller | None,
+        topics_07: Topics07 | None,
+    ) -> None:
+        self._registry, self._topic_logs, self._changes, self._drop = registry, topic_logs, changes, drop
+        self._controller, self._topics_07 = controller, topics_07
+        self._tree_lock = asyncio.Lock()
+        self._looked_again_at = -_LOOK_AGAIN_SECONDS
+
+    def start(self) -> None:
+        """Read the tree and create the logs; blocks during the requests to the tree."""
+        self._read_tree()
+        self._topic_logs.follow_now()
+
+    def watch(self) -> None:
+        """Follow changes of the tree by other brokers and tools."""
+        loop = asyncio.get_running_loop()
+        is_due, rounds = False, Rounds()
+
+        async def follow() -> None:
+            nonlocal is_due
+            await rounds.rest()  # limits the rate, for example while many topics are created one by one
+            async with self._tree_lock:
+                is_due = False  # later changes need another round
+                with rounds.measured():
+                    await self._refresh()
+            await self._topic_logs.follow()
+
+        def changed_in_loop() -> None:
+            nonlocal is_due
+            if not is_due:
+                is_due = True
+                self._changes.start(follow())
+
+        def changed() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(changed_in_loop)
+
+        self._registry.watch(changed)
+        if self._controller is not None:
+            changed_in_loop()  # the shared tree may have changed since `start` read it
+
+    async def refresh(self) -> None:
+        """Read the tree again, create logs of new partitions, and remove those of deleted topics."""
+        await self._changes.finish(self._refresh_and_follow())
+
+    async def look_again(self) -> None:
+        """Refresh because a name is unknown; limited in rate, since a request may have many unknown names."""
+        now = time.monotonic()
+        if now - self._looked_again_at >= _LOOK_AGAIN_SECONDS:
+            self._looked_again_at = now
+            await self._changes.finish(self._refresh_and_follow(waits=False))
+
+    async def change(self, work: Callable[[], _T]) -> _T:
+        """Read or change the tree in a thread, then drop topics that are gone. The caller makes the logs follow."""
+        async with self._tree_lock:
+            return await self._in_tree(work)
+
+    async def _refresh_and_follow(self, *, waits: bool = True) -> None:
+        async with self._tree_lock:
+            await self._refresh()
+        if waits or not self._topic_logs.is_busy:
+            await self._topic_logs.follow()
+        else:
+            self._changes.start(self._topic_logs.follow())
+
+    async def _refresh(self) -> None:
+        try:
+            await self._in_tree(self._follow_tree)
+        except DirectoryError as error:
+            _log.error("reading the directories failed; answering from the last view of them: %s", error)
+        except Exception:
+            _log.exception("reading the directories failed; answering from the last view of them")
+
+    async def _in_tree(self, work: Callable[[], _T]) -> _T:
+        before = self._registry.topics
+        try:
+            return await asyncio.to_thread(work)
+        finally:
+            for name, topic in before.items():
+                now = self._registry.topics.get(name)
+                if now is None or now.topic_id != topic.topic_id:
+                    self._drop(name, len(topic.assignment))
+
+    def _follow_tree(self) -> None:
+        self._read_tree()
+        if self._topics_07 is not None:
+            self._topics_07.follow(self._registry.topics)
+
+    def _read_tree(self) -> None:
+        self._registry.refresh()
+        if self._controller is not None and self._controller.work():
+            self._registry.refresh()

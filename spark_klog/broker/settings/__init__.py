@@ -1,0 +1,1 @@
+"""Settings of brokers and topics, under Kafka's names."""

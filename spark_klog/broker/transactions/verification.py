@@ -1,0 +1,88 @@
+"""Verification of transactional batches (KIP-890): the leader of a partition asks the transaction's coordinator."""
+
+from __future__ import annotations
+
+import logging
+
+from spark_klog.broker.transactions.coordinator import TransactionCoordinator
+from spark_klog.broker.transactions.host import TransactionHost
+from spark_klog.broker.transactions.peers import UNANSWERED, ask, peer_address
+from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch, TopicPartition
+from spark_klog.errors import DirectoryError, ErrorCode
+from spark_klog.log.partition_log import PartitionLog
+from spark_klog.protocol.apis import ADD_PARTITIONS_TO_TXN
+
+_log = logging.getLogger(__name__)
+#: First version of AddPartitionsToTxn that brokers send each other.
+_BATCHED = 4
+#: Errors after which a broker that verifies a transaction must ask again.
+_PASSING = frozenset(
+    {
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+    }
+)
+
+
+class TransactionVerifier:
+    """Asks for the transactions of the partitions that this broker leads; `coordinator` has the ids of this broker."""
+
+    def __init__(self, broker: TransactionHost, coordinator: TransactionCoordinator) -> None:
+        self._broker = broker
+        self._coordinator = coordinator
+
+    async def may_append(
+        self, transactional_id: str, producer: ProducerIdAndEpoch, log: PartitionLog, *, of_offsets: bool = False
+    ) -> tuple[ErrorCode, str]:
+        """Check that a batch belongs to an ongoing transaction; returns (error, reason).
+
+        Only the first batch of a transaction in a log is verified. `older_clients` replaces TRANSACTION_ABORTABLE for
+        clients that do not know it.
+        """
+        key = log.topic, log.partition
+        while True:
+            known = log.producers.producers.get(producer.producer_id)
+            if known is not None and known.epoch == producer.epoch and known.is_in_transaction:
+                return ErrorCode.NONE, ""
+            ended = log.producers.ended_transactions
+            code = await self._verify(transactional_id, producer, key)
+            if ended == log.producers.ended_transactions:  # else a marker came meanwhile: the answer may be outdated
+                break
+        if code is ErrorCode.NONE:
+            return code, ""
+        reason = f"transaction {transactional_id!r} does not have {log.topic}-{log.partition}: {code.name}"
+        if code is ErrorCode.PRODUCER_FENCED:
+            return ErrorCode.INVALID_PRODUCER_EPOCH, reason
+        if code in _PASSING:  # an error that every client version knows and retries
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if of_offsets else ErrorCode.NOT_ENOUGH_REPLICAS, reason
+        return ErrorCode.TRANSACTION_ABORTABLE, reason
+
+    async def _verify(self, transactional_id: str, producer: ProducerIdAndEpoch, key: TopicPartition) -> ErrorCode:
+        try:
+            node, _ = await self._coordinator.find(transactional_id)
+        except DirectoryError:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if node == self._broker.config.broker_id:
+            return await self._coordinator.verify(transactional_id, producer, key)
+        entry = {
+            "transactional_id": transactional_id,
+            "producer_id": producer.producer_id,
+            "producer_epoch": producer.epoch,
+            "verify_only": True,
+            "topics": [{"name": key[0], "partitions": [key[1]]}],
+        }
+        try:
+            address = peer_address(self._broker.registry, node)
+            answer = await ask(address, ADD_PARTITIONS_TO_TXN, _BATCHED, {"transactions": [entry]})
+        except UNANSWERED as error:
+            _log.warning("broker %d can't be asked for transaction %s: %s", node, transactional_id, error)
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        results = [
+            ErrorCode(entry["partition_error_code"])
+            for result in answer["results_by_transaction"]
+            for topic in result["topic_results"]
+            for entry in topic["results_by_partition"]
+        ]
+        return results[0] if results else ErrorCode(answer["error_code"])
