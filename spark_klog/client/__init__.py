@@ -1,1 +1,70 @@
-"""The client: connections, cluster metadata, fetcher, producer, offsets, admin."""
+"""The client: connections, cluster metadata, fetcher, consumer, producer, offsets, admin.
+
+Public names are imported at first use, so that importing this package is cheap.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_klog.client.admin.admin import Admin
+    from spark_klog.client.admin.configs import Append, ConfigResource, Subtract
+    from spark_klog.client.admin.outcomes import Outcomes
+    from spark_klog.client.admin.topics import NewTopic
+    from spark_klog.client.admin.users import Acl, AclFilter, ScramCredential, ScramDeletion
+    from spark_klog.client.consumer.consumer import Consumer
+    from spark_klog.client.consumer.records import ConsumerRecord
+    from spark_klog.client.consumer.subscription import RebalanceListener
+    from spark_klog.client.delivery.receipts import Delivery, RecordMetadata
+    from spark_klog.client.offsets import Committed, GroupMetadata
+    from spark_klog.client.producer import Producer
+
+__all__ = [
+    "Acl",
+    "AclFilter",
+    "Admin",
+    "Append",
+    "Committed",
+    "ConfigResource",
+    "Consumer",
+    "ConsumerRecord",
+    "Delivery",
+    "GroupMetadata",
+    "NewTopic",
+    "Outcomes",
+    "Producer",
+    "RebalanceListener",
+    "RecordMetadata",
+    "ScramCredential",
+    "ScramDeletion",
+    "Subtract",
+]
+
+_PUBLIC = {
+    "Acl": "spark_klog.client.admin.users",
+    "AclFilter": "spark_klog.client.admin.users",
+    "Admin": "spark_klog.client.admin.admin",
+    "Append": "spark_klog.client.admin.configs",
+    "Committed": "spark_klog.client.offsets",
+    "ConfigResource": "spark_klog.client.admin.configs",
+    "Consumer": "spark_klog.client.consumer.consumer",
+    "ConsumerRecord": "spark_klog.client.consumer.records",
+    "Delivery": "spark_klog.client.delivery.receipts",
+    "GroupMetadata": "spark_klog.client.offsets",
+    "NewTopic": "spark_klog.client.admin.topics",
+    "Outcomes": "spark_klog.client.admin.outcomes",
+    "Producer": "spark_klog.client.producer",
+    "RebalanceListener": "spark_klog.client.consumer.subscription",
+    "RecordMetadata": "spark_klog.client.delivery.receipts",
+    "ScramCredential": "spark_klog.client.admin.users",
+    "ScramDeletion": "spark_klog.client.admin.users",
+    "Subtract": "spark_klog.client.admin.configs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)

@@ -1,7 +1,7 @@
-"""What a client makes of responses: whether they are what was asked for, and of each error code what to do.
+"""Checks of responses: that they match the request, and what to do about each error code.
 
-Kafka's protocol guide lists the codes and says which can be retried; `errors.REMEDIES` holds that. `_BY_API` is where
-an API differs, as Kafka's own clients handle it.
+Kafka's protocol guide lists the codes and which of them can be retried; `errors.REMEDIES` holds that. `_BY_API` has the
+exceptions for single APIs, as in Kafka's own clients.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable
 from typing import TypeVar
 
-from spark_klog.errors import DecodeError, ErrorCode, ProtocolError, Remedy
-from spark_klog.protocol.apis import CREATE_PARTITIONS, DELETE_TOPICS, FETCH
+from spark_klog.error_codes import Remedy
+from spark_klog.errors import DecodeError, ErrorCode, ProtocolError
+from spark_klog.protocol.apis import CREATE_PARTITIONS, DELETE_TOPICS, FETCH, INIT_PRODUCER_ID, METADATA
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
 
@@ -18,23 +19,37 @@ _K = TypeVar("_K", bound=Hashable)
 
 _BY_API: dict[int, dict[ErrorCode, Remedy]] = {
     FETCH.key: {
-        # the broker can't read its own log; another attempt would read the same bytes
+        # the broker can't read its own log; a retry would read the same bytes
         ErrorCode.CORRUPT_MESSAGE: Remedy.FAIL,
         ErrorCode.UNKNOWN_SERVER_ERROR: Remedy.RETRY,
-        # unless the leader, asked for its offsets, does not have the one wanted
+        # the fetcher asks the leader for its offsets before it gives up
         ErrorCode.OFFSET_OUT_OF_RANGE: Remedy.REFRESH,
     },
-    # the controller is asked: what it does not know does not exist
+    # the controller answers: a topic that it does not know does not exist
     DELETE_TOPICS.key: {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: Remedy.FAIL},
     CREATE_PARTITIONS.key: {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: Remedy.FAIL},
 }
 
 
+#: What the user can do about an error, by API.
+_ADVICE: dict[int, dict[ErrorCode, str]] = {
+    METADATA.key: {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "the cluster has none of that name, check it or create the topic",
+        ErrorCode.INVALID_TOPIC_EXCEPTION: "no topic can have that name, 1 to 249 of a-z A-Z 0-9 . _ - are allowed",
+    },
+    INIT_PRODUCER_ID.key: {
+        ErrorCode.INVALID_TRANSACTION_TIMEOUT: "transaction.timeout.ms is larger than the broker's "
+        "transaction.max.timeout.ms (15 minutes by default): lower the one or raise the other",
+    },
+}
+
+
 def answer_error(api: Api, code: int, what: str) -> ProtocolError:
-    """The error for a code in the response to an API's request, with what to do about it."""
+    """The error for a code in an API's response, with its remedy and advice."""
     error = ProtocolError(code, what)
     remedy = _BY_API.get(api.key, {}).get(error.code)
-    return error if remedy is None else ProtocolError(code, what, remedy)
+    advice = _ADVICE.get(api.key, {}).get(error.code, "")
+    return ProtocolError(code, what, remedy, advice) if remedy is not None or advice else error
 
 
 def check_code(api: Api, code: int, what: str) -> None:
@@ -46,10 +61,10 @@ def check_code(api: Api, code: int, what: str) -> None:
 def by_key(
     api: Api, answer: Message, entries: Iterable[tuple[_K, Message]], wanted: Collection[_K]
 ) -> dict[_K, Message]:
-    """The entries of a response, exactly one for each key that was asked for.
+    """The entries of a response by key, exactly one for each key in `wanted`.
 
-    A broker whose quota is used up may answer with none of them and a time to wait: that is the retriable
-    `ProtocolError` THROTTLING_QUOTA_EXCEEDED. `DecodeError` for any other difference.
+    A broker whose quota is used up may respond with no entries and a throttle time: this raises the retriable
+    `ProtocolError` THROTTLING_QUOTA_EXCEEDED. Any other difference raises `DecodeError`.
     """
     found: dict[_K, Message] = {}
     asked = frozenset(wanted)
@@ -66,7 +81,7 @@ def by_key(
 
 
 def worst(failures: Collection[Exception]) -> Exception:
-    """The first failure that another attempt would not mend, or else the first."""
+    """The first failure that can't be retried, or else the first failure."""
     final = [error for error in failures if isinstance(error, ProtocolError) and not error.retriable]
     return next(iter([*final, *failures]))
 

@@ -1,7 +1,7 @@
-"""The cluster as a client sees it: brokers, leaders, and connections to the brokers that are used.
+"""The cluster as a client sees it: brokers, leaders, and connections to brokers.
 
-A broker has two connections at most: one for records (Fetch, Produce), where a request may wait for as long as it asks
-to, and one for everything else, so that metadata, offsets and coordinators never wait behind records.
+Each broker has at most two connections: one for records (Fetch, Produce), whose requests may wait at the broker, and
+one for everything else, so that metadata, offsets and coordinators never wait behind records.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from spark_klog.client.answers import answer_error, check_code
-from spark_klog.client.backoff import Backoff
+from spark_klog.client.backoff import Backoff, shown_seconds
 from spark_klog.client.config import ClientConfig, client_config
 from spark_klog.client.connection import Connection, Handle, wait_until_ready
+from spark_klog.client.security.config import PLAINTEXT
+from spark_klog.error_codes import Remedy
 from spark_klog.errors import (
     ConnectionFailed,
     DecodeError,
     ErrorCode,
+    HandshakeInterrupted,
     KlogError,
     ProtocolError,
-    Remedy,
     RequestTimedOut,
 )
 from spark_klog.protocol.apis import METADATA
@@ -32,40 +34,49 @@ from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
 
 _log = logging.getLogger(__name__)
+#: With TLS or SASL, a cluster never reached before: fail after this many rounds in which all brokers closed the
+#: connection during the handshake. A restarting broker does so too, but usually the settings do not fit the port.
+_INTERRUPTED_ROUNDS = 5
+#: The first version of Metadata that does not create missing topics unless it is asked to.
+_FIRST_NOT_CREATING = 4
 _T = TypeVar("_T")
+_Key = TypeVar("_Key", tuple[str, int], tuple[str, int, int])
 TopicPartition = tuple[str, int]
-#: What is answered for a topic that does not exist.
+#: The errors of a topic that does not exist.
 UNKNOWN_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
 
 
 class Cluster:
-    """Metadata and connections. Not for several threads at once.
+    """Metadata and connections. Not thread-safe.
 
-    `attempt` is the way to talk to leaders: it asks for fresh metadata and tries again while the error is one that
-    passes, and gives the last error when `request.timeout.ms` is over. No call lasts longer than that, whatever it
-    asks, of however many brokers; `within` bounds several calls together.
+    Use `attempt` for requests to leaders: it refreshes metadata and retries while the error is retriable, and raises
+    the last error when `request.timeout.ms` is over. No call lasts longer than that, however many brokers it asks;
+    `within` bounds several calls together.
     """
 
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
         self._connections: dict[tuple[str, int], Connection] = {}
-        self._record_connections: dict[tuple[str, int], Connection] = {}
+        #: By address and node id: an answer's records stay in the connection's buffer, so nodes at one address (a port
+        #: forward, a load balancer) must not share one.
+        self._record_connections: dict[tuple[str, int, int], Connection] = {}
         self._brokers: dict[int, tuple[str, int]] = {}
         self._leaders: dict[TopicPartition, int] = {}
-        #: Addresses whose last request, of any connection, got no answer: they are asked last.
+        #: Addresses that did not answer their last request; `any_broker` asks them last.
         self._silent: set[tuple[str, int]] = set()
         self._deadline = math.inf
+        self._limit = "request.timeout.ms"
         self.controller_id = -1
-        #: As of the last metadata; brokers before 0.10.1 give none.
+        #: From the last metadata; None from brokers before 0.10.1.
         self.cluster_id: str | None = None
-        #: Ids of the topics, as of the last metadata; brokers before 2.8 give none.
+        #: Topic ids from metadata, by name; brokers before 2.8 have none.
         self.topic_ids: dict[str, UUID] = {}
 
     @classmethod
-    def connect(cls, settings: Mapping[str, str], prefix: str = "") -> Cluster:
-        """A cluster of settings by Kafka's names, reached once; `ConfigError`, `ConnectionFailed`.
+    def connect(cls, settings: Mapping[str, Any], prefix: str = "") -> Cluster:
+        """Make a cluster from settings by Kafka's names and connect to it once; `ConfigError`, `ConnectionFailed`.
 
-        `prefix` as of `client_config`.
+        `prefix`: see `client_config`.
         """
         cluster = cls(client_config(settings, prefix))
         try:
@@ -76,19 +87,26 @@ class Cluster:
         return cluster
 
     def metadata(self, topics: Collection[str] | None, *, create: bool = False) -> dict[str, Message]:
-        """Fresh metadata of the topics (None: of all) by name, unknown ones with their error code.
+        """Fetch metadata of the topics (None: all topics), by name; unknown topics have their error code.
 
-        With `create` a broker that is set so makes missing topics, as it does for any Kafka producer.
+        With `create`, brokers with auto.create.topics.enable create missing topics.
         """
-        request = {
-            "topics": None if topics is None else [{"name": topic} for topic in topics],
-            "allow_auto_topic_creation": create,
-        }
+
+        def request(version: int) -> Message:
+            # before version 4 naming a topic creates it
+            is_all = topics is None or bool(topics and not create and version < _FIRST_NOT_CREATING)
+            every: list[Message] | None = [] if version == 0 else None
+            names = every if is_all else [{"name": topic} for topic in topics or ()]
+            return {"topics": names, "allow_auto_topic_creation": create}
+
         answer = self._metadata_with_brokers(request)
         self._brokers = {entry["node_id"]: (entry["host"], entry["port"]) for entry in answer["brokers"]}
         addresses = {*self._brokers.values(), *self.config.bootstrap_servers}
         self._silent &= addresses
-        self._close_connections(keep=addresses)
+        for address in self._connections.keys() - addresses:
+            self._connections.pop(address).close()
+        for key in self._record_connections.keys() - {(*address, node) for node, address in self._brokers.items()}:
+            self._record_connections.pop(key).close()
         self.controller_id = answer["controller_id"]
         self.cluster_id = answer["cluster_id"]
         for topic in answer["topics"]:
@@ -96,28 +114,29 @@ class Cluster:
                 self.topic_ids[topic["name"]] = topic["topic_id"]
             for partition in topic["partitions"]:
                 self._leaders[topic["name"], partition["partition_index"]] = partition["leader_id"]
-        return {topic["name"]: topic for topic in answer["topics"]}
+        found = {topic["name"]: topic for topic in answer["topics"]}
+        return found if topics is None else {name: found[name] for name in topics if name in found}
 
-    def _metadata_with_brokers(self, request: Message) -> Message:
-        """A broker that has just started knows of no broker yet, nor of any topic: it is asked again."""
+    def _metadata_with_brokers(self, request: Callable[[int], Message]) -> Message:
+        """Fetch metadata, and retry while it names no broker: a broker that has just started knows none yet."""
         with self.within(self.config.request_timeout_ms) as deadline:
-            backoff = Backoff(self.config, deadline)
+            backoff = Backoff(self.config, deadline, self._limit)
             while True:
-                answer = self.any_broker(METADATA, lambda _: request)
+                answer = self.any_broker(METADATA, request)
                 check_code(METADATA, answer["error_code"], "metadata")
                 if answer["brokers"]:
                     return answer
-                backoff.pause(ConnectionFailed("a broker answers, but knows of no broker"))
+                backoff.pause(ConnectionFailed("a broker answers, but its metadata lists no brokers"))
 
     @property
     def nodes(self) -> list[int]:
-        """The brokers of the last metadata, by node id."""
+        """The node ids of the brokers in the last metadata, sorted."""
         return sorted(self._brokers)
 
     def partitions(
         self, topics: Collection[str], *, create: bool = False, missing_ok: bool = False
     ) -> dict[str, list[int]]:
-        """Partition numbers of each topic; `ProtocolError` for one that does not exist, unless that is `missing_ok`."""
+        """Partition numbers by topic. A missing topic is a `ProtocolError`, or is left out with `missing_ok`."""
         found = self.metadata(topics, create=create)
         result = {}
         for name in topics:
@@ -130,26 +149,26 @@ class Cluster:
         return result
 
     def any_broker(self, api: Api, message: Callable[[int], Message]) -> Message:
-        """Ask any broker: the connected ones first, then known ones, then those of bootstrap.servers.
+        """Send a request to any broker: connected ones first, then known ones, then bootstrap.servers.
 
-        Those that have not answered the last time come after all others.
-
-        `message` gives the request in a version; errors as of `Connection`, once request.timeout.ms is over.
+        Brokers that did not answer their last request come after all others. `message` makes the request for a version.
+        Raises what `Connection` raises, when request.timeout.ms is over.
         """
         with self.within(self.config.request_timeout_ms) as deadline:
-            # a cluster that was there may come back; one that never was is rather a wrong address
+            # a cluster that was reached before may come back; otherwise the address is probably wrong
             patience = math.inf if self._brokers else time.monotonic() + self.config.connect_timeout_ms / 1000
-            limit = "request.timeout.ms" if deadline <= patience else "socket.connection.setup.timeout.ms"
-            backoff = Backoff(self.config, min(deadline, patience), limit)
+            backoff = Backoff(self.config, deadline, self._limit, patience)
+            rounds = 0
             while True:
                 addresses = [*self._connections, *self._brokers.values(), *self.config.bootstrap_servers]
                 candidates = sorted(dict.fromkeys(addresses), key=self._silent.__contains__)
                 failures: list[str] = []
                 stranger: DecodeError | None = None
+                interrupted = 0
                 for number, address in enumerate(candidates):
                     left = max(0, deadline - time.monotonic())
                     try:
-                        # one that does not answer leaves time for the others
+                        # each address gets a share of the time, so that a silent one leaves time for the others
                         with self.within(1000 * left / (len(candidates) - number)) as share:
                             connection = self._open(self._connections, address)
                             answer = connection.request(api, message(connection.version_of(api)), deadline=share)
@@ -158,10 +177,14 @@ class Cluster:
                     except (ConnectionFailed, RequestTimedOut) as error:
                         self._silent.add(address)
                         failures.append(str(error))
-                    except DecodeError as error:  # another kind of server: the next address may be a broker's
+                        interrupted += isinstance(error, HandshakeInterrupted)
+                    except DecodeError as error:  # not a broker; the next address may be one
                         stranger = error
                 if stranger is not None and not failures:
                     raise stranger
+                rounds += interrupted == len(candidates)
+                if rounds == _INTERRUPTED_ROUNDS and not self._brokers and self.config.security.protocol != PLAINTEXT:
+                    raise HandshakeInterrupted("; ".join(failures))
                 backoff.pause(stranger or ConnectionFailed("; ".join(failures)))
 
     def leader(self, topic: str, partition: int) -> int:
@@ -172,18 +195,18 @@ class Cluster:
         return next(iter(leaders))
 
     def last_leader(self, topic: str, partition: int) -> int | None:
-        """The leader's node id as of the last metadata; None without a leader, or without such metadata."""
+        """The leader's node id in the last metadata; None if there is no leader or no such metadata."""
         node = self._leaders.get((topic, partition), -1)
         return None if node < 0 else node
 
     def forget_leader(self, topic: str, partition: int) -> None:
-        """Ask anew who leads this partition at the next use."""
+        """Forget this partition's leader; the next use fetches metadata."""
         self._leaders.pop((topic, partition), None)
 
     def by_leader(
         self, partitions: Iterable[TopicPartition]
     ) -> tuple[dict[int, dict[str, list[int]]], dict[TopicPartition, ProtocolError]]:
-        """Partitions grouped by leader and topic, and the error of each that is unknown or has no leader now."""
+        """Partitions by leader and topic, and the errors of partitions that are unknown or have no leader now."""
         wanted = list(partitions)
         unknown = {topic for topic, partition in wanted if self._leaders.get((topic, partition), -1) < 0}
         found = self.metadata(unknown) if unknown else {}
@@ -198,7 +221,7 @@ class Cluster:
         return groups, failures
 
     def _leader_error(self, topic: str, partition: int, found: Mapping[str, Message]) -> ProtocolError | None:
-        """Why a partition can't be asked for, after the metadata of topics with unknown leaders was `found`."""
+        """Why a partition has no leader; `found` is the metadata fetched for topics with unknown leaders."""
         if topic in found and (code := found[topic]["error_code"]) not in (0, ErrorCode.LEADER_NOT_AVAILABLE):
             return answer_error(METADATA, code, f"topic {topic}")
         node = self._leaders.get((topic, partition))
@@ -207,20 +230,26 @@ class Cluster:
         if topic not in found or not found[topic]["partitions"]:
             code = found[topic]["error_code"] if topic in found else 0
             return answer_error(METADATA, code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic}")
-        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if node is None else ErrorCode.LEADER_NOT_AVAILABLE
-        return answer_error(METADATA, code, f"partition {topic}-{partition}")
+        if node is None:
+            advice = f"topic {topic} has {len(found[topic]['partitions'])} partitions, numbered from 0"
+            what = f"partition {topic}-{partition}"
+            return ProtocolError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, what, advice=advice)
+        return answer_error(METADATA, ErrorCode.LEADER_NOT_AVAILABLE, f"partition {topic}-{partition}")
 
-    def _open(self, connections: dict[tuple[str, int], Connection], address: tuple[str, int]) -> Connection:
-        """The connection to an address, made at first use and when the one before is closed."""
-        there = self._begin(connections, address)
+    def _open(self, connections: dict[_Key, Connection], key: _Key) -> Connection:
+        """The open connection of a key, which begins with host and port; connect if there is none or it is closed."""
+        there = self._begin(connections, key)
         there.finish_opening()
         return there
 
-    def _begin(self, connections: dict[tuple[str, int], Connection], address: tuple[str, int]) -> Connection:
-        """As `_open`, but the connection may not be open yet."""
-        there = connections.get(address)
+    def _begin(self, connections: dict[_Key, Connection], key: _Key) -> Connection:
+        """Like `_open`, but the connection may not be open yet."""
+        there = connections.get(key)
         if there is None or not there.is_usable():
-            there = connections[address] = Connection(*address, self.config, self.deadline(), wait=False)
+            there = connections[key] = Connection(key[0], key[1], self.config, self.deadline(), wait=False)
+            there.is_proven = bool(self._brokers)
+        else:
+            there.renew(self.deadline())
         return there
 
     def _address(self, node: int) -> tuple[str, int]:
@@ -229,24 +258,28 @@ class Cluster:
         return self._brokers[node]
 
     def connection(self, node: int) -> Connection:
-        """The connection to a broker for records; `ConnectionFailed` if it is not known or not there."""
-        return self._open(self._record_connections, self._address(node))
+        """The connection to a broker for records; `ConnectionFailed` if it is unknown or can't be reached."""
+        return self._open(self._record_connections, (*self._address(node), node))
 
     def begin_connection(self, node: int) -> Connection:
-        """As `connection`, but without waiting: it may not be open yet, see `Connection.open_step`."""
-        return self._begin(self._record_connections, self._address(node))
+        """Like `connection`, but without waiting: it may not be open yet, see `Connection.open_step`."""
+        return self._begin(self._record_connections, (*self._address(node), node))
+
+    def plain_connection(self, node: int) -> Connection:
+        """The connection to a broker for everything but records; several requests may be in flight on it."""
+        return self._open(self._connections, self._address(node))
 
     def suspect(self, node: int) -> None:
-        """Ask this broker last when any broker will do: it has left a request without an answer."""
+        """Note that this broker did not answer a request; `any_broker` asks it last."""
         if node in self._brokers:
             self._silent.add(self._brokers[node])
 
     def request(self, node: int, api: Api, message: Message) -> Message:
-        """Ask a broker for anything but records; errors as of `Connection`."""
+        """Send a broker a request for anything but records; raises what `Connection` raises."""
         return self._open(self._connections, self._address(node)).request(api, message, deadline=self.deadline())
 
     def request_each(self, api: Api, messages: Mapping[int, Message]) -> dict[int, Message | KlogError]:
-        """Ask several brokers at once. Each has its answer or its error: one that is away keeps up no other."""
+        """Ask several brokers at once; each gets its answer or its error. A silent broker does not delay the others."""
         result: dict[int, Message | KlogError] = {}
         opening: dict[int, Connection] = {}
         under_way: dict[int, tuple[Connection, Handle]] = {}
@@ -276,7 +309,7 @@ class Cluster:
                         continue
                     else:
                         connection.close()
-                        late = f"broker {connection.address} did not answer within {now - begin:.1f} s"
+                        late = f"broker {connection.address} did not answer within {shown_seconds(now - begin)} s"
                         result[node] = RequestTimedOut(late)
                 except KlogError as error:
                     result[node] = error
@@ -288,42 +321,56 @@ class Cluster:
             wait_until_ready(waited, look_at - time.monotonic())
 
     def version_of(self, node: int, api: Api) -> int:
-        """The version in which `request` asks a broker; errors as of `Connection`."""
+        """The API version that `request` uses with a broker; raises what `Connection` raises."""
         return self._open(self._connections, self._address(node)).version_of(api)
 
-    def _close_connections(self, keep: Collection[tuple[str, int]] = ()) -> None:
-        for connections in (self._connections, self._record_connections):
-            for address in [address for address in connections if address not in keep]:
-                connections.pop(address).close()
-
     def forget_leaders(self) -> None:
-        """Ask anew who leads at the next use."""
+        """Forget all leaders and the controller; the next use fetches metadata."""
         self._leaders.clear()
         self.controller_id = -1
 
     def refresh_after(self, failure: KlogError) -> None:
-        """Forget what a failure shows to be outdated; call it before another attempt."""
+        """Forget leaders if the failure shows that they may be outdated; call it before a retry."""
         if not isinstance(failure, ProtocolError) or failure.remedy is Remedy.REFRESH:
             self.forget_leaders()
 
     def deadline(self) -> float:
-        """When a request that begins now has to have its answer, a reading of `time.monotonic`."""
+        """The deadline of a request that begins now, a reading of `time.monotonic`."""
         return min(self._deadline, time.monotonic() + self.config.request_timeout_ms / 1000)
 
     @contextmanager
-    def within(self, timeout_ms: float) -> Iterator[float]:
-        """Bound all requests of the block by one deadline, which it gives: this one or that of a block around it."""
-        outer = self._deadline
-        self._deadline = min(outer, time.monotonic() + timeout_ms / 1000)
+    def within(self, timeout_ms: float, limit: str = "request.timeout.ms") -> Iterator[float]:
+        """Bound all requests of the block by one deadline, and yield it: this one or an earlier one of an outer block.
+
+        `limit` is the name of the setting that the time comes from.
+        """
+        outer = self._deadline, self._limit
+        own = time.monotonic() + timeout_ms / 1000
+        if own < self._deadline:
+            self._deadline, self._limit = own, limit
         try:
             yield self._deadline
         finally:
-            self._deadline = outer
+            self._deadline, self._limit = outer
 
-    def attempt(self, action: Callable[[], _T], timeout_ms: int | None = None) -> _T:
-        """Run `action` until it succeeds or the time is over: errors that may pass are retried with fresh metadata."""
-        with self.within(timeout_ms or self.config.request_timeout_ms) as deadline:
-            backoff = Backoff(self.config, deadline)
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Free the requests of the block from the deadlines of outer blocks, and put those off by the time it takes."""
+        deadline, limit = self._deadline, self._limit
+        begin = time.monotonic()
+        self._deadline, self._limit = math.inf, "request.timeout.ms"
+        try:
+            yield
+        finally:
+            self._deadline, self._limit = deadline + time.monotonic() - begin, limit
+
+    def attempt(self, action: Callable[[], _T], timeout_ms: int | None = None, limit: str = "request.timeout.ms") -> _T:
+        """Run `action` until it succeeds or the time is over; retriable errors are retried with fresh metadata.
+
+        `limit`: see `within`.
+        """
+        with self.within(timeout_ms or self.config.request_timeout_ms, limit) as deadline:
+            backoff = Backoff(self.config, deadline, self._limit)
             while True:
                 try:
                     return action()
@@ -338,14 +385,17 @@ class Cluster:
                 self.refresh_after(failure)
 
     def controller(self) -> int:
-        """The broker that changes topics, with a connection to it."""
+        """The node id of the controller, after connecting to it."""
         if self.controller_id not in self._brokers:
             self.metadata([])
         self._open(self._connections, self._address(self.controller_id))
         return self.controller_id
 
     def close(self) -> None:
-        self._close_connections()
+        for connection in (*self._connections.values(), *self._record_connections.values()):
+            connection.close()
+        self._connections.clear()
+        self._record_connections.clear()
 
     def __enter__(self) -> Cluster:
         return self

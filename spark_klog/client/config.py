@@ -1,14 +1,18 @@
-"""Client settings by Kafka's names (without the prefix `kafka.` that Spark options have)."""
+"""Client settings by Kafka's names (without the prefix `kafka.` of Spark options)."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from spark_klog.client.security import settings as security_settings
+from spark_klog.client.security.config import PROTOCOLS, SecurityConfig
+from spark_klog.client.security.secrets import Settings, is_plain_name
 from spark_klog.errors import ConfigError
+from spark_klog.records.partitioning import KAFKAS, PARTITIONERS, Partitioning
 from spark_klog.wire.codecs import MAX_DECOMPRESSED, Codec, codec_by_name
 from spark_klog.wire.frames import MAX_FRAME
 
@@ -17,7 +21,8 @@ _ACKS = {"0": 0, "1": 1, "-1": -1, "all": -1}
 _TRUTH = {"true": True, "false": False}
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 _MAX_INT, _MAX_LONG = 0x7FFFFFFF, 0x7FFFFFFFFFFFFFFF
-#: The smallest and the largest value. Kafka's clients take 0 for all of them, too; a timeout of 0 lets no call succeed.
+#: The smallest and the largest value. Kafka's clients also accept 0 for the positive ones, but with a timeout of 0 no
+#: call can succeed.
 _NUMBERS = {
     "int": (0, _MAX_INT),
     "positive int": (1, _MAX_INT),
@@ -25,7 +30,10 @@ _NUMBERS = {
     "positive long": (1, _MAX_LONG),
 }
 
-#: Settings of Kafka's own clients that are known and have no effect here: replacing the format must be enough.
+#: The batches of a producer in each partition by which brokers recognise duplicates.
+_MOST_IDEMPOTENT = 5
+
+#: Settings of Kafka's own clients that are accepted and have no effect, so that users only have to replace the format.
 _WITHOUT_EFFECT = frozenset(
     [
         "allow.auto.create.topics",
@@ -49,9 +57,6 @@ _WITHOUT_EFFECT = frozenset(
         "interceptor.classes",
         "key.deserializer",
         "key.serializer",
-        "linger.ms",
-        "max.block.ms",
-        "max.in.flight.requests.per.connection",
         "max.poll.interval.ms",
         "max.poll.records",
         "metadata.max.age.ms",
@@ -73,20 +78,18 @@ _WITHOUT_EFFECT = frozenset(
         "session.timeout.ms",
         "share.acknowledgement.mode",
         "socket.connection.setup.timeout.max.ms",
-        "transaction.timeout.ms",
         "transaction.two.phase.commit.enable",
         "value.deserializer",
         "value.serializer",
     ]
-)
-#: Settings that decide where records go, or whether they count: to ignore them would do something else than was asked.
+).union(security_settings.WITHOUT_EFFECT)
+#: Settings that must not be ignored: that would silently do something else than the user asked for.
 _REFUSED = {
-    "transactional.id": "rows are written without transactions",
-    "partitioner.class": "give the rows a column partition instead",
     "config.providers": "settings are taken as they are written",
+    "oauth_cb": "set sasl.oauthbearer.provider=MODULE:FUNCTION instead",
 }
 
-#: Names that librdkafka has for settings of Kafka's, as kcat and confluent-kafka take them.
+#: librdkafka's names for Kafka's settings, used by kcat and confluent-kafka.
 _LIBRDKAFKAS = {
     "compression.codec": "compression.type",
     "fetch.message.max.bytes": "max.partition.fetch.bytes",
@@ -128,16 +131,24 @@ class ClientConfig:
     batch_size: int = _setting("batch.size", 256 * 1024, "int")
     max_request_size: int = _setting("max.request.size", 1024 * 1024, "int")
     buffer_memory: int = _setting("buffer.memory", 32 * 1024 * 1024, "long")
+    max_in_flight: int = _setting("max.in.flight.requests.per.connection", 5, "positive int")
+    partitioner: str | None = _setting("partitioner", None, "partitioner")
+    partitioner_class: str | None = _setting("partitioner.class", None, "partitioner")
+    partitioner_ignore_keys: bool = _setting("partitioner.ignore.keys", False, "boolean")
+    linger_ms: int = _setting("linger.ms", 5, "long")
     gzip_level: int | None = _setting("compression.gzip.level", None, "level")
     lz4_level: int | None = _setting("compression.lz4.level", None, "level")
     zstd_level: int | None = _setting("compression.zstd.level", None, "level")
     decompressed_max_bytes: int = _setting("decompressed.max.bytes", MAX_DECOMPRESSED, "positive int")
-    security_protocol: str = _setting("security.protocol", "PLAINTEXT", "security")
-    #: What stands before the names of settings where the user has written them.
+    max_block_ms: int = _setting("max.block.ms", 60_000, "positive long")
+    transactional_id: str | None = _setting("transactional.id", None, "text")
+    transaction_timeout_ms: int = _setting("transaction.timeout.ms", 60_000, "positive int")
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    #: The prefix of settings as the user wrote them.
     prefix: str = ""
 
     def named(self, name: str) -> str:
-        """A setting as the user writes it, for messages."""
+        """A setting's name as the user writes it, for messages."""
         return self.prefix + name
 
     @property
@@ -146,18 +157,26 @@ class ClientConfig:
 
     @property
     def compression_level(self) -> int | None:
-        """The level that is set for the codec, None for its default."""
+        """The configured level of the codec, None for its default."""
         levels = {"gzip": self.gzip_level, "lz4": self.lz4_level, "zstd": self.zstd_level}
         return levels.get(self.compression_type)
 
     @property
     def is_idempotent(self) -> bool:
-        """Whether a producer asks for an id: by default with acks=all, as Kafka's does."""
+        """Whether the producer is idempotent: the default with acks=all, as in Kafka."""
         return self.acks == _ACKS["all"] and self.enable_idempotence is not False
 
     @property
+    def partitioning(self) -> Partitioning:
+        """Where records without a partition go."""
+        if self.partitioner is not None:
+            return PARTITIONERS["partitioner"][self.partitioner]
+        found = KAFKAS if self.partitioner_class is None else PARTITIONERS["partitioner.class"][self.partitioner_class]
+        return replace(found, hash=None) if self.partitioner_ignore_keys else found
+
+    @property
     def response_max_bytes(self) -> int:
-        """The largest response that is taken."""
+        """The largest response that a connection accepts."""
         return max(MAX_FRAME, 2 * self.fetch_max_bytes)
 
 
@@ -165,20 +184,58 @@ _KNOWN = {item.metadata["name"]: item for item in fields(ClientConfig) if item.m
 _ELSEWHERE = frozenset({"bootstrap.servers", "group.id", "zookeeper.connect", "offsets.storage", "dual.commit.enabled"})
 
 
-def parse_bootstrap(text: str, name: str = "bootstrap.servers") -> tuple[tuple[str, int], ...]:
-    """(host, port) pairs of "HOST:PORT,HOST:PORT"; `ConfigError` where it is not that."""
+_SCHEME = re.compile(r"([0-9a-zA-Z._%-]*)://")
+
+
+def parse_bootstrap(text: str, name: str = "bootstrap.servers", protocol: str = "") -> tuple[tuple[str, int], ...]:
+    """Parse "HOST:PORT,HOST:PORT" to (host, port) pairs; `ConfigError` if it is malformed.
+
+    As Java's clients do, it drops a scheme before a host (`PLAINTEXT://`, or a listener's name); a protocol in it must
+    be `protocol` if that is given, as in librdkafka.
+    """
+    if "@" in text:
+        raise ConfigError(
+            f"{name} has a character @, and is not shown, as a password may be before it: write HOST:PORT, and set "
+            "sasl.username and sasl.password"
+        )
     servers = []
     for part in filter(None, (part.strip() for part in text.split(","))):
+        if scheme := _SCHEME.match(part):
+            part, found = part[scheme.end() :].rstrip("/"), scheme[1].upper()
+            if protocol and found in PROTOCOLS and found != protocol:
+                raise ConfigError(f"{name}: {scheme[0]}{part} contradicts security.protocol={protocol}: set {found}")
         host, colon, port = part.rpartition(":")
         if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ConfigError(f"{name}: {part!r} is not HOST:PORT")
         servers.append((host.strip("[]"), int(port)))
     if not servers:
-        raise ConfigError(f"{name} is empty: HOST:PORT[,HOST:PORT...] is wanted")
+        raise ConfigError(f"{name} is empty: set HOST:PORT[,HOST:PORT...]")
     return tuple(servers)
 
 
-def _value(kind: str, name: str, text: str) -> Any:
+def setting_texts(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """The settings' values as text; they may be str, int, float or bool, and bootstrap.servers a list or tuple of str.
+
+    `ConfigError` for other values, None among them, with the setting's name.
+    """
+    return Settings({name: _text(name, value, prefix) for name, value in settings.items()})
+
+
+def _text(name: str, value: Any, prefix: str) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | int | float):
+        return str(value)
+    if name == "bootstrap.servers" and isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+        return ",".join(value)
+    shown = prefix + name if is_plain_name(name) else "a setting"
+    if value is None:
+        raise ConfigError(f"{shown} is None: set a value, or leave the setting out")
+    raise ConfigError(f"{shown} is of type {type(value).__name__}: set text, a number, True or False")
+
+
+def parse_value(kind: str, name: str, text: str) -> Any:
+    """Parse a setting's value by its kind (see `ClientConfig`); `ConfigError` names the setting."""
     text = text.strip()
     if kind in _NUMBERS:
         smallest, largest = _NUMBERS[kind]
@@ -188,27 +245,31 @@ def _value(kind: str, name: str, text: str) -> Any:
     if kind == "boolean":
         truth = text.strip().lower()
         if truth not in _TRUTH:
-            raise ConfigError(f"{name}={text}: true or false is wanted")
+            raise ConfigError(f"{name}={text}: set true or false")
         return _TRUTH[truth]
     if kind == "isolation":
         if text not in (_READ_UNCOMMITTED, _READ_COMMITTED):
-            raise ConfigError(f"{name}={text}: {_READ_UNCOMMITTED} or {_READ_COMMITTED} is wanted")
+            raise ConfigError(f"{name}={text}: set {_READ_UNCOMMITTED} or {_READ_COMMITTED}")
         return int(text == _READ_COMMITTED)
     if kind == "acks":
         if text not in _ACKS:
-            raise ConfigError(f"{name}={text}: 0, 1, -1 or all is wanted")
+            raise ConfigError(f"{name}={text}: set 0, 1, -1 or all")
         return _ACKS[text]
     if kind == "level":
         try:
             level = int(text)
         except ValueError:
-            raise ConfigError(f"{name}={text}: a number is wanted") from None
+            raise ConfigError(f"{name}={text}: set a number") from None
         codec_by_name(name.split(".")[-2]).check_level(level)
         return level
+    if kind == "partitioner":
+        known = PARTITIONERS[name[name.index("partitioner") :]]
+        if text not in known:
+            names = ", ".join(known)
+            raise ConfigError(f"{name}={text}: set one of {names}, or give each record its partition")
+        return text
     if kind == "codec":
         return codec_by_name(text).name
-    if kind == "security" and text.upper() != "PLAINTEXT":
-        raise ConfigError(f"{name}={text} is not supported yet; PLAINTEXT is")
     return text
 
 
@@ -216,42 +277,76 @@ def _hint(name: str, prefix: str) -> str:
     """What to do about an unknown setting."""
     if name in _LIBRDKAFKAS:
         return f"it is librdkafka's, Kafka's name for it is {prefix}{_LIBRDKAFKAS[name]}"
-    close = difflib.get_close_matches(name, ["bootstrap.servers", *_KNOWN, *sorted(_WITHOUT_EFFECT)], 1, 0.85)
+    name = name.lower()
+    for other in (name, name.removeprefix("kafka."), name.replace("_", ".")):
+        if is_known(other):
+            return f"write {prefix}{other}"
+    known = [*sorted(_ELSEWHERE), *_KNOWN, *sorted(security_settings.NAMES), *sorted(_WITHOUT_EFFECT)]
+    close = difflib.get_close_matches(name, known, 1, 0.85)
     if close:
         return f"did you mean {prefix}{close[0]}?"
     return "remove it: only settings of Kafka's Java clients are known, not those of other clients"
 
 
 def without_effect(settings: Mapping[str, str]) -> list[str]:
-    """The names of those settings that `client_config` takes and ignores, sorted."""
+    """The names of the given settings that `client_config` accepts and ignores, sorted."""
     return sorted(name for name in settings if name in _WITHOUT_EFFECT)
 
 
-def client_config(settings: Mapping[str, str], prefix: str = "") -> ClientConfig:
+def is_known(name: str) -> bool:
+    """Whether `client_config` takes a setting of this name."""
+    return name in _KNOWN or name in _ELSEWHERE or name in _WITHOUT_EFFECT or name in security_settings.NAMES
+
+
+def check_names(settings: Mapping[str, Any], prefix: str = "") -> None:
+    """Raise `ConfigError` for a setting that is unknown or not supported; `prefix` as in `client_config`."""
+    for name in settings:
+        if is_known(name):
+            continue
+        why = _REFUSED.get(name) or security_settings.refusal(name)
+        if why is not None:
+            raise ConfigError(f"setting {prefix}{name} is not supported: {why}")
+        if not is_plain_name(name):
+            raise ConfigError(
+                f"unknown client setting, not shown as it may be a line of a key; {_hint(name, prefix)}. In a "
+                "properties file each line of PEM but the last ends with a backslash"
+            )
+        raise ConfigError(f"unknown client setting {prefix + name!r}; {_hint(name, prefix)}")
+
+
+def client_config(settings: Mapping[str, Any], prefix: str = "") -> ClientConfig:
     """Parse settings by Kafka's names; `ConfigError` for an unknown name, a bad value, or no bootstrap.servers.
 
-    `prefix` is what the user has written before the names, for messages.
+    Values are as of `setting_texts`. `prefix` is the prefix that the user wrote before the names, for messages.
     """
+    check_names(settings, prefix)
     if "bootstrap.servers" not in settings:
-        raise ConfigError(f"{prefix}bootstrap.servers is not set: HOST:PORT[,HOST:PORT...] of a broker is wanted")
-    servers = parse_bootstrap(settings["bootstrap.servers"], f"{prefix}bootstrap.servers")
-    values: dict[str, Any] = {"bootstrap_servers": servers, "prefix": prefix}
-    for name, text in settings.items():
-        typed = prefix + name
-        if name in _KNOWN:
-            item = _KNOWN[name]
-            values[item.name] = _value(item.metadata["kind"], typed, text)
-        elif name in _REFUSED:
-            raise ConfigError(f"setting {typed} is not supported: {_REFUSED[name]}")
-        elif name == "partitioner.ignore.keys":
-            if text.strip().lower() != "false":
-                raise ConfigError(f"setting {typed}={text} is not supported: give the rows a column partition instead")
-        elif name.startswith(("sasl.", "ssl.", "security.providers")):
-            raise ConfigError(f"setting {typed}: TLS and SASL are not supported yet")
-        elif name not in _ELSEWHERE and name not in _WITHOUT_EFFECT:
-            raise ConfigError(f"unknown client setting {typed!r}; {_hint(name, prefix)}")
-    config = ClientConfig(**values)
+        raise ConfigError(f"{prefix}bootstrap.servers is required: set HOST:PORT[,HOST:PORT...]")
+    settings = setting_texts(settings, prefix)
+    security = security_settings.security_config(settings, prefix)
+    named = f"{prefix}bootstrap.servers"
+    values: dict[str, Any] = {
+        "bootstrap_servers": parse_bootstrap(settings["bootstrap.servers"], named, security.protocol),
+        "prefix": prefix,
+    }
+    for name, item in _KNOWN.items():
+        if name in settings:
+            values[item.name] = parse_value(item.metadata["kind"], prefix + name, settings[name])
+    config = ClientConfig(**values, security=security)
     if config.enable_idempotence and not config.is_idempotent:
         acks = f"{prefix}acks={settings['acks']}"
         raise ConfigError(f"{prefix}enable.idempotence=true needs {prefix}acks=all, not {acks}")
+    if config.is_idempotent and config.max_in_flight > _MOST_IDEMPOTENT:
+        typed = f"{prefix}max.in.flight.requests.per.connection={config.max_in_flight}"
+        raise ConfigError(
+            f"{typed}: set at most {_MOST_IDEMPOTENT}, as brokers recognise duplicates among a producer's last "
+            f"{_MOST_IDEMPOTENT} batches, or {prefix}enable.idempotence=false"
+        )
+    if config.partitioner is not None and (config.partitioner_class is not None or config.partitioner_ignore_keys):
+        raise ConfigError(
+            f"{prefix}partitioner is librdkafka's, {prefix}partitioner.class and {prefix}partitioner.ignore.keys are "
+            "Kafka's: set one of them"
+        )
+    if config.transactional_id is not None and not (config.transactional_id and config.is_idempotent):
+        raise ConfigError(f"{prefix}transactional.id needs a name, {prefix}acks=all and idempotence")
     return config

@@ -1,7 +1,7 @@
-"""One connection to one broker. Several requests may be under way; each gets the response with its correlation id.
+"""One connection to one broker. Several requests may be in flight; correlation ids match responses to them.
 
-Every step can be taken without waiting, too: `open_step`, `send` with `wait=False`, and `poll`. Who talks to several
-brokers then waits for all of them (`wait_until_ready`), and one that is silent holds up no other.
+Each step also works without blocking: `open_step`, `send` with `wait=False`, and `poll`. A caller with several brokers
+waits for all of them at once (`wait_until_ready`), so that a silent one does not delay the others.
 """
 
 from __future__ import annotations
@@ -15,29 +15,26 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from spark_klog.client.answers import check_code
+from spark_klog.client.api_versions import ApiVersions
+from spark_klog.client.backoff import shown_seconds
 from spark_klog.client.config import ClientConfig
 from spark_klog.client.dial import Dial
-from spark_klog.errors import (
-    ConnectionFailed,
-    DecodeError,
-    RequestTimedOut,
-    UnsupportedVersionError,
-)
-from spark_klog.protocol.apis import API_VERSIONS, FETCH, PRODUCE
+from spark_klog.client.frame_stream import FrameStream
+from spark_klog.client.interrupts import closing_if_interrupted
+from spark_klog.client.security.exchange import SaslExchange
+from spark_klog.client.security.hints import closed_early, security_error
+from spark_klog.errors import ConnectionFailed, DecodeError, RequestTimedOut
+from spark_klog.protocol.apis import API_VERSIONS
 from spark_klog.protocol.codec import Message, decode_response, encode_request
 from spark_klog.protocol.schema import Api
-from spark_klog.wire.frames import SIZE, frame_size
+from spark_klog.wire.frames import SIZE
 
 _log = logging.getLogger(__name__)
-_FIRST_BUFFER = 64 * 1024
-_RECEIVE_BUFFER = 4 * 1024 * 1024
-#: Later versions want the topics' ids; only fetches of a known topic have them.
-_LAST = {PRODUCE.key: 12, FETCH.key: 12}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handle:
-    """A request under way on one connection."""
+    """A request in flight on one connection."""
 
     correlation_id: int
     api: Api
@@ -45,15 +42,15 @@ class Handle:
 
 
 class Connection:
-    """A connected, negotiated socket. Not for several threads at once.
+    """A connected, negotiated socket. Not thread-safe.
 
-    With `wait=False` it is neither yet: `open_step` makes it so, and so do calls that wait, at their first use.
-    `send` returns a handle, `receive` the response to it, whatever else is under way. Deadlines are readings of
-    `time.monotonic`, by default request.timeout.ms from the call on. They are for the whole call: a response that
-    arrives byte by byte does not extend them.
+    With `wait=False` the constructor only begins to connect; call `open_step` or `finish_opening` to complete it.
+    `send` returns a handle, `receive` the response to it, whatever else is in flight. Deadlines are readings of
+    `time.monotonic`, by default request.timeout.ms after the call, and hold for the whole call.
 
-    Errors: `ConnectionFailed` if the broker can't be reached or closes the connection, `RequestTimedOut`, `DecodeError`
-    for a response that does not decode or that nobody asked for. After any of them the connection is closed.
+    Errors, after which the connection is closed: `ConnectionFailed` if the broker can't be reached or closes it,
+    `RequestTimedOut`, `DecodeError` for a malformed or unexpected response, `AuthenticationError` if TLS or SASL fails.
+    An interrupt (Ctrl-C) in a call closes it too.
     """
 
     def __init__(
@@ -63,24 +60,22 @@ class Connection:
         self._config = config
         self._pending: dict[int, Handle] = {}
         self._forgotten: set[int] = set()
-        #: Responses that arrived while another one was waited for.
+        #: Responses that arrived while the connection waited for another one.
         self._arrived: dict[int, bytes] = {}
         self._arrived_bytes = 0
         self._correlation_id = 0
-        #: Until when the broker's quota asks for silence (KIP-219).
+        #: End of the broker's throttling (KIP-219), a reading of `time.monotonic`.
         self._throttled_until = 0.0
-        self._buffer = bytearray(_FIRST_BUFFER)
-        #: The response that is arriving: its size once that is known, and how much is in the buffer.
-        self._size: int | None = None
-        self._filled = 0
-        #: What could not be sent yet without waiting.
-        self._unsent = bytearray()
-        self._versions: dict[int, tuple[int, int]] = {}
+        self._versions = ApiVersions(self.address)
         self._open_until = self._default_deadline() if deadline is None else deadline
         connect_until = time.monotonic() + config.connect_timeout_ms / 1000
-        self._socket: socket.socket | Dial = Dial(host, port, min(self._open_until, connect_until))
+        dial = Dial(host, port, min(self._open_until, connect_until), config.security.tls)
+        self._transport: Dial | FrameStream = dial
+        self._sasl = SaslExchange(config.security, self.address) if config.security.sasl is not None else None
+        #: The negotiation's request in flight, see `_next_of_negotiation`.
         self._negotiation: Handle | None = None
-        self._is_open = False
+        #: `is_proven`: a broker has answered with these settings, so that no error hints at them.
+        self._is_open = self.is_proven = False
         if wait:
             self.finish_opening()
 
@@ -88,89 +83,109 @@ class Connection:
         return time.monotonic() + self._config.request_timeout_ms / 1000
 
     def finish_opening(self) -> None:
-        """Wait until the connection is open, if it is not."""
+        """Wait until the connection is open."""
         if self._is_open:
             return
         self._check_open()
         try:
-            if isinstance(self._socket, Dial):
-                self._begin_negotiation(self._socket.finish())
-            assert self._negotiation is not None
-            self._end_negotiation(self._negotiation, self._open_until)
+            if isinstance(self._transport, Dial):
+                self._begin_negotiation(self._transport.finish())
+            while self._negotiation is not None:
+                self._next_of_negotiation(self._negotiation, self._open_until)
         except BaseException:
             self.close()
             raise
 
     def open_step(self) -> bool:
-        """Whether the connection is open, after what can be done for it without waiting; errors as of a request."""
+        """Do what can be done without waiting; return whether the connection is open. Raises what a request raises."""
         if self._is_open:
             return True
         self._check_open()
         try:
-            if isinstance(self._socket, Dial):
-                connected = self._socket.step()
+            if isinstance(self._transport, Dial):
+                connected = self._transport.step()
                 if connected is None:
                     return False
                 self._begin_negotiation(connected)
-            assert self._negotiation is not None
-            if self.poll(self._negotiation):
-                self._end_negotiation(self._negotiation, self._open_until)
-            elif time.monotonic() >= self._open_until:
-                raise RequestTimedOut(f"broker {self.address} did not answer in time")
+            while self._negotiation is not None:
+                if self.poll(self._negotiation):
+                    self._next_of_negotiation(self._negotiation, self._open_until)
+                elif time.monotonic() >= self._open_until:
+                    raise RequestTimedOut(f"broker {self.address} did not answer in time")
+                else:
+                    break
         except BaseException:
             self.close()
             raise
         return self._is_open
 
     def _begin_negotiation(self, connected: socket.socket) -> None:
-        self._socket = connected
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
+        self._transport = FrameStream(connected, self._config.response_max_bytes)
         self._negotiation = self._transmit(API_VERSIONS, {}, 0)
-        self._send_rest(None)
+        self._flush(None)
 
-    def _end_negotiation(self, handle: Handle, deadline: float) -> None:
+    def _next_of_negotiation(self, handle: Handle, deadline: float) -> None:
+        """Process the response to ApiVersions or a SASL request. The connection is open after the last one."""
         answer = self.receive(handle, deadline)
-        check_code(API_VERSIONS, answer["error_code"], f"ApiVersions at {self.address}")
-        if not answer["api_keys"]:
-            raise UnsupportedVersionError(f"broker {self.address} names no API that it knows")
-        for entry in answer["api_keys"]:
-            self._versions[entry["api_key"]] = entry["min_version"], entry["max_version"]
-        self._is_open, self._negotiation = True, None
+        following = None
+        if handle.api is API_VERSIONS:
+            check_code(API_VERSIONS, answer["error_code"], f"ApiVersions at {self.address}")
+            self._versions.set(answer["api_keys"])
+            if self._sasl is not None:
+                following = self._sasl.begin(deadline)
+        else:
+            assert self._sasl is not None
+            following = self._sasl.next(handle.api, answer, time.monotonic())
+        if following is None:
+            self._is_open, self._negotiation = True, None
+        else:
+            self._negotiate(*following)
+
+    def _negotiate(self, api: Api, message: Message) -> None:
+        self._negotiation = self._transmit(api, message, self.version_of(api))
+        self._flush(None)
+
+    @property
+    def must_renew(self) -> bool:
+        """Whether the SASL session ends soon (KIP-368): send no requests until `renew` has authenticated again."""
+        return self._sasl is not None and time.monotonic() >= self._sasl.renew_at
+
+    def renew(self, deadline: float) -> None:
+        """Begin to authenticate again if that is due and nothing is in flight; continue as with a new connection."""
+        if self._is_open and not self._pending and not self._stream.has_unsent and self.must_renew:
+            assert self._sasl is not None
+            _log.debug("authenticating again at broker %s: the session ends", self.address)
+            self._is_open, self._open_until = False, deadline
+            try:
+                self._negotiate(*self._sasl.begin(deadline))
+            except BaseException:
+                self.close()
+                raise
 
     def version_of(self, api: Api) -> int:
-        """The highest version that both sides speak; `UnsupportedVersionError` if there is none."""
-        if api.key not in self._versions:
-            raise UnsupportedVersionError(f"broker {self.address} does not know {api.name}")
-        first, last = self._versions[api.key]
-        version = min(last, _LAST.get(api.key, api.versions.last))
-        if version < max(first, api.versions.first):
-            raise UnsupportedVersionError(
-                f"broker {self.address} speaks {api.name} {first}-{last}, "
-                f"this client {api.versions.first}-{api.versions.last}"
-            )
-        return version
+        """The highest version that both sides support; `UnsupportedVersionError` if there is none."""
+        return self._versions.highest(api)
 
     def speaks(self, api: Api, version: int) -> bool:
-        """Whether the broker speaks this version."""
-        first, last = self._versions.get(api.key, (0, -1))
-        return first <= version <= last
+        """Whether the broker supports this version."""
+        return self._versions.has(api, version)
 
     @property
     def pending(self) -> int:
-        """Requests whose responses have not been received, nor forgotten."""
+        """The number of requests whose responses were neither received nor forgotten."""
         return len(self._pending)
 
     @property
     def is_throttled(self) -> bool:
-        """True while the broker's quota asks for silence; `send` waits until that is over."""
+        """True while the broker throttles this client; `send` waits until that is over."""
         return time.monotonic() < self._throttled_until
 
     @property
     def throttled_until(self) -> float:
-        """When the broker's quota lets this client send again, a reading of `time.monotonic`."""
+        """When the broker's throttling ends, a reading of `time.monotonic`."""
         return self._throttled_until
 
+    @closing_if_interrupted
     def send(
         self,
         api: Api,
@@ -181,10 +196,10 @@ class Connection:
         deadline: float | None = None,
         wait: bool = True,
     ) -> Handle | None:
-        """Send a request. The handle is for `receive` or `forget`; None if it is not `answered`.
+        """Send a request. Returns a handle for `receive` or `forget`, or None if the request has no response.
 
-        Waits if the broker has throttled this client, `RequestTimedOut` if that lasts beyond the deadline. Without
-        `wait` the broker may not have taken all of it yet: then `poll` goes on.
+        Waits while the broker throttles this client; `RequestTimedOut` if that lasts beyond the deadline. Without
+        `wait` part of the request may still be unsent: `poll` sends the rest.
         """
         version = self.version_of(api) if version is None else version
         deadline = self._default_deadline() if deadline is None else deadline
@@ -192,40 +207,25 @@ class Connection:
         if self._throttled_until:
             self._await_quota(deadline)
         handle = self._transmit(api, message, version, answered=answered)
-        self._send_rest(deadline if wait else None)
+        self._flush(deadline if wait else None)
         return handle if answered else None
 
     def _transmit(self, api: Api, message: Message, version: int, *, answered: bool = True) -> Handle:
-        """Line up a request for `_send_rest`."""
+        """Append a request to the bytes that `_flush` sends."""
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         writer = encode_request(api, version, self._correlation_id, self._config.client_id, message)
         handle = Handle(self._correlation_id, api, version)
         if answered:
             self._pending[handle.correlation_id] = handle
-        self._unsent += SIZE.pack(len(writer))
-        self._unsent += writer.to_bytes()
+        self._stream.append(writer.to_bytes())
         return handle
 
-    def _send_rest(self, deadline: float | None) -> None:
-        """Send what is lined up; without a deadline as much as the socket takes now."""
+    def _flush(self, deadline: float | None) -> None:
         begin = time.monotonic()
         try:
-            if deadline is not None:
-                self._connected.settimeout(_left(deadline))
-                self._connected.sendall(self._unsent)
-                self._unsent = bytearray()
-                return
-            self._connected.settimeout(0)
-            sent = 0
-            with memoryview(self._unsent) as data:
-                while sent < len(data):
-                    sent += self._connected.send(data[sent:])
-        except BlockingIOError:
-            del self._unsent[:sent]
+            self._stream.flush(deadline)
         except OSError as error:
             self._fail(error, begin)
-        else:
-            self._unsent.clear()
 
     def _await_quota(self, deadline: float) -> None:
         pause = self._throttled_until - time.monotonic()
@@ -236,8 +236,9 @@ class Connection:
             time.sleep(pause)
         self._throttled_until = 0.0
 
+    @closing_if_interrupted
     def receive(self, handle: Handle, deadline: float | None = None) -> Message:
-        """The response to a request. Responses to other requests that arrive before it are kept for their handles.
+        """The response to a request. Responses to other requests that arrive first are kept for their handles.
 
         Its record bytes are views of a buffer that the next `receive` overwrites.
         """
@@ -250,26 +251,25 @@ class Connection:
                 frame = self._await(handle, self._default_deadline() if deadline is None else deadline)
             _, message = decode_response(handle.api, handle.version, frame)
         except DecodeError as error:
-            self.close()
-            raise DecodeError(f"broker {self.address}: {error}") from None
+            self._undecodable(error)
+        self.is_proven = self.is_proven or self._is_open
         if message.get("throttle_time_ms", 0) > 0:
             self._throttled_until = time.monotonic() + message["throttle_time_ms"] / 1000
         return message
 
     def _take_arrived(self, handle: Handle) -> bytes | None:
         frame = self._arrived.pop(handle.correlation_id, None)
-        if frame is not None:
-            self._arrived_bytes -= len(frame)
+        self._arrived_bytes -= len(frame or b"")
         return frame
 
     def _await(self, handle: Handle, deadline: float) -> memoryview:
-        """Read responses until the one to the request."""
+        """Read responses until the one to this request."""
         begin = time.monotonic()
         try:
-            if self._unsent:
-                self._send_rest(deadline)
+            if self._stream.has_unsent:
+                self._stream.flush(deadline)
             while True:
-                frame = self._frame(deadline)
+                frame = self._stream.read(deadline)
                 assert frame is not None  # there is a deadline
                 correlation_id = SIZE.unpack_from(frame)[0]
                 if correlation_id == handle.correlation_id:
@@ -278,42 +278,27 @@ class Connection:
         except OSError as error:
             self._fail(error, begin)
 
-    def _frame(self, deadline: float | None) -> memoryview | None:
-        """The next response; None if there is no deadline and it is not there yet."""
-        if self._size is None:
-            if not self._fill(SIZE.size, deadline):
-                return None
-            size = frame_size(self._buffer[: SIZE.size], self._config.response_max_bytes)
-            if size < SIZE.size:
-                raise DecodeError(f"response of {size} bytes, too short for a correlation id")
-            self._size, self._filled = size, 0
-        size = self._size
-        if not self._fill(size, deadline):
-            return None
-        self._size, self._filled = None, 0
-        return memoryview(self._buffer)[:size]
-
+    @closing_if_interrupted
     def poll(self, handle: Handle | None) -> bool:
-        """Whether the response to a request is here, after what can be sent and read without waiting.
+        """Send and read what can be done without waiting; return whether the response to a request has arrived.
 
-        Without a handle: whether all requests have been sent. Errors as of `receive`.
+        Without a handle: whether all requests have been sent. Raises what `receive` raises.
         """
         self._check_open()
         begin = time.monotonic()
         try:
-            if self._unsent:
-                self._send_rest(None)
+            if self._stream.has_unsent:
+                self._stream.flush(None)
             while handle is not None and handle.correlation_id not in self._arrived:
-                frame = self._frame(None)
+                frame = self._stream.read(None)
                 if frame is None:
                     return False
                 self._put_aside(SIZE.unpack_from(frame)[0], frame)
         except DecodeError as error:
-            self.close()
-            raise DecodeError(f"broker {self.address}: {error}") from None
+            self._undecodable(error)
         except OSError as error:
             self._fail(error, begin)
-        return handle is not None or not self._unsent
+        return handle is not None or not self._stream.has_unsent
 
     def _put_aside(self, correlation_id: int, frame: memoryview) -> None:
         if correlation_id in self._forgotten:
@@ -328,29 +313,32 @@ class Connection:
 
     def fileno(self) -> int:
         """The socket's descriptor, for selectors."""
-        return self._socket.fileno()
+        return self._transport.fileno()
 
     @property
     def events(self) -> int:
-        """What `open_step` or `poll` waits for: `selectors.EVENT_READ`, `EVENT_WRITE` or both."""
-        if isinstance(self._socket, Dial):
-            return selectors.EVENT_WRITE
-        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        """The events that `open_step` or `poll` waits for: `selectors.EVENT_READ`, `EVENT_WRITE` or both."""
+        return self._transport.events
+
+    @property
+    def has_read_ahead(self) -> bool:
+        """Whether TLS holds decrypted bytes that `poll` has not read: selectors do not report them."""
+        return isinstance(self._transport, FrameStream) and self._transport.has_read_ahead
 
     @property
     def look_at(self) -> float:
-        """When to call `open_step` if nothing happens, a reading of `time.monotonic`."""
-        return self._socket.until if isinstance(self._socket, Dial) else self._open_until
+        """When to call `open_step` if no event comes, a reading of `time.monotonic`."""
+        return self._transport.until if isinstance(self._transport, Dial) else self._open_until
 
     @property
-    def _connected(self) -> socket.socket:
-        assert isinstance(self._socket, socket.socket)
-        return self._socket
+    def _stream(self) -> FrameStream:
+        assert isinstance(self._transport, FrameStream)
+        return self._transport
 
     def forget(self, handle: Handle) -> None:
-        """Drop the response to a request that nobody waits for any more.
+        """Drop the response to a request that is no longer needed.
 
-        Closes the connection if nothing else is under way: to connect again costs less than such a response, which may
+        Closes the connection if nothing else is in flight: connecting again costs less than reading a response that may
         be large or late.
         """
         if self._pending.get(handle.correlation_id) is not handle:
@@ -361,6 +349,7 @@ class Connection:
             if not self._pending:
                 self.close()
 
+    @closing_if_interrupted
     def request(
         self, api: Api, message: Message, *, version: int | None = None, deadline: float | None = None
     ) -> Message:
@@ -370,60 +359,42 @@ class Connection:
         assert handle is not None  # it is answered
         return self.receive(handle, deadline)
 
-    def _fill(self, size: int, deadline: float | None) -> bool:
-        """Read until the connection's buffer, which grows only with what has arrived, has `size` bytes.
-
-        False if there is no deadline and they are not there yet.
-        """
-        while self._filled < size:
-            if self._filled == len(self._buffer):
-                grown = bytearray(min(size, 4 * len(self._buffer)))
-                grown[: self._filled] = self._buffer
-                self._buffer = grown
-            self._connected.settimeout(0 if deadline is None else _left(deadline))
-            view = memoryview(self._buffer)[self._filled : min(size, len(self._buffer))]
-            try:
-                received = self._connected.recv_into(view)
-            except BlockingIOError:
-                return False
-            if received == 0:
-                raise ConnectionResetError(f"closed by the broker after {self._filled} of {size} bytes")
-            self._filled += received
-        return True
+    def _undecodable(self, error: DecodeError) -> NoReturn:
+        self.close()
+        refused = None if self._is_open else security_error(self._stream.buffer, self.address, self._config.security)
+        raise refused or DecodeError(f"broker {self.address}: {error}") from None
 
     def _fail(self, error: OSError, begin: float) -> NoReturn:
         self.close()
         if isinstance(error, TimeoutError):
             seconds = time.monotonic() - begin
-            raise RequestTimedOut(f"broker {self.address} did not answer within {seconds:.1f} s") from None
-        raise ConnectionFailed(f"connection to broker {self.address} broke: {error}") from None
+            raise RequestTimedOut(f"broker {self.address} did not answer within {shown_seconds(seconds)} s") from None
+        text = f"connection to broker {self.address} broke: {error}"
+        if self.is_proven:
+            raise ConnectionFailed(text) from None
+        raise closed_early(error, text, self.address, self._config.security, self._is_open) from None
 
     def _check_open(self) -> None:
         if self.closed:
             raise ConnectionFailed(f"connection to broker {self.address} is closed, requests under way are lost")
 
+    @closing_if_interrupted
     def is_usable(self) -> bool:
-        """False if the connection is closed, or nothing is under way and the broker has closed it."""
-        if self.closed or self._pending or self._unsent or not self._is_open:
+        """False if the connection is closed, or if it is idle and the broker has closed it."""
+        if self.closed or self._pending or not self._is_open or self._stream.has_unsent:
             return not self.closed
         try:
-            self._connected.settimeout(0)
-            if self._connected.recv(1, socket.MSG_PEEK):
-                return True  # a response that nobody asked for; the next `receive` says so
-        except BlockingIOError:
-            return True
+            self._stream.probe()  # the next `receive` rejects an unexpected response
         except OSError:
-            pass
-        self.close()
-        return False
+            self.close()
+        return not self.closed
 
     @property
     def closed(self) -> bool:
-        return self._socket.fileno() < 0
+        return self._transport.fileno() < 0
 
     def close(self) -> None:
-        self._socket.close()
-        self._unsent = bytearray()
+        self._transport.close()
         self._pending.clear()
         self._forgotten.clear()
         self._arrived.clear()
@@ -437,18 +408,10 @@ class Connection:
 
 
 def wait_until_ready(connections: Collection[Connection], timeout: float) -> None:
-    """Wait up to `timeout` seconds until `open_step` or `poll` of one of the connections can go on."""
-    if any(connection.closed for connection in connections):
+    """Wait up to `timeout` seconds until `open_step` or `poll` of one of the connections can continue."""
+    if any(connection.closed or connection.has_read_ahead for connection in connections):
         return
     with selectors.DefaultSelector() as selector:
-        for connection in connections:
+        for connection in dict.fromkeys(connections):  # one may have several requests under way
             selector.register(connection, connection.events)
         selector.select(max(timeout, 0))
-
-
-def _left(deadline: float) -> float:
-    """Seconds until a deadline, `TimeoutError` if it has passed."""
-    seconds = deadline - time.monotonic()
-    if seconds <= 0:
-        raise TimeoutError("timed out")
-    return seconds

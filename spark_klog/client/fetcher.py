@@ -1,6 +1,6 @@
-"""Reading a range of offsets of one partition.
+"""Fetch a range of offsets of one partition.
 
-The next request leaves before the last answer is decoded, so that the broker and the socket work meanwhile.
+The next request is sent before the caller decodes the last response, so that the broker works meanwhile.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from spark_klog.records.offset_order import NO_END, NOTHING, End, OffsetOrder
 
 _log = logging.getLogger(__name__)
 _MAX_WAIT_MS = 500
-#: Brokers before 0.10.1 give no more than they are asked for; so much tells a message's size.
+#: Brokers before 0.10.1 return no more bytes than requested; this many include a message's size field.
 _LEAST_BYTES = 12
-#: The first version of Fetch with topic ids, which names no topic any more (KIP-516).
+#: The first version of Fetch with topic ids instead of names (KIP-516).
 _WITH_TOPIC_IDS = 13
 
 
@@ -44,8 +44,7 @@ _WITH_TOPIC_IDS = 13
 class Fetched:
     """Record batches from `offset` on, perhaps with a partial one at the end, and the list of aborted transactions.
 
-    `data` is a view of a buffer that is used again: it is valid until the next one is asked for, by any read of the
-    same cluster.
+    `data` is a view of a reused buffer: it is valid until the next fetch of any reader of the same cluster.
     """
 
     offset: int
@@ -53,7 +52,7 @@ class Fetched:
     data: memoryview
     aborted: list[tuple[int, int]]
     damaged: Mapping[int, DecodeError]
-    """The errors of batches that are not where they say, by their positions in `data`."""
+    """Errors of batches whose offsets are wrong, by position in `data`."""
 
 
 def fetch_range(
@@ -65,20 +64,20 @@ def fetch_range(
     poll_timeout_ms: int | None = None,
     topic_id: UUID | None = None,
 ) -> Iterator[Fetched]:
-    """Fetch [start, end) of a partition, batch by batch; batches may reach beyond both ends.
+    """Yield the record batches of [start, end) of a partition; the first and last batch may reach beyond the range.
 
     Each step ends within `poll_timeout_ms` (None: `request.timeout.ms`), with the last error if no records have come:
-    `ProtocolError`, `ConnectionFailed`, `RequestTimedOut`. `OffsetOutOfRange` if the log does not have the wanted
-    offsets (any more), `RecordTooLarge`, `DecodeError`.
+    `ProtocolError`, `ConnectionFailed`, `RequestTimedOut`. `OffsetOutOfRange` if the log does not have the offsets,
+    `RecordTooLarge`, `DecodeError`.
 
-    With `topic_id` no other topic of that name is read: the `ProtocolError` is then UNKNOWN_TOPIC_ID. Brokers before
-    3.1 can't tell them apart.
+    With `topic_id` a topic of the same name created later is not read: the `ProtocolError` is then UNKNOWN_TOPIC_ID.
+    Brokers before 3.1 can't tell the two apart.
     """
     return _RangeFetch(cluster, topic, partition, start, end, poll_timeout_ms, topic_id).run()
 
 
 def entries_of(answer: Message, by: str = "topic") -> Iterator[tuple[tuple[Any, int], Message]]:
-    """What a Fetch response says of each partition, `by` its "topic" or "topic_id"."""
+    """Yield the entry of each partition in a Fetch response, keyed `by` "topic" or "topic_id"."""
     for topic in answer["responses"]:
         for entry in topic["partitions"]:
             yield (topic[by], entry["partition_index"]), entry
@@ -103,7 +102,7 @@ class _RangeFetch:
         self._max_bytes = max(cluster.config.partition_fetch_bytes, _LEAST_BYTES)
         self._connection: Connection | None = None
         self._handle: Handle | None = None
-        #: Whether the last batches fetched were all corrupt.
+        #: Whether the last fetch had only corrupt batches.
         self._is_past_corrupt = False
 
     @property
@@ -118,7 +117,7 @@ class _RangeFetch:
             self._forget()
 
     def _next(self) -> Fetched:
-        """The next records. All requests and pauses until they are here share one timeout."""
+        """Wait for the next records. All requests and pauses share one timeout."""
         with self._cluster.within(self._timeout_ms) as deadline:
             backoff = Backoff(self._cluster.config, deadline)
             while True:
@@ -138,7 +137,7 @@ class _RangeFetch:
                     if not error.retriable:
                         raise
                     if error.code == ErrorCode.OFFSET_OUT_OF_RANGE:
-                        # a broker that has just lost or got the partition may be wrong
+                        # ask the leader: a broker that has just lost or gained the partition may be wrong
                         with suppress(ConnectionFailed, RequestTimedOut):
                             self._check_range()
                     failure = error
@@ -151,22 +150,24 @@ class _RangeFetch:
                 self._cluster.refresh_after(failure)
 
     def _forget(self) -> None:
-        """Give up the fetch that is under way."""
+        """Drop the fetch in flight."""
         if self._connection is not None and self._handle is not None:
             self._connection.forget(self._handle)
         self._handle = None
 
     def _send_ahead(self) -> None:
-        """Ask for the next records already, unless the broker wants to hear nothing for a while."""
+        """Request the next records ahead, unless the broker throttles this client or the SASL session ends."""
         connection = self._connection
-        if self._offset < self._end and connection is not None and not connection.is_throttled:
+        if connection is None or connection.is_throttled or connection.must_renew:
+            return
+        if self._offset < self._end:
             try:
                 self._send(connection)
             except (ConnectionFailed, RequestTimedOut) as error:
                 _log.info("fetching %s again: %s", self._name, error)
 
     def _receive(self) -> Fetched | None:
-        """The answer to the fetch that is under way, or else to a new one; None if it has no whole batch."""
+        """Receive the response to the fetch in flight, or to a new one; None if it has no complete batch."""
         if self._connection is None or self._handle is None:
             self._connection = self._cluster.connection(self._cluster.leader(self._topic, self._partition))
             self._send(self._connection)
@@ -201,7 +202,7 @@ class _RangeFetch:
         self._handle = connection.send(FETCH, request, version=version, deadline=self._cluster.deadline())
 
     def _entry(self, answer: Message, version: int) -> Message:
-        """What an answer says of the partition; `ProtocolError` for its error."""
+        """The partition's entry in a response; `ProtocolError` if it has an error."""
         what = f"fetch of {self._name} at offset {self._offset}"
         check_code(FETCH, answer["error_code"], what)
         by, topic = ("topic_id", self._topic_id) if version >= _WITH_TOPIC_IDS else ("topic", self._topic)
@@ -214,10 +215,10 @@ class _RangeFetch:
         records, high_watermark = entry["records"], entry["high_watermark"]
         if records is None or not len(records):
             if self._is_past_corrupt and high_watermark >= self._end:
-                # a broker finds none of the offsets that the corrupt batch should have had
+                # the rest of the range lies in the corrupt batch: the broker finds no such offsets
                 return Fetched(self._offset, self._end, memoryview(b""), [], NOTHING)
             return None
-        # that of a new leader may lag behind
+        # the high watermark of a new leader may lag behind
         log_end = NO_END if high_watermark <= self._offset else max(high_watermark, self._end)
         order = OffsetOrder(records, self._offset, log_end)
         try:
@@ -230,9 +231,9 @@ class _RangeFetch:
         return Fetched(self._offset, end.offset, records[: end.position], aborted, order.damaged)
 
     def _sound_end(self, records: memoryview, order: OffsetOrder, log_end: int) -> End | None:
-        """Where to go on; None where the fetch must be larger.
+        """Where to continue; None if a larger fetch is needed.
 
-        A corrupt batch is not to say where the next one begins, where it can be helped: it may lie.
+        The next offset in a corrupt batch's header may be wrong, so it is used only if nothing better is known.
         """
         end = order.end()
         if end is None and whole_batch_size(records) is not None:
@@ -258,7 +259,7 @@ class _RangeFetch:
             return self._offset
 
     def _ask_for_more(self, records: memoryview) -> None:
-        """Fetches before version 3 end within the first message where it is larger than what was asked for."""
+        """Enlarge the next fetch to the first batch: Fetch before version 3 truncates it if it exceeds max_bytes."""
         size = first_batch_size(records) or 0
         if 0 < size <= len(records):
             raise DecodeError(f"{len(records)} bytes fetched hold only records before it")
@@ -268,7 +269,7 @@ class _RangeFetch:
         self._max_bytes = size
 
     def _check_range(self) -> None:
-        """`OffsetOutOfRange` if the log does not have the offsets (any more, or yet)."""
+        """Raise `OffsetOutOfRange` if the log does not have the offsets."""
         available = offset_range(self._cluster, self._topic, self._partition)
         if self._end > available[1] or self._offset < available[0]:
             raise OffsetOutOfRange(self._topic, self._partition, (self._offset, self._end), available)

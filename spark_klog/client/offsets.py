@@ -1,13 +1,16 @@
-"""Offsets of partitions (ListOffsets) and of groups (OffsetCommit, OffsetFetch)."""
+"""Offsets of partitions (ListOffsets) and of consumer groups (OffsetCommit, OffsetFetch)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 from spark_klog.client.answers import answer_error, by_key, check_code, worst
 from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.coordinator import Coordinators
 from spark_klog.errors import (
+    ConfigError,
     ConnectionFailed,
     ErrorCode,
     KlogError,
@@ -15,26 +18,34 @@ from spark_klog.errors import (
     RequestTimedOut,
     UnsupportedVersionError,
 )
-from spark_klog.protocol.apis import FIND_COORDINATOR, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH
+from spark_klog.protocol.apis import LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH
 from spark_klog.protocol.codec import Message
-from spark_klog.protocol.tables.coordinator import GROUP
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 
-#: The answer where no record is as late as the timestamp.
+#: The offset in a response if no record has this timestamp or a later one.
 NO_OFFSET = -1
-#: The version of OffsetFetch that can ask for all offsets of a group (KIP-88).
+_MAX_OFFSET = 0x7FFFFFFFFFFFFFFF
+#: The first version of OffsetFetch that can return all offsets of a group (KIP-88).
 _FIRST_OF_ALL = 2
-#: The versions of FindCoordinator and OffsetFetch that ask for several groups.
-_FIRST_OF_SEVERAL, _FIRST_OF_GROUPS = 4, 8
+#: The first version of OffsetFetch that takes several groups.
+_FIRST_OF_GROUPS = 8
 _T = TypeVar("_T")
+
+
+class Committed(NamedTuple):
+    """A committed offset, the leader epoch of the record before it (-1: unknown), and its metadata string."""
+
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
 
 
 def list_offsets(
     cluster: Cluster, times: Mapping[TopicPartition, int], isolation_level: int | None = None
 ) -> dict[TopicPartition, int]:
-    """The offset of each partition at a time (ms, or EARLIEST, LATEST); NO_OFFSET where no record is that late.
+    """The offset of each partition at a time (ms, or EARLIEST, LATEST); NO_OFFSET if no record is that late.
 
-    With `isolation.level=read_committed`, unless another level is given, LATEST is the last stable offset.
+    With read_committed, LATEST is the last stable offset; `isolation_level` is by default that of the settings.
     `ProtocolError` names the partition.
     """
     found: dict[TopicPartition, int] = {}
@@ -53,9 +64,10 @@ def list_offsets(
 def offsets_of_led(
     cluster: Cluster, times: Mapping[TopicPartition, int]
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, KlogError]]:
-    """As `list_offsets`, but each leader of the last metadata is asked once; with the errors of those that may pass.
+    """Like `list_offsets`, but without retries: ask each leader in the last metadata once.
 
-    `ProtocolError` for one that does not pass.
+    Returns the offsets, and the retriable errors of the other partitions. Raises a `ProtocolError` that is not
+    retriable.
     """
     failed: dict[TopicPartition, KlogError] = {}
     leaders: dict[int, dict[str, list[int]]] = {}
@@ -79,7 +91,7 @@ def _offsets_at(
     times: Mapping[TopicPartition, int],
     isolation_level: int | None,
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, KlogError]]:
-    """Offsets of partitions, grouped by leader, and the error of each that has none; `DecodeError` of any answer."""
+    """Offsets of partitions grouped by leader, and the errors of the others; `DecodeError` for any bad response."""
     found: dict[TopicPartition, int] = {}
     failed: dict[TopicPartition, KlogError] = {}
     requests = {
@@ -102,14 +114,14 @@ def _offsets_at(
         try:
             if isinstance(answer, KlogError):
                 raise answer
-            entries = by_key(LIST_OFFSETS, answer, _partitions(answer), wanted)
+            entries = by_key(LIST_OFFSETS, answer, partition_entries(answer), wanted)
         except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
             failed |= dict.fromkeys(wanted, error)
             continue
         for (topic, partition), entry in entries.items():
             code = entry["error_code"]
             if code == ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT:
-                found[topic, partition] = NO_OFFSET  # magic 0 has no timestamps to look for
+                found[topic, partition] = NO_OFFSET  # magic 0 has no timestamps
             elif code:
                 failed[topic, partition] = answer_error(LIST_OFFSETS, code, f"ListOffsets of {topic}-{partition}")
             else:
@@ -117,120 +129,179 @@ def _offsets_at(
     return found, failed
 
 
-def _partitions(answer: Message) -> Iterator[tuple[TopicPartition, Message]]:
+def partition_entries(answer: Message) -> Iterator[tuple[TopicPartition, Message]]:
+    """The entries of a response about offsets, by topic and partition."""
     for topic in answer["topics"]:
         for entry in topic["partitions"]:
             yield (topic["name"], entry["partition_index"]), entry
 
 
+def by_topic(entries: Iterable[tuple[TopicPartition, _T]]) -> dict[str, list[_T]]:
+    """The entries of partitions in a request, by topic."""
+    topics: dict[str, list[_T]] = {}
+    for (topic, _), entry in entries:
+        topics.setdefault(topic, []).append(entry)
+    return topics
+
+
+def numbers_by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    """The partitions' numbers, by topic."""
+    return by_topic((key, key[1]) for key in partitions)
+
+
+def topics_to_commit(offsets: Mapping[TopicPartition, Committed]) -> list[Message]:
+    """The field `topics` of a request that commits offsets."""
+    entries = (
+        (
+            key,
+            {
+                "partition_index": key[1],
+                "committed_offset": item.offset,
+                "committed_leader_epoch": item.leader_epoch,
+                "committed_metadata": item.metadata,
+            },
+        )
+        for key, item in offsets.items()
+    )
+    return [{"name": topic, "partitions": partitions} for topic, partitions in by_topic(entries).items()]
+
+
+def commit_errors(
+    answer: Message, partitions: Collection[TopicPartition], group: str
+) -> dict[TopicPartition, ProtocolError]:
+    """The errors in the response to OffsetCommit, by partition."""
+    return {
+        key: answer_error(OFFSET_COMMIT, entry["error_code"], f"commit of {key[0]}-{key[1]} for group {group}")
+        for key, entry in by_key(OFFSET_COMMIT, answer, partition_entries(answer), partitions).items()
+        if entry["error_code"]
+    }
+
+
+def check_committable(key: TopicPartition, offset: int) -> None:
+    """Raise `ConfigError` if an offset is negative or does not fit into 64 bits."""
+    if not 0 <= offset <= _MAX_OFFSET:
+        raise ConfigError(
+            f"offset {offset} of {key[0]}-{key[1]} must be from 0 to 2^63 - 1: "
+            "commit the offset of the next record to read"
+        )
+
+
 def offset_range(cluster: Cluster, topic: str, partition: int) -> tuple[int, int]:
-    """(earliest, latest) of one partition."""
+    """The (earliest, latest) offsets of one partition."""
     key = topic, partition
     return list_offsets(cluster, {key: EARLIEST})[key], list_offsets(cluster, {key: LATEST})[key]
 
 
-def find_coordinator(cluster: Cluster, group: str) -> int:
-    """The node id of the broker that coordinates a group; `ProtocolError` if there is none now."""
-    is_of_several = False
+@dataclass(frozen=True, slots=True)
+class GroupMetadata:
+    """A group, and a member in one of its generations, by which the coordinator rejects outdated members (KIP-447).
 
-    def request(version: int) -> Message:
-        nonlocal is_of_several
-        is_of_several = version >= _FIRST_OF_SEVERAL
-        return {"coordinator_keys": [group], "key_type": GROUP} if is_of_several else {"key": group, "key_type": GROUP}
+    `generation` is -1 and `member` "" without membership; `instance` is the member's group.instance.id, if any.
+    """
 
-    answer = cluster.any_broker(FIND_COORDINATOR, request)
-    entry = answer
-    if is_of_several:
-        found = ((str(item["key"]), item) for item in answer["coordinators"])
-        entry = by_key(FIND_COORDINATOR, answer, found, [group])[group]
-    check_code(FIND_COORDINATOR, entry["error_code"], f"coordinator of group {group}")
-    cluster.metadata([])
-    return int(entry["node_id"])
+    group: str
+    generation: int = -1
+    member: str = ""
+    instance: str | None = None
 
 
 class GroupOffsets:
-    """The committed offsets of a group, at its coordinator."""
+    """The committed offsets of a group at its coordinator.
 
-    def __init__(self, cluster: Cluster, group: str) -> None:
+    With `is_stable`, `fetch` waits while an open transaction has offsets of the partitions (KIP-447, Kafka 2.5): they
+    would otherwise be read again although the transaction is then committed.
+    """
+
+    def __init__(self, cluster: Cluster, group: str, *, is_stable: bool = False) -> None:
         self._cluster = cluster
         self.group = group
-        self._coordinator: int | None = None
-
-    def _find(self) -> int:
-        if self._coordinator is None:
-            self._coordinator = find_coordinator(self._cluster, self.group)
-        return self._coordinator
+        self._is_stable = is_stable
+        self._coordinators = Coordinators(cluster)
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit offsets from outside the group's generations; `ProtocolError` names the partition."""
+        """Commit offsets without being a member of the group; `ProtocolError` names the partition."""
+
+        wanted = {key: Committed(offset) for key, offset in offsets.items()}
 
         def ask() -> None:
-            topics: dict[str, list[Message]] = {}
-            for (topic, partition), offset in offsets.items():
-                wanted = {"partition_index": partition, "committed_offset": offset, "committed_metadata": ""}
-                topics.setdefault(topic, []).append(wanted)
-            request = {
-                "group_id": self.group,
-                "topics": [{"name": topic, "partitions": entries} for topic, entries in topics.items()],
-            }
-            answer = self._cluster.request(self._find(), OFFSET_COMMIT, request)
-            failures = [
-                answer_error(
-                    OFFSET_COMMIT, entry["error_code"], f"commit of {topic}-{partition} for group {self.group}"
-                )
-                for (topic, partition), entry in by_key(OFFSET_COMMIT, answer, _partitions(answer), offsets).items()
-                if entry["error_code"]
-            ]
-            if failures:
-                raise worst(failures)
+            if failures := self.commit_once(wanted):
+                raise worst(list(failures.values()))
 
         self._attempt(ask)
 
-    def fetch(self, partitions: Collection[TopicPartition] | None = None) -> dict[TopicPartition, int]:
-        """Committed offsets of those of the partitions that have one; of all that have one (Kafka 0.10.2 or later)."""
+    def commit_once(self, offsets: Mapping[TopicPartition, Committed]) -> dict[TopicPartition, ProtocolError]:
+        """Like `commit`, but without retries; returns the errors of partitions that were refused."""
+        request = {"group_id": self.group, "topics": topics_to_commit(offsets)}
+        answer = self._cluster.request(self._coordinators.node(self.group), OFFSET_COMMIT, request)
+        return commit_errors(answer, offsets, self.group)
 
-        def ask() -> dict[TopicPartition, int]:
-            topics: dict[str, list[int]] = {}
-            for topic, partition in partitions or ():
-                topics.setdefault(topic, []).append(partition)
-            wanted = [{"name": topic, "partition_indexes": indexes} for topic, indexes in topics.items()]
-            node = self._find()
-            version = self._cluster.version_of(node, OFFSET_FETCH)
-            if partitions is None and version < _FIRST_OF_ALL:
-                raise UnsupportedVersionError(f"broker {node} does not tell all offsets of a group")
-            request: Message = {"group_id": self.group, "topics": None if partitions is None else wanted}
-            if version < _FIRST_OF_GROUPS:
-                return self._committed(self._cluster.request(node, OFFSET_FETCH, request), partitions)
-            answer = self._cluster.request(node, OFFSET_FETCH, {"groups": [request]})
-            groups = by_key(OFFSET_FETCH, answer, ((item["group_id"], item) for item in answer["groups"]), [self.group])
-            return self._committed(groups[self.group] | _throttle(answer), partitions)
+    def fetch(self, partitions: Collection[TopicPartition] | None = None) -> dict[TopicPartition, int]:
+        """Committed offsets of the given partitions that have one, or (since Kafka 0.10.2) of all that have one."""
+        return {key: found.offset for key, found in self.committed(partitions).items()}
+
+    def committed(self, partitions: Collection[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
+        """Like `fetch`, with leader epochs (from OffsetFetch 5 on) and metadata strings."""
+
+        def ask() -> dict[TopicPartition, Committed]:
+            found, failed = self._ask(partitions)
+            if failed:
+                raise worst(list(failed.values()))
+            return found
 
         return self._attempt(ask)
 
-    def _committed(self, answer: Message, partitions: Collection[TopicPartition] | None) -> dict[TopicPartition, int]:
-        """The offsets in what is answered for a group."""
+    def committed_now(
+        self, partitions: Collection[TopicPartition]
+    ) -> tuple[dict[TopicPartition, Committed], dict[TopicPartition, ProtocolError]]:
+        """Like `committed`, but ask once: also returns the errors of single partitions, for example of those with
+        offsets in an open transaction.
+        """
+        with self._coordinators.forgotten_on_error():
+            return self._ask(partitions)
+
+    def _ask(
+        self, partitions: Collection[TopicPartition] | None
+    ) -> tuple[dict[TopicPartition, Committed], dict[TopicPartition, ProtocolError]]:
+        topics = numbers_by_topic(partitions or ())
+        requested = [{"name": topic, "partition_indexes": indexes} for topic, indexes in topics.items()]
+        node = self._coordinators.node(self.group)
+        version = self._cluster.version_of(node, OFFSET_FETCH)
+        if partitions is None and version < _FIRST_OF_ALL:
+            raise UnsupportedVersionError(f"broker {node} does not tell all offsets of a group")
+        request: Message = {"group_id": self.group, "topics": None if partitions is None else requested}
+        stable = {"require_stable": self._is_stable}
+        if version < _FIRST_OF_GROUPS:
+            return self._committed(self._cluster.request(node, OFFSET_FETCH, request | stable), partitions)
+        answer = self._cluster.request(node, OFFSET_FETCH, {"groups": [request], **stable})
+        groups = by_key(OFFSET_FETCH, answer, ((item["group_id"], item) for item in answer["groups"]), [self.group])
+        return self._committed(groups[self.group] | _throttle(answer), partitions)
+
+    def _committed(
+        self, answer: Message, partitions: Collection[TopicPartition] | None
+    ) -> tuple[dict[TopicPartition, Committed], dict[TopicPartition, ProtocolError]]:
+        """The offsets in a group's part of a response, and the errors of partitions."""
         what = f"offsets of group {self.group}"
         check_code(OFFSET_FETCH, answer["error_code"], what)
-        entries = list(_partitions(answer))
+        entries = list(partition_entries(answer))
         wanted = {key for key, _ in entries} if partitions is None else partitions
-        found = {}
+        found, failed = {}, {}
         for key, entry in by_key(OFFSET_FETCH, answer, entries, wanted).items():
-            if entry["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                continue  # so brokers before 0.9 say that there is none
-            check_code(OFFSET_FETCH, entry["error_code"], what)
-            if entry["committed_offset"] >= 0:
-                found[key] = entry["committed_offset"]
-        return found
+            code = entry["error_code"]
+            if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                continue  # brokers before 0.9 respond so if there is no offset
+            if code:
+                failed[key] = answer_error(OFFSET_FETCH, code, what)
+            elif entry["committed_offset"] >= 0:
+                epoch, metadata = entry["committed_leader_epoch"], entry["metadata"] or ""
+                found[key] = Committed(entry["committed_offset"], epoch, metadata)
+        return found, failed
 
     def _attempt(self, ask: Callable[[], _T]) -> _T:
-        """As `Cluster.attempt`; the coordinator is looked for again after any failure."""
+        """Like `Cluster.attempt`; looks the coordinator up again after any failure."""
 
         def ask_again() -> _T:
-            try:
+            with self._coordinators.forgotten_on_error():
                 return ask()
-            except KlogError:
-                self._coordinator = None
-                raise
 
         return self._cluster.attempt(ask_again)
 

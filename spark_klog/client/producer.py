@@ -1,107 +1,128 @@
 """The producer: records to batches, partition by partition.
 
-There is no background thread: `send` transmits when enough has gathered, `flush` sends the rest. With acks=all each
-record is written once, in order (idempotence); without idempotence a request whose answer was lost is sent again, and
-its records may be there twice.
+`send` gathers records, and a thread sends them after linger.ms, or when a batch is full. `send_arrow` needs no thread:
+it sends when enough rows have gathered, and `flush` sends the rest. With acks=all each record is written exactly once,
+in order (idempotence); without idempotence, a request whose response was lost is sent again, and its records may be in
+the log twice.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
+import math
 import operator
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.partitioner import StickyPartitioner
-from spark_klog.client.sender import Sender
-from spark_klog.errors import ConfigError
+from spark_klog.client.config import without_effect
+from spark_klog.client.connection import Connection
+from spark_klog.client.delivery.background import Background, Turns
+from spark_klog.client.delivery.gathering import Gathering, check_bytes, check_headers, check_timestamp
+from spark_klog.client.delivery.partitioner import StickyPartitioner
+from spark_klog.client.delivery.receipts import Delivery, OnDelivery
+from spark_klog.client.delivery.sender import Sender
+from spark_klog.client.delivery.transactions import PreparedTransaction, Transactions
+from spark_klog.client.offsets import GroupMetadata
+from spark_klog.errors import (
+    BufferExhausted,
+    ConcurrentUse,
+    ConfigError,
+    KlogError,
+    ProducerClosed,
+    RequestTimedOut,
+    TransactionAborted,
+)
 from spark_klog.records import kernels
-from spark_klog.records.contract import NO_TIMESTAMP, Headers, RecordColumns
-from spark_klog.records.reference import append_record, murmur2
+from spark_klog.records.contract import Headers, RecordColumns
 
-_MAX_INT32, _MAX_INT64 = 0x7FFFFFFF, 0x7FFFFFFFFFFFFFFF
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-
-class _Gathering:
-    """Records of one partition that are not a batch yet."""
-
-    __slots__ = ("body", "count", "first_timestamp", "max_timestamp")
-
-    def __init__(self) -> None:
-        self.body = bytearray()
-        self.count = 0
-        self.first_timestamp = self.max_timestamp = 0
-
-    def add(self, timestamp: int, key: bytes | None, value: bytes | None, headers: Headers) -> int:
-        """Append a record; returns its size in bytes."""
-        before = len(self.body)
-        if not self.count:
-            self.first_timestamp = self.max_timestamp = timestamp
-        append_record(self.body, timestamp - self.first_timestamp, self.count, key, value, headers)
-        self.count += 1
-        self.max_timestamp = max(self.max_timestamp, timestamp)
-        return len(self.body) - before
-
-
-def _check_bytes(name: str, content: object) -> None:
-    if isinstance(content, memoryview) and content.nbytes != len(content):
-        raise TypeError(f"{name} must be bytes or None, not a memoryview of {content.format!r}")
-    if content is not None and not isinstance(content, bytes | bytearray | memoryview):
-        raise TypeError(f"{name} must be bytes or None, not {type(content).__name__}")
-
-
-def _check_timestamp(timestamp: int) -> int:
-    """The timestamp; `ConfigError` for one that no record can have."""
-    timestamp = operator.index(timestamp)
-    if not NO_TIMESTAMP <= timestamp <= _MAX_INT64:
-        raise ConfigError(f"timestamp {timestamp}: set milliseconds since 1970, from 0 to {_MAX_INT64}, or -1 for none")
-    return timestamp
-
-
-def _check_headers(headers: Headers) -> Headers:
-    """The headers as a tuple; `TypeError` for anything but pairs of str and bytes."""
-    if isinstance(headers, Mapping | str | bytes):
-        raise TypeError(f"headers must be pairs of str and bytes, not {type(headers).__name__}")
-    headers = tuple(headers)
-    for header in headers:
-        if not isinstance(header, tuple | list) or len(header) != 2:
-            raise TypeError(f"header {header!r} must be a pair of str and bytes")
-        if not isinstance(header[0], str):
-            raise TypeError(f"the name of header {header[0]!r} must be str, not {type(header[0]).__name__}")
-        _check_bytes(f"header {header[0]!r}", header[1])
-    return headers
+#: Time for the abort of a transaction that an exception has ended.
+_LAST_ABORT_MS = 5_000
+#: Seconds before the thread goes on after the process had too many files open.
+_PAUSE = 0.1
+_log = logging.getLogger(__name__)
 
 
 class Producer:
-    """Writes records to partitions' leaders. Not for several threads at once.
+    """Write records to partitions' leaders.
 
-    Settings (Kafka's names): acks, enable.idempotence, compression.type and compression.CODEC.level, batch.size,
-    max.request.size, buffer.memory, delivery.timeout.ms, retry.backoff.ms and retry.backoff.max.ms. Errors come from
-    the call that meets them: `ProtocolError` naming the partition, `RequestTimedOut` once delivery.timeout.ms is over.
-    A producer that has failed raises the same error from every later call and writes nothing any more: what it was
-    given and has not confirmed by `flush` may be there or not.
+        producer = Producer({"bootstrap.servers": "localhost:9092"})
+        delivery = producer.send("clicks", b"value", key=b"key")
+        print(delivery.result(10).offset)
+        producer.close()
+
+    Thread-safe: calls of several threads take turns, and wait for each other up to max.block.ms (`RequestTimedOut`).
+    Threads that share a transactional producer share its transaction. The first `send` starts a daemon thread; `close`
+    ends it. A signal handler may use the producer unless it has interrupted a call: `ConcurrentUse`, nothing is done.
+    Records that were not confirmed are lost if the process ends without `close` or `flush`, or if an exception leaves
+    the `with` block, which then calls `abort`.
+    In a process forked since every call raises `ProducerClosed`, and `close` writes nothing: make a new producer there.
+
+    Settings (Kafka's names): bootstrap.servers, acks, enable.idempotence, max.in.flight.requests.per.connection,
+    compression.type and compression.CODEC.level, partitioner.class, partitioner.ignore.keys, librdkafka's partitioner,
+    batch.size, linger.ms (of `send`), max.request.size, buffer.memory, max.block.ms, delivery.timeout.ms,
+    retry.backoff.ms and retry.backoff.max.ms. Any call may raise an error of records sent before: a `ProtocolError`
+    naming the partition, or `RequestTimedOut` after delivery.timeout.ms. After an error every later call raises it
+    again and nothing more is written; each record that is not confirmed gets the error, and
+    may or may not be in the log.
+
+    With transactional.id, records are written in transactions; read_committed consumers see all of them or none:
+
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send("clicks", b"...")
+        producer.commit_transaction()
+
+    After an error within a transaction, call `abort_transaction` to continue; after `ProducerFenced` make a new
+    producer. The broker aborts transactions that are open longer than transaction.timeout.ms; each transaction call
+    waits up to max.block.ms.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._sender = Sender(cluster)
+    def __init__(self, settings: Mapping[str, Any] | Cluster, prefix: str = "") -> None:
+        """`settings` by Kafka's names, see `Cluster.connect`; or a `Cluster`, which `close` closes.
+
+        A `Cluster` may be in use by the caller's thread, so no thread is started with one: records leave in calls, when
+        linger.ms is over or a batch is full, and callbacks are called in `flush` and `close`.
+        """
+        self._has_thread = not isinstance(settings, Cluster)
+        if not isinstance(settings, Cluster):
+            if not prefix and (ignored := without_effect(settings)):  # Spark has warned of those with its prefix
+                _log.warning("these settings have no effect on a producer: %s", ", ".join(ignored))
+            settings = Cluster.connect(settings, prefix)
+        self._cluster = cluster = settings
+        self._is_closed = False
+        name = cluster.config.transactional_id
+        self._transactions = None if name is None else Transactions(cluster, name)
+        self._sender = Sender(cluster, self._transactions)
         self._kernel = kernels.load()
-        self._gathering: dict[TopicPartition, _Gathering] = {}
-        #: Of the topics used since `refresh`, and of those used before, which it has asked for.
+        self._turns = Turns(cluster.config.max_block_ms, cluster.config.named("max.block.ms"))
+        self._background: Background | None = None
+        self._linger = cluster.config.linger_ms / 1000
+        self._max_block = cluster.config.max_block_ms / 1000
+        self._gathering: dict[TopicPartition, Gathering] = {}
+        self._gathered = 0
+        #: Numbers of partitions of the topics used since `refresh`, and of the topics that it asked for.
         self._partitions: dict[str, int] = {}
         self._refreshed: dict[str, int] = {}
-        #: Bytes of records in a batch, before compression; a record is never split.
+        #: Bytes of records in a batch before compression; a record is never split.
         self.batch_size = max(1, cluster.config.batch_size)
+        self._partitioning = cluster.config.partitioning
         self._sticky = StickyPartitioner(self._available, self.batch_size)
 
-    @classmethod
-    def connect(cls, settings: Mapping[str, str], prefix: str = "") -> Producer:
-        """A producer with a cluster of its own; see `Cluster.connect`."""
-        return cls(Cluster.connect(settings, prefix))
-
     def partitions(self, topic: str) -> int:
-        """How many partitions the topic has; it is made if the broker allows that, else `ProtocolError`."""
+        """The number of partitions of a topic. The broker may create a missing topic; otherwise `ProtocolError`."""
+        with self._turns:
+            self._check_open("partitions")
+            return self._count(topic)
+
+    def _count(self, topic: str) -> int:
         if topic not in self._partitions:
             count = self._refreshed.pop(topic, None)
             if count is None:
@@ -111,8 +132,8 @@ class Producer:
         return self._partitions[topic]
 
     def _available(self, topic: str) -> list[int]:
-        """Partitions with a leader, as far as is known; all if none has one."""
-        numbers = range(self.partitions(topic))
+        """Partitions with a leader in the last metadata; all if none has one."""
+        numbers = range(self._count(topic))
         return [number for number in numbers if self._cluster.last_leader(topic, number) is not None] or list(numbers)
 
     def send(
@@ -123,78 +144,325 @@ class Producer:
         partition: int | None = None,
         timestamp: int | None = None,
         headers: Headers = (),
-    ) -> None:
-        """Add a record; `timestamp` in ms, now if None, -1 for a record without one.
+        on_delivery: OnDelivery | None = None,
+    ) -> Delivery:
+        """Add a record; `timestamp` in ms, None for now, -1 for a record without timestamp.
 
-        Without a partition the key's murmur2 decides, as Kafka's default; without a key, too, partitions take turns.
-        `TypeError` or `ConfigError` for what no record can hold; nothing of it is written then.
+        Without `partition` the murmur2 hash of the key decides, as in Kafka, or what partitioner.class or partitioner
+        says; without a key a partition gets a batch, then the next one.
+        `TypeError` or `ConfigError` if a value is invalid, `BufferExhausted` after max.block.ms if buffer.memory is
+        full; the record is then not written.
+
+        The `Delivery` tells when the record is confirmed. `on_delivery(error, metadata)` is called then, one of the two
+        being None: in the producer's thread or in a call, in order for each partition. It may call `send`, but not
+        wait for a `Delivery`.
         """
-        self._sender.check()
-        _check_bytes("value", value)
-        _check_bytes("key", key)
-        headers = _check_headers(headers)
-        timestamp = time.time_ns() // 1_000_000 if timestamp is None else _check_timestamp(timestamp)
-        count = self.partitions(topic)
-        is_free = partition is None and key is None
-        if partition is None:
-            partition = (murmur2(key) & _MAX_INT32) % count if key is not None else self._sticky.current(topic)
-        elif not 0 <= operator.index(partition) < count:
-            raise ConfigError(f"topic {topic} has partitions 0 to {count - 1}, not {partition}")
-        gathering = self._gathering.setdefault((topic, partition), _Gathering())
-        size = gathering.add(timestamp, key, value, headers)
-        if is_free:
-            self._sticky.filled(topic, size)
-        if len(gathering.body) >= self.batch_size:
-            self._finish((topic, partition))
+        check_bytes("value", value)
+        check_bytes("key", key)
+        headers = check_headers(headers)
+        with self._turns:
+            self._check("send")
+            timestamp = time.time_ns() // 1_000_000 if timestamp is None else check_timestamp(timestamp)
+            count = self._count(topic)
+            is_free = False
+            if partition is None:
+                partition = self._partitioning.of(key, count)
+                is_free = partition is None
+            if partition is None:
+                partition = self._sticky.current(topic)
+            elif not 0 <= operator.index(partition) < count:
+                raise ConfigError(f"topic {topic} has partitions 0 to {count - 1}, not {partition}")
+            self._await_room(topic, partition)
+            gathering = self._gathering.get((topic, partition))
+            if gathering is None:
+                gathering = self._gather((topic, partition))
+            index = gathering.count
+            size = gathering.add(timestamp, key, value, headers)
+            self._gathered += size
+            if on_delivery is not None:
+                gathering.receipt.ask(on_delivery, index, timestamp)
+            if is_free:
+                self._sticky.filled(topic, self.batch_size if self._partitioning.takes_turns else size)
+            if len(gathering.body) >= self.batch_size:
+                try:
+                    self._finish((topic, partition), time.monotonic() + self._max_block)
+                finally:
+                    self._wake()  # also to call what waits for the records of an error
+            elif not self._has_thread and gathering.due <= time.monotonic():
+                self._finish((topic, partition))
+                self._sender.step()
+        return Delivery(gathering.receipt, index, timestamp)
 
-    def send_columns(self, topic: str, partition: int, columns: RecordColumns) -> None:
-        """Add records column by column; `columns.timestamp` must be there, `offset` is not read."""
-        self._finish((topic, partition))
+    def _gather(self, key: TopicPartition) -> Gathering:
+        """Begin a batch, and have the thread send it after linger.ms."""
+        due = time.monotonic() + self._linger
+        if self._background is None and self._has_thread:
+            self._background = Background(self._turns, self._work, self._sender.receipts.call_back)
+            self._sender.work_on()
+        elif self._background is not None and due < self._background.looks_at:
+            self._background.wake()
+        gathering = self._gathering[key] = Gathering(self._sender.receipts.new(key), due)
+        return gathering
+
+    def _wake(self) -> None:
+        if self._background is not None:
+            self._background.wake()
+
+    def _await_room(self, topic: str, partition: int) -> None:
+        """Wait until records take less than buffer.memory."""
+        limit = self._cluster.config.buffer_memory
+        waiting = self._gathered + self._sender.size
+        if waiting < limit or not waiting:
+            return
+        until = time.monotonic() + self._max_block
+        try:
+            self._finish_all(until)
+            self._sender.await_room(until)
+        finally:
+            self._wake()
+        waiting = self._sender.size
+        if waiting and waiting >= limit:
+            named = self._cluster.config.named
+            raise BufferExhausted(
+                f"{waiting} bytes of records wait to be sent, {named('buffer.memory')}={limit}, and none was confirmed "
+                f"within {self._max_block:g} s ({named('max.block.ms')}): a record for {topic}-{partition} is not sent"
+            )
+
+    def _work(self) -> tuple[float, Collection[Connection]]:
+        """Do what is due, in the thread; return seconds and connections to wait for."""
+        if self._is_closed:
+            return math.inf, ()
+        try:
+            now = time.monotonic()
+            for key in [key for key, gathering in self._gathering.items() if gathering.due <= now]:
+                self._finish(key, now)
+            pause, connections = self._sender.step()
+        except KlogError as error:  # the next call raises it
+            _log.warning("records are not written: %s", error)
+            return math.inf, ()
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                return _PAUSE, ()
+            _log.exception("records are not written")
+            self._sender.fail(KlogError(f"the producer's thread has failed: {error!r}"))
+            return math.inf, ()
+        due = min((gathering.due for gathering in self._gathering.values()), default=math.inf)
+        return max(0.0, min(pause, due - time.monotonic())), connections
+
+    def send_arrow(self, rows: pa.Table | pa.RecordBatch, topic: str | None = None) -> None:
+        """Add the rows of an Arrow table or record batch as records, without a Python object per record.
+
+        Columns: value (string or binary) and, if present, key (the same), topic (string; `topic` replaces it),
+        partition (an integer), timestamp (a timestamp, or int64 in ms) and headers (list<struct<key: string, value:
+        binary>>). A null partition or timestamp is chosen as by `send`. The columns offset and timestampType, as
+        `Consumer.poll_arrow` returns them, are ignored. The rows of a call form batches of their own: pass thousands.
+
+        `InvalidRecords` names the column and its type, or the row, that is wrong; no row is added then.
+        """
+        from spark_klog.client.delivery.arrow import arrow_records
+
+        with self._turns:
+            self._check("send_arrow")
+            choose, size = self._sticky.next, self.batch_size
+            for name, partition, columns in arrow_records(rows, topic, self._count, choose, size, self._partitioning):
+                self._add_columns((name, partition), columns)
+            self._wake()
+
+    def _add_columns(self, key: TopicPartition, columns: RecordColumns) -> None:
+        self._finish(key)
         row = 0
         while row < columns.count:
             body, following, base, maximum = self._kernel.encode(columns, row, self.batch_size)
-            self._sender.add((topic, partition), body, following - row, base, maximum)
+            self._sender.add(key, body, following - row, base, maximum)
             row = following
 
-    def choose_partition(self, topic: str) -> int:
-        """The partition for the next batch of records without a key."""
-        return self._sticky.next(topic)
+    def _check(self, call: str) -> None:
+        """Raise the producer's earlier error, `ProducerClosed`, or `InvalidTransactionState` without a transaction."""
+        self._check_open(call)
+        self._sender.check()
+        if self._transactions is not None:
+            self._transactions.check_open(call)
 
-    def _finish(self, key: TopicPartition) -> None:
+    def _check_open(self, call: str) -> None:
+        if self._is_closed:
+            raise ProducerClosed(f"{call}: the producer is closed")
+
+    def _finish(self, key: TopicPartition, until: float = math.inf) -> None:
+        """Make a batch of what has gathered for a partition; `until`: see `Sender.add`."""
         gathering = self._gathering.pop(key, None)
-        if gathering is not None and gathering.count:  # none if its first record could not be encoded
-            self._sender.add(key, gathering.body, gathering.count, gathering.first_timestamp, gathering.max_timestamp)
+        if gathering is None:
+            return
+        self._gathered -= len(gathering.body)
+        if gathering.count:  # no records if the first one could not be encoded
+            first, last = gathering.first_timestamp, gathering.max_timestamp
+            self._sender.add(key, gathering.body, gathering.count, first, last, gathering.receipt, until)
+
+    def _finish_all(self, until: float = math.inf) -> None:
+        for key in list(self._gathering):
+            self._finish(key, until)
 
     def flush(self) -> None:
-        """Send all and wait for the answers."""
-        for key in list(self._gathering):
-            self._finish(key)
+        """Send all records and wait until they are confirmed, and `on_delivery` was called for them."""
+        try:
+            with self._turns:
+                self._flush()
+        finally:
+            self._sender.receipts.call_back()
+
+    def _flush(self) -> None:
+        self._check_open("flush")
+        self._finish_all()
         self._sender.flush()
 
-    def refresh(self) -> bool:
-        """Ask for the partitions and leaders of the topics used since the last call; everything must be flushed.
+    def _transactional(self) -> Transactions:
+        if self._transactions is None:
+            raise ConfigError(f"{self._cluster.config.named('transactional.id')} is not set: it names the transactions")
+        return self._transactions
 
-        False if the brokers belong to another cluster by now, which may give our producer id to somebody else: such a
-        producer must not be used any more. Errors as of `Cluster.partitions`.
+    def init_transactions(self) -> None:
+        """Fence other producers with this transactional.id and abort their transactions.
+
+        Call it once, first, and after `prepare_transaction` before the next transaction.
         """
-        cluster_id = self._cluster.cluster_id
-        topics = list(self._partitions)
-        self._partitions.clear()
-        self._sticky.end_turns()
-        found = self._cluster.partitions(topics, missing_ok=True)
-        self._refreshed = {topic: len(numbers) for topic, numbers in found.items()}
-        return self._cluster.cluster_id == cluster_id
+        with self._turns:
+            self._check_open("init_transactions")
+            self._transactional().init()
+            self._sender.reset()  # another epoch numbers its batches from 0 on
+
+    def begin_transaction(self) -> None:
+        """Begin a transaction. The broker learns of it with the first record."""
+        with self._turns:
+            self._check_open("begin_transaction")
+            self._transactional().begin()
+
+    def send_offsets_to_transaction(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        group: str | GroupMetadata,
+    ) -> None:
+        """Add a group's offsets, by (topic, partition), to the transaction: committed with it (KIP-447).
+
+        Offsets of a consumer that has subscribed need its `group_metadata()`: with the group's name alone the offsets
+        of a member whose partitions another one reads already are accepted, too. `ProtocolError` (ILLEGAL_GENERATION,
+        UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID) if it is outdated: abort the transaction. `UnsupportedVersionError` for
+        a member if the group's coordinator is older than Kafka 2.5: it would not compare the generation.
+        """
+        found = GroupMetadata(group) if isinstance(group, str) else group
+        with self._turns:
+            self._transactional().send_offsets(offsets, found.group, found.generation, found.member, found.instance)
+
+    def commit_transaction(self) -> None:
+        """Flush and commit. After `RequestTimedOut` or `ConnectionFailed` the outcome is open: call it again."""
+        transactions = self._transactional()
+        try:
+            with self._turns:
+                if not transactions.is_ending:
+                    transactions.check_open("commit_transaction")
+                    self._flush()
+                transactions.commit()
+        finally:
+            self._sender.receipts.call_back()
+
+    def prepare_transaction(self) -> PreparedTransaction | None:
+        """Flush, and leave the transaction to another process, which calls `Admin.end_transactions`.
+
+        None if nothing was written: there is nothing to end. Brokers abort the transaction after
+        transaction.timeout.ms. `init_transactions` makes the producer usable again; call it when the transaction has
+        ended, as it aborts a transaction that has not. Any version of Kafka with transactions (compare KIP-939).
+        """
+        try:
+            with self._turns:
+                transactions = self._transactional()
+                transactions.check_open("prepare_transaction")
+                self._flush()
+                return transactions.prepare()
+        finally:
+            self._sender.receipts.call_back()
+
+    def abort_transaction(self) -> None:
+        """Drop unsent records and abort the transaction. After an error call it again."""
+        try:
+            with self._turns:
+                self._abort_transaction(self._transactional())
+        finally:
+            self._sender.receipts.call_back()
+
+    def _abort_transaction(self, transactions: Transactions) -> None:
+        if not transactions.is_open:
+            transactions.abort()  # says why not
+        self._gathering.clear()
+        self._gathered = 0
+        if not self._sender.is_idle:
+            transactions.fail()
+        if transactions.has_failed:
+            self._sender.reset()  # another epoch numbers its batches from 0 on
+        aborted = TransactionAborted(f"the transaction of {transactions.transactional_id} was aborted")
+        self._sender.receipts.fail_all(aborted)
+        transactions.abort()
+
+    def refresh(self) -> bool:
+        """Fetch partitions and leaders of the topics used since the last call; call `flush` first.
+
+        False if the brokers now belong to another cluster: it may give this producer's id to another producer, so do
+        not use this one any more. Raises what `Cluster.partitions` raises.
+        """
+        with self._turns:
+            self._check_open("refresh")
+            cluster_id = self._cluster.cluster_id
+            topics = list(self._partitions)
+            self._partitions.clear()
+            self._sticky.end_turns()
+            found = self._cluster.partitions(topics, missing_ok=True)
+            self._refreshed = {topic: len(numbers) for topic, numbers in found.items()}
+            return self._cluster.cluster_id == cluster_id
 
     def close(self) -> None:
-        """Flush and close the connections."""
+        """Flush and close the connections; abort an open transaction. A second call does nothing."""
+        if self._is_closed:
+            return
         try:
-            self.flush()
-        finally:
+            if self._turns.is_forked:
+                pass
+            elif self._transactions is None:
+                self.flush()
+            elif self._transactions.is_open:
+                self.abort_transaction()
+        except ConcurrentUse:
+            raise
+        except ProducerClosed:
+            return  # by another thread meanwhile
+        except BaseException:
             self.abort()
+            raise
+        self.abort()
 
     def abort(self) -> None:
-        """Close the connections. Records that have not been flushed may be written or not."""
+        """Close the connections. Records that were not flushed may or may not be written.
+
+        Another thread's call ends with `ProducerClosed`, or without its connection after max.block.ms.
+        """
+        if self._turns.is_forked:
+            self._is_closed = True
+            self._cluster.close()
+            return
+        self._turns.check()
+        self._is_closed = True
+        self._sender.stop()
+        if self._background is not None:
+            self._background.stop()
+        try:
+            with self._turns:
+                self._end()
+        except RequestTimedOut:  # the thread ends, too, when that call ends
+            self._end()
+        else:
+            if self._background is not None and not self._sender.receipts.is_calling:
+                self._background.join()
+        self._sender.receipts.call_back()
+
+    def _end(self) -> None:
         self._cluster.close()
+        self._sender.receipts.fail_all(ProducerClosed("the producer was closed before the record was confirmed"))
 
     def __enter__(self) -> Producer:
         return self
@@ -204,5 +472,10 @@ class Producer:
     ) -> None:
         if kind is None:
             self.close()
-        else:
+            return
+        try:
+            if self._transactions is not None and self._transactions.is_open:
+                with suppress(KlogError), self._cluster.within(_LAST_ABORT_MS):  # else readers wait for its timeout
+                    self.abort_transaction()
+        finally:
             self.abort()

@@ -1,4 +1,4 @@
-"""What records are like: a small fetch from each partition, all of a broker's in one request."""
+"""Sample records: a small fetch from each partition, with one request per broker."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _GROWTH = 4
 
 
 def record_sizes(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
-    """Bytes in the log, as they are compressed, for each offset from the given one on; of partitions that have some.
+    """Estimate the compressed bytes per offset after the given offsets, from the first batches.
 
-    An estimate from the first batches. Errors as of `Cluster.attempt`.
+    Partitions without records there are left out. Raises what `Cluster.attempt` raises.
     """
     return {key: _record_size(headers, offsets[key]) for key, headers in _sample(cluster, offsets).items()}
 
 
 def timestamp_types(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """The type of timestamps (see `records.contract`) of the batch with the offset, where there is one."""
+    """The timestamp type (see `records.contract`) of the batch at each offset; partitions without one are left out."""
     return {key: headers[0].timestamp_type for key, headers in _sample(cluster, offsets).items()}
 
 
 def _record_size(headers: list[Header], offset: int) -> float:
     is_wrapper = isinstance(headers[0], MessageHeader) and headers[0].codec_id
-    first = offset if is_wrapper else headers[0].base_offset  # a wrapper does not say where it begins
+    first = offset if is_wrapper else headers[0].base_offset  # a compressed message has only its last offset
     return sum(header.size for header in headers) / max(1, headers[-1].next_offset - first)
 
 
 def _sample(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, list[Header]]:
-    """The headers of a few batches from each offset on; without those partitions that give none."""
+    """The headers of a few batches from each offset on; partitions without any are left out."""
     found: dict[TopicPartition, list[Header]] = {}
     rest, size, largest = dict(offsets), _SAMPLE_BYTES, max(_SAMPLE_BYTES, cluster.config.partition_fetch_bytes)
     while rest:
@@ -52,9 +52,9 @@ def _sample(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[Top
 
 
 def _ask(cluster: Cluster, offsets: Mapping[TopicPartition, int], size: int) -> dict[TopicPartition, list[Header]]:
-    """The headers in so many bytes of each partition that has some; [] where the first batch is larger.
+    """The headers in the first `size` bytes of each partition that has records; [] if the first batch is larger.
 
-    Apache Kafka gives such a batch to the first partition of a request only.
+    Apache Kafka returns such a batch for the first partition of a request only.
     """
     found: dict[TopicPartition, list[Header]] = {}
     for key, entry in small_fetch(cluster, offsets, size):
@@ -67,10 +67,10 @@ def _ask(cluster: Cluster, offsets: Mapping[TopicPartition, int], size: int) -> 
 def small_fetch(
     cluster: Cluster, offsets: Mapping[TopicPartition, int], size: int
 ) -> Iterator[tuple[TopicPartition, Message]]:
-    """The entries of Fetch responses for up to `size` bytes from each partition; they last until the next one is taken.
+    """Yield the entries of Fetch responses for up to `size` bytes of each partition; each is valid until the next one.
 
-    Errors as of `Cluster.connection`, to be used in `Cluster.attempt`; those of a partition are in its entry.
-    Partitions without a leader are left out.
+    Use it within `Cluster.attempt`: it raises what `Cluster.connection` raises. Errors of a partition are in its entry;
+    partitions without a leader are left out.
     """
     leaders, _ = cluster.by_leader(offsets)
     for node, topics in leaders.items():
@@ -99,7 +99,7 @@ def small_fetch(
 
 
 def _headers(entry: Message) -> list[Header] | None:
-    """None where there is an error, or no batches: reading will say what is wrong."""
+    """The batch headers of an entry; None if it has an error or can't be decoded, which the real fetch will report."""
     if entry["error_code"]:
         return None
     try:

@@ -1,9 +1,9 @@
-"""The places where a group's offsets are kept, by one interface.
+"""Stores of a group's offsets, with one interface.
 
 kafka://HOST:PORT,HOST:PORT              the group's coordinator
 zookeeper://HOST:PORT,HOST:PORT/CHROOT   /consumers/GROUP/offsets/TOPIC/PARTITION
-PATH, file:///PATH, s3://..., ...        the same as plain files, see `directories.opening.open_tree`
-checkpoint:///PATH, checkpoint:URI       the checkpoint of a Spark query, to be read only
+PATH, file:///PATH, s3://..., ...        the same layout in files, see `directories.opening.open_tree`
+checkpoint:///PATH, checkpoint:URI       the checkpoint of a Spark query, read-only
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.groups import describe_group
-from spark_klog.client.offsets import GroupOffsets
 from spark_klog.directories.addresses import local_path
 from spark_klog.directories.checkpoint import checkpoint_offsets
 from spark_klog.directories.offsets import OffsetDirectory
@@ -31,36 +30,36 @@ _READ_ONLY = (
 
 
 class OffsetStore(Protocol):
-    """The offsets of one group in one place; errors are `KlogError`s."""
+    """The offsets of one group in one store; errors are `KlogError`s."""
 
-    #: What kind of place: kafka, zookeeper, files or checkpoint.
+    #: The kind of store: kafka, zookeeper, files or checkpoint.
     kind: str
 
     @property
     def cluster(self) -> Cluster | None:
-        """The cluster of a coordinator, None elsewhere."""
+        """The cluster, if the store is the group's coordinator; None otherwise."""
 
     def fetch(self) -> dict[TopicPartition, int]:
-        """All offsets (of the next record to read) there are."""
+        """All offsets in the store; each is that of the next record to read."""
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Write offsets; partitions that are not named keep theirs."""
+        """Write offsets; other partitions keep theirs."""
 
     def members(self) -> list[str]:
-        """The consumers of the group that are known to run, as far as the place tells."""
+        """The running consumers of the group, if the store knows them; otherwise empty."""
 
 
 @contextmanager
 def open_store(address: str, group: str, settings: Mapping[str, str], writing: bool = False) -> Iterator[OffsetStore]:
-    """The offsets of `group` at an address; `settings` are those of the client where it is a cluster's.
+    """Open the offsets of `group` at an address; `settings` are client settings, used if the address is a cluster's.
 
-    `ConfigError` for an address that is none, or where `writing` is meant and can't be; `ConnectionFailed`,
+    `ConfigError` for an invalid address, or if `writing` is set and the store is read-only; `ConnectionFailed`,
     `DirectoryError`.
     """
     if address.startswith(_KAFKA):
         servers = address[len(_KAFKA) :].rstrip("/")
-        with Cluster.connect({**settings, "bootstrap.servers": servers}) as cluster:
-            yield CoordinatorStore(cluster, group)
+        with Admin({**settings, "bootstrap.servers": servers}) as admin:
+            yield CoordinatorStore(admin, group)
     elif address.startswith(_CHECKPOINT):
         if writing:
             raise ConfigError(_READ_ONLY)
@@ -75,26 +74,26 @@ def open_store(address: str, group: str, settings: Mapping[str, str], writing: b
 
 
 class CoordinatorStore:
-    """In __consumer_offsets, by the group's coordinator."""
+    """Offsets in __consumer_offsets, through the group's coordinator."""
 
     kind = "kafka"
 
-    def __init__(self, cluster: Cluster, group: str) -> None:
-        self.cluster = cluster
-        self._offsets = GroupOffsets(cluster, group)
+    def __init__(self, admin: Admin, group: str) -> None:
+        self.cluster = admin.cluster
+        self._admin, self._group = admin, group
 
     def fetch(self) -> dict[TopicPartition, int]:
-        return self._offsets.fetch()
+        return {key: found.offset for key, found in self._admin.list_group_offsets(self._group).items()}
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        self._offsets.commit(offsets)
+        self._admin.alter_group_offsets(self._group, offsets).check()
 
     def members(self) -> list[str]:
-        return [member.member_id for member in describe_group(self.cluster, self._offsets.group).members]
+        return [member.member_id for member in self._admin.describe_group(self._group).members]
 
 
 class _TreeStore:
-    """In ZooKeeper or as plain files. A local folder comes into being by a commit, not by a look."""
+    """Offsets in ZooKeeper or in files. Only `commit` creates a local folder; `fetch` does not."""
 
     cluster = None
 

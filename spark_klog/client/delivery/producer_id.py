@@ -1,4 +1,4 @@
-"""Producer ids and sequence numbers, by which brokers recognise a batch that is sent again (KIP-98, KIP-360)."""
+"""Producer ids and sequence numbers, by which brokers detect duplicate batches (KIP-98, KIP-360)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MAX_INT32 = 0x7FFFFFFF
 
 @dataclass
 class Numbering:
-    """How a partition's batches are numbered: each sequence is that of a batch's first record.
+    """The producer id, epoch and next sequence of a partition; a batch has the sequence of its first record.
 
-    Epochs are raised partition by partition: a broker compares them within a partition only.
+    Each partition has its own epoch, since brokers compare epochs only within a partition.
     """
 
     producer_id: int
@@ -27,17 +27,17 @@ class Numbering:
     next_sequence: int = 0
 
     def take(self, count: int) -> int:
-        """The sequence of a batch of `count` records; after 2^31 - 1 comes 0."""
+        """Take the sequence for a batch of `count` records; after 2^31 - 1 it wraps to 0."""
         sequence = self.next_sequence
         self.next_sequence = (sequence + count) & _MAX_INT32
         return sequence
 
 
 class ProducerIds:
-    """Gives each partition its numbering, from one producer id; none if the producer is not idempotent.
+    """Give each partition a numbering from one producer id, or none if the producer is not idempotent.
 
-    It is not with enable.idempotence=false or without acks=all, nor at brokers before 0.11, which are a
-    `UnsupportedVersionError` with enable.idempotence=true.
+    It is not idempotent with enable.idempotence=false, without acks=all, or with brokers before 0.11; the latter raise
+    `UnsupportedVersionError` if enable.idempotence=true is set.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -46,12 +46,14 @@ class ProducerIds:
         self._current: tuple[int, int] | None = None
 
     def numbering(self) -> Numbering | None:
-        """A numbering from 0 on; the first call asks a broker for a producer id, within delivery.timeout.ms."""
+        """A numbering from 0; the first call asks a broker for a producer id, within delivery.timeout.ms."""
         if not self._is_idempotent:
             return None
         if self._current is None:
             try:
-                self._current = self._cluster.attempt(self._ask, self._cluster.config.delivery_timeout_ms)
+                self._current = self._cluster.attempt(
+                    self._ask, self._cluster.config.delivery_timeout_ms, "delivery.timeout.ms"
+                )
             except (ConnectionFailed, RequestTimedOut) as error:
                 seconds = self._cluster.config.delivery_timeout_ms / 1000
                 limit = self._cluster.config.named("delivery.timeout.ms")
@@ -65,7 +67,7 @@ class ProducerIds:
         return Numbering(*self._current)
 
     def renewed(self, numbering: Numbering) -> Numbering:
-        """A numbering from 0 on that the partition's leader takes, whatever it knows of the present one."""
+        """A numbering from 0 that the leader accepts in any state: with the next epoch, or with a new producer id."""
         if numbering.epoch < _LAST_EPOCH:
             return Numbering(numbering.producer_id, numbering.epoch + 1)
         if self._current is not None and self._current[0] == numbering.producer_id:

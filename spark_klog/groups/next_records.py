@@ -1,4 +1,4 @@
-"""When the next records to read were written: small fetches from their partitions."""
+"""Timestamps of the next records to read, found by small fetches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GROWTH = 8
 
 
 class _Seen(NamedTuple):
-    """What a fetch showed: whether the record was there, its timestamp; if not, where to look on (None: nowhere)."""
+    """The result of a fetch: whether the record was found, its timestamp, and if not where to continue (None: end)."""
 
     is_found: bool
     timestamp: int | None
@@ -30,10 +30,10 @@ _UNKNOWN, _AT_END = _Seen(True, None, None), _Seen(False, None, None)
 
 
 def next_timestamps(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-    """The timestamp (ms) of the first record at or after the offset of each partition, control records left out.
+    """The timestamp (ms) of the first data record at or after each partition's offset.
 
-    None where the record has none or can't be read; partitions without such a record are left out. Errors as of
-    `Cluster.attempt`.
+    None if the record has no timestamp or can't be read; partitions without such a record are left out. Raises what
+    `Cluster.attempt` raises.
     """
     found: dict[TopicPartition, int | None] = {}
     rest, size = dict(offsets), _FIRST_BYTES
@@ -49,7 +49,7 @@ def next_timestamps(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> 
                 else:
                     found[key] = None
         if any(offset == rest[key] for key, offset in following.items()):
-            size = min(_GROWTH * size, largest)  # the first batch is larger
+            size = min(_GROWTH * size, largest)  # the first batch is larger than the fetch
         rest = following
     return found
 

@@ -1,23 +1,24 @@
-"""How far a group is behind, by each place that keeps its offsets: in records and in time."""
+"""The lag of a group in records and in time, for each store that keeps its offsets."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.next_records import next_timestamps
-from spark_klog.client.offset_moves import existing
 from spark_klog.client.offsets import list_offsets
+from spark_klog.clock import system_ms
+from spark_klog.groups.moves import existing
+from spark_klog.groups.next_records import next_timestamps
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 
 
 @dataclass(frozen=True)
 class Lag:
-    """An offset, and what waits there: records, and ms since the next record was written.
+    """A committed offset, the number of records after it, and ms since the next record was written.
 
-    None where it can't be told: the cluster has no such partition, or the record no timestamp.
+    `records` and `time_ms` are None if the cluster does not have the partition, `time_ms` also if the record has no
+    timestamp or can't be read.
     """
 
     offset: int
@@ -27,7 +28,7 @@ class Lag:
 
 @dataclass(frozen=True)
 class PartitionLag:
-    """A partition: its latest offset (None: the cluster does not have it), and the lag by each store with an offset."""
+    """A partition's latest offset (None if the cluster does not have the partition), and the lag for each store."""
 
     topic: str
     partition: int
@@ -38,9 +39,9 @@ class PartitionLag:
 def partition_lags(
     cluster: Cluster, offsets: Mapping[str, Mapping[TopicPartition, int]], also: Collection[TopicPartition] = ()
 ) -> list[PartitionLag]:
-    """The lag of all partitions that have an offset in one of the stores (by name), and of those in `also`.
+    """The lag of all partitions that have an offset in a store (`offsets` is by the store's name) or are in `also`.
 
-    Errors as of `Cluster.attempt`.
+    Raises what `Cluster.attempt` raises.
     """
     partitions = sorted({key for stored in offsets.values() for key in stored}.union(also))
     there = existing(cluster, partitions)
@@ -59,10 +60,10 @@ def _lags(
     earliest: Mapping[TopicPartition, int],
     latest: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, Lag]:
-    # who is before the first record reads on from there
+    # a consumer whose offset is before the first record continues at the first record
     behind = {key: max(offset, earliest[key]) for key, offset in stored.items() if offset < latest.get(key, -1)}
     written = next_timestamps(cluster, behind)
-    now = time.time_ns() // 1_000_000
+    now = system_ms()
     found = {}
     for key, offset in stored.items():
         if key not in latest:

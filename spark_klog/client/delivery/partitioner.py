@@ -1,7 +1,7 @@
-"""Partitions of records without a key: one until a batch is full, then the next (KIP-480, KIP-794).
+"""Choose partitions for records without a key: one until a batch is full, then the next (KIP-480, KIP-794).
 
-The first one is drawn at random, so that many small producers spread evenly, too; then they take turns. Partitions
-without a leader are passed over while others have one.
+The first partition is random, so that many small producers spread evenly; then the partitions take turns. Partitions
+without a leader are skipped while others have one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 
 class StickyPartitioner:
-    """Chooses per topic. `available(topic)` gives the partitions to choose from, never none of them."""
+    """Choose a partition per topic. `available(topic)` returns the partitions to choose from, at least one."""
 
     def __init__(self, available: Callable[[str], Sequence[int]], batch_bytes: int) -> None:
         self._available = available
@@ -26,17 +26,17 @@ class StickyPartitioner:
         return self._current[topic]
 
     def filled(self, topic: str, size: int) -> None:
-        """Count bytes that went to the current partition; a batch of them ends its turn."""
+        """Count bytes added to the current partition; a full batch ends its turn."""
         self._filled[topic] = self._filled.get(topic, 0) + size
         if self._filled[topic] >= self._batch_bytes:
             self.next(topic)
 
     def end_turns(self) -> None:
-        """Choose anew for each topic's next record: the partitions may have changed."""
+        """Choose again at each topic's next record: the partitions may have changed."""
         self._filled.clear()
 
     def next(self, topic: str) -> int:
-        """The partition whose turn is next, which becomes the current one."""
+        """Go to the next partition in turn and return it."""
         available = self._available(topic)
         before = self._current.get(topic)
         if before is None:

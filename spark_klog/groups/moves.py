@@ -1,4 +1,4 @@
-"""Where a group's offsets are to go: what a target means for each partition, within what the partition has."""
+"""Resolve an offset target (a time, a shift, an offset) to one offset per partition, within the partition's range."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 
 @dataclass(frozen=True)
 class ToTime:
-    """The first record at or after a time (ms), the end where none is that late; EARLIEST or LATEST."""
+    """The first record at or after a time (ms), or the end if there is none; or EARLIEST or LATEST."""
 
     time: int
 
 
 @dataclass(frozen=True)
 class ShiftBy:
-    """So many records on, or back where it is negative."""
+    """A number of records forward, or back if it is negative."""
 
     records: int
 
@@ -37,7 +37,7 @@ Target = ToTime | ShiftBy | ToOffset
 
 
 class Change(NamedTuple):
-    """A partition's offset in a store before (None: there was none) and after (None: it is left as it is), and why."""
+    """A partition's old offset in a store (None: it had none), the new one (None: unchanged), and a note on why."""
 
     topic: str
     partition: int
@@ -46,13 +46,13 @@ class Change(NamedTuple):
     note: str = ""
 
 
-def wanted_offsets(
+def target_offsets(
     cluster: Cluster,
     target: Target,
     partitions: Collection[TopicPartition],
     current: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, int]:
-    """What the target means for each partition; `ConfigError` where it can't be told."""
+    """The offset that the target means for each partition; `ConfigError` to shift partitions without an offset."""
     if isinstance(target, ToOffset):
         return dict.fromkeys(partitions, target.offset)
     if isinstance(target, ToTime):
@@ -65,20 +65,20 @@ def wanted_offsets(
 
 
 def plan_changes(
-    current: Mapping[TopicPartition, int], wanted: Mapping[TopicPartition, int], cluster: Cluster | None
+    current: Mapping[TopicPartition, int], targets: Mapping[TopicPartition, int], cluster: Cluster | None
 ) -> list[Change]:
-    """The change of each wanted offset.
+    """The change for each target offset.
 
-    With a cluster, offsets are clamped to what the partition has, and the note says so; partitions that the cluster
-    does not have are left as they are.
+    With a cluster, offsets are clamped to the partition's range, and the note says so; partitions that the cluster does
+    not have are left unchanged.
     """
     if cluster is None:
-        return [Change(*key, current.get(key), offset) for key, offset in sorted(wanted.items())]
-    there = existing(cluster, wanted)
+        return [Change(*key, current.get(key), offset) for key, offset in sorted(targets.items())]
+    there = existing(cluster, targets)
     first = list_offsets(cluster, dict.fromkeys(there, EARLIEST))
     end = list_offsets(cluster, dict.fromkeys(there, LATEST))
     changes = []
-    for key, offset in sorted(wanted.items()):
+    for key, offset in sorted(targets.items()):
         if key not in first:
             changes.append(Change(*key, current.get(key), None, "the cluster has no such partition: left as it is"))
             continue
@@ -89,7 +89,7 @@ def plan_changes(
 
 
 def existing(cluster: Cluster, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
-    """Those of the partitions that the cluster has, with a leader."""
+    """The given partitions that exist in the cluster and have a leader."""
     topics = {topic for topic, _ in partitions}
     led = {
         (name, entry["partition_index"])

@@ -1,0 +1,295 @@
+"""What all calls of the admin client share: the lock, the deadline, attempts for each item, and routing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from spark_klog.client.admin.outcomes import Outcomes
+from spark_klog.client.admin.settings import admin_config
+from spark_klog.client.answers import answer_error, by_key, worst
+from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.coordinator import find_coordinator
+from spark_klog.errors import (
+    AdminClosed,
+    AuthenticationError,
+    ConnectionFailed,
+    DecodeError,
+    ErrorCode,
+    KlogError,
+    ProtocolError,
+    RequestTimedOut,
+    UnsupportedVersionError,
+)
+from spark_klog.protocol.codec import Message
+from spark_klog.protocol.schema import Api
+from spark_klog.protocol.tables.coordinator import GROUP
+
+_K = TypeVar("_K", bound=Hashable)
+_V = TypeVar("_V")
+#: Seconds in which a broker may learn of a topic that another one has created; after that the topic does not exist.
+_UNKNOWN_SECONDS = 1.0
+
+
+class AdminCalls:
+    """The base of the families of calls."""
+
+    def __init__(self, settings: Mapping[str, Any] | Cluster) -> None:
+        if isinstance(settings, Cluster):
+            #: For the package's own use; not thread-safe.
+            self.cluster = settings
+            self._timeout_ms, self._limit = settings.config.request_timeout_ms, "request.timeout.ms"
+        else:
+            config = admin_config(settings)
+            self.cluster = Cluster(config.client)
+            self._timeout_ms, self._limit = config.api_timeout_ms, "default.api.timeout.ms"
+            try:
+                self.cluster.metadata([])
+            except BaseException:
+                self.cluster.close()
+                raise
+        self._lock = threading.RLock()
+        self._is_closed = False
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Admit one thread, and bound the block, with the wait for other threads, by the timeout of a call."""
+        seconds = self._timeout_ms / 1000
+        until = time.monotonic() + seconds
+        if not self._lock.acquire(timeout=seconds):
+            raise RequestTimedOut(f"calls of other threads took {seconds:g} s ({self._limit})")
+        try:
+            if self._is_closed:
+                raise AdminClosed("the admin client is closed")
+            with self.cluster.within(1000 * (until - time.monotonic()), self._limit):
+                yield
+        finally:
+            self._lock.release()
+
+    @property
+    def _broker_timeout_ms(self) -> int:
+        """The time for a broker to make a change: it answers REQUEST_TIMED_OUT before this client gives up."""
+        return max(1, self.cluster.config.request_timeout_ms * 9 // 10)
+
+    def _attempt(self, action: Callable[[], _V]) -> _V:
+        """Run `action` until it succeeds, see `Cluster.attempt`, within the timeout of the call."""
+        return self.cluster.attempt(action, self._timeout_ms, self._limit)
+
+    def _each(
+        self,
+        keys: Iterable[_K],
+        ask: Callable[[list[_K]], Mapping[_K, _V | KlogError]],
+        *,
+        waits_for_topics: bool = False,
+    ) -> Outcomes[_K, _V]:
+        """Ask for the items until none has a retriable error or the time is over.
+
+        A topic that does not exist is a final error after a second, or with `waits_for_topics` at the end of the time.
+        What `ask` raises is retried for all items if it is retriable; it is the call's error if none was answered.
+        """
+        found: dict[_K, _V | KlogError] = {}
+        #: The errors of the last attempt if `ask` raised.
+        refused: dict[_K, KlogError] = {}
+        wanted = list(dict.fromkeys(keys))
+        rest = wanted
+        unknown_until = time.monotonic() + _UNKNOWN_SECONDS
+
+        def is_passing(result: object) -> bool:
+            if not isinstance(result, ProtocolError):
+                return isinstance(result, ConnectionFailed | RequestTimedOut)
+            is_missing = result.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            is_late = is_missing and not waits_for_topics and time.monotonic() > unknown_until
+            return result.retriable and not is_late
+
+        def ask_rest() -> None:
+            nonlocal rest
+            try:
+                found.update(ask(rest))
+            except (ConnectionFailed, RequestTimedOut, ProtocolError) as refusal:
+                refused.update(dict.fromkeys(rest, refusal))
+                raise
+            refused.clear()
+            rest = [key for key in rest if is_passing(found[key])]
+            if rest:
+                raise worst([error for key in rest if isinstance(error := found[key], KlogError)])
+
+        try:
+            if wanted:
+                self._attempt(ask_rest)
+        except (ConnectionFailed, RequestTimedOut, ProtocolError):
+            found |= refused
+            if not any(_is_answered(result) for result in found.values()) or found.keys() == refused.keys():
+                raise
+        return Outcomes({key: found[key] for key in wanted})
+
+    def _ask_brokers(
+        self,
+        api: Api,
+        by_node: Mapping[int, Collection[_K]],
+        request: Callable[[Collection[_K]], Message],
+        entries: Callable[[Message], Iterable[tuple[_K, Message]]],
+        what: Callable[[_K], str],
+        accepted: Collection[ErrorCode] = (),
+    ) -> dict[_K, Message | KlogError]:
+        """Ask each broker for its items at once; the entry of each item in the response, or its error.
+
+        Entries with an `accepted` code are not errors.
+        """
+        found: dict[_K, Message | KlogError] = {}
+        requests = {node: request(keys) for node, keys in by_node.items()}
+        for node, answer in self.cluster.request_each(api, requests).items():
+            keys = by_node[node]
+            try:
+                if isinstance(answer, KlogError):
+                    raise answer
+                answered = by_key(api, answer, entries(answer), keys)
+            except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
+                found |= dict.fromkeys(keys, error)
+            else:
+                for key, entry in answered.items():
+                    is_accepted = entry["error_code"] in accepted
+                    found[key] = entry if is_accepted else _entry_or_error(api, entry, what(key))
+        return found
+
+    def _ask_leaders(
+        self,
+        api: Api,
+        partitions: Collection[TopicPartition],
+        request: Callable[[Collection[TopicPartition]], Message],
+        entries: Callable[[Message], Iterable[tuple[TopicPartition, Message]]],
+    ) -> dict[TopicPartition, Message | KlogError]:
+        """Like `_ask_brokers`, of the partitions' leaders."""
+        leaders, failures = self.cluster.by_leader(partitions)
+        by_node = {
+            node: [(topic, one) for topic in topics for one in topics[topic]] for node, topics in leaders.items()
+        }
+        answered = self._ask_brokers(api, by_node, request, entries, lambda key: f"{api.name} of {key[0]}-{key[1]}")
+        return {**failures, **answered}
+
+    def _ask_nodes(self, api: Api, nodes: Collection[int], request: Message) -> dict[int, Message | KlogError]:
+        """Ask brokers by their ids; each has its response or its error."""
+        found: dict[int, Message | KlogError] = {node: no_broker(node) for node in nodes if not self._knows(node)}
+        asked = {node: request for node in nodes if node not in found}
+        for node, answer in self.cluster.request_each(api, asked).items():
+            is_error = not isinstance(answer, KlogError) and answer.get("error_code")
+            found[node] = answer_error(api, is_error, f"{api.name} of broker {node}") if is_error else answer
+            if isinstance(answer, UnsupportedVersionError | DecodeError | AuthenticationError):
+                raise answer
+        return found
+
+    def _knows(self, node: int) -> bool:
+        """Whether a broker is part of the cluster; fetches metadata if the last ones do not name it."""
+        if node not in self.cluster.nodes:
+            self.cluster.metadata([])
+        return node in self.cluster.nodes
+
+    def _coordinators(
+        self, keys: Iterable[str], kind: int = GROUP
+    ) -> tuple[dict[int, list[str]], dict[str, KlogError]]:
+        """The groups or transactional ids by coordinator, and the errors of those that have none now."""
+        by_node: dict[int, list[str]] = {}
+        failures: dict[str, KlogError] = {}
+        for key in keys:
+            try:
+                by_node.setdefault(find_coordinator(self.cluster, key, kind), []).append(key)
+            except ProtocolError as error:
+                failures[key] = error
+        return by_node, failures
+
+    def _change(
+        self,
+        api: Api,
+        keys: Iterable[_K],
+        request: Callable[[Collection[_K]], Message],
+        entries: Callable[[Message], Iterable[tuple[_K, Message]]],
+        what: Callable[[_K], str],
+        made_before: Callable[[_K, ErrorCode], bool] = lambda key, code: False,
+    ) -> Outcomes[_K, Message]:
+        """Ask the controller to change items; the entry of each in the response, {} if the response was lost.
+
+        If a response was lost or late, the broker may have made the change and refuses it in the next attempt:
+        `made_before` then decides whether that error shows that the change is there.
+        """
+        is_answer_lost: set[_K] = set()
+
+        def result(key: _K, entry: Message) -> Message | KlogError:
+            found = _entry_or_error(api, entry, what(key))
+            if isinstance(found, ProtocolError):
+                if found.code == ErrorCode.REQUEST_TIMED_OUT:
+                    is_answer_lost.add(key)
+                elif key in is_answer_lost:
+                    try:
+                        return {} if made_before(key, found.code) else found
+                    except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
+                        # the other items' outcomes in this response stand
+                        return RequestTimedOut(
+                            f"{what(key)}: an earlier answer was lost, and the check failed: {error}"
+                        )
+            return found
+
+        def ask(rest: list[_K]) -> dict[_K, Message | KlogError]:
+            node = self.cluster.controller()
+            try:
+                answer = self.cluster.request(node, api, request(rest))
+            except (ConnectionFailed, RequestTimedOut):
+                is_answer_lost.update(rest)
+                raise
+            return {key: result(key, entry) for key, entry in by_key(api, answer, entries(answer), rest).items()}
+
+        return self._each(keys, ask)
+
+    def close(self) -> None:
+        """Close the connections, after the call of another thread if there is one. Later calls raise `AdminClosed`."""
+        with self._lock:
+            self._is_closed = True
+            self.cluster.close()
+
+
+def _is_answered(result: object) -> bool:
+    """Whether a broker has answered for an item, be it with an error."""
+    return not isinstance(result, ConnectionFailed | RequestTimedOut)
+
+
+def _entry_or_error(api: Api, entry: Message, what: str) -> Message | KlogError:
+    """An entry of a response, or its error with the broker's message."""
+    if not entry["error_code"]:
+        return entry
+    reason = entry.get("error_message")
+    return answer_error(api, entry["error_code"], f"{what} ({reason})" if reason else what)
+
+
+def by_field(results: str, key: str) -> Callable[[Message], Iterator[tuple[Any, Message]]]:
+    """A function that yields the entries in the field `results` of a response, by their field `key`."""
+
+    def entries(answer: Message) -> Iterator[tuple[Any, Message]]:
+        for entry in answer[results]:
+            yield entry[key], entry
+
+    return entries
+
+
+def mapped(outcomes: Outcomes[_K, Message], result: Callable[[Message], _V]) -> Outcomes[_K, _V]:
+    """The outcomes with `result` of the response's entry for success; a `ProtocolError` of `result` is the outcome."""
+
+    def outcome(entry: Message | KlogError) -> _V | KlogError:
+        try:
+            return entry if isinstance(entry, KlogError) else result(entry)
+        except ProtocolError as error:
+            return error
+
+    return Outcomes({key: outcome(entry) for key, entry in outcomes.items()})
+
+
+def without_results(outcomes: Outcomes[_K, Message]) -> Outcomes[_K, None]:
+    """The outcomes with None for success."""
+    return mapped(outcomes, lambda _: None)
+
+
+def no_broker(node: int) -> KlogError:
+    """The error of a broker that is not part of the cluster."""
+    return ProtocolError(
+        ErrorCode.BROKER_NOT_AVAILABLE, f"broker {node}", advice="the cluster has no broker with this id now"
+    )

@@ -1,0 +1,266 @@
+"""Transactions and the producers of partitions: list, describe, end and abort them (KIP-664)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from spark_klog.client.admin.calls import AdminCalls, by_field, mapped, without_results
+from spark_klog.client.admin.checks import items_of, name_of, names_of, number_of, one_of, partition_of, partitions_of
+from spark_klog.client.admin.outcomes import Outcomes
+from spark_klog.client.answers import check_code
+from spark_klog.client.cluster import TopicPartition
+from spark_klog.client.coordinator import find_coordinator
+from spark_klog.client.delivery.transactions import PreparedTransaction
+from spark_klog.client.offsets import numbers_by_topic, partition_entries
+from spark_klog.errors import (
+    ConnectionFailed,
+    DecodeError,
+    ErrorCode,
+    KlogError,
+    ProtocolError,
+    RequestTimedOut,
+    UnsupportedVersionError,
+)
+from spark_klog.protocol.apis import (
+    DESCRIBE_PRODUCERS,
+    DESCRIBE_TRANSACTIONS,
+    END_TXN,
+    LIST_TRANSACTIONS,
+    WRITE_TXN_MARKERS,
+)
+from spark_klog.protocol.codec import Message
+from spark_klog.protocol.tables.coordinator import TRANSACTION
+
+_MAX_INT16, _MAX_INT32 = 0x7FFF, 0x7FFFFFFF
+_STATES = (
+    "Empty",
+    "Ongoing",
+    "PrepareCommit",
+    "PrepareAbort",
+    "CompleteCommit",
+    "CompleteAbort",
+    "Dead",
+    "PrepareEpochFence",
+)
+#: The first version of ListTransactions with a filter by duration (KIP-994).
+_FIRST_WITH_DURATION = 1
+
+
+@dataclass(frozen=True)
+class TransactionListing:
+    """A transactional id; `state` is the coordinator's: Empty, Ongoing, PrepareCommit, CompleteCommit and so on."""
+
+    transactional_id: str
+    producer_id: int
+    state: str
+    coordinator: int
+
+
+@dataclass(frozen=True)
+class TransactionDescription:
+    """A transactional id with its transaction; `started` is in ms since 1970, None without an open transaction."""
+
+    transactional_id: str
+    state: str
+    timeout_ms: int
+    started: int | None
+    producer_id: int
+    producer_epoch: int
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True)
+class ProducerState:
+    """A producer of a partition as its leader knows it.
+
+    `last_sequence` and `last_timestamp` (ms) are None if unknown, `transaction_start` is the first offset of its open
+    transaction, None if it has none.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int | None
+    last_timestamp: int | None
+    coordinator_epoch: int
+    transaction_start: int | None
+
+
+class TransactionCalls(AdminCalls):
+    """Calls about transactions."""
+
+    def list_transactions(
+        self,
+        *,
+        states: Iterable[str] = (),
+        producer_ids: Iterable[int] = (),
+        longer_than_ms: int | None = None,
+    ) -> list[TransactionListing]:
+        """The transactional ids of all brokers, sorted, of these states and producers if any are given.
+
+        `states` are those of `TransactionListing`, in any case; `ConfigError` for others. With `longer_than_ms` (Kafka
+        3.8) only transactions that are open for longer. ListTransactions (Kafka 3.0).
+        """
+        request: Message = {
+            "state_filters": [one_of("a state", name, _STATES) for name in names_of("states", states)],
+            "producer_id_filters": [number_of("a producer id", one) for one in items_of("producer_ids", producer_ids)],
+        }
+        if longer_than_ms is not None:
+            request["duration_filter"] = number_of("longer_than_ms", longer_than_ms)
+
+        def ask() -> list[TransactionListing]:
+            self.cluster.metadata([])
+            return [listing for node in self.cluster.nodes for listing in listed(node)]
+
+        def listed(node: int) -> Iterator[TransactionListing]:
+            version = self.cluster.version_of(node, LIST_TRANSACTIONS)
+            if longer_than_ms is not None and version < _FIRST_WITH_DURATION:
+                raise UnsupportedVersionError("ListTransactions with longer_than_ms needs Kafka 3.8 or later")
+            answer = self.cluster.request(node, LIST_TRANSACTIONS, request)
+            check_code(LIST_TRANSACTIONS, answer["error_code"], f"ListTransactions of broker {node}")
+            for entry in answer["transaction_states"]:
+                yield TransactionListing(
+                    entry["transactional_id"], entry["producer_id"], entry["transaction_state"], node
+                )
+
+        with self._call():
+            return sorted(self._attempt(ask), key=lambda listing: listing.transactional_id)
+
+    def describe_transactions(self, transactional_ids: Iterable[str]) -> Outcomes[str, TransactionDescription]:
+        """Describe transactional ids; an unknown one has the error TRANSACTIONAL_ID_NOT_FOUND.
+
+        DescribeTransactions (Kafka 3.0), at the coordinators.
+        """
+        names = names_of("transactional_ids", transactional_ids)
+
+        def ask(rest: list[str]) -> dict[str, Message | KlogError]:
+            by_node, failures = self._coordinators(rest, TRANSACTION)
+            answered = self._ask_brokers(
+                DESCRIBE_TRANSACTIONS,
+                by_node,
+                lambda keys: {"transactional_ids": list(keys)},
+                by_field("transaction_states", "transactional_id"),
+                lambda key: f"transaction of {key}",
+            )
+            return {**failures, **answered}
+
+        with self._call():
+            return mapped(self._each(names, ask), _described)
+
+    def end_transactions(
+        self, transactions: Iterable[PreparedTransaction], *, commits: bool
+    ) -> Outcomes[PreparedTransaction, None]:
+        """Commit or abort transactions of `Producer.prepare_transaction`; a repeated call succeeds again.
+
+        INVALID_TXN_STATE if a transaction has ended the other way, PRODUCER_FENCED or INVALID_PRODUCER_EPOCH if its
+        producer has another epoch by now, after a timeout for example. EndTxn (Kafka 0.11), at the coordinators.
+        """
+        wanted = items_of("transactions", transactions)
+
+        def ended(one: PreparedTransaction) -> Message | KlogError:
+            what = f"{'commit' if commits else 'abort'} of a transaction of {one.transactional_id}"
+            request = {
+                "transactional_id": one.transactional_id,
+                "producer_id": one.producer_id,
+                "producer_epoch": one.epoch,
+                "committed": commits,
+            }
+            try:
+                node = find_coordinator(self.cluster, one.transactional_id, TRANSACTION)
+                answer = self.cluster.request(node, END_TXN, request)
+                check_code(END_TXN, answer["error_code"], what)
+            except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
+                return error
+            return answer
+
+        with self._call():
+            return without_results(self._each(wanted, lambda rest: {one: ended(one) for one in rest}))
+
+    def describe_producers(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Outcomes[TopicPartition, tuple[ProducerState, ...]]:
+        """The active producers of partitions. DescribeProducers (Kafka 2.8), at the leaders."""
+        wanted = partitions_of("partitions", partitions)
+        with self._call():
+            return self._producers(wanted)
+
+    def _producers(self, wanted: list[TopicPartition]) -> Outcomes[TopicPartition, tuple[ProducerState, ...]]:
+        def request(keys: Collection[TopicPartition]) -> Message:
+            topics = numbers_by_topic(keys)
+            return {"topics": [{"name": name, "partition_indexes": numbers} for name, numbers in topics.items()]}
+
+        def ask(rest: list[TopicPartition]) -> dict[TopicPartition, Message | KlogError]:
+            return self._ask_leaders(DESCRIBE_PRODUCERS, rest, request, partition_entries)
+
+        return mapped(self._each(wanted, ask), lambda entry: tuple(_producer(one) for one in entry["active_producers"]))
+
+    def abort_transaction(
+        self, partition: TopicPartition, producer_id: int, producer_epoch: int, coordinator_epoch: int = -1
+    ) -> None:
+        """Abort a transaction that its coordinator has forgotten, in one partition; `ProtocolError` if refused.
+
+        The ids and epochs are those of `describe_producers`; a coordinator_epoch of -1 is written as 0. Consumers with
+        read_committed go on behind the transaction. A transaction that its coordinator knows ends by its timeout or by
+        a new producer: aborting it here leaves its other partitions open. INVALID_TXN_STATE if this producer has no
+        open transaction in the partition, which only Kafka 2.8 and later tell. WriteTxnMarkers (Kafka 0.11), at the
+        leader.
+        """
+        key = partition_of("partition", partition)
+        marker = {
+            "producer_id": number_of("producer_id", producer_id),
+            "producer_epoch": number_of("producer_epoch", producer_epoch, 0, _MAX_INT16),
+            "transaction_result": False,
+            "topics": [{"name": name_of("the topic", key[0]), "partition_indexes": [key[1]]}],
+            "coordinator_epoch": max(0, number_of("coordinator_epoch", coordinator_epoch, -1, _MAX_INT32)),
+        }
+
+        def entries(answer: Message) -> Iterator[tuple[TopicPartition, Message]]:
+            for one in answer["markers"]:
+                if one["producer_id"] != producer_id:
+                    raise DecodeError(f"WriteTxnMarkers response with producer {one['producer_id']}, not asked for")
+                yield from partition_entries(one)
+
+        def ask(rest: list[TopicPartition]) -> dict[TopicPartition, Message | KlogError]:
+            return self._ask_leaders(WRITE_TXN_MARKERS, rest, lambda _: {"markers": [marker]}, entries)
+
+        with self._call():
+            self._check_open(key, producer_id)
+            self._each([key], ask).check()
+
+    def _check_open(self, key: TopicPartition, producer_id: int) -> None:
+        """Brokers write any marker, also of a producer that never was."""
+        try:
+            states = self._producers([key]).check()[key]
+        except UnsupportedVersionError:
+            return
+        if not any(state.producer_id == producer_id and state.transaction_start is not None for state in states):
+            what = f"abort of a transaction of producer {producer_id} in {key[0]}-{key[1]}"
+            advice = "it has no open transaction there: see describe_producers"
+            raise ProtocolError(ErrorCode.INVALID_TXN_STATE, what, advice=advice)
+
+
+def _described(entry: Message) -> TransactionDescription:
+    started = entry["transaction_start_time_ms"]
+    return TransactionDescription(
+        entry["transactional_id"],
+        entry["transaction_state"],
+        entry["transaction_timeout_ms"],
+        started if started >= 0 else None,
+        entry["producer_id"],
+        entry["producer_epoch"],
+        tuple((topic["topic"], partition) for topic in entry["topics"] for partition in topic["partitions"]),
+    )
+
+
+def _producer(entry: Message) -> ProducerState:
+    def known(value: int) -> int | None:
+        return value if value >= 0 else None
+
+    return ProducerState(
+        entry["producer_id"],
+        entry["producer_epoch"],
+        known(entry["last_sequence"]),
+        known(entry["last_timestamp"]),
+        entry["coordinator_epoch"],
+        known(entry["current_txn_start_offset"]),
+    )

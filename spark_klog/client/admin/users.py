@@ -1,0 +1,332 @@
+"""Users' SCRAM credentials (KIP-554) and access control lists (KIP-140, KIP-290)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from spark_klog.client.admin.calls import AdminCalls, by_field, mapped, without_results
+from spark_klog.client.admin.checks import items_of, name_of, names_of, number_of
+from spark_klog.client.admin.outcomes import Outcomes
+from spark_klog.client.answers import check_code
+from spark_klog.errors import ConfigError, DecodeError, ErrorCode
+from spark_klog.protocol.apis import (
+    ALTER_USER_SCRAM_CREDENTIALS,
+    CREATE_ACLS,
+    DELETE_ACLS,
+    DESCRIBE_ACLS,
+    DESCRIBE_USER_SCRAM_CREDENTIALS,
+)
+from spark_klog.protocol.codec import Message
+
+ScramMechanism = Literal["SCRAM-SHA-256", "SCRAM-SHA-512"]
+_MECHANISMS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
+_MECHANISM_NAMES = {number: name for name, number in _MECHANISMS.items()}
+_HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+_SALT_BYTES = 24
+#: The bounds of Kafka's brokers.
+_MIN_ITERATIONS, _MAX_ITERATIONS = 4096, 16384
+
+_ANY = "any"
+_RESOURCES = {_ANY: 1, "topic": 2, "group": 3, "cluster": 4, "transactional-id": 5, "delegation-token": 6, "user": 7}
+_PATTERNS = {_ANY: 1, "match": 2, "literal": 3, "prefixed": 4}
+_PERMISSIONS = {_ANY: 1, "deny": 2, "allow": 3}
+_OPERATIONS = {
+    _ANY: 1,
+    "all": 2,
+    "read": 3,
+    "write": 4,
+    "create": 5,
+    "delete": 6,
+    "alter": 7,
+    "describe": 8,
+    "cluster-action": 9,
+    "describe-configs": 10,
+    "alter-configs": 11,
+    "idempotent-write": 12,
+    "create-tokens": 13,
+    "describe-tokens": 14,
+    "two-phase-commit": 15,
+}
+_ONLY_IN_FILTERS = (_ANY, "match")
+
+
+@dataclass(frozen=True)
+class ScramCredential:
+    """A credential to set: the password is hashed here, and only its hash is sent."""
+
+    user: str
+    mechanism: ScramMechanism
+    password: str = field(repr=False)
+    iterations: int = _MIN_ITERATIONS
+
+    def __post_init__(self) -> None:
+        _check_user(self.user, self.mechanism)
+        if not isinstance(self.password, str):
+            raise TypeError(f"the password of {self.user} must be a str, not {type(self.password).__name__}")
+        if not self.password:
+            raise ConfigError(f"the password of {self.user} is empty")
+        number_of(f"iterations of {self.user}", self.iterations, _MIN_ITERATIONS, _MAX_ITERATIONS)
+
+
+@dataclass(frozen=True)
+class ScramDeletion:
+    """A credential to delete."""
+
+    user: str
+    mechanism: ScramMechanism
+
+    def __post_init__(self) -> None:
+        _check_user(self.user, self.mechanism)
+
+
+@dataclass(frozen=True)
+class Acl:
+    """A rule: whether a principal ("User:alice") may do an operation on a resource.
+
+    `resource` is topic, group, cluster (its name is "kafka-cluster"), transactional-id, delegation-token or user,
+    `pattern` literal or prefixed, `permission` allow or deny. `operation` is all, read, write, create, delete, alter,
+    describe, cluster-action, describe-configs, alter-configs, idempotent-write, create-tokens, describe-tokens or
+    two-phase-commit. Calls take these names in any case, and with underscores as Java writes them.
+    """
+
+    resource: str
+    name: str
+    principal: str
+    operation: str
+    pattern: str = "literal"
+    permission: str = "allow"
+    host: str = "*"
+
+
+@dataclass(frozen=True)
+class AclFilter:
+    """A filter of rules, as in `Acl`; "any" and None match all.
+
+    The pattern "match" finds all rules that apply to a resource of this name, prefixes and "*" among them.
+    """
+
+    resource: str = _ANY
+    name: str | None = None
+    principal: str | None = None
+    operation: str = _ANY
+    pattern: str = _ANY
+    permission: str = _ANY
+    host: str | None = None
+
+
+class UserCalls(AdminCalls):
+    """Calls about users and rules."""
+
+    def describe_scram_credentials(self, users: Iterable[str] | None = None) -> Outcomes[str, dict[str, int]]:
+        """The SCRAM mechanisms of users (None: all), each with its iterations.
+
+        A user without credentials has the error RESOURCE_NOT_FOUND. DescribeUserScramCredentials (Kafka 2.7).
+        """
+        names = None if users is None else names_of("users", users)
+
+        def listed() -> list[str]:
+            answer = self.cluster.request(self.cluster.controller(), DESCRIBE_USER_SCRAM_CREDENTIALS, {"users": None})
+            check_code(DESCRIBE_USER_SCRAM_CREDENTIALS, answer["error_code"], "SCRAM credentials")
+            return [entry["user"] for entry in answer["results"]]
+
+        def request(keys: Collection[str]) -> Message:
+            return {"users": [{"name": name} for name in keys]}
+
+        def entries(answer: Message) -> Iterator[tuple[str, Message]]:
+            check_code(DESCRIBE_USER_SCRAM_CREDENTIALS, answer["error_code"], "SCRAM credentials")
+            for entry in answer["results"]:
+                yield entry["user"], entry
+
+        with self._call():
+            wanted = self._attempt(listed) if names is None else names
+            found = self._change(
+                DESCRIBE_USER_SCRAM_CREDENTIALS, wanted, request, entries, lambda user: f"SCRAM credentials of {user}"
+            )
+        return mapped(found, _iterations)
+
+    def alter_scram_credentials(self, changes: Iterable[ScramCredential | ScramDeletion]) -> Outcomes[str, None]:
+        """Set and delete SCRAM credentials; the outcome is by user. AlterUserScramCredentials (Kafka 2.7)."""
+        by_user: dict[str, list[ScramCredential | ScramDeletion]] = {}
+        for change in items_of("changes", changes):
+            if not isinstance(change, ScramCredential | ScramDeletion):
+                raise TypeError(
+                    f"each of changes must be a ScramCredential or ScramDeletion, not {type(change).__name__}"
+                )
+            by_user.setdefault(change.user, []).append(change)
+
+        def request(users: Collection[str]) -> Message:
+            wanted = [change for user in users for change in by_user[user]]
+            return {
+                "deletions": [
+                    {"name": one.user, "mechanism": _MECHANISMS[one.mechanism]}
+                    for one in wanted
+                    if isinstance(one, ScramDeletion)
+                ],
+                "upsertions": [_salted(one) for one in wanted if isinstance(one, ScramCredential)],
+            }
+
+        def is_made(user: str, code: ErrorCode) -> bool:
+            return code == ErrorCode.RESOURCE_NOT_FOUND
+
+        with self._call():
+            made = self._change(
+                ALTER_USER_SCRAM_CREDENTIALS,
+                by_user,
+                request,
+                by_field("results", "user"),
+                lambda user: f"altering SCRAM credentials of {user}",
+                is_made,
+            )
+        return without_results(made)
+
+    def describe_acls(self, which: AclFilter | None = None) -> list[Acl]:
+        """The rules that a filter matches; `ProtocolError` SECURITY_DISABLED without an authorizer.
+
+        DescribeAcls (Kafka 0.11; from 2.0 in this client).
+        """
+        request = _filter(AclFilter() if which is None else which)
+
+        def ask() -> list[Acl]:
+            answer = self.cluster.request(self.cluster.controller(), DESCRIBE_ACLS, request)
+            reason = answer["error_message"]
+            check_code(DESCRIBE_ACLS, answer["error_code"], f"DescribeAcls ({reason})" if reason else "DescribeAcls")
+            return [_acl({**resource, **entry}) for resource in answer["resources"] for entry in resource["acls"]]
+
+        with self._call():
+            return self._attempt(ask)
+
+    def create_acls(self, acls: Iterable[Acl]) -> Outcomes[Acl, None]:
+        """Add rules. CreateAcls (Kafka 0.11; from 2.0 in this client), at the controller."""
+        wanted = [_checked(acl) for acl in items_of("acls", acls)]
+
+        def request(keys: Collection[Acl]) -> Message:
+            return {"creations": [_creation(acl) for acl in keys]}
+
+        return without_results(self._each_in_order(CREATE_ACLS, wanted, request, "results", "creating"))
+
+    def delete_acls(self, filters: Iterable[AclFilter]) -> Outcomes[AclFilter, list[Acl]]:
+        """Delete the rules that match; the result is those that were deleted.
+
+        DeleteAcls (Kafka 0.11; from 2.0 in this client), at the controller.
+        """
+        wanted = items_of("filters", filters)
+        messages = {one: _filter(one) for one in wanted}
+
+        def request(keys: Collection[AclFilter]) -> Message:
+            return {"filters": [messages[one] for one in keys]}
+
+        def deleted(entry: Message) -> list[Acl]:
+            for one in entry["matching_acls"]:
+                check_code(DELETE_ACLS, one["error_code"], f"deleting {_acl(one)}")
+            return [_acl(one) for one in entry["matching_acls"]]
+
+        return mapped(self._each_in_order(DELETE_ACLS, wanted, request, "filter_results", "deleting"), deleted)
+
+    def _each_in_order(
+        self, api: Any, wanted: Sequence[Any], request: Any, results: str, doing: str
+    ) -> Outcomes[Any, Message]:
+        """Like `_change`, for a response that has its entries in the order of the request."""
+        asked: list[Any] = []
+
+        def ordered(keys: Collection[Any]) -> Message:
+            asked[:] = keys
+            message: Message = request(keys)
+            return message
+
+        def entries(answer: Message) -> Iterator[tuple[Any, Message]]:
+            if len(answer[results]) > len(asked):
+                raise DecodeError(f"{api.name} response with {len(answer[results])} entries for {len(asked)}")
+            return zip(asked, answer[results], strict=False)
+
+        with self._call():
+            return self._change(api, wanted, ordered, entries, lambda key: f"{doing} {key}")
+
+
+def _check_user(user: object, mechanism: object) -> None:
+    name_of("the name of a user", user)
+    if mechanism not in _MECHANISMS:
+        raise ConfigError(f"mechanism {mechanism!r} of {user}: set {' or '.join(_MECHANISMS)}")
+
+
+def _salted(change: ScramCredential) -> Message:
+    salt = os.urandom(_SALT_BYTES)
+    text = change.password.encode()
+    return {
+        "name": change.user,
+        "mechanism": _MECHANISMS[change.mechanism],
+        "iterations": change.iterations,
+        "salt": salt,
+        "salted_password": hashlib.pbkdf2_hmac(_HASHES[change.mechanism], text, salt, change.iterations),
+    }
+
+
+def _iterations(entry: Message) -> dict[str, int]:
+    return {
+        _MECHANISM_NAMES.get(one["mechanism"], f"unknown-{one['mechanism']}"): one["iterations"]
+        for one in entry["credential_infos"]
+    }
+
+
+def _number(what: str, value: object, numbers: dict[str, int], *, is_filter: bool) -> int:
+    allowed = [name for name in numbers if is_filter or name not in _ONLY_IN_FILTERS]
+    name = str(value).lower().replace("_", "-")  # Java writes DESCRIBE_CONFIGS
+    if name not in allowed:
+        raise ConfigError(f"{what} {value!r} of an ACL: set one of {', '.join(allowed)}")
+    return numbers[name]
+
+
+def _checked(acl: object) -> Acl:
+    if not isinstance(acl, Acl):
+        raise TypeError(f"each of acls must be an Acl, not {type(acl).__name__}")
+    for what in ("name", "principal", "host"):
+        name_of(f"the {what} of an ACL", getattr(acl, what))
+    _creation(acl)
+    return acl
+
+
+def _creation(acl: Acl) -> Message:
+    return {
+        "resource_type": _number("resource", acl.resource, _RESOURCES, is_filter=False),
+        "resource_name": acl.name,
+        "resource_pattern_type": _number("pattern", acl.pattern, _PATTERNS, is_filter=False),
+        "principal": acl.principal,
+        "host": acl.host,
+        "operation": _number("operation", acl.operation, _OPERATIONS, is_filter=False),
+        "permission_type": _number("permission", acl.permission, _PERMISSIONS, is_filter=False),
+    }
+
+
+def _filter(which: object) -> Message:
+    if not isinstance(which, AclFilter):
+        raise TypeError(f"a filter must be an AclFilter, not {type(which).__name__}")
+    for what in ("name", "principal", "host"):
+        if getattr(which, what) is not None:
+            name_of(f"the {what} of a filter", getattr(which, what))
+    return {
+        "resource_type_filter": _number("resource", which.resource, _RESOURCES, is_filter=True),
+        "resource_name_filter": which.name,
+        "pattern_type_filter": _number("pattern", which.pattern, _PATTERNS, is_filter=True),
+        "principal_filter": which.principal,
+        "host_filter": which.host,
+        "operation": _number("operation", which.operation, _OPERATIONS, is_filter=True),
+        "permission_type": _number("permission", which.permission, _PERMISSIONS, is_filter=True),
+    }
+
+
+def _acl(entry: Message) -> Acl:
+    def name(numbers: dict[str, int], number: int) -> str:
+        return next((name for name, value in numbers.items() if value == number), f"unknown-{number}")
+
+    return Acl(
+        name(_RESOURCES, entry["resource_type"]),
+        entry["resource_name"],
+        entry["principal"],
+        name(_OPERATIONS, entry["operation"]),
+        name(_PATTERNS, entry["pattern_type"]),
+        name(_PERMISSIONS, entry["permission_type"]),
+        entry["host"],
+    )

@@ -1,0 +1,1 @@
+"""The consumer: assignments and positions, fetch sessions, decoding into Arrow and into records."""

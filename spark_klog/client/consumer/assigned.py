@@ -1,0 +1,165 @@
+"""The assigned partitions of a consumer, with their positions."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from spark_klog.client.cluster import TopicPartition
+from spark_klog.errors import KlogError
+
+_runs = itertools.count()
+
+
+class Leader(NamedTuple):
+    """A partition's leader (node id) and leader epoch (-1 from old brokers)."""
+
+    node: int
+    epoch: int
+
+
+class Assigned:
+    """One assigned partition.
+
+    `position` is the offset after the last record returned to the caller. None: not known yet; `start` then says how to
+    find it: a time for ListOffsets (ms, EARLIEST or LATEST), or None for the committed offset or the reset policy.
+    `fetch_offset` is the next offset to fetch: `position` plus what was fetched but not yet returned.
+    `run` numbers the fetches between two changes of `fetch_offset` by anything else: records that were fetched in an
+    earlier run are dropped, even at the right offset, as they are fetched again. No two partitions share a number.
+    """
+
+    __slots__ = (
+        "attempts",
+        "epoch",
+        "failing_since",
+        "failure",
+        "fetch_epoch",
+        "fetch_offset",
+        "is_paused",
+        "is_unchecked",
+        "leader",
+        "leader_epoch",
+        "max_bytes",
+        "partition",
+        "position",
+        "replica",
+        "replica_until",
+        "retry_at",
+        "run",
+        "start",
+        "topic",
+        "unknown_since",
+        "was_known",
+    )
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self.topic, self.partition = topic, partition
+        self.position: int | None = None
+        self.start: int | None = None
+        self.fetch_offset = -1
+        self.run = next(_runs)
+        #: The leader epoch of the record before `position`, and before `fetch_offset`; -1: unknown.
+        self.epoch = self.fetch_epoch = -1
+        self.is_paused = False
+        self.leader: Leader | None = None
+        #: The epoch of the last known leader, -1 before.
+        self.leader_epoch = -1
+        #: Whether the leader must confirm the position before the next fetch: the log may have been truncated.
+        self.is_unchecked = False
+        #: The node that the leader told this consumer to fetch from (KIP-392), and until when.
+        self.replica: int | None = None
+        self.replica_until = 0.0
+        #: The fetch size if a batch is larger than max.partition.fetch.bytes; 0: that setting.
+        self.max_bytes = 0
+        #: Earliest time of the next fetch, a reading of `time.monotonic`.
+        self.retry_at = 0.0
+        self.attempts = 0
+        self.failure: KlogError | None = None
+        self.failing_since = 0.0
+        #: Since when brokers do not know this partition; infinite if they do, or have ever done.
+        self.unknown_since = math.inf
+        self.was_known = False
+
+    @property
+    def key(self) -> TopicPartition:
+        return self.topic, self.partition
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+    def lead(self, leader: Leader) -> None:
+        """Take the leader from metadata; after a change of its epoch the position is checked (KIP-320)."""
+        if leader.epoch != self.leader_epoch and leader.epoch >= 0 <= self.epoch and self.position is not None:
+            self.is_unchecked = True
+            self.rewind()
+        self.leader, self.leader_epoch = leader, leader.epoch
+
+    def seek(self, offset: int, epoch: int = -1) -> None:
+        """Continue at an offset; drop what was fetched. `epoch`: of the record before it, to check the position by."""
+        self.is_unchecked = epoch >= 0
+        self.position = self.fetch_offset = offset
+        self.run = next(_runs)
+        self.epoch = self.fetch_epoch = epoch
+        self.start = None
+        self.max_bytes = 0
+
+    def restart(self, start: int | None) -> None:
+        """Forget the position; `start` says how to find a new one, see the class."""
+        self.position, self.start = None, start
+        self.fetch_offset = -1
+        self.run = next(_runs)
+        self.epoch = self.fetch_epoch = -1
+        self.is_unchecked = False
+
+    def rewind(self) -> None:
+        """Fetch again from the position; drop what was fetched."""
+        self.run = next(_runs)
+        if self.position is not None:
+            self.fetch_offset, self.fetch_epoch = self.position, self.epoch
+
+    def succeeded(self) -> None:
+        self.attempts, self.retry_at, self.failure = 0, 0.0, None
+
+    def failed(self, failure: KlogError, now: float, pause: float) -> None:
+        """Note a retriable failure: the next attempt is `pause` seconds from `now`."""
+        if self.failure is None:
+            self.failing_since = now
+        self.failure = failure
+        self.attempts += 1
+        self.retry_at = now + pause
+
+
+class Assignment:
+    """The assigned partitions, in the order in which they are fetched."""
+
+    def __init__(self) -> None:
+        self._partitions: dict[TopicPartition, Assigned] = {}
+
+    def __iter__(self) -> Iterator[Assigned]:
+        return iter(list(self._partitions.values()))
+
+    def __contains__(self, key: TopicPartition) -> bool:
+        return key in self._partitions
+
+    def __len__(self) -> int:
+        return len(self._partitions)
+
+    def get(self, key: TopicPartition) -> Assigned | None:
+        return self._partitions.get(key)
+
+    def keys(self) -> list[TopicPartition]:
+        return list(self._partitions)
+
+    def topics(self) -> set[str]:
+        return {topic for topic, _ in self._partitions}
+
+    def set(self, keys: Iterable[TopicPartition]) -> None:
+        """Assign exactly these partitions; those assigned before keep their positions."""
+        self._partitions = {key: self._partitions.get(key) or Assigned(*key) for key in keys}
+
+    def to_end(self, key: TopicPartition) -> None:
+        """Move a partition to the end of the fetch order, so that none starves (brokers before fetch sessions)."""
+        self._partitions[key] = self._partitions.pop(key)

@@ -1,0 +1,395 @@
+"""The public consumer."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from spark_klog.client.backoff import CALL_TIMEOUT
+from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.consumer.arguments import (
+    offset_of,
+    offsets_of,
+    partition_of,
+    partitions_of,
+    starts_of,
+    topics_of,
+)
+from spark_klog.client.consumer.assigned import Assigned, Assignment
+from spark_klog.client.consumer.chunk import Chunk
+from spark_klog.client.consumer.commits import Offsets
+from spark_klog.client.consumer.fetching import Fetches
+from spark_klog.client.consumer.guard import Guard
+from spark_klog.client.consumer.handover import Handover
+from spark_klog.client.consumer.positions import Positions
+from spark_klog.client.consumer.records import ConsumerRecord, RecordDecoder
+from spark_klog.client.consumer.settings import consumer_config
+from spark_klog.client.consumer.subscription import GroupSide, RebalanceListener
+from spark_klog.client.consumer.troubles import Troubles
+from spark_klog.client.offsets import Committed, GroupMetadata
+from spark_klog.client.wakeup import Waker
+from spark_klog.errors import ConfigError, KlogError, ProtocolError, RequestTimedOut
+from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from spark_klog.client.consumer.arrow import ArrowDecoder
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+#: Seconds that requests for metadata and offsets may take even if a call's timeout is shorter.
+_LEAST_SECONDS = 1.0
+#: Seconds after which an assigned partition that no broker has ever known is an error: a new topic needs a moment.
+_UNKNOWN_SECONDS = 0.5
+
+
+class Consumer:
+    """Read topics as Arrow record batches (`poll_arrow`) or as records (`poll`).
+
+        with Consumer({"bootstrap.servers": "127.0.0.1:9092", "auto.offset.reset": "earliest"}) as consumer:
+            consumer.assign([("clicks", 0), ("clicks", 1, 4711)])
+            while True:
+                batch = consumer.poll_arrow(1.0)
+                if batch is not None:
+                    ...
+
+    At the end of the block the consumer is closed. If an exception ends the block, enable.auto.commit does not commit:
+    the last records may not have been processed, and are read again.
+
+    `settings` have Kafka's names and defaults; `ConfigError` names an unknown or wrong one. With `include_headers`,
+    Arrow batches have the column headers.
+
+    Not thread-safe: concurrent calls raise `ConcurrentUse`. Only `wakeup` and `close` may be called from any thread.
+    Retriable failures, for example of a broker that can't be reached, are logged as warnings and retried. If a
+    partition fails for default.api.timeout.ms, `poll` and `poll_arrow` raise its last error; call again to continue.
+    Errors that can't be retried are raised at once:
+
+    * `AuthenticationError`, and `ProtocolError` as brokers answer, for example TOPIC_AUTHORIZATION_FAILED,
+    * `ProtocolError` UNKNOWN_TOPIC_OR_PARTITION if no broker knows a partition given to `assign`,
+    * `OffsetOutOfRange` and `NoOffsetForPartition` with auto.offset.reset=none,
+    * `LogTruncated` with auto.offset.reset=none if a new leader does not have the records before a position; otherwise
+      reading goes on where the logs diverge, with a warning,
+    * `RecordTooLarge` for a record batch larger than twice fetch.max.bytes (at least 64 MiB),
+    * `DecodeError` for corrupt data, after the records before it: `seek` past it to continue,
+    * `MemberFenced` if another member of the group has the same group.instance.id,
+    * `WokenUp`, `ConsumerClosed`.
+
+    With `group.id` a consumer can `subscribe`. It joins the group within `poll`, and a background thread sends
+    heartbeats (`session.timeout.ms`, `heartbeat.interval.ms`) unless `poll` is not called for `max.poll.interval.ms`.
+    With `enable.auto.commit`, positions are committed by `poll` every `auto.commit.interval.ms`, before a rebalance,
+    and by `close`: records that `poll` has returned count as processed.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], *, include_headers: bool = False) -> None:
+        self._config = consumer_config(settings)
+        self._include_headers = include_headers
+        #: Whether a poll without assigned partitions was logged.
+        self._has_warned = False
+        self._cluster = Cluster(self._config.client)
+        self._assignment = Assignment()
+        self._waker = Waker()
+        self._guard = Guard(self._waker)
+        self._troubles = Troubles()
+        self._group: GroupSide | None = None
+        if self._config.group_id is not None:
+            self._group = self._new_group()
+        committed = None if self._group is None else self._committed
+        self._positions = Positions(self._cluster, self._config, self._assignment, committed, self._troubles)
+        self._fetches = Fetches(
+            *(self._cluster, self._config, self._assignment, self._waker),
+            *(self._positions.out_of_range, self._troubles),
+        )
+        self._handover = Handover(self._assignment, self._fetches)
+        self._arrow: ArrowDecoder | None = None
+        self._records: RecordDecoder | None = None
+
+    def assign(self, partitions: Iterable[tuple[str, int] | tuple[str, int, int]]) -> None:
+        """Read exactly these partitions: (topic, partition), or (topic, partition, offset) to begin there.
+
+        Offset -2 is the first record, -1 the end. Without an offset, a partition assigned before continues at its
+        position; a new one begins at the committed offset, or else as auto.offset.reset says.
+        """
+        with self._guard.used():
+            wanted = starts_of("assign", partitions)
+            if self._group is not None and self._group.is_subscribed:
+                raise ConfigError("this consumer has subscribed to topics: call unsubscribe before assign")
+            self._assign([(topic, partition) for topic, partition, _ in wanted])
+            for topic, partition, offset in wanted:
+                if offset is not None:
+                    self._seek(self._item(topic, partition), offset)
+
+    def _assign(self, keys: Iterable[TopicPartition]) -> None:
+        before = set(self._assignment.keys())
+        self._assignment.set(keys)
+        if self._arrow is not None:
+            for key in before.difference(self._assignment.keys()):
+                self._arrow.forget(key)
+
+    def _new_group(self) -> GroupSide:
+        return GroupSide(self._config, self._assignment, self._assign, self._waker.wake, self._troubles)
+
+    def subscribe(
+        self, topics: Collection[str] | str | re.Pattern[str], listener: RebalanceListener | None = None
+    ) -> None:
+        """Read topics as a member of the group `group.id`, joined within `poll`; replaces the last subscription.
+
+        A pattern selects all topics whose full name matches, including later ones, but no internal topics. Text that
+        begins with ^ is a pattern too, for the beginning of names (as in librdkafka); lists may contain some.
+        A warning names topics that do not exist; they are read as soon as they do.
+        `partition.assignment.strategy` says how the members share partitions. Reading begins at the committed offsets,
+        or else as auto.offset.reset says.
+        """
+        with self._guard.used():
+            group = self._in_group()
+            if len(self._assignment) and not group.is_subscribed:
+                raise ConfigError("partitions are assigned to this consumer: call assign([]) before subscribe")
+            names, pattern = topics_of(topics)
+            if listener is not None and not isinstance(listener, RebalanceListener):
+                raise TypeError(f"subscribe: listener must be a RebalanceListener, not {type(listener).__name__}")
+            group.subscribe(names, pattern, listener or RebalanceListener())
+
+    def unsubscribe(self) -> None:
+        """Leave the group and drop all partitions; with enable.auto.commit commit the positions first."""
+        with self._guard.used():
+            try:
+                if self._group is not None:
+                    self._group.close()
+            finally:  # even if the listener raises: the member has left
+                if self._group is not None:
+                    self._group = self._new_group()
+                self._assign([])
+
+    def commit(self, offsets: Mapping[TopicPartition, int | Committed] | None = None) -> None:
+        """Commit these offsets, or all positions, for the group; waits up to default.api.timeout.ms.
+
+        `CommitFailed` if the group has rebalanced meanwhile or this subscribed consumer is no member, `MemberFenced` if
+        another member has this group.instance.id, `ProtocolError`, `ConnectionFailed`, `RequestTimedOut`.
+        """
+        with self._guard.used():
+            group = self._in_group()
+            group.commit(group.consumed() if offsets is None else offsets_of("commit", offsets))
+
+    def commit_async(
+        self,
+        offsets: Mapping[TopicPartition, int | Committed] | None = None,
+        on_done: Callable[[Offsets, KlogError | None], None] | None = None,
+    ) -> None:
+        """Like `commit`, without waiting or retries: a later poll or commit calls `on_done(offsets, error)`."""
+        with self._guard.used():
+            group = self._in_group()
+            if on_done is not None and not callable(on_done):
+                raise TypeError(f"commit_async: on_done must be a function, not {type(on_done).__name__}")
+            group.commit_async(group.consumed() if offsets is None else offsets_of("commit_async", offsets), on_done)
+
+    def group_metadata(self) -> GroupMetadata:
+        """This member in its generation, for `Producer.send_offsets_to_transaction`; take it for each transaction.
+
+        `CommitFailed` if the consumer has subscribed and is no member now.
+        """
+        with self._guard.used():
+            return self._in_group().metadata()
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
+        """The group's committed offsets of the partitions that have one; waits up to default.api.timeout.ms."""
+        with self._guard.used():
+            limit = "default.api.timeout.ms"
+            wanted = partitions_of("committed", partitions)
+            return dict(self._in_group().committed(wanted, self._config.default_api_timeout_ms, limit))
+
+    def _in_group(self) -> GroupSide:
+        if self._group is None:
+            raise ConfigError("group.id is not set: a consumer without a group can neither subscribe nor commit")
+        return self._group
+
+    def _committed(
+        self, partitions: Collection[TopicPartition]
+    ) -> tuple[Mapping[TopicPartition, Committed], Mapping[TopicPartition, ProtocolError]]:
+        seconds = self._cluster.deadline() - time.monotonic()
+        return self._in_group().committed_now(partitions, 1000 * seconds, CALL_TIMEOUT)
+
+    def assignment(self) -> list[TopicPartition]:
+        """The assigned partitions, sorted."""
+        with self._guard.used():
+            return sorted(self._assignment.keys())
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Continue reading an assigned partition at an offset; -2 is its first record, -1 its end."""
+        with self._guard.used():
+            offset = offset_of("seek", offset)
+            self._seek(self._item(*partition_of("seek", (topic, partition))), offset)
+
+    def _seek(self, item: Assigned, offset: int) -> None:
+        if offset in (EARLIEST, LATEST):
+            item.restart(offset)
+        else:
+            item.seek(offset)
+        item.succeeded()
+
+    def position(self, topic: str, partition: int) -> int:
+        """The offset of the next record that `poll` returns.
+
+        Asks brokers if it is not known yet: `RequestTimedOut` after default.api.timeout.ms, or what `poll` raises.
+        """
+        with self._guard.used():
+            item = self._item(*partition_of("position", (topic, partition)))
+            deadline = time.monotonic() + self._config.default_api_timeout_ms / 1000
+            while item.position is None:
+                self._find_positions(deadline)
+                self._raise_failures()
+                if item.position is None:
+                    if time.monotonic() >= deadline:
+                        raise item.failure or RequestTimedOut(f"the position of {item.name} was not found in time")
+                    self._wait(deadline)
+            return item.position
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Return no records of these partitions until `resume`; they stay assigned."""
+        with self._guard.used():
+            for item in [self._item(*key) for key in partitions_of("pause", partitions)]:
+                item.is_paused = True
+                item.rewind()
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Continue with paused partitions."""
+        with self._guard.used():
+            for item in [self._item(*key) for key in partitions_of("resume", partitions)]:
+                item.is_paused = False
+
+    def paused(self) -> list[TopicPartition]:
+        """The assigned partitions that are paused, sorted."""
+        with self._guard.used():
+            return sorted(item.key for item in self._assignment if item.is_paused)
+
+    def poll_arrow(self, timeout: float = 1.0) -> pa.RecordBatch | None:
+        """The next records of one partition as an Arrow record batch, or None if there are none within `timeout` s.
+
+        Columns are those of the Spark source: key, value, topic, partition, offset, timestamp, timestampType, and
+        headers with `include_headers`. A batch has at most 65,536 rows or about 8 MiB. A call that needs metadata or
+        offsets may take a second longer. Errors: see the class.
+        """
+        with self._guard.used():
+            if self._arrow is None:
+                from spark_klog.client.consumer.arrow import ArrowDecoder
+
+                self._arrow = ArrowDecoder(self._config.client.decompressed_max_bytes, self._include_headers)
+            return self._next(self._arrow.parts, True, timeout)
+
+    def poll(self, timeout: float = 1.0) -> list[ConsumerRecord]:
+        """The next records of one partition, at most max.poll.records; [] if there are none within `timeout` s.
+
+        For many records `poll_arrow` is much faster. Errors: see the class.
+        """
+        with self._guard.used():
+            if self._records is None:
+                config = self._config
+                self._records = RecordDecoder(config.client.decompressed_max_bytes, config.max_poll_records)
+            return self._next(self._records.parts, False, timeout) or []
+
+    def _next(self, decode: Callable[[Chunk], Iterator[tuple[_T, int]]], is_arrow: bool, timeout: float) -> _T | None:
+        self._handover.begin(is_arrow)
+        try:
+            return self._read(decode, time.monotonic() + timeout)
+        except KlogError:
+            raise
+        except BaseException:  # for example KeyboardInterrupt, anywhere
+            self._handover.undo()
+            raise
+
+    def _read(self, decode: Callable[[Chunk], Iterator[tuple[_T, int]]], deadline: float) -> _T | None:
+        while True:
+            self._guard.check()
+            self._maintain(deadline)
+            self._fetches.step()
+            part: _T | None = self._handover.next_part()
+            if part is not None:
+                return part
+            if self._handover.take(decode):
+                continue
+            self._raise_failures()
+            if time.monotonic() >= deadline:
+                return None
+            self._wait(deadline)
+
+    def _maintain(self, deadline: float) -> None:
+        """Do the work besides fetching: group membership, commits, leaders and positions."""
+        if self._group is not None:
+            self._group.step(*self._patience(deadline))
+        self._find_positions(deadline)
+
+    def _find_positions(self, deadline: float) -> None:
+        with self._cluster.within(*self._patience(deadline)):
+            self._positions.step()
+
+    def _patience(self, deadline: float) -> tuple[float, str]:
+        """Milliseconds that a step may wait for brokers, and what limits them."""
+        left = 1000 * max(_LEAST_SECONDS, deadline - time.monotonic())
+        longest = max(1000 * _LEAST_SECONDS, self._config.default_api_timeout_ms)
+        return (left, CALL_TIMEOUT) if left < longest else (longest, "default.api.timeout.ms")
+
+    def _raise_failures(self) -> None:
+        self._positions.raise_failure()
+        self._fetches.raise_failure()
+        longest = self._config.default_api_timeout_ms / 1000
+        is_assigned = self._group is None or not self._group.is_subscribed
+        if is_assigned and not len(self._assignment) and not self._has_warned:
+            self._has_warned = True
+            _log.warning("poll returns nothing: no partitions are assigned, call assign or subscribe first")
+        now = time.monotonic()
+        for item in self._assignment:
+            is_unknown = is_assigned and now > item.unknown_since + _UNKNOWN_SECONDS
+            if item.failure is not None and (is_unknown or now > item.failing_since + longest):
+                failure, item.failure, item.unknown_since = item.failure, None, math.inf
+                raise failure
+
+    def _wait(self, deadline: float) -> None:
+        """Wait for events up to the deadline; `WokenUp`, `ConsumerClosed`."""
+        until, coordinator = min(deadline, self._positions.look_at()), None
+        if self._group is not None:
+            until, coordinator = min(until, self._group.look_at()), self._group.connection
+        self._fetches.wait(max(0.0, until - time.monotonic()), coordinator)
+        self._waker.clear()
+        self._guard.check()
+
+    def wakeup(self) -> None:
+        """Make a waiting call of another thread, or else the next call, raise `WokenUp`. Any thread may call it."""
+        self._guard.wakeup()
+
+    def close(self) -> None:
+        """Commit if enable.auto.commit is set, leave the group unless the member is static, close all connections.
+
+        Any thread may call it: a waiting call raises `ConsumerClosed`. Calls `on_revoked` first, and raises what it
+        raises when all is closed.
+        """
+        self._close(commits=True)
+
+    def _close(self, *, commits: bool) -> None:
+        with self._guard.closing():
+            if self._waker.closed:
+                return
+            self._handover.close()
+            try:
+                if self._group is not None:
+                    self._group.close(commits=commits)
+            finally:
+                self._fetches.close()
+                self._cluster.close()
+                self._waker.close()
+
+    def _item(self, topic: str, partition: int) -> Assigned:
+        item = self._assignment.get((topic, partition))
+        if item is None:
+            raise ConfigError(
+                f"{topic}-{partition} is not assigned to this consumer: assign it, or poll until the group has"
+            )
+        return item
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        self._close(commits=kind is None)

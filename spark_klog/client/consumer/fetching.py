@@ -1,0 +1,342 @@
+"""Fetches of many partitions: one request in flight per broker, sent before the last response is decoded.
+
+The records of a response stay in the connection's buffer, so a broker's next response is received only after all of
+them are taken: memory is bounded by `fetch.max.bytes` per broker, besides the sockets' buffers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import selectors
+import time
+from collections import deque
+from collections.abc import Callable
+
+from spark_klog.client.answers import answer_error
+from spark_klog.client.backoff import pause_seconds
+from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.connection import Connection, Handle
+from spark_klog.client.consumer.assigned import Assigned, Assignment
+from spark_klog.client.consumer.chunk import Chunk
+from spark_klog.client.consumer.session import LOST_SESSION, FetchParameters, FetchSession
+from spark_klog.client.consumer.settings import ConsumerConfig
+from spark_klog.client.consumer.troubles import Troubles
+from spark_klog.client.wakeup import Waker
+from spark_klog.error_codes import Remedy
+from spark_klog.errors import (
+    ConnectionFailed,
+    DecodeError,
+    ErrorCode,
+    KlogError,
+    ProtocolError,
+    RecordTooLarge,
+    RequestTimedOut,
+)
+from spark_klog.protocol.apis import FETCH
+from spark_klog.protocol.codec import Message
+from spark_klog.records.batch import first_batch_size
+from spark_klog.records.offset_order import NO_END, OffsetOrder
+from spark_klog.records.reader import AbortedTransactions
+
+_log = logging.getLogger(__name__)
+#: Brokers before 0.10.1 return no more bytes than requested; this many include a message's size field.
+_LEAST_BYTES = 12
+
+
+class _Source:
+    """One broker: its fetch session, the request in flight, and the chunks not yet taken."""
+
+    def __init__(self, node: int) -> None:
+        self.node = node
+        self.session = FetchSession()
+        self.connection: Connection | None = None
+        self.handle: Handle | None = None
+        self.is_opening = False
+        #: The deadline of the answer, a reading of `time.monotonic`.
+        self.until = 0.0
+        self.chunks: deque[Chunk] = deque()
+        self.attempts = 0
+        self.retry_at = 0.0
+
+    def drop(self) -> None:
+        """Drop the request in flight."""
+        if self.connection is not None and self.handle is not None:
+            self.connection.forget(self.handle)
+        self.handle = None
+        self.session.restart()
+
+
+class Fetches:
+    """Fetches for an `Assignment`. Only `wait` blocks.
+
+    Calls `on_out_of_range` for a partition whose offset the broker does not have. Retriable failures are noted in the
+    partition (see `Assigned.failed`); the others are collected for `raise_failure`.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ConsumerConfig,
+        assignment: Assignment,
+        waker: Waker,
+        on_out_of_range: Callable[[Assigned, int], None],
+        troubles: Troubles,
+    ) -> None:
+        self._cluster, self._config = cluster, config
+        self._assignment = assignment
+        self._waker = waker
+        self._on_out_of_range = on_out_of_range
+        self._troubles = troubles
+        self._sources: dict[int, _Source] = {}
+        #: The broker whose chunk was taken last: its buffer must stay valid.
+        self._taken: _Source | None = None
+        self._failures: deque[KlogError] = deque()
+        #: When to call `step` again if nothing arrives, a reading of `time.monotonic`.
+        self._look_at = math.inf
+
+    def step(self) -> None:
+        """Receive responses that have arrived, and send the next requests."""
+        for source in list(self._sources.values()):
+            if source.handle is not None and not source.chunks and source is not self._taken:
+                self._receive(source)
+        by_node: dict[int, dict[TopicPartition, FetchParameters]] = {}
+        now, self._look_at = time.monotonic(), math.inf
+        for item in self._assignment:
+            if item.position is None or item.is_paused or item.leader is None or item.is_unchecked:
+                continue
+            if now < item.retry_at:
+                self._look_at = min(self._look_at, item.retry_at)
+                continue
+            size = max(item.max_bytes, self._config.client.partition_fetch_bytes, _LEAST_BYTES)
+            node = self._node_of(item)
+            by_node.setdefault(node, {})[item.key] = FetchParameters(item.fetch_offset, size, item.leader.epoch)
+        for node, partitions in by_node.items():
+            source = self._sources.setdefault(node, _Source(node))
+            if source.handle is None:
+                if now >= source.retry_at:
+                    self._send(source, partitions)
+                else:
+                    self._look_at = min(self._look_at, source.retry_at)
+
+    def _node_of(self, item: Assigned) -> int:
+        assert item.leader is not None
+        if item.replica is not None and time.monotonic() < item.replica_until:
+            return item.replica
+        return item.leader.node
+
+    def _send(self, source: _Source, partitions: dict[TopicPartition, FetchParameters]) -> None:
+        config, now = self._config, time.monotonic()
+        try:
+            if source.connection is None or source.connection.closed:
+                source.session.restart()
+                source.connection = self._cluster.begin_connection(source.node)
+            connection = source.connection
+            if connection.must_renew:
+                if source.chunks or source is self._taken:
+                    return  # SASL answers would overwrite the buffer that holds them
+                connection.renew(self._cluster.deadline())
+            source.is_opening = not connection.open_step()
+            if source.is_opening or connection.is_throttled:
+                until = connection.look_at if source.is_opening else connection.throttled_until
+                self._look_at = min(self._look_at, until)
+                return
+            request = source.session.request(partitions) | {
+                "max_wait_ms": config.fetch_max_wait_ms,
+                "min_bytes": config.fetch_min_bytes,
+                "max_bytes": max(config.client.fetch_max_bytes, *(item.max_bytes for item in partitions.values())),
+                "isolation_level": config.client.isolation_level,
+                "rack_id": config.client_rack,
+            }
+            source.handle = connection.send(FETCH, request, wait=False)
+            source.until = now + (config.client.request_timeout_ms + config.fetch_max_wait_ms) / 1000
+        except KlogError as error:
+            self._failed(source, error)
+
+    def _receive(self, source: _Source) -> None:
+        connection, handle = source.connection, source.handle
+        assert connection is not None
+        assert handle is not None
+        try:
+            if not connection.poll(handle):
+                if time.monotonic() < source.until:
+                    return
+                connection.close()
+                self._cluster.suspect(source.node)
+                raise RequestTimedOut(f"broker {connection.address} did not answer a fetch in time")
+            source.handle = None
+            requested = source.session.requested
+            entries = source.session.accept(connection.receive(handle), f"fetch from broker {source.node}")
+        except KlogError as error:
+            self._failed(source, error)
+            return
+        source.attempts, source.retry_at = 0, 0.0
+        for key, entry in entries.items():
+            item = self._assignment.get(key)
+            if item is None or item.is_paused or item.position is None or item.fetch_offset != requested[key].offset:
+                continue  # a seek or pause came meanwhile
+            if item.is_unchecked or (item.leader is not None and item.leader.epoch != requested[key].leader_epoch):
+                continue  # another leader came meanwhile
+            try:
+                chunk = self._chunk(item, entry, requested[key], is_alone=len(entries) == 1)
+            except KlogError as error:
+                self._failures.append(error)
+                self._pause(item, error)
+                continue
+            if chunk is not None:
+                item.fetch_offset, item.fetch_epoch = chunk.following, chunk.leader_epoch
+                item.max_bytes = 0
+                self._assignment.to_end(key)
+                source.chunks.append(chunk)
+
+    def _failed(self, source: _Source, error: KlogError) -> None:
+        """Handle a lost answer: restart the session, and retry after a pause."""
+        source.handle, source.is_opening = None, False
+        requested = list(source.session.requested)
+        source.session.restart()
+        source.attempts += 1
+        if isinstance(error, ProtocolError) and error.code in LOST_SESSION and source.attempts == 1:
+            return  # normal if a broker has many clients: send a full request at once
+        source.retry_at = time.monotonic() + pause_seconds(self._config.client, source.attempts)
+        self._look_at = min(self._look_at, source.retry_at)
+        is_away = isinstance(error, (ConnectionFailed, RequestTimedOut))
+        if not is_away and not (isinstance(error, ProtocolError) and error.retriable):
+            self._failures.append(error)
+            return
+        self._troubles.note(f"broker {source.node}", error)
+        for item in self._assignment:
+            is_led = item.leader is not None and self._node_of(item) == source.node
+            if is_led and (is_away or item.key in requested):
+                self._pause(item, error)
+
+    def _pause(self, item: Assigned, error: KlogError) -> None:
+        item.replica = None
+        item.failed(error, time.monotonic(), pause_seconds(self._config.client, item.attempts + 1))
+        if not isinstance(error, ProtocolError) or error.remedy is Remedy.REFRESH:
+            item.leader = None
+
+    def _chunk(self, item: Assigned, entry: Message, requested: FetchParameters, *, is_alone: bool) -> Chunk | None:
+        code = entry["error_code"]
+        if code and item.replica is not None:
+            # the follower may lag behind or be gone: ask the leader
+            _log.info("fetching %s from its leader again: error %d from broker %d", item.name, code, item.replica)
+            item.replica = None
+            return None
+        if code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            # earlier fetched records may not have been taken yet
+            if item.position == item.fetch_offset:
+                self._on_out_of_range(item, requested.offset)
+            item.retry_at = time.monotonic() + pause_seconds(self._config.client, 1)
+            return None
+        if code:
+            error = answer_error(FETCH, code, f"fetch of {item.name} at offset {requested.offset}")
+            if not error.retriable:
+                raise error
+            self._troubles.note(item.name, error)
+            self._pause(item, error)
+            return None
+        item.succeeded()
+        if entry["preferred_read_replica"] >= 0:
+            item.replica = entry["preferred_read_replica"]
+            item.replica_until = time.monotonic() + self._config.metadata_max_age_ms / 1000
+        records = entry["records"]
+        if records is None or not len(records):
+            return None
+        high_watermark = entry["high_watermark"]
+        order = OffsetOrder(records, requested.offset, NO_END if high_watermark <= requested.offset else high_watermark)
+        end = order.end()
+        if end is None or end.offset <= requested.offset:
+            for damage in order.damaged.values():
+                raise DecodeError(f"{item.name} at offset {requested.offset}: {damage}")
+            self._grow(item, requested, records, is_alone)
+            return None
+        aborted = None
+        if self._config.client.isolation_level:
+            found = entry["aborted_transactions"] or ()
+            aborted = AbortedTransactions((each["producer_id"], each["first_offset"]) for each in found)
+        data = records[: end.position]
+        epoch = order.last_leader_epoch
+        return Chunk(*item.key, item.run, requested.offset, end.offset, epoch, data, aborted, order.damaged)
+
+    def _grow(self, item: Assigned, requested: FetchParameters, records: memoryview, is_alone: bool) -> None:
+        """Enlarge the partition's next fetch to its first batch."""
+        size = first_batch_size(records) or 0
+        if 0 < size <= len(records):
+            raise DecodeError(
+                f"{item.name} at offset {requested.offset}: {len(records)} bytes hold only records before it"
+            )
+        if size <= requested.max_bytes and not is_alone:
+            return  # other partitions used up fetch.max.bytes; next time this one comes first
+        if size <= requested.max_bytes or size > self._config.client.response_max_bytes:
+            raise RecordTooLarge(item.topic, item.partition, requested.offset, size, len(records))
+        _log.info("%s at offset %d: a batch of %d bytes, fetching again", item.name, requested.offset, size)
+        item.max_bytes = size
+
+    def take(self) -> Chunk | None:
+        """The next fetched records; their buffer is valid until `take` or `release` is called."""
+        self._taken = None
+        for node, source in list(self._sources.items()):
+            for chunk in list(source.chunks):
+                item = self._assignment.get((chunk.topic, chunk.partition))
+                is_current = item is not None and item.run == chunk.run
+                if item is not None and is_current and item.position != chunk.offset:
+                    continue  # the records before it wait at the former leader
+                source.chunks.remove(chunk)
+                if is_current:
+                    self._sources[node] = self._sources.pop(node)  # to the end: the others come first next time
+                    self._taken = source
+                    return chunk
+        return None
+
+    def release(self) -> None:
+        """Give back the buffer of the chunk taken last."""
+        self._taken = None
+
+    def raise_failure(self) -> None:
+        """Raise the first failure that can't be retried, and forget it."""
+        if self._failures:
+            raise self._failures.popleft()
+
+    def wait(self, timeout: float, other: Connection | None = None) -> None:
+        """Wait up to `timeout` seconds until `step` can continue, the waker is woken, or `other` is ready."""
+        now = time.monotonic()
+        until = min(now + timeout, self._look_at)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._waker, self._waker.events)
+            if other is not None:
+                if other.closed:
+                    return
+                selector.register(other, other.events)
+            for source in self._sources.values():
+                connection = source.connection
+                if connection is None or (source.handle is None and not source.is_opening):
+                    continue
+                if connection.closed:  # the answer is lost: `step` handles that
+                    return
+                selector.register(connection, connection.events)
+                if source.handle is not None:
+                    until = min(until, source.until)
+            selector.select(max(0.0, until - now))
+
+    def rewind(self) -> None:
+        """Drop all fetched records that were not returned; they are fetched again."""
+        self._taken = None
+        for source in self._sources.values():
+            source.chunks.clear()
+        for item in self._assignment:
+            item.rewind()
+
+    def abandon(self) -> None:
+        """Like `rewind` after an interrupt: a connection or session may be left in the middle of a request."""
+        self.rewind()
+        for source in self._sources.values():
+            if source.connection is not None:
+                source.connection.close()
+        self._sources.clear()
+
+    def close(self) -> None:
+        self._taken = None
+        for source in self._sources.values():
+            source.chunks.clear()
+            source.drop()
+        self._sources.clear()

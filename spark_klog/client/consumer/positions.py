@@ -1,0 +1,252 @@
+"""Find leaders and positions of assigned partitions: metadata, committed offsets, offset resets."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+
+from spark_klog.client.answers import answer_error
+from spark_klog.client.backoff import pause_seconds
+from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster, TopicPartition
+from spark_klog.client.consumer.assigned import Assigned, Assignment, Leader
+from spark_klog.client.consumer.settings import ConsumerConfig
+from spark_klog.client.consumer.troubles import Troubles
+from spark_klog.client.consumer.truncation import epoch_ends
+from spark_klog.client.offsets import NO_OFFSET, Committed, offsets_of_led
+from spark_klog.error_codes import Remedy
+from spark_klog.errors import (
+    ConnectionFailed,
+    ErrorCode,
+    KlogError,
+    LogTruncated,
+    NoOffsetForPartition,
+    OffsetOutOfRange,
+    ProtocolError,
+    RequestTimedOut,
+)
+from spark_klog.protocol.apis import METADATA
+from spark_klog.protocol.codec import Message
+from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+
+_log = logging.getLogger(__name__)
+#: Asks for committed offsets once; returns them, and the errors of single partitions.
+_AskCommitted = Callable[
+    [Collection[TopicPartition]],
+    tuple[Mapping[TopicPartition, Committed], Mapping[TopicPartition, ProtocolError]],
+]
+
+
+class Positions:
+    """Find the missing leaders and positions of an `Assignment`; each step asks brokers and waits for the answers.
+
+    Retriable failures are noted in the partition (see `Assigned.failed`); the others are collected for `raise_failure`.
+    `committed` fetches a group's committed offsets.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ConsumerConfig,
+        assignment: Assignment,
+        committed: _AskCommitted | None,
+        troubles: Troubles,
+    ) -> None:
+        self._cluster, self._config = cluster, config
+        self._assignment = assignment
+        self._committed = committed
+        self._troubles = troubles
+        self._refresh_at = -math.inf
+        self._refreshed_at = -math.inf
+        self._refreshes = 0
+        #: Partitions whose offset a broker does not have, with that offset.
+        self._out_of_range: dict[TopicPartition, int] = {}
+        self._failures: deque[KlogError] = deque()
+
+    def step(self) -> None:
+        """Find leaders and positions that the brokers know now."""
+        now = time.monotonic()
+        lacking = [item for item in self._assignment if item.leader is None]
+        is_old = now >= self._refreshed_at + self._config.metadata_max_age_ms / 1000
+        if (lacking or (is_old and len(self._assignment))) and now >= self._refresh_at:
+            self._find_leaders(lacking)
+        if self._out_of_range:
+            self._check_ranges()
+        unknown = [item for item in self._assignment if item.position is None and item.leader and now >= item.retry_at]
+        if unknown:
+            self._find_positions(unknown)
+        unchecked = [item for item in self._assignment if item.is_unchecked and item.leader and now >= item.retry_at]
+        if unchecked:
+            self._check_epochs(unchecked)
+
+    def look_at(self) -> float:
+        """When to call `step` next, a reading of `time.monotonic`."""
+        at = math.inf
+        for item in self._assignment:
+            if item.leader is None:
+                at = min(at, self._refresh_at)
+            elif item.position is None or item.is_unchecked:
+                at = min(at, item.retry_at)
+        return at
+
+    def raise_failure(self) -> None:
+        """Raise the first failure that can't be retried, and forget it."""
+        if self._failures:
+            raise self._failures.popleft()
+
+    def out_of_range(self, item: Assigned, offset: int) -> None:
+        """Note that a broker does not have this offset: the next step asks the leader for its range."""
+        self._out_of_range[item.key] = offset
+
+    def _find_leaders(self, lacking: list[Assigned]) -> None:
+        now = time.monotonic()
+        self._refreshes += 1
+        self._refresh_at = now + pause_seconds(self._config.client, self._refreshes)
+        try:
+            found = self._cluster.metadata(self._assignment.topics(), create=self._config.allow_auto_create_topics)
+        except (ConnectionFailed, RequestTimedOut) as error:
+            self._troubles.note("the cluster", error)
+            for item in lacking:
+                self._failed(item, error)
+            return
+        self._refreshed_at = now
+        for item in self._assignment:
+            failure = self._take_leader(item, found.get(item.topic))
+            if failure is not None and not failure.retriable:
+                self._failures.append(failure)
+            if failure is not None and item.leader is None:
+                self._troubles.note(item.name, failure)
+                self._failed(item, failure)
+            if failure is None or failure.code not in UNKNOWN_TOPIC or item.was_known:
+                item.unknown_since = math.inf
+            elif item.unknown_since == math.inf:
+                item.unknown_since = now
+        if all(item.leader is not None for item in self._assignment):
+            self._refreshes = 0
+
+    def _take_leader(self, item: Assigned, topic: Message | None) -> ProtocolError | None:
+        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic["error_code"]
+        if topic is None or code not in (0, ErrorCode.LEADER_NOT_AVAILABLE):
+            return answer_error(METADATA, code, f"topic {item.topic}")
+        for entry in topic["partitions"]:
+            if entry["partition_index"] == item.partition:
+                if entry["leader_id"] < 0:
+                    break
+                item.was_known = True
+                item.lead(Leader(entry["leader_id"], entry["leader_epoch"]))
+                return None
+        else:
+            what = f"partition {item.name}, of a topic with {len(topic['partitions'])} partitions"
+            return ProtocolError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, what)
+        return answer_error(METADATA, ErrorCode.LEADER_NOT_AVAILABLE, f"partition {item.name}")
+
+    def _failed(self, item: Assigned, error: KlogError) -> None:
+        item.failed(error, time.monotonic(), pause_seconds(self._config.client, item.attempts + 1))
+        if not isinstance(error, ProtocolError) or error.remedy is Remedy.REFRESH:
+            item.leader = None
+
+    def _find_positions(self, unknown: list[Assigned]) -> None:
+        asked = [item.key for item in unknown if item.start is None]
+        known: Mapping[TopicPartition, Committed] = {}
+        if asked and self._committed is not None:
+            failed: Mapping[TopicPartition, KlogError]
+            try:
+                known, failed = self._committed(asked)
+            except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
+                failed = dict.fromkeys(asked, error)
+            for item in unknown:
+                failure = failed.get(item.key)
+                if failure is not None:
+                    self._troubles.note("the group's coordinator", failure)
+                    if isinstance(failure, ProtocolError) and not failure.retriable:
+                        raise failure
+                    self._failed(item, failure)
+            unknown = [item for item in unknown if item.key not in failed]
+        now_ms = round(time.time() * 1000)
+        times = {}
+        for item in unknown:
+            if item.key in known:
+                item.seek(known[item.key].offset, known[item.key].leader_epoch)
+                item.succeeded()
+                continue
+            if item.start is None:
+                item.start = self._config.auto_offset_reset.time(now_ms)
+            if item.start is None:
+                missing = NoOffsetForPartition(*item.key)
+                item.failed(missing, time.monotonic(), pause_seconds(self._config.client, item.attempts + 1))
+                self._failures.append(missing)
+            else:
+                times[item.key] = item.start
+        for key, offset in self._offsets(times).items():
+            found = self._assignment.get(key)
+            assert found is not None
+            if offset == NO_OFFSET and times[key] != LATEST:
+                found.start = LATEST  # no record is that late
+                continue
+            _log.info("position of %s: %d", found.name, offset)
+            found.seek(max(0, offset))
+            found.succeeded()
+
+    def _offsets(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Offsets by ListOffsets; partitions that fail are noted and left out."""
+        if not times:
+            return {}
+        found, failed = offsets_of_led(self._cluster, times)
+        for key, error in failed.items():
+            item = self._assignment.get(key)
+            assert item is not None
+            self._troubles.note(item.name, error)
+            self._failed(item, error)
+        return found
+
+    def _check_epochs(self, unchecked: list[Assigned]) -> None:
+        """Ask leaders whether they have the records before the positions; go back to where the logs diverge."""
+        found, failed = epoch_ends(self._cluster, unchecked)
+        for item in unchecked:
+            error = failed.get(item.key)
+            if error is not None:
+                if isinstance(error, ProtocolError) and not error.retriable:
+                    self._failures.append(error)
+                self._troubles.note(item.name, error)
+                self._failed(item, error)
+                continue
+            end, position = found.get(item.key), item.position
+            assert position is not None
+            if end is None or end.offset >= position:
+                item.is_unchecked = False
+                item.succeeded()
+                continue
+            truncated = LogTruncated(*item.key, position, item.epoch, end.offset)
+            if self._config.auto_offset_reset.time(0) is None:
+                self._failures.append(truncated)
+                item.failed(truncated, time.monotonic(), pause_seconds(self._config.client, item.attempts + 1))
+            else:
+                _log.warning("%s; going on there", truncated.what)
+                item.seek(end.offset, end.epoch)
+                item.is_unchecked = False
+                item.succeeded()
+
+    def _check_ranges(self) -> None:
+        """Ask leaders for the range of offsets: a broker that has just lost or gained a partition may be wrong."""
+        wanted = {}
+        for key, offset in self._out_of_range.items():
+            item = self._assignment.get(key)
+            if item is not None and item.position == offset and item.leader is not None:
+                wanted[key] = offset
+        self._out_of_range.clear()
+        first = self._offsets(dict.fromkeys(wanted, EARLIEST))
+        last = self._offsets(dict.fromkeys(first, LATEST))
+        for key, end in last.items():
+            item, offset = self._assignment.get(key), wanted[key]
+            assert item is not None
+            if first[key] <= offset <= end:
+                continue
+            error = OffsetOutOfRange(*key, (offset, offset + 1), (first[key], end))
+            start = self._config.auto_offset_reset.time(round(time.time() * 1000))
+            if start is None:
+                self._failures.append(error)
+            else:
+                _log.warning("%s; going on as auto.offset.reset says", error)
+                item.restart(start)

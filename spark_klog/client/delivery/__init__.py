@@ -1,0 +1,1 @@
+"""Delivery of a producer's batches: queues, requests, producer ids, transactions."""

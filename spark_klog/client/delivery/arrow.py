@@ -1,0 +1,34 @@
+"""Arrow rows to a producer's records. The only module of the producer that imports Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+
+from spark_klog.columns.encode import PartitionEncoder
+from spark_klog.columns.rows import check_columns, check_rows, record_rows
+from spark_klog.records.contract import RecordColumns
+from spark_klog.records.partitioning import Partitioning
+
+
+def arrow_records(
+    rows: pa.Table | pa.RecordBatch,
+    topic: str | None,
+    partitions_of: Callable[[str], int],
+    choose: Callable[[str], int],
+    batch_bytes: int,
+    partitioning: Partitioning,
+) -> Iterator[tuple[str, int, RecordColumns]]:
+    """Yield (topic, partition, records); parameters as of `PartitionEncoder`.
+
+    Raises `InvalidRecords` before it yields anything, `TypeError` if `rows` is not of Arrow.
+    """
+    if not isinstance(rows, pa.Table | pa.RecordBatch):
+        raise TypeError(f"rows must be a pyarrow Table or RecordBatch, not {type(rows).__name__}")
+    check_columns(rows.schema, topic)
+    for first, batch in record_rows(rows):
+        check_rows(batch, first, topic, partitions_of)
+    encoder = PartitionEncoder(topic, partitions_of, choose, batch_bytes, partitioning)
+    for _, batch in record_rows(rows):
+        yield from encoder.split(batch)

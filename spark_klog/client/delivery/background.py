@@ -1,0 +1,166 @@
+"""The thread that delivers what `Producer.send` has gathered, and the lock that it shares with calls."""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+from spark_klog.client.connection import Connection
+from spark_klog.client.wakeup import Waker
+from spark_klog.errors import ConcurrentUse, ProducerClosed, RequestTimedOut
+
+_log = logging.getLogger(__name__)
+#: Seconds; selectors take no infinity.
+_LONGEST_WAIT = 3600.0
+_JOIN_SECONDS = 30.0
+#: Seconds before the thread looks again when it could not wait.
+_PAUSE = 0.05
+
+
+class Turns:
+    """A lock that calls take for up to max.block.ms, and that the thread gets although calls follow each other.
+
+    `ProducerClosed` in a process forked since, `ConcurrentUse` within a turn of the same thread: a signal handler or a
+    finalizer has interrupted a call halfway.
+    """
+
+    def __init__(self, timeout_ms: int, limit: str) -> None:
+        self._process = os.getpid()
+        self._lock = threading.RLock()
+        self._is_taken = False
+        self._timeout = min(timeout_ms / 1000, threading.TIMEOUT_MAX)
+        self._limit = limit
+        #: Whether the thread waits for its turn.
+        self.is_wanted = False
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is another process than the producer's."""
+        return os.getpid() != self._process
+
+    def check(self) -> None:
+        """Raise `ConcurrentUse` within a turn of the same thread."""
+        if self._lock.acquire(blocking=False):
+            is_taken = self._is_taken
+            self._lock.release()
+            if is_taken:
+                raise ConcurrentUse("this producer is within another call, which a signal handler has interrupted")
+
+    def __enter__(self) -> None:
+        if self.is_forked:
+            raise ProducerClosed(f"process {self._process} has made this producer: make a new one after a fork")
+        if self.is_wanted:
+            time.sleep(0)  # a lock is not fair: the call that releases it would take it again at once
+        if not self._lock.acquire(timeout=self._timeout):
+            raise RequestTimedOut(
+                f"another thread has used the producer for {self._timeout:g} s ({self._limit}): it waits for brokers"
+            )
+        try:
+            self.check()
+        except ConcurrentUse:
+            self._lock.release()
+            raise
+        self._is_taken = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_taken = False
+        self._lock.release()
+
+    @contextmanager
+    def of_thread(self) -> Iterator[None]:
+        """The thread's turn, for which it waits without limit."""
+        self.is_wanted = True
+        with self._lock:
+            self.is_wanted = False
+            self._is_taken = True
+            try:
+                yield
+            finally:
+                self._is_taken = False
+
+
+class Background:
+    """A daemon thread that calls `work` in its turn, again and again.
+
+    `work` returns the seconds until the next call, and the connections of which an event makes it earlier; `after` is
+    called after it, without the lock.
+    """
+
+    def __init__(
+        self,
+        turns: Turns,
+        work: Callable[[], tuple[float, Collection[Connection]]],
+        after: Callable[[], None],
+    ) -> None:
+        self._turns, self._work, self._after = turns, work, after
+        self._waker = Waker()
+        self._is_stopped = False
+        #: When `work` is called next, a reading of `time.monotonic`.
+        self.looks_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="spark_klog-producer", daemon=True)
+        try:
+            self._thread.start()
+        except BaseException:
+            self._waker.close()
+            raise
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is this thread."""
+        return threading.current_thread() is self._thread
+
+    def wake(self) -> None:
+        """Have `work` called now."""
+        self._waker.wake()
+
+    def stop(self) -> None:
+        """Have the thread end."""
+        self._is_stopped = True
+        self._waker.wake()
+
+    def join(self) -> None:
+        """Wait until the thread has ended; do not hold the lock."""
+        if not self.is_current:
+            self._thread.join(_JOIN_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._turns.of_thread():
+                    if self._is_stopped:
+                        return
+                    self._waker.clear()
+                    pause, connections = self._work()
+                    self.looks_at = time.monotonic() + pause
+                self._call_after()
+                try:
+                    self._wait(connections, pause)
+                except (OSError, ValueError) as error:  # a call has closed a connection, or descriptors have run out
+                    _log.debug("looking again: %s", error)
+                    time.sleep(_PAUSE)
+        except BaseException:
+            _log.exception("the producer's thread has ended")
+            raise
+        finally:
+            self._waker.close()
+
+    def _call_after(self) -> None:
+        while True:
+            try:
+                return self._after()
+            except BaseException:  # of a callback, such as SystemExit: it has no one else to tell
+                _log.exception("on_delivery has failed in the producer's thread")
+
+    def _wait(self, connections: Collection[Connection], pause: float) -> None:
+        if any(connection.closed or connection.has_read_ahead for connection in connections):
+            return
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._waker, self._waker.events)
+            for connection in set(connections):  # two node ids may share one
+                selector.register(connection, connection.events)
+            selector.select(max(0.0, min(pause, _LONGEST_WAIT)))

@@ -1,0 +1,66 @@
+"""Records of `Producer.send` on the way to a batch, and checks of their values."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+
+from spark_klog.client.delivery.receipts import Receipt
+from spark_klog.errors import ConfigError
+from spark_klog.records.contract import NO_TIMESTAMP, Headers
+from spark_klog.records.kernels.reference import append_record
+
+_MAX_INT64 = 0x7FFFFFFFFFFFFFFF
+
+
+class Gathering:
+    """Records of one partition that do not fill a batch yet; they are due at `due`, a reading of `time.monotonic`."""
+
+    __slots__ = ("body", "count", "due", "first_timestamp", "max_timestamp", "receipt")
+
+    def __init__(self, receipt: Receipt, due: float) -> None:
+        self.body = bytearray()
+        self.count = 0
+        self.first_timestamp = self.max_timestamp = 0
+        self.receipt = receipt
+        self.due = due
+
+    def add(self, timestamp: int, key: bytes | None, value: bytes | None, headers: Headers) -> int:
+        """Append a record; return its size in bytes."""
+        before = len(self.body)
+        if not self.count:
+            self.first_timestamp = self.max_timestamp = timestamp
+        append_record(self.body, timestamp - self.first_timestamp, self.count, key, value, headers)
+        self.count += 1
+        self.max_timestamp = max(self.max_timestamp, timestamp)
+        return len(self.body) - before
+
+
+def check_bytes(name: str, content: object) -> None:
+    """Raise `TypeError` for what is neither bytes nor None."""
+    if isinstance(content, memoryview) and content.nbytes != len(content):
+        raise TypeError(f"{name} must be bytes or None, not a memoryview of {content.format!r}")
+    if content is not None and not isinstance(content, bytes | bytearray | memoryview):
+        raise TypeError(f"{name} must be bytes or None, not {type(content).__name__}")
+
+
+def check_timestamp(timestamp: int) -> int:
+    """The timestamp as an int; `ConfigError` if no record can have it."""
+    timestamp = operator.index(timestamp)
+    if not NO_TIMESTAMP <= timestamp <= _MAX_INT64:
+        raise ConfigError(f"timestamp {timestamp}: set milliseconds since 1970, from 0 to {_MAX_INT64}, or -1 for none")
+    return timestamp
+
+
+def check_headers(headers: Headers) -> Headers:
+    """The headers as a tuple; `TypeError` for anything but pairs of str and bytes."""
+    if isinstance(headers, Mapping | str | bytes):
+        raise TypeError(f"headers must be pairs of str and bytes, not {type(headers).__name__}")
+    headers = tuple(headers)
+    for header in headers:
+        if not isinstance(header, tuple | list) or len(header) != 2:
+            raise TypeError(f"header {header!r} must be a pair of str and bytes")
+        if not isinstance(header[0], str):
+            raise TypeError(f"the name of header {header[0]!r} must be str, not {type(header[0]).__name__}")
+        check_bytes(f"header {header[0]!r}", header[1])
+    return headers

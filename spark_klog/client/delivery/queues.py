@@ -1,0 +1,168 @@
+"""The state of a sender: unconfirmed batches by partition, requests in flight, and its clock."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from spark_klog.client.cluster import TopicPartition
+from spark_klog.client.connection import Connection, Handle
+from spark_klog.client.delivery.producer_id import Numbering
+from spark_klog.client.delivery.receipts import Receipt
+from spark_klog.records.batch_v2 import set_producer
+
+#: Seconds. A broker that takes longer for a request no longer delays records for other brokers.
+_SLOW_SECONDS = 1.0
+
+
+class Batch:
+    """A finished batch; `deadline` is a reading of the sender's clock, `order` its place in the queue."""
+
+    __slots__ = ("append_time", "base_offset", "count", "data", "deadline", "is_in_flight", "order", "receipt")
+
+    def __init__(self, data: bytes | bytearray, count: int, deadline: float, receipt: Receipt | None) -> None:
+        self.data = data
+        self.count = count
+        self.deadline = deadline
+        self.is_in_flight = False
+        self.receipt = receipt
+        self.order = 0
+        self.base_offset = self.append_time = -1
+
+
+class Queue:
+    """A partition's unconfirmed batches, oldest first. `not_before` is a reading of `time.monotonic`.
+
+    Several batches are in flight only if they are numbered and `is_open`: the leader has confirmed the batch before
+    them, so it rejects any that come out of order. After a failure the queue waits until none is in flight, and sends
+    the oldest one alone.
+    """
+
+    __slots__ = (
+        *("added", "attempts", "batches", "confirmed", "failure", "in_flight", "in_flight_size", "is_open", "key"),
+        *("must_renumber", "node", "not_before", "numbering", "size"),
+    )
+
+    def __init__(self, key: TopicPartition, numbering: Numbering | None) -> None:
+        self.key = key
+        self.numbering = numbering
+        self.batches: deque[Batch] = deque()
+        self.added = 0
+        #: Confirmed batches after one that is not.
+        self.confirmed: list[Batch] = []
+        #: Bytes of all batches, and the number and bytes of those in flight, at the broker `node`.
+        self.size = self.in_flight = self.in_flight_size = 0
+        self.node = -1
+        self.is_open = False
+        #: Whether the leader does not know the sequences.
+        self.must_renumber = False
+        self.attempts = 0
+        self.not_before = 0.0
+        self.failure: Exception | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.key[0]}-{self.key[1]}"
+
+    def add(self, batch: Batch) -> None:
+        self.added += 1
+        batch.order = self.added
+        self.batches.append(batch)
+        self.size += len(batch.data)
+
+    def next(self, now: float, most: int) -> Batch | None:
+        """The batch to send next, None if it has to wait; `most` batches may be in flight, `now` is the time."""
+        if self.not_before > now or len(self.batches) <= self.in_flight:
+            return None
+        if self.in_flight and not (self.is_open and self.numbering is not None and self.in_flight < most):
+            return None
+        batch = self.batches[self.in_flight]  # if `is_open`, those in flight are the oldest
+        # batches between them may be confirmed, and count: the broker knows the oldest among its last ones only
+        return None if self.in_flight and batch.order - self.batches[0].order >= most else batch
+
+    def sent(self, batch: Batch, node: int) -> None:
+        batch.is_in_flight = True
+        self.in_flight += 1
+        self.in_flight_size += len(batch.data)
+        self.node = node
+
+    def answered(self, batch: Batch) -> None:
+        """Note that a batch is no longer in flight."""
+        batch.is_in_flight = False
+        self.in_flight -= 1
+        self.in_flight_size -= len(batch.data)
+
+    def confirm(self, batch: Batch) -> list[Batch]:
+        """Remove a batch that the leader has appended; return the batches confirmed with all before them, in order."""
+        is_oldest = batch is self.batches[0]
+        self.batches.remove(batch)
+        self.size -= len(batch.data)
+        self.confirmed.append(batch)
+        if not is_oldest:
+            return []
+        self.attempts = 0
+        self.failure = None
+        self.is_open = bool(self.batches)  # a leader may forget the sequences of an idle producer
+        confirmed = sorted(self.confirmed, key=lambda batch: batch.order)
+        before = [one for one in confirmed if not self.batches or one.order < self.batches[0].order]
+        self.confirmed = confirmed[len(before) :]
+        return before
+
+    def renumber(self, numbering: Numbering) -> None:
+        self.numbering = numbering
+        self.must_renumber = False
+        for batch in self.batches:
+            batch.data = bytearray(batch.data)
+            sequence = numbering.take(batch.count)
+            set_producer(memoryview(batch.data), numbering.producer_id, numbering.epoch, sequence)
+
+
+class Request:
+    """A Produce request in flight; without a handle (acks=0) one that is being sent.
+
+    From `slow_at` on it no longer delays records for other brokers. `slow_at` and `deadline` are readings of the
+    sender's clock.
+    """
+
+    __slots__ = ("batches", "connection", "deadline", "handle", "slow_at")
+
+    def __init__(
+        self,
+        connection: Connection,
+        handle: Handle | None,
+        batches: list[tuple[Queue, Batch]],
+        now: float,
+        timeout: float,
+    ) -> None:
+        self.connection = connection
+        self.handle = handle
+        self.batches = batches
+        self.slow_at = now + _SLOW_SECONDS
+        self.deadline = now + timeout
+
+
+class CallClock:
+    """A clock that runs only during calls, since nothing is delivered between them; after `run_on` always."""
+
+    def __init__(self) -> None:
+        self._left_at = time.monotonic()
+        self._between = 0.0
+        self._is_within = self._runs_on = False
+
+    def run_on(self) -> None:
+        if not self._runs_on:
+            self.__enter__()
+            self._runs_on = True
+
+    def __enter__(self) -> None:
+        if not self._runs_on:
+            self._between += time.monotonic() - self._left_at
+            self._is_within = True
+
+    def __exit__(self, *_: object) -> None:
+        if not self._runs_on:
+            self._is_within = False
+            self._left_at = time.monotonic()
+
+    def now(self) -> float:
+        return (time.monotonic() if self._is_within else self._left_at) - self._between

@@ -1,0 +1,443 @@
+"""Delivery of batches to partitions' leaders: requests, retries and timeouts.
+
+Each broker has up to max.in.flight.requests.per.connection requests in flight. So has each partition with idempotence,
+else one, so that retries keep its order. A batch stays in its partition's queue until the leader confirms it. The
+sender handles responses in the order of the requests, partition by partition:
+
+    no error, DUPLICATE_SEQUENCE_NUMBER     confirmed
+    a retriable error                       retried after a pause, at the leader in fresh metadata
+    no answer: a lost connection, a
+    timeout, a partition left out           retried; a broker that has a numbered batch drops the duplicate
+    OUT_OF_ORDER_SEQUENCE_NUMBER,
+    UNKNOWN_PRODUCER_ID                     if an earlier batch of the partition is unconfirmed: retried after it;
+                                            else renumbered from 0 in the next epoch and retried (KIP-360); final if
+                                            the batch has no number or is in a transaction
+    any other error                         final: the producer fails
+
+A partition's failed batch and those after it are sent again in order, with the same sequences, when none of them is in
+flight any more (see `Queue`); other partitions go on. A broker recognises duplicates among a producer's last five
+batches in a partition, so no more may be in flight.
+
+The sender works only during calls, and only their time counts against delivery.timeout.ms until `work_on` says that a
+thread makes them. It connects, sends and receives step by step for all brokers together, so that a silent broker does
+not delay the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Collection, Iterable
+
+from spark_klog.client.answers import answer_error
+from spark_klog.client.backoff import pause_seconds
+from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.connection import Connection, wait_until_ready
+from spark_klog.client.delivery.in_flight import InFlight
+from spark_klog.client.delivery.message import encode_batch, produce_message
+from spark_klog.client.delivery.producer_id import Numbering, ProducerIds
+from spark_klog.client.delivery.queues import Batch, CallClock, Queue, Request
+from spark_klog.client.delivery.receipts import Receipt, Receipts, fresh
+from spark_klog.client.delivery.transactions import Transactions
+from spark_klog.errors import (
+    ConnectionFailed,
+    DecodeError,
+    ErrorCode,
+    KlogError,
+    ProducerClosed,
+    ProtocolError,
+    RequestTimedOut,
+)
+from spark_klog.protocol.apis import METADATA, PRODUCE
+from spark_klog.protocol.codec import Message
+
+_log = logging.getLogger(__name__)
+#: The last version of Produce that expects the producer to add partitions to the transaction (KIP-890).
+_LAST_TRANSACTIONAL = 11
+_CONFIRMED = frozenset({ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER})
+_RENUMBERED = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
+#: Seconds between looks whether another thread has called `stop`.
+_LONGEST_WAIT = 0.25
+_UNREACHABLE = (ConnectionFailed, RequestTimedOut, DecodeError)
+
+
+class Sender:
+    """Queue, send and confirm batches. Not thread-safe.
+
+    After an error every call raises it again and nothing is sent until `reset`. With `transactions`, batches are part
+    of the open transaction.
+    """
+
+    def __init__(self, cluster: Cluster, transactions: Transactions | None = None) -> None:
+        self._cluster = cluster
+        self._transactions = transactions
+        self._config = cluster.config
+        self._enough = max(1, self._config.max_request_size)
+        self._producer_ids = ProducerIds(cluster)
+        self._queues: dict[TopicPartition, Queue] = {}
+        self._clock = CallClock()
+        self._in_flight = InFlight(self._config, self._clock)
+        #: Bytes of all batches.
+        self._bytes = 0
+        self._failure: KlogError | None = None
+        self._is_stopped = False
+        self.receipts = Receipts()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all batches."""
+        return self._bytes
+
+    def work_on(self) -> None:
+        """Count all time against delivery.timeout.ms from now on."""
+        self._clock.run_on()
+
+    def fail(self, error: KlogError) -> None:
+        """Write nothing more until `reset`: unconfirmed records get the error, and each call raises it."""
+        self._failure = fresh(error)
+        self.receipts.fail_all(self._failure)
+        if self._transactions is not None:
+            self._transactions.fail()
+
+    def stop(self) -> None:
+        """Write nothing more; any thread may call it."""
+        self._is_stopped = True
+
+    def check(self) -> None:
+        """Raise the sender's earlier error, if any."""
+        if self._failure is not None:
+            raise fresh(self._failure)
+
+    def add(
+        self,
+        key: TopicPartition,
+        body: bytes | bytearray,
+        count: int,
+        base_timestamp: int,
+        max_timestamp: int,
+        receipt: Receipt | None = None,
+        until: float = math.inf,
+    ) -> None:
+        """Queue `count` encoded records as one batch, and send if max.request.size is reached.
+
+        Waits while unsent batches for responsive leaders exceed max.request.size, or all batches exceed buffer.memory,
+        but not beyond `until`, a reading of `time.monotonic`. Raises what `flush` raises.
+        """
+        self.check()
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = Queue(key, self._numbering())
+        numbering = queue.numbering
+        is_transactional = self._transactions is not None
+        data = encode_batch(body, count, base_timestamp, max_timestamp, self._config, numbering, is_transactional)
+        queue.add(Batch(data, count, self._clock.now() + self._config.delivery_timeout_ms / 1000, receipt))
+        self._bytes += len(data)
+        if self._may_be_enough():
+            self._deliver(lambda: not self._is_enough(), until)
+
+    def await_room(self, until: float) -> None:
+        """Deliver until all batches take less than buffer.memory, up to `until`, a reading of `time.monotonic`."""
+        self._deliver(lambda: not self._bytes or self._bytes < self._config.buffer_memory, until)
+
+    def step(self) -> tuple[float, list[Connection]]:
+        """Do what can be done without waiting; return seconds and connections to wait for until the next step."""
+        self.check()
+        now = time.monotonic()
+        self._deliver(lambda: True)
+        return self._pause(now), self._in_flight.connections()
+
+    def _numbering(self) -> Numbering | None:
+        if self._transactions is not None:
+            return self._transactions.numbering()
+        try:
+            return self._producer_ids.numbering()
+        except KlogError as error:
+            self.fail(error)
+            raise
+
+    def _may_be_enough(self) -> bool:
+        """Whether enough has gathered to send."""
+        waiting = self._bytes - self._in_flight.bytes
+        return waiting >= self._enough or self._bytes > self._config.buffer_memory
+
+    def _is_enough(self) -> bool:
+        """Whether `add` must wait until batches are sent."""
+        if not self._may_be_enough() or self._bytes > self._config.buffer_memory:
+            return self._may_be_enough()
+        unsent = (queue.size - queue.in_flight_size for queue in self._queues.values() if self._is_taken_from(queue))
+        return sum(unsent) >= self._enough
+
+    def _is_taken_from(self, queue: Queue) -> bool:
+        """False while the partition waits for a retry, or its leader is slow, unreachable or throttling."""
+        now, node = time.monotonic(), self._cluster.last_leader(*queue.key)
+        if queue.not_before > now or node is None:
+            return queue.not_before <= now
+        return not self._in_flight.is_slow(node, now)
+
+    def flush(self) -> None:
+        """Send all batches and wait until they are confirmed.
+
+        `ProtocolError` for a final error, `RequestTimedOut` if a batch was not confirmed within delivery.timeout.ms,
+        `UnsupportedVersionError` for records with headers to a broker before 0.11.
+        """
+        self.check()
+        self._deliver(lambda: not self._bytes)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all batches are confirmed and there was no error."""
+        return not self._bytes and self._failure is None
+
+    def reset(self) -> None:
+        """Drop all batches and the failure, after requests in flight are answered or request.timeout.ms is over.
+
+        It waits because a batch that arrives after its transaction's end would begin a new transaction that never ends.
+        """
+        self._in_flight.drain(self._cluster.deadline())
+        self._queues.clear()
+        self._bytes = 0
+        self._failure = None
+
+    def _deliver(self, is_done: Callable[[], bool], until: float = math.inf) -> None:
+        """Do what can be done without waiting, then wait until `is_done`, but not beyond `until`."""
+        with self._clock:
+            try:
+                while True:
+                    if self._is_stopped:
+                        raise ProducerClosed("the producer was closed by another thread")
+                    self._take_answers(0)
+                    now = time.monotonic()
+                    self._send(now)
+                    self._expire()
+                    if is_done() or now >= until:
+                        break
+                    pause = min(self._pause(now), until - now)
+                    if pause == math.inf:
+                        raise KlogError("records wait for nothing, an error of the producer: report it")
+                    self._take_answers(min(pause, _LONGEST_WAIT))
+            except KlogError as error:
+                self.fail(error)
+                raise
+
+    def _send(self, now: float) -> None:
+        """Send requests to each broker that may have more in flight, as long as there are batches for it."""
+        self._in_flight.opening.clear()
+        most = self._config.max_in_flight
+        while True:
+            ready = [queue for queue in self._queues.values() if queue.next(now, most) is not None]
+            if not ready:
+                return
+            remaining = min(queue.batches[0].deadline for queue in ready) - self._clock.now()
+            with self._cluster.within(max(1, 1000 * remaining), "delivery.timeout.ms"):
+                if self._transactions is not None:
+                    self._transactions.add(queue.key for queue in ready)
+                by_leader: dict[int, list[Queue]] = {}
+                for queue in self._with_leaders(self._with_numbers(ready)):
+                    node = self._cluster.last_leader(*queue.key)
+                    assert node is not None
+                    if not queue.in_flight or queue.node == node:
+                        by_leader.setdefault(node, []).append(queue)
+                can_have = [node for node in by_leader if self._in_flight.may_have_more(node, now)]
+                if not sum(self._send_request(node, by_leader[node], now) for node in can_have):
+                    return
+
+    def _with_numbers(self, queues: list[Queue]) -> list[Queue]:
+        """The queues whose batches have sequences that the leader accepts."""
+        result = []
+        for queue in queues:
+            if queue.must_renumber:
+                assert queue.numbering is not None
+                try:
+                    queue.renumber(self._producer_ids.renewed(queue.numbering))
+                except _UNREACHABLE as error:
+                    self._put_off([queue], error)
+                    continue
+            result.append(queue)
+        return result
+
+    def _with_leaders(self, queues: list[Queue]) -> Iterable[Queue]:
+        """The queues whose partitions have a leader; the others are retried after a pause."""
+        unknown = [queue for queue in queues if self._cluster.last_leader(*queue.key) is None]
+        if not unknown:
+            return queues
+        try:
+            found = self._cluster.metadata({queue.key[0] for queue in unknown})
+        except _UNREACHABLE as error:
+            self._put_off(unknown, error)
+            return [queue for queue in queues if queue not in unknown]
+        without: dict[int, list[Queue]] = {}
+        for queue in unknown:
+            if self._cluster.last_leader(*queue.key) is None:
+                topic = found.get(queue.key[0])
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic["error_code"]
+                without.setdefault(code or ErrorCode.LEADER_NOT_AVAILABLE, []).append(queue)
+        for code, group in without.items():
+            refusal = answer_error(METADATA, code, f"partition {group[0].name}")
+            if not refusal.retriable:
+                raise refusal
+            self._put_off(group, refusal)
+        return [queue for queue in queues if self._cluster.last_leader(*queue.key) is not None]
+
+    def _send_request(self, node: int, queues: list[Queue], now: float) -> bool:
+        """Send one batch per partition, as many as fit into max.request.size; return whether a request was sent."""
+        try:
+            connection = self._cluster.begin_connection(node)
+            if not connection.open_step():
+                self._in_flight.opening[node] = connection
+                return False
+        except _UNREACHABLE as error:
+            self._put_off_silent(node, queues, error)
+            return False
+        oldest = self._in_flight.oldest(node)
+        if oldest is not None and (connection.must_renew or connection is not oldest.connection):
+            return False  # it authenticates again, or the closed one's requests are put off, before anything else
+        chosen: list[tuple[Queue, Batch]] = []
+        size = 0
+        for queue in queues:
+            batch = queue.next(now, self._config.max_in_flight)
+            if batch is None:
+                continue
+            if chosen and size + len(batch.data) > self._config.max_request_size:
+                break
+            chosen.append((queue, batch))
+            size += len(batch.data)
+        if not chosen:
+            return False
+        for queue, _ in chosen:  # to the end, so that the others come first next time
+            self._queues[queue.key] = self._queues.pop(queue.key)
+        try:
+            version = connection.version_of(PRODUCE)
+            if self._transactions is not None:
+                version = min(version, _LAST_TRANSACTIONAL)
+            name = None if self._transactions is None else self._transactions.transactional_id
+            message = produce_message(chosen, version, self._config, name)
+            is_answered = self._config.acks != 0
+            deadline = self._cluster.deadline()
+            handle = connection.send(
+                PRODUCE, message, version=version, answered=is_answered, deadline=deadline, wait=False
+            )
+        except _UNREACHABLE as error:
+            self._put_off([queue for queue, _ in chosen], error)
+            return False
+        timeout = self._config.request_timeout_ms / 1000
+        self._in_flight.add(node, Request(connection, handle, chosen, self._clock.now(), timeout))
+        if handle is None:
+            self._take_answers(0)
+        return True
+
+    def _take_answers(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds for events, and process all responses that have arrived."""
+        if timeout > 0:
+            if connections := self._in_flight.connections():
+                wait_until_ready(connections, timeout)
+            else:
+                time.sleep(timeout)
+        final: ProtocolError | None = None
+        for node in self._in_flight.nodes:
+            try:
+                while (oldest := self._in_flight.oldest(node)) is not None and self._in_flight.has_answer(oldest):
+                    final = self._take_answer(node, oldest) or final
+            except _UNREACHABLE as error:
+                lost: dict[TopicPartition, Queue] = {}
+                while self._in_flight.oldest(node) is not None:
+                    lost |= {queue.key: queue for queue, _ in self._in_flight.end(node).batches}
+                self._put_off_silent(node, list(lost.values()), error)
+        if final is not None:
+            raise final
+
+    def _take_answer(self, node: int, request: Request) -> ProtocolError | None:
+        """Process the response to a broker's oldest request; return a final error, if any."""
+        response = None if request.handle is None else request.connection.receive(request.handle)
+        self._in_flight.end(node)
+        if response is None:
+            for queue, batch in request.batches:
+                self._confirm(queue, batch)
+            return None
+        self._in_flight.throttled(node, request.connection.throttled_until)
+        requested = {queue.key: (queue, batch) for queue, batch in request.batches}
+        final: ProtocolError | None = None
+        for topic in response["responses"]:
+            for entry in topic["partition_responses"]:
+                key = topic["name"], entry["index"]
+                if key in requested:
+                    final = self._settle(*requested.pop(key), entry) or final
+        if requested:
+            left_out = ConnectionFailed(f"broker {node} left partitions out of its answer")
+            self._put_off([queue for queue, _ in requested.values()], left_out)
+        return final
+
+    def _settle(self, queue: Queue, batch: Batch, entry: Message) -> ProtocolError | None:
+        """Process the response for one partition; return a final error, if any."""
+        code = entry["error_code"]
+        if code in _CONFIRMED:
+            self._confirm(queue, batch, entry["base_offset"], entry["log_append_time_ms"])
+            return None
+        reason = f" ({entry['error_message']})" if entry["error_message"] else ""
+        error = answer_error(PRODUCE, code, f"produce to {queue.name}{reason}")
+        if code in _RENUMBERED and batch is not queue.batches[0]:
+            queue.is_open = False  # an earlier batch failed, so this one was out of order: both are sent again
+            return None
+        if code in _RENUMBERED and queue.numbering is not None and self._transactions is None:
+            queue.must_renumber = True
+        elif not error.retriable or code in _RENUMBERED:
+            if batch.receipt is not None:
+                batch.receipt.fail(fresh(error))  # in a transaction, the partition has lost records of it
+            return error
+        self._put_off([queue], error)
+        return None
+
+    def _confirm(self, queue: Queue, batch: Batch, base_offset: int = -1, append_time: int = -1) -> None:
+        batch.base_offset, batch.append_time = base_offset, append_time
+        self._bytes -= len(batch.data)
+        for confirmed in queue.confirm(batch):
+            if confirmed.receipt is not None:
+                self.receipts.confirm(confirmed.receipt, confirmed.base_offset, confirmed.append_time)
+
+    def _put_off(self, queues: Collection[Queue], error: Exception) -> None:
+        """Retry the partitions' batches after a pause, at the leaders in fresh metadata."""
+        for queue in queues:
+            queue.attempts += 1
+            queue.failure = error
+            queue.is_open = False
+            self._cluster.forget_leader(*queue.key)
+        # one pause for all, so that they share one metadata request
+        pause = pause_seconds(self._config, max(queue.attempts for queue in queues))
+        not_before = time.monotonic() + pause
+        for queue in queues:
+            queue.not_before = not_before
+        names = ", ".join(sorted(queue.name for queue in queues))
+        _log.warning("records for %s are sent again in %.1f s: %s", names, pause, error)
+
+    def _put_off_silent(self, node: int, queues: Collection[Queue], error: Exception) -> None:
+        """Put off partitions of a broker that does not answer, and ask it for metadata last."""
+        self._cluster.suspect(node)
+        self._put_off(queues, error)
+
+    def _expire(self) -> None:
+        for queue in self._queues.values():
+            if queue.batches and queue.batches[0].deadline <= self._clock.now():
+                seconds, limit = self._config.delivery_timeout_ms / 1000, self._config.named("delivery.timeout.ms")
+                reason = f": {queue.failure}" if queue.failure else ""
+                raise RequestTimedOut(
+                    f"records for {queue.name} were not written within {seconds:g} s ({limit}){reason}"
+                ) from queue.failure
+
+    def _may_leave(self, queue: Queue, sent_at: float) -> bool:
+        node = self._cluster.last_leader(*queue.key)
+        is_ready = queue.next(sent_at, self._config.max_in_flight) is not None
+        return is_ready and (node is None or self._in_flight.may_have_more(node, sent_at))
+
+    def _pause(self, sent_at: float) -> float:
+        """Seconds until the sender must act if no response comes; `sent_at` is the time of the last `_send`."""
+        if not self._config.acks and any(self._may_leave(queue, sent_at) for queue in self._queues.values()):
+            return 0.0  # acks=0: no response to wait for before the next batch
+        moments = list(self._in_flight.look_at(sent_at))
+        expiry = self._in_flight.next_expiry()
+        for queue in self._queues.values():
+            if queue.batches:
+                expiry = min(expiry, queue.batches[0].deadline)
+                if queue.not_before > sent_at:
+                    moments.append(queue.not_before)
+        until_expiry = expiry - self._clock.now()
+        return max(0.0, min(until_expiry, min(moments, default=math.inf) - time.monotonic()))

@@ -1,0 +1,48 @@
+"""Keep secret settings out of logs, errors and reprs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_SECRETS = frozenset({"sasl.jaas.config", "ssl.keystore.key", "ssl.key.pem"})
+_SECRET_ENDS = ("password", "secret")
+_HIDDEN = "[hidden]"
+_NAME = re.compile(r"[a-z0-9._-]{1,100}")
+
+
+def is_secret(name: str) -> bool:
+    """Whether a setting's value must not be shown; `name` may have the prefix `kafka.`."""
+    name = name.lower().removeprefix("kafka.")
+    return name in _SECRETS or name.endswith(_SECRET_ENDS)
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a setting's name may be shown: others may be lines of a key without backslashes in a properties file."""
+    return _NAME.fullmatch(name) is not None
+
+
+class Settings(dict[str, str]):
+    """Settings by name, with a repr that hides secrets."""
+
+    def __or__(self, other: Mapping[str, str]) -> Settings:  # type: ignore[override]
+        return Settings({**self, **other})
+
+    def __repr__(self) -> str:
+        return repr(
+            {
+                name if is_plain_name(name) else _HIDDEN: value
+                if is_plain_name(name) and not is_secret(name)
+                else _HIDDEN
+                for name, value in self.items()
+            }
+        )
+
+
+def without_secrets(text: str, secrets: tuple[str, ...], longest: int = 300) -> str:
+    """A peer's text made safe to show: secrets hidden, on one line, at most `longest` characters."""
+    for secret in secrets:
+        if secret:
+            text = text.replace(secret, _HIDDEN)
+    printable = "".join(char if char.isprintable() else " " for char in text)
+    return printable if len(printable) <= longest else printable[:longest] + "..."

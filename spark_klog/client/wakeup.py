@@ -1,0 +1,45 @@
+"""Wake a thread that waits for sockets."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+
+
+class Waker:
+    """A socket to wait for besides connections (see `connection.wait_until_ready`); `wake` ends the wait.
+
+    Any thread may call `wake`; only the waiting thread calls the rest.
+    """
+
+    events = selectors.EVENT_READ
+
+    def __init__(self) -> None:
+        self._receiver, self._sender = socket.socketpair()
+        self._receiver.setblocking(False)
+        self._sender.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._receiver.fileno()
+
+    @property
+    def closed(self) -> bool:
+        return self._receiver.fileno() < 0
+
+    def wake(self) -> None:
+        try:
+            self._sender.send(b"\0")
+        except OSError:  # the buffer is full of wakes, or it is closed
+            pass
+
+    def clear(self) -> None:
+        """Discard all wakes so far."""
+        try:
+            while self._receiver.recv(1024):
+                pass
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self._receiver.close()
+        self._sender.close()
