@@ -1,22 +1,23 @@
-"""Load topics into Parquet: one run loads what is there and stops; the next goes on where it stopped.
+"""Load topics into Parquet: a run loads all available records and stops; the next run continues there.
 
     spark-submit jobs/batch_load.py --bootstrap-servers HOST:PORT --topics clicks,views \
-        --output /data/parquet --checkpoint /data/checkpoint [--group G --zookeeper HOST:PORT]
+        --output /data/parquet --checkpoint /data/checkpoint [--group G --zookeeper HOST:PORT] \
+        [--command-config client.properties]
 
-How every record comes once, also for readers that know nothing of Spark:
+Every record is written exactly once, also for readers other than Spark:
 
-    OUTPUT/batch=N/part-*.parquet   what micro-batch N read; appears whole, by one rename
-    OUTPUT/batch=N/_manifest.json   written last: which query and which offsets it is of, which files, of what sizes
-    OUTPUT.staging/N-*/             beside OUTPUT: where batch N is written; left-overs are removed once N is done
+    OUTPUT/batch=N/part-*.parquet   the records of micro-batch N; one rename makes all files visible
+    OUTPUT/batch=N/_manifest.json   written last: the query, the offsets, the files and their sizes
+    OUTPUT.staging/N-*/             where micro-batch N is written before the rename; removed once N is committed
     OUTPUT.staging/N-*.json         the manifest, written before the rename
-    CHECKPOINT/                     Spark's: the offsets of batch N are written there before it is read
+    CHECKPOINT/                     Spark's: it has the offsets of micro-batch N before N is read
 
-A run that is killed leaves at most a staging folder, or a batch that was renamed and not yet noted as done: Spark reads
-that batch again with the same offsets, and it is found to be there.
+A killed run leaves at most a staging folder, or a micro-batch that was renamed but not committed. Spark then repeats
+that micro-batch with the same offsets, and the job finds that its output exists.
 
-An object store renames a folder by copying one file after the other. A run that is killed meanwhile leaves some of the
-files: the next run knows by the manifest in OUTPUT.staging that they are its own and not all, removes them and writes
-the batch again. There a reader should only read folders that have their _manifest.json.
+An object store renames a folder by copying its files one by one, so a killed run may leave only some of them. The
+next run sees this by the manifest in OUTPUT.staging, removes them and writes the micro-batch again. Readers of an
+object store should therefore only read folders that have a _manifest.json.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -43,6 +45,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from spark_klog.cli.clusters import cluster_settings
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import KlogError
@@ -51,11 +54,11 @@ from spark_klog.spark.offsets import Offsets, from_json
 
 
 class LoadError(KlogError):
-    """The load can't go on; the message says what to do."""
+    """The load can't continue; the message says what to do."""
 
 
 class Files:
-    """The little of Hadoop's file systems that a load needs, for any URI that Spark can write to."""
+    """The operations of Hadoop's file systems that a load needs, for any URI that Spark can write to."""
 
     def __init__(self, spark: SparkSession) -> None:
         jvm = spark.sparkContext._jvm
@@ -89,7 +92,7 @@ class Files:
         return [entry.getPath().getName() for entry in system.listStatus(target)] if system.exists(target) else []
 
     def sizes(self, path: str) -> dict[str, int]:
-        """The files in a folder, with their sizes in bytes."""
+        """The files in a folder and their sizes in bytes."""
         system, target = self._open(path)
         return {entry.getPath().getName(): int(entry.getLen()) for entry in system.listStatus(target) if entry.isFile()}
 
@@ -110,7 +113,7 @@ class Files:
             stream.close()
 
     def rename(self, source: str, target: str) -> None:
-        """One step, and an error where the target is there (unlike FileSystem.rename, which moves into it)."""
+        """Rename in one step; fails if the target exists (FileSystem.rename would move `source` into it)."""
         assert self._gateway is not None
         options = self._gateway.new_array(self._fs.Options.Rename, 0)
         destination = self._fs.Path(target)
@@ -121,7 +124,7 @@ class Files:
 
 
 class Checkpoint:
-    """What Spark's checkpoint says of the query."""
+    """The query's id and offsets in Spark's checkpoint."""
 
     def __init__(self, files: Files, path: str) -> None:
         self._files = files
@@ -133,22 +136,22 @@ class Checkpoint:
         return found
 
     def committed(self) -> Offsets:
-        """The offsets after the last batch that was noted as done; empty before the first."""
-        last = self.last_done()
+        """The end offsets of the last committed micro-batch; empty before the first."""
+        last = self.last_committed()
         return self.planned(last) if last >= 0 else {}
 
-    def last_done(self) -> int:
-        """The last batch that was noted as done; -1 before the first."""
+    def last_committed(self) -> int:
+        """The id of the last committed micro-batch; -1 before the first."""
         return max((int(name) for name in self._files.names(f"{self._path}/commits") if name.isdecimal()), default=-1)
 
     def planned(self, batch_id: int) -> Offsets:
-        """The end offsets of a batch: the last line of its entry in the offset log."""
+        """The end offsets of a micro-batch: the last line of its entry in the offset log."""
         line = self._files.read(f"{self._path}/offsets/{batch_id}").strip().splitlines()[-1]
         return from_json(json.loads(line))
 
 
-class BatchWriter:
-    """Writes each micro-batch once; see the module."""
+class MicroBatchWriter:
+    """Writes each micro-batch once; the module's docstring says how."""
 
     def __init__(self, files: Files, checkpoint: Checkpoint, output: str) -> None:
         self._files = files
@@ -157,13 +160,13 @@ class BatchWriter:
         self._staging = f"{self._output}.staging"
         self.written: list[dict[str, Any]] = []
 
-    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+    def __call__(self, micro_batch: DataFrame, batch_id: int) -> None:
         target = f"{self._output}/batch={batch_id}"
-        if self._is_there(target, batch_id):
+        if self._is_written(target, batch_id):
             return
         staging = f"{self._staging}/{batch_id}-{uuid.uuid4().hex}"
-        batch.write.parquet(staging)
-        partitions = _statistics(batch.sparkSession.read.parquet(staging))
+        micro_batch.write.parquet(staging)
+        partitions = _statistics(micro_batch.sparkSession.read.parquet(staging))
         if not partitions:
             self._files.delete(staging)
             return
@@ -177,25 +180,25 @@ class BatchWriter:
         try:
             self._files.rename(staging, target)
         except Exception:
-            # Another process of this query, not quite dead yet, may have been first.
-            if not self._is_there(target, batch_id):
+            # An earlier process of this query that is still exiting may have written it.
+            if not self._is_written(target, batch_id):
                 raise
             return
-        # A local rename looks first, then renames: of two runs at the same instant one may land in the other's.
-        if not self._is_there(target, batch_id):
-            raise LoadError(f"{target} was changed while it was written: is another run of this load under way?")
+        # A local rename is not atomic: of two runs at the same moment, one may move its folder into the other's.
+        if not self._is_written(target, batch_id):
+            raise LoadError(f"{target} was changed while it was written: is another run of this load active?")
 
     def tidy(self) -> None:
-        """Remove what dead runs have left of batches that are done; a later one another run may be writing just now."""
-        done = self._checkpoint.last_done()
+        """Remove staging folders of committed micro-batches; another run may still be writing a later one."""
+        committed = self._checkpoint.last_committed()
         for name in self._files.names(self._staging):
             batch_id = name.partition("-")[0]
-            if batch_id.isdecimal() and int(batch_id) <= done:
+            if batch_id.isdecimal() and int(batch_id) <= committed:
                 self._files.delete(f"{self._staging}/{name}")
         self._files.delete_if_empty(self._staging)
 
-    def _is_there(self, target: str, batch_id: int) -> bool:
-        """Whether the batch is whole in its place. What a killed copy has left there is completed or removed."""
+    def _is_written(self, target: str, batch_id: int) -> bool:
+        """Whether the micro-batch is complete in `target`. Completes or removes the output of a killed copy."""
         if not self._files.exists(target):
             return False
         manifest = self._manifest(f"{target}/_manifest.json")
@@ -219,7 +222,7 @@ class BatchWriter:
         return True
 
     def _manifest(self, path: str) -> dict[str, Any]:
-        """Empty where there is none, or not all of it."""
+        """Read a manifest; empty if it is missing or incomplete."""
         try:
             value = json.loads(self._files.read(path))
         except (Py4JJavaError, ValueError):
@@ -227,7 +230,7 @@ class BatchWriter:
         return value if isinstance(value, dict) else {}
 
     def _renamed(self, batch_id: int) -> list[dict[str, Any]]:
-        """The manifests of this query's folders that were, or were to be, renamed to become the batch."""
+        """The manifests of this query's staging folders for the micro-batch, whether or not they were renamed."""
         names = self._files.names(self._staging)
         found = [
             self._manifest(f"{self._staging}/{name}") for name in names if re.fullmatch(rf"{batch_id}-\w+\.json", name)
@@ -236,8 +239,7 @@ class BatchWriter:
 
     def _of_another_load(self, target: str) -> LoadError:
         return LoadError(
-            f"{target} is there and of another load; give the --checkpoint that belongs to --output, "
-            "or another --output"
+            f"{target} belongs to another load: use the --checkpoint that belongs to --output, or another --output"
         )
 
 
@@ -253,15 +255,15 @@ def _statistics(batch: DataFrame) -> list[dict[str, Any]]:
 
 
 def _offsets(options: argparse.Namespace, place: int) -> Offsets:
-    with Cluster.connect({"bootstrap.servers": options.bootstrap_servers}) as cluster:
+    with Cluster.connect(options.settings) as cluster:
         found = cluster.partitions(options.topics)
         return list_offsets(cluster, {(topic, number): place for topic in found for number in found[topic]})
 
 
-def _start(spark: SparkSession, options: argparse.Namespace, write: BatchWriter) -> Any:
+def _start(spark: SparkSession, options: argparse.Namespace, write: MicroBatchWriter) -> Any:
     reader = (
         spark.readStream.format("klog")
-        .option("kafka.bootstrap.servers", options.bootstrap_servers)
+        .options(**{f"kafka.{name}": value for name, value in options.settings.items()})
         .option("subscribe", ",".join(options.topics))
         .option("startingOffsets", "earliest")
         .option("failOnDataLoss", options.fail_on_data_loss)
@@ -284,7 +286,7 @@ def _start(spark: SparkSession, options: argparse.Namespace, write: BatchWriter)
 
 
 def _follow(query: Any, total: int, console: Console) -> None:
-    """A progress bar until the query ends."""
+    """Show a progress bar until the query ends."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -303,7 +305,7 @@ def _follow(query: Any, total: int, console: Console) -> None:
 
 
 def _report(before: Offsets, after: Offsets, latest: Offsets, written: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row a partition: the checkpoint's offsets before and after, what was written between, what still waits."""
+    """A row per partition: the checkpoint's offsets before and after the run, the output between them, and the lag."""
     rows = []
     for key in sorted(after):
         parts = [item for item in written if (item["topic"], item["partition"]) == key]
@@ -335,7 +337,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _cause(error: Exception) -> str:
-    """The package's own words out of what Spark wraps them in, else Java's last cause, else the first line."""
+    """The package's error inside Spark's message, else Java's last cause, else the first line."""
     for pattern in (r"^(?:spark_klog\.errors\.|(?=LoadError: ))(\w+: .+)$", r"^(?:Caused by)?: (.+)$"):
         found = re.findall(pattern, str(error), re.MULTILINE)
         if found:
@@ -345,35 +347,38 @@ def _cause(error: Exception) -> str:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"invalid: {text!r}; a number above 0 is wanted")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
     return int(text)
 
 
 def _topics(text: str) -> list[str]:
     topics = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not topics:
-        raise argparse.ArgumentTypeError(f"invalid: {text!r} names no topic")
+        raise argparse.ArgumentTypeError(f"{text!r} names no topic")
     return topics
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="batch_load.py", description="Load topics into Parquet, once each record.")
-    parser.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT[,...]")
+    parser = argparse.ArgumentParser(prog="batch_load.py", description="Load topics into Parquet, each record once.")
+    parser.add_argument("--bootstrap-servers", metavar="HOST:PORT[,...]")
+    parser.add_argument("--command-config", type=Path, metavar="FILE", help="client settings: TLS, SASL, ...")
     parser.add_argument("--topics", required=True, type=_topics, metavar="TOPIC[,...]")
     parser.add_argument("--output", required=True, help="folder or URI for the Parquet files")
     parser.add_argument("--checkpoint", required=True, help="folder or URI of this load's checkpoint; keep it")
-    parser.add_argument("--group", help="show the progress under this group's name")
+    parser.add_argument("--group", help="publish the progress as the offsets of this group")
     place = parser.add_mutually_exclusive_group()
-    place.add_argument("--zookeeper", metavar="HOST:PORT[/CHROOT]", help="in /consumers/GROUP/offsets there")
-    place.add_argument("--offsets-path", metavar="URI", help="in the same tree as plain files")
+    place.add_argument("--zookeeper", metavar="HOST:PORT[/CHROOT]", help="publish to /consumers/GROUP/offsets there")
+    place.add_argument("--offsets-path", metavar="URI", help="publish to the same tree in plain files")
     parser.add_argument("--max-offsets-per-batch", type=_count, default=1_000_000, metavar="N")
     parser.add_argument("--fail-on-data-loss", choices=("true", "false"), default="true")
     parser.add_argument("--json", action="store_true", help="print the table as JSON, and no progress")
     options = parser.parse_args(argv)
     if (options.zookeeper or options.offsets_path) and not options.group:
         parser.error("--zookeeper and --offsets-path need --group")
+    if options.bootstrap_servers is None and options.command_config is None:
+        parser.error("give --bootstrap-servers, or bootstrap.servers in the file of --command-config")
     if options.group and not (options.zookeeper or options.offsets_path):
-        parser.error("--group needs --zookeeper or --offsets-path: where the offsets are shown")
+        parser.error("--group needs --zookeeper or --offsets-path, where the offsets are published")
     return options
 
 
@@ -381,16 +386,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _arguments(argv)
     errors = Console(stderr=True, quiet=options.json)
     try:
+        options.settings = cluster_settings(options.bootstrap_servers, options.command_config, "--bootstrap-servers")
         latest = _offsets(options, LATEST)
         earliest = _offsets(options, EARLIEST)
-    except KlogError as error:
+    except (KlogError, OSError) as error:
         Console(stderr=True).print(f"batch_load: {error}", style="red", markup=False, soft_wrap=True)
         return 1
     spark = SparkSession.builder.appName("klog batch load").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     files = Files(spark)
     checkpoint = Checkpoint(files, options.checkpoint)
-    write = BatchWriter(files, checkpoint, options.output)
+    write = MicroBatchWriter(files, checkpoint, options.output)
     try:
         before = checkpoint.committed()
         total = sum(max(0, offset - before.get(key, earliest[key])) for key, offset in latest.items())

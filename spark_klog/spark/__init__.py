@@ -1,1 +1,1 @@
-"""The Spark connector: options, offsets, range planning, source, sink."""
+"""The Spark connector: options, offsets, ranges, readers and writers."""

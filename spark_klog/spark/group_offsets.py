@@ -1,6 +1,6 @@
-"""A query's progress as the offsets of a group: at its coordinator and in ZooKeeper-style directories.
+"""Publish a query's progress as the offsets of a group: at its coordinator and in ZooKeeper-style directories.
 
-They follow Spark's commit, and never fail a query, nor hold it up for long.
+The offsets follow Spark's commit. A store that is down neither fails a query nor delays it for long.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from spark_klog.spark.offsets import Offsets, TopicPartition
 from spark_klog.spark.options import GroupOffsetsOptions
 from spark_klog.spark.publisher import Publisher, Store
 
-#: How long a micro-batch waits at most until its offsets are written. Only the first one of an outage waits so long, so
-#: this may be what a busy machine takes to connect: a query that ends meanwhile would leave its last offsets unwritten.
+#: How long a micro-batch waits for its offsets to be written. Only the first one of an outage waits so long, so the
+#: time is generous: it includes connecting from a busy machine, and a query that ends earlier loses its last offsets.
 _PATIENCE_SECONDS = 15.0
 
 
 class GroupProgress:
-    """Shows offsets in every store of the options.
+    """Writes and reads the group's offsets in every store of the options.
 
-    `cluster` gives the connected cluster of the query, and `connect` one of our own: a thread writes to it.
+    `cluster` returns the query's own connected cluster; `connect` a new one, which the writing thread uses.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class GroupProgress:
         return GroupOffsets(cluster, self._options.group), cluster.close
 
     def publish(self, offsets: Offsets) -> None:
-        """Have the offsets that changed written; in an outage the newest are when it ends."""
+        """Write the offsets that changed; after an outage the newest ones are written."""
         for name in self._names():
             if name not in self._publishers:
                 self._publishers[name] = Publisher(name, self._options.group, partial(self._open, name))
@@ -58,14 +58,14 @@ class GroupProgress:
             publisher.wait(deadline)
 
     def fetch(self, partitions: Collection[TopicPartition]) -> Offsets:
-        """The group's offsets of those partitions that have one, from the first store; errors as of the store.
+        """The group's committed offsets, from the first store; omits partitions without one; errors as of the store.
 
-        With dual commit the larger one of coordinator and ZooKeeper: others of the group may still commit, or have
-        committed, to one of them only.
+        With dual commit the larger offset of coordinator and ZooKeeper: other members of the group may commit to only
+        one of them.
         """
         names = self._names()
         found = self._fetch(names[0], partitions)
-        if self._options.dual:  # the first one is the coordinator then
+        if self._options.dual:  # then the first store is the coordinator, the last one ZooKeeper
             for key, offset in self._fetch(names[-1], partitions).items():
                 found[key] = max(offset, found.get(key, offset))
         return found
@@ -80,7 +80,7 @@ class GroupProgress:
             tree.close()
 
     def close(self) -> None:
-        """Write what can be written soon, and close the stores."""
+        """Write the last offsets, if the stores answer soon, and close the stores."""
         for publisher in self._publishers.values():
             publisher.close()
         self._publishers.clear()

@@ -1,8 +1,8 @@
-"""What a running query has read and how far it is behind, for people and for monitoring.
+"""Show how much a running query has read and how far it is behind, for people and for monitoring.
 
     spark.streams.addListener(ProgressListener(show=sys.stderr))
 
-Spark's own progress record has the offsets of each klog source; this makes figures of them after each micro-batch.
+After each micro-batch the listener computes figures from the offsets of klog sources in Spark's progress record.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from spark_klog.directories.checkpoint import START_OF
 from spark_klog.spark.offsets import Offsets, from_json, start_in
 from spark_klog.spark.stream import LOST, RECORD_BYTES
 
-#: To the beginning of the terminal's line, which is cleared.
+#: Return to the start of the terminal's line and clear it.
 _REWRITE = "\r\x1b[2K"
 
 
@@ -32,10 +32,10 @@ _REWRITE = "\r\x1b[2K"
 class SourceProgress:
     """One micro-batch of one klog source.
 
-    `source` is its place among the query's sources, from 0 on. `records` is how many offsets each "topic-partition"
-    moved on, where its start is known, and `bytes` an estimate of what they take in the log, as they are compressed
-    (with the option estimateRecordBytes). Offsets behind latest are over the partitions. `lost` lists the
-    ranges that could not be read (failOnDataLoss=report), see `planning.Lost`.
+    `source` is the index among the query's sources. `records` has the offsets that each "topic-partition" advanced, if
+    its start is known; `bytes` estimates their compressed size in the log (option estimateRecordBytes). Minimum,
+    maximum and average of the offsets behind latest are over the partitions. `lost` lists the ranges that could not be
+    read (failOnDataLoss=report), see `ranges.Lost`.
     """
 
     query: str
@@ -65,12 +65,14 @@ class SourceProgress:
         lost = f", {len(self.lost)} ranges lost" if self.lost else ""
         speed = f"{self.rows:,} rows, {self.rows_per_second:,.0f} rows/s"
         source = f"source {self.source} ({', '.join(self.topics)})"
-        return f"{self.query} batch {self.batch_id}, {source}: {speed}, {behind}{lost}"
+        return f"{self.query} micro-batch {self.batch_id}, {source}: {speed}, {behind}{lost}"
 
 
 class ProgressListener(StreamingQueryListener):
-    """Keeps the last progress of each source in `last`, gives it to `on_progress`, shows it on `show`: as one line that
-    changes on a terminal, else as a line for each."""
+    """Keeps the last progress of each source in `last`, passes it to `on_progress` and writes it to `show`.
+
+    On a terminal it rewrites one line; elsewhere it writes a line per progress.
+    """
 
     def __init__(self, on_progress: Callable[[SourceProgress], None] | None = None, show: TextIO | None = None) -> None:
         self._on_progress = on_progress
@@ -122,12 +124,12 @@ def source_progress(
     latest: str | None,
     number: int = 0,
 ) -> SourceProgress | None:
-    """The figures of a source's progress as Spark tells it; None where the source is another one."""
+    """The figures of a source, from its offsets in Spark's progress record; None if it is not a klog source."""
     reached = _offsets(end)
     if reached is None:
         if START_OF not in _object(end):
             return None
-        reached = {}  # all partitions are gone
+        reached = {}  # all partitions were deleted
     known = _object(latest)
     lost = known.pop(LOST, [])
     sizes = {(entry["topic"], entry["partition"]): float(entry["bytes"]) for entry in known.pop(RECORD_BYTES, [])}
@@ -136,26 +138,26 @@ def source_progress(
     behind = [max(0, newest.get(key, offset) - offset) for key, offset in reached.items()]
     moved = {key: offset - begun[key] for key, offset in reached.items() if key in begun}
     return SourceProgress(
-        query,
-        batch_id,
-        rows,
-        rows_per_second,
-        {f"{topic}-{partition}": count for (topic, partition), count in moved.items()},
-        {
+        query=query,
+        batch_id=batch_id,
+        rows=rows,
+        rows_per_second=rows_per_second,
+        records={f"{topic}-{partition}": count for (topic, partition), count in moved.items()},
+        bytes={
             f"{topic}-{partition}": round(moved[topic, partition] * size)
             for (topic, partition), size in sizes.items()
             if (topic, partition) in moved
         },
-        min(behind, default=0),
-        max(behind, default=0),
-        sum(behind) / max(1, len(behind)),
-        lost,
-        number,
+        min_offsets_behind_latest=min(behind, default=0),
+        max_offsets_behind_latest=max(behind, default=0),
+        avg_offsets_behind_latest=sum(behind) / max(1, len(behind)),
+        lost=lost,
+        source=number,
     )
 
 
 def _object(text: str | None) -> dict[str, Any]:
-    """A JSON object, empty where there is none: Spark has no latest offset of a batch that a restart runs again."""
+    """Parse a JSON object; empty if there is none: a micro-batch that a restart repeats has no latest offset."""
     try:
         value = json.loads(text or "")
     except ValueError:
@@ -164,7 +166,7 @@ def _object(text: str | None) -> dict[str, Any]:
 
 
 def _offsets(text: str | None) -> Offsets | None:
-    """The offsets of a klog source, None where the text is none's."""
+    """Parse the offsets of a klog source; None if they are not a klog source's."""
     try:
         value = json.loads(text or "")
         return from_json(value) or None

@@ -1,23 +1,23 @@
-"""Offsets as text: what the options say of where to start and end, and the JSON of a checkpoint.
+"""Parse the options that say where a query starts and ends; read and write the offsets of a checkpoint.
 
-"earliest", "latest"                         the same for all partitions
-{"topic":{"0":23,"1":-2}}                    an offset for each; -2 is earliest, -1 latest
-"1700000000000", {"topic":{"0":170...}}      a timestamp (ms) for all or each, by the options for timestamps
-"-10m", "2026-11-21T10:00:00Z"               a time, relative (ms, s, m, h, d, w) or ISO 8601
+"earliest", "latest"                         for all partitions
+{"topic":{"0":23,"1":-2}}                    one offset per partition; -2 is earliest, -1 latest
+"1700000000000", {"topic":{"0":170...}}      a timestamp (ms) for all partitions or one each (timestamp options only)
+"-10m", "2026-11-21T10:00:00Z"               a time: relative (ms, s, m, h, d, w) or ISO 8601
 "-1000"                                      so many records before the end of each partition
-"group"                                      where the group of kafka.group.id has committed
+"group"                                      the committed offsets of the group kafka.group.id
 
-A checkpoint has {"topic":{"0":42}}, where a micro-batch ends. It also has {"start of topic":{"0":23}} where a batch
-does not start at the end of the one before, or at offset 0 of a partition that it did not have: a query's first one
-(Spark asks for the start anew when the query is started again, and "latest" would then be another one), topics made
-anew, and partitions that were away.
+A checkpoint stores {"topic":{"0":42}}: the end of a micro-batch. It adds {"start of topic":{"0":23}} if the micro-batch
+starts neither at the end of the one before nor at offset 0 of a new partition: the query's first micro-batch (Spark
+asks for the initial offset again after a restart, and "latest" would then differ), topics that were created again, and
+partitions that come back.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -33,18 +33,25 @@ Each = tuple[tuple[TopicPartition, int], ...]
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 _RELATIVE_TIME = re.compile(r"-(\d{1,18})\s*(ms|s|m|h|d|w)")
 _RECORDS_BEFORE_END = re.compile(r"-(\d{1,18})")
-#: `datetime` takes more since Python 3.11: a bare number, too, may be a time for it.
+#: Since Python 3.11 `datetime.fromisoformat` accepts more forms, even bare numbers.
 _ISO_TIME = re.compile(r"\d{4}-\d{2}-\d{2}(T| |$).*", re.IGNORECASE)
 _INT64_MAX = (1 << 63) - 1
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 
 
 @dataclass(frozen=True)
-class OffsetSpec:
-    """Either one place for all partitions (`everywhere`: EARLIEST or LATEST), or an offset for each."""
-
+class _PartitionValues:
     everywhere: int | None = None
     each: Each = ()
+
+    def values(self, partitions: Collection[TopicPartition]) -> Offsets:
+        """The value of each partition: an offset, EARLIEST, LATEST, or a timestamp in ms."""
+        each = dict(self.each)
+        return {key: each[key] if self.everywhere is None else self.everywhere for key in partitions}
+
+
+class OffsetSpec(_PartitionValues):
+    """Either EARLIEST or LATEST for all partitions (`everywhere`), or one offset per partition (`each`)."""
 
     @property
     def holds_latest(self) -> bool:
@@ -56,27 +63,25 @@ class OffsetSpec:
 
 
 @dataclass(frozen=True)
-class TimeSpec:
-    """The first record at or after a timestamp (ms), one for all partitions or one for each.
+class TimeSpec(_PartitionValues):
+    """The first record at or after a timestamp (ms), one for all partitions or one per partition.
 
-    Where a partition has none that late: its end, or with `strict` an error.
+    If a partition has no record that late: its end, or an error if `strict`.
     """
 
-    everywhere: int | None = None
-    each: Each = ()
     strict: bool = False
 
 
 @dataclass(frozen=True)
 class BeforeEndSpec:
-    """So many records before the end of each partition, or its first one."""
+    """So many records before the end of each partition, but not before its first record."""
 
     records: int
 
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """What the group has committed; partitions without are read from their first record on."""
+    """The offsets that a group has committed; partitions without one start at their first record."""
 
     group: str
 
@@ -88,34 +93,34 @@ def _json(option: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"option {option}={text!r} is no JSON: {error}") from None
+        raise ConfigError(f"option {option}={text!r} is not JSON: {error}") from None
     if not isinstance(value, dict) or not value:
-        raise ConfigError(f"option {option}={text!r}: a JSON object by topic is wanted")
+        raise ConfigError(f"option {option}={text!r} must be a JSON object with one entry per topic")
     return value
 
 
 def _by_partition(option: str, text: str, smallest: int, what: str) -> Each:
-    """{"topic":{"0":NUMBER}} with numbers from `smallest` to what INT64 holds."""
+    """Parse {"topic":{"0":NUMBER}} with numbers from `smallest` to the largest INT64."""
     each: Offsets = {}
     for topic, partitions in _json(option, text).items():
         if not isinstance(partitions, dict):
-            raise ConfigError(f"option {option}: an object by partition is wanted for topic {topic}")
+            raise ConfigError(f"option {option}: topic {topic} must have a JSON object with one entry per partition")
         for partition, number in partitions.items():
             is_number = type(number) is int and smallest <= number <= _INT64_MAX
             if not partition.isdecimal() or not is_number:
-                raise ConfigError(f"option {option}: {topic}-{partition}: {number!r} is no {what} of a partition")
+                raise ConfigError(f"option {option}: {topic}-{partition}: {number!r} is not a valid {what}")
             each[topic, int(partition)] = number
     return tuple(sorted(each.items()))
 
 
 def parse_offsets(option: str, text: str, now: Callable[[], int], group: str | None = None) -> Spec:
-    """Any of the forms but those of the options for timestamps; `now` gives ms. `ConfigError` for anything else."""
+    """Parse every form but timestamps; `now` returns the time in ms. `ConfigError` for anything else."""
     word = text.strip().lower()
     if word in _WORDS:
         return OffsetSpec(_WORDS[word])
     if word == "group":
         if group is None:
-            raise ConfigError(f"option {option}=group needs kafka.group.id: the group whose offsets are meant")
+            raise ConfigError(f"option {option}=group needs kafka.group.id, the group whose offsets to use")
         return GroupSpec(group)
     if word.startswith("{"):
         return OffsetSpec(each=_by_partition(option, text, EARLIEST, "offset"))
@@ -129,34 +134,34 @@ def parse_offsets(option: str, text: str, now: Callable[[], int], group: str | N
         time = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text.strip()))
     except ValueError:
         raise ConfigError(
-            f'option {option}={text!r}: earliest, latest, {{"topic":{{"0":23}}}}, a time before now (-10m), records '
-            "before the end (-1000), an ISO time, or group is wanted"
+            f'option {option}={text!r} must be earliest, latest, {{"topic":{{"0":23}}}}, a time before now (-10m), '
+            "records before the end (-1000), an ISO time, or group"
         ) from None
     return TimeSpec(_milliseconds(time))
 
 
 def _milliseconds(time: datetime) -> int:
-    """Since the epoch, not before it: ListOffsets has meanings of its own for negative times.
+    """Milliseconds since the epoch, at least 0: negative times have special meanings in ListOffsets.
 
-    Without a zone it is UTC, so that it means the same on every machine.
+    A time without a zone is UTC, so that it means the same on every machine.
     """
     return max(0, round((time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp() * 1000))
 
 
 def parse_timestamp(option: str, text: str, strict: bool) -> TimeSpec:
-    """A timestamp (ms) for all partitions; `ConfigError` for anything else."""
+    """Parse one timestamp (ms) for all partitions; `ConfigError` for anything else."""
     if not re.fullmatch(r"\d{1,19}", text.strip()) or int(text) > _INT64_MAX:
-        raise ConfigError(f"option {option}={text!r}: a timestamp in ms since the epoch is wanted")
+        raise ConfigError(f"option {option}={text!r} must be a timestamp in ms since the epoch")
     return TimeSpec(int(text), strict=strict)
 
 
 def parse_timestamps(option: str, text: str, strict: bool) -> TimeSpec:
-    """{"topic":{"0":1700000000000}}; `ConfigError` for anything else."""
+    """Parse {"topic":{"0":1700000000000}}; `ConfigError` for anything else."""
     return TimeSpec(each=_by_partition(option, text, 0, "timestamp"), strict=strict)
 
 
 def parse_assign(text: str) -> dict[str, list[int]]:
-    """{"topic":[0,1]}; `ConfigError` for anything else."""
+    """Parse {"topic":[0,1]}; `ConfigError` for anything else."""
     result = {}
     for topic, partitions in _json("assign", text).items():
         if (
@@ -164,13 +169,13 @@ def parse_assign(text: str) -> dict[str, list[int]]:
             or not partitions
             or not all(type(partition) is int and partition >= 0 for partition in partitions)
         ):
-            raise ConfigError(f"option assign: a list of partitions is wanted for topic {topic}")
+            raise ConfigError(f"option assign: topic {topic} must have a list of partitions")
         result[topic] = sorted(set(partitions))
     return result
 
 
 def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """The nested form that Spark keeps in a checkpoint."""
+    """{topic: {partition: offset}}, the form in a checkpoint."""
     result: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         result.setdefault(topic, {})[str(partition)] = offset
@@ -180,14 +185,16 @@ def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
 def with_start(
     end: Mapping[TopicPartition, int], start: Mapping[TopicPartition, int], before: Mapping[TopicPartition, int]
 ) -> dict[str, dict[str, int]]:
-    """The form of a batch that starts at `start`, and the one before ended at `before`. It is never empty: who has no
-    batch yet is told by that."""
+    """The checkpoint's entry for a micro-batch from `start` to `end`, after one that ended at `before`.
+
+    It is never empty: an empty entry means that the query has no micro-batch yet.
+    """
     begun = to_json({key: offset for key, offset in start.items() if key in end and offset != before.get(key, 0)})
     value = to_json(end) | {START_OF + topic: partitions for topic, partitions in begun.items()}
     return value or {START_OF: {}}
 
 
 def start_in(value: Mapping[str, Mapping[str, int]], before: Mapping[TopicPartition, int]) -> Offsets:
-    """Where a batch starts, by what `with_start` made; partitions that are not there start at 0."""
+    """The start of a micro-batch, from its entry and the end of the one before; missing partitions start at 0."""
     given = {key.removeprefix(START_OF): entry for key, entry in value.items() if key.startswith(START_OF)}
     return dict(before) | from_json(given)

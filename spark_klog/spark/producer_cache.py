@@ -1,8 +1,11 @@
-"""Producers that outlive their task: Spark reuses its Python workers, and a new producer takes a new producer id.
+"""Keep a producer for the next task of a Python worker, which Spark reuses.
 
-A broker remembers a producer id for a day in each partition that it has written to, and every new producer connects and
-asks for one. So a worker keeps a producer whose task has ended well, with everything confirmed, for the next task with
-the same settings. One whose task has failed is never used again: batches that were not confirmed go with it.
+Every new producer connects and requests a producer id, which brokers remember for a day in each partition that it
+writes to. So a worker keeps the producer of a successful task, with all records acknowledged, for the next task with
+the same settings. The producer of a failed task is closed, and its unacknowledged record batches are dropped.
+
+A transactional producer has an id of its own. The driver ends its transactions, and it serves another task only in a
+later micro-batch: `exactly_once/protocol.py` says why.
 """
 
 from __future__ import annotations
@@ -11,83 +14,134 @@ import logging
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from spark_klog.client.producer import Producer
 from spark_klog.errors import KlogError
-from spark_klog.spark.options import PREFIX
+from spark_klog.spark.sink_producer import SinkProducer
 
 _log = logging.getLogger(__name__)
-#: A worker rarely writes with more settings than these at a time; each producer has two connections to a broker.
+#: A worker rarely writes with more different settings at a time; each producer has two connections to a broker.
 _MOST_IDLE = 8
-#: As spark.kafka.producer.cache.timeout. Spark ends a worker that has had no task for a minute, so no thread looks.
+#: As spark.kafka.producer.cache.timeout. No thread checks it: Spark stops a worker that is idle for a minute.
 _IDLE_SECONDS = 600.0
-#: Bounds what a producer remembers of the partitions that it has written to.
+#: Bounds a producer's state of the partitions that it has written to.
 _LIFETIME_SECONDS = 3600.0
+#: More than the tasks that a worker runs in a micro-batch.
+_MOST_FREE_IDS = 1000
 _Key = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A producer; times are readings of the cache's clock."""
+    """A producer, with times of the cache's clock."""
 
-    key: _Key
-    producer: Producer
+    key: _Key = field(repr=False)  # passwords
+    producer: SinkProducer
     made_at: float
     idle_since: float = 0.0
+    #: The claim that its last transaction is of; -1 without transactions.
+    claim: int = -1
+    transactional_id: str = ""
 
 
 class ProducerCache:
-    """Idle producers by their settings. Threads may share a cache: a borrowed producer belongs to one of them."""
+    """Idle producers by their settings. Threads may share a cache; each borrowed producer belongs to one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        #: The one that has been idle for the longest time comes first.
+        #: The longest idle first.
         self._idle: list[_Entry] = []
+        #: Transactional ids of closed producers, with the claims that they were used in: brokers keep ids for a week.
+        self._free_ids: list[tuple[_Key, str, int]] = []
 
     @contextmanager
-    def borrow(self, settings: Mapping[str, str]) -> Iterator[Producer]:
-        """A producer for the block, which is flushed at the end; errors as of `Producer`."""
+    def borrow(self, settings: Mapping[str, str]) -> Iterator[SinkProducer]:
+        """A producer for the block; flushes it at the end. Errors as of `Producer`."""
         key = tuple(sorted(settings.items()))
-        entry = self._take(key) or _Entry(key, Producer.connect(settings, PREFIX), self._clock())
+        entry = self._take(key) or _Entry(key, SinkProducer(settings), self._clock())
         try:
             yield entry.producer
             entry.producer.flush()
         except BaseException:
             entry.producer.abort()
             raise
-        self._keep(entry)
+        self._keep(entry, -1)
 
-    def _take(self, key: _Key) -> _Entry | None:
-        """The idle producer that was used last, if its brokers still answer as the same cluster."""
+    @contextmanager
+    def borrow_transactional(self, settings: Mapping[str, str], id_prefix: str, claim: int) -> Iterator[SinkProducer]:
+        """A producer in an open transaction for the block, which prepares it; errors as of `Producer`.
+
+        Its id was not used since the claim. If the block fails, the transaction is aborted.
+        """
+        key = tuple(sorted({**settings, "transactional.id": id_prefix}.items()))
+        entry = self._take(key, claim)
+        if entry is None:
+            name = self._free_id(key, claim) or f"{id_prefix}{uuid.uuid4()}"
+            producer = SinkProducer({**settings, "transactional.id": name})
+            entry = _Entry(key, producer, self._clock(), transactional_id=name)
+        try:
+            entry.producer.begin_transaction()
+            yield entry.producer
+        except BaseException:
+            try:
+                entry.producer.abort_transaction()
+            finally:
+                with self._lock:
+                    self._close(replace(entry, claim=claim))
+            raise
+        self._keep(entry, claim)
+
+    def _free_id(self, key: _Key, claim: int) -> str | None:
+        with self._lock:
+            for place, (its_key, name, its_claim) in enumerate(self._free_ids):
+                if its_key == key and its_claim < claim:
+                    del self._free_ids[place]
+                    return name
+        return None
+
+    def _close(self, entry: _Entry) -> None:
+        """Close a producer; an open transaction stays open. The caller holds the lock."""
+        entry.producer.abort()
+        if entry.transactional_id:
+            self._free_ids.append((entry.key, entry.transactional_id, entry.claim))
+            del self._free_ids[:-_MOST_FREE_IDS]
+
+    def _take(self, key: _Key, claim: int = 0) -> _Entry | None:
+        """Take the producer used last, if its brokers still answer and belong to the same cluster.
+
+        Only one whose claim is before `claim`.
+        """
         with self._lock:
             self._close_outdated()
-            found = next((entry for entry in reversed(self._idle) if entry.key == key), None)
+            fit = (entry for entry in reversed(self._idle) if entry.key == key and entry.claim < claim)
+            found = next(fit, None)
             if found is None:
                 return None
             self._idle.remove(found)
         try:
             if found.producer.refresh():
                 return found
-            _log.info("the brokers are another cluster's by now: the producer is replaced")
+            _log.info("replacing the producer: its brokers now belong to another cluster")
         except KlogError as error:
-            _log.info("the producer of the task before is replaced: %s", error)
+            _log.info("replacing the producer: %s", error)
         except BaseException:
             found.producer.abort()
             raise
-        found.producer.abort()
+        with self._lock:
+            self._close(found)
         return None
 
-    def _keep(self, entry: _Entry) -> None:
+    def _keep(self, entry: _Entry, claim: int) -> None:
         with self._lock:
-            self._idle.append(_Entry(entry.key, entry.producer, entry.made_at, self._clock()))
+            self._idle.append(replace(entry, idle_since=self._clock(), claim=claim))
             self._close_outdated()
 
     def _close_outdated(self) -> None:
-        """Close the producers that are too many or too old; the lock is held."""
+        """Close producers beyond the bounds of number and age. The caller holds the lock."""
         now = self._clock()
         kept = [
             entry
@@ -96,18 +150,19 @@ class ProducerCache:
         ]
         for entry in self._idle:
             if entry not in kept:
-                entry.producer.abort()
+                self._close(entry)
         self._idle = kept
 
     def forget(self) -> None:
-        """Close the idle producers. A forked process does so first: its connections are those of its parent."""
-        self._lock = threading.Lock()  # a thread that is not here may hold it
+        """Close the idle producers. A forked process calls this first, as it shares its parent's connections."""
+        self._lock = threading.Lock()  # in the parent another thread may hold the old one
+        self._free_ids = []
         idle, self._idle = self._idle, []
         for entry in idle:
             entry.producer.abort()
 
 
-#: Those of this process.
+#: The cache of this process.
 PRODUCERS = ProducerCache()
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=PRODUCERS.forget)

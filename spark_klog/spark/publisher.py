@@ -1,4 +1,4 @@
-"""Writing a group's offsets to one store, in a thread of its own: a store that is down holds up nobody."""
+"""Write a group's offsets to one store in a thread of its own, so that a store that is down delays no query."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from spark_klog.spark.offsets import Offsets, TopicPartition
 
 _log = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
-#: How long `close` waits for what is being written.
+#: How long `close` waits for the thread to finish writing.
 _CLOSE_SECONDS = 2.0
 _NAMED = 10
 
 
 class Store(Protocol):
-    """Where offsets of a group are kept."""
+    """A store of a group's offsets."""
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None: ...
 
 
 class Publisher:
-    """Keeps the newest offsets in a store. `open_store` gives it and what closes it; both run in the thread.
+    """Writes the newest offsets to a store. `open_store` returns the store and a function that closes it.
 
-    After a failure the pauses between attempts double up to a minute. Each outage is one line of the log at its begin,
-    and one at its end. Of the offsets that are offered meanwhile only the newest are written.
+    The thread calls both. After a failure it retries, with pauses that double up to a minute, and writes only the
+    newest of the offsets offered meanwhile. It logs one line when an outage starts and one when it ends.
     """
 
     def __init__(self, name: str, group: str, open_store: Callable[[], tuple[Store, Callable[[], None]]]) -> None:
@@ -39,7 +39,7 @@ class Publisher:
         self._changed = threading.Condition()
         self._wanted: Offsets = {}
         self._published: Offsets = {}
-        #: Whether the store has failed, or has taken longer than somebody has waited.
+        #: Whether the last write failed, or took longer than a caller of `wait` waited.
         self._is_slow = False
         self._pause = _FIRST_PAUSE_SECONDS
         self._failed_at: float | None = None
@@ -47,7 +47,7 @@ class Publisher:
         self._thread: threading.Thread | None = None
 
     def offer(self, offsets: Offsets) -> None:
-        """Have these offsets written, instead of those that were offered before."""
+        """Write these offsets, instead of those offered before."""
         with self._changed:
             self._wanted = dict(offsets)
             if self._thread is None and self._rest():
@@ -57,14 +57,14 @@ class Publisher:
             self._changed.notify_all()
 
     def wait(self, deadline: float) -> None:
-        """Wait until all is written, until `deadline` (of `time.monotonic`), or not at all in an outage."""
+        """Wait until all offsets are written, at most until `deadline` (`time.monotonic`); during an outage return."""
         with self._changed:
             left = deadline - time.monotonic()
             if not self._changed.wait_for(lambda: not self._rest() or self._is_slow, max(0.0, left)):
                 self._is_slow = True
 
     def close(self) -> None:
-        """Write what can be written soon, and close the store. A warning names what is not written by then."""
+        """Write the last offsets if the store answers within 2 s, and close it; log offsets that are not written."""
         with self._changed:
             thread, self._thread = self._thread, None
             self._is_closing = True
@@ -78,7 +78,7 @@ class Publisher:
             names = ", ".join(f"{topic}-{partition} at {offset}" for (topic, partition), offset in rest[:_NAMED])
             more = f" and {len(rest) - _NAMED} more" if len(rest) > _NAMED else ""
             _log.warning(
-                "the query has ended before offsets of group %s were written to %s: %s%s; its next run writes them",
+                "the query ended before the offsets of group %s were written to %s: %s%s; its next run writes them",
                 *(self._group, self._name, names, more),
             )
 
@@ -98,7 +98,7 @@ class Publisher:
                 if self._store is None:
                     self._store, self._close_store = self._open_store()
                 self._store.commit(rest)
-            except Exception as error:  # a query goes on whatever becomes of its offsets
+            except Exception as error:  # no error of a store may fail the query
                 self._fail(error)
             else:
                 self._succeed(rest)
@@ -111,7 +111,7 @@ class Publisher:
             if self._failed_at is None:
                 self._failed_at, self._pause = time.monotonic(), _FIRST_PAUSE_SECONDS
                 _log.error(
-                    "offsets of group %s are not written to %s, trying again until it works: %s",
+                    "can't write offsets of group %s to %s, retrying until it succeeds: %s",
                     *(self._group, self._name, error),
                 )
             else:
@@ -125,7 +125,7 @@ class Publisher:
             if self._failed_at is not None:
                 seconds = time.monotonic() - self._failed_at
                 _log.warning(
-                    "offsets of group %s are written to %s again, after %.0f s", self._group, self._name, seconds
+                    "offsets of group %s are written to %s again after %.0f s", self._group, self._name, seconds
                 )
                 self._failed_at = None
             self._is_slow = False

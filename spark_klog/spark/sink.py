@@ -1,7 +1,7 @@
-"""The writers: DataFrames to compressed record batches.
+"""The writers of batch queries and streams: DataFrames to compressed record batches.
 
-At least once: a task that Spark runs again writes its rows again, as with Spark's own Kafka sink. Within a task the
-producer writes each row once.
+Delivery is at least once, as with Spark's own Kafka sink: a task that Spark repeats writes its rows again. Within a
+task the producer writes each row once. Streams may write exactly once: `exactly_once/writer.py`.
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampType,
 )
 
-from spark_klog.columns.encode import PartitionEncoder
 from spark_klog.errors import ConfigError
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.options import SinkOptions
 from spark_klog.spark.producer_cache import PRODUCERS
+from spark_klog.spark.sink_producer import SinkProducer
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 _BYTES = (StringType, BinaryType)
+#: The columns that are written; others are ignored, as by Spark's Kafka sink.
+_COLUMNS = ("key", "value", "topic", "partition", "timestamp", "headers")
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task has written, acknowledged as `kafka.acks` asks."""
+    """How many records a task wrote, acknowledged as `kafka.acks` says."""
 
     records: int
 
@@ -41,40 +44,49 @@ class Written(WriterCommitMessage):
 def _check_column(schema: StructType, name: str, allowed: tuple[type[DataType], ...]) -> None:
     if name in schema.fieldNames() and not isinstance(schema[name].dataType, allowed):
         names = " or ".join(kind.typeName() for kind in allowed)
-        raise ConfigError(f"column {name} is {schema[name].dataType.simpleString()}; {names} is wanted: cast it")
+        raise ConfigError(f"column '{name}' must be {names}, not {schema[name].dataType.simpleString()}: cast it")
 
 
 def _check_schema(schema: StructType, topic: str | None) -> None:
-    """`ConfigError` for a schema that can't be written as records."""
-    if "value" not in schema.fieldNames():
-        raise ConfigError(f"column value is wanted; there are {', '.join(schema.fieldNames())}")
-    if topic is None and "topic" not in schema.fieldNames():
-        raise ConfigError("where to write to: set the option topic, or give a column topic")
+    """Raise `ConfigError` for a schema that can't be written as records."""
+    names = schema.fieldNames()
+    if "value" not in names:
+        raise ConfigError(f"no column 'value': the columns are {', '.join(names)}")
+    for name in _COLUMNS:
+        if names.count(name) > 1:
+            raise ConfigError(f"there are {names.count(name)} columns '{name}': rename or drop all but one")
+    if topic is None and "topic" not in names:
+        raise ConfigError("no topic to write to: set the option 'topic' or add a column 'topic'")
     _check_column(schema, "value", _BYTES)
     _check_column(schema, "key", _BYTES)
     _check_column(schema, "topic", (StringType,))
     _check_column(schema, "partition", (IntegerType,))
-    if "headers" in schema.fieldNames() and not _is_headers(schema["headers"].dataType):
-        raise ConfigError(f"column headers is not {_HEADERS.simpleString()}")
+    _check_column(schema, "timestamp", (TimestampType,))
+    if "headers" in names and not _is_headers(schema["headers"].dataType):
+        raise ConfigError(f"column 'headers' must be {_HEADERS.simpleString()}")
 
 
 def _is_headers(kind: DataType) -> bool:
     return bool(kind.simpleString() == _HEADERS.simpleString())
 
 
-def _write(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Written:
+def _write(options: SinkOptions, arrow_batches: Iterator[pa.RecordBatch]) -> Written:
     warn_if_slow()
-    written = 0
     with PRODUCERS.borrow(options.client) as producer:
-        encoder = PartitionEncoder(options.topic, producer.partitions, producer.choose_partition, producer.batch_size)
-        for batch in batches:
-            for topic, partition, records in encoder.split(batch):
-                producer.send_columns(topic, partition, records)
-            written += batch.num_rows
-    return Written(written)
+        return Written(send_all(producer, options, arrow_batches))
 
 
-class BatchWriter(DataSourceArrowWriter):
+def send_all(producer: SinkProducer, options: SinkOptions, arrow_batches: Iterator[pa.RecordBatch]) -> int:
+    """Send a task's rows, without the flush; returns their number."""
+    written = 0
+    for arrow_batch in arrow_batches:
+        names = [name for name in arrow_batch.schema.names if name in _COLUMNS]
+        producer.send_arrow(arrow_batch.select(names), options.topic, options.create_topics, written)
+        written += arrow_batch.num_rows
+    return written
+
+
+class BatchQueryWriter(DataSourceArrowWriter):
     """`df.write.format("klog").mode("append").save()`."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
@@ -96,7 +108,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return _write(self._options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing to do: the records are there when the tasks have ended."""
+        """Do nothing: each task has flushed its records."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """What was written stays; the batch is written again when the query goes on."""
+        """Do nothing: written records stay, and the query writes the micro-batch again when it continues."""

@@ -1,7 +1,7 @@
-"""`format("klog")`: the data source that Spark finds by `pyspark_klog.DefaultSource`, and its batch reader.
+"""`format("klog")`: the data source, which Spark finds by `pyspark_klog.DefaultSource`, and its batch query reader.
 
-Spark starts a Python process for each step of a query and for its tasks; each of them imports this. So what only some
-need is imported when it is used.
+Spark starts Python processes for the steps of a query and for its tasks, and each imports this module. Modules that
+only some of them need are therefore imported late.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from spark_klog.columns.schema import FULL, WITHOUT_HEADERS, subset
 from spark_klog.errors import ConfigError
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.options import SourceOptions, include_headers, sink_options, source_options
-from spark_klog.spark.places import BatchLog, plan
-from spark_klog.spark.pushdown import Pushed, spark_pushes_filters
-from spark_klog.spark.reading import read_ranges
+from spark_klog.spark.planning.batch_query import BatchQuerySource, plan_batch_query
+from spark_klog.spark.planning.pushdown import Pushed, spark_pushes_filters
 from spark_klog.spark.stream import RangePartition, RefusedStreamReader, StreamReader
+from spark_klog.spark.tasks.reading import read_ranges
 
 if TYPE_CHECKING:
-    from spark_klog.spark.sink import BatchWriter, StreamWriter
+    from spark_klog.spark.sink import BatchQueryWriter, StreamWriter
 
 
 class KlogDataSource(DataSource):
-    """Reads and writes topics; see README for the options."""
+    """Reads and writes topics. README lists the options."""
 
     @classmethod
     def name(cls) -> str:
@@ -40,7 +40,7 @@ class KlogDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         warn_if_slow()
-        reader = FilteringBatchReader if spark_pushes_filters() else BatchReader
+        reader = FilteringBatchQueryReader if spark_pushes_filters() else BatchQueryReader
         return reader(source_options(self.options, streaming=False), _arrow_schema(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -50,48 +50,53 @@ class KlogDataSource(DataSource):
         except ConfigError as error:
             return RefusedStreamReader(error)
 
-    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> BatchQueryWriter:
         if overwrite:
-            raise ConfigError('a log can only be appended to: use mode("append")')
-        from spark_klog.spark.sink import BatchWriter
+            raise ConfigError('a topic can\'t be overwritten: use mode("append")')
+        from spark_klog.spark.sink import BatchQueryWriter
 
-        return BatchWriter(sink_options(self.options), schema)
+        return BatchQueryWriter(sink_options(self.options), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        options = sink_options(self.options, streaming=True)
+        if options.checkpoint is not None:
+            from spark_klog.spark.exactly_once.writer import ExactlyOnceWriter
+
+            return ExactlyOnceWriter(options, options.checkpoint, schema)
         from spark_klog.spark.sink import StreamWriter
 
-        return StreamWriter(sink_options(self.options), schema)
+        return StreamWriter(options, schema)
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema of a schema that the user may have given; `ConfigError` where a column differs from ours."""
+    """The schema as an Arrow schema; `ConfigError` if a column of a user's schema differs from ours."""
     names = schema.fieldNames()
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"the schema given has column {', '.join(twice)} more than once")
+        raise ConfigError(f"the schema has column {', '.join(twice)} more than once")
     ours = subset(names)
     given = to_arrow_schema(schema, timezone="UTC")
     for name in names:
         if given.field(name).type != ours.field(name).type:
             raise ConfigError(
-                f"column {name} is {ours.field(name).type}, the schema given says {given.field(name).type}: "
-                "read it as it is, then cast"
+                f"column {name} is {ours.field(name).type}, but the schema says {given.field(name).type}: "
+                "read it as it is, then cast it"
             )
     return given
 
 
-def _log_of(options: SourceOptions) -> AbstractContextManager[BatchLog]:
+def _open_source(options: SourceOptions) -> AbstractContextManager[BatchQuerySource]:
     if options.paths:
-        from spark_klog.spark.directory_source import directory_log
+        from spark_klog.spark.planning.directory_source import open_directory_source
 
-        return directory_log(options)
-    from spark_klog.spark.discovery import broker_log
+        return open_directory_source(options)
+    from spark_klog.spark.planning.broker_source import open_broker_source
 
-    return broker_log(options)
+    return open_broker_source(options)
 
 
-class BatchReader(DataSourceReader):
-    """Reads from starting to ending offsets, as they are when the query is planned."""
+class BatchQueryReader(DataSourceReader):
+    """Reads from starting to ending offsets, which it resolves when Spark plans the query."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options = options
@@ -99,17 +104,17 @@ class BatchReader(DataSourceReader):
         self._pushed = Pushed()
 
     def partitions(self) -> list[InputPartition]:
-        with _log_of(self._options) as log:
-            tasks = plan(log, self._options, self._pushed)
-            # Spark reads one partition of value None where a list is empty.
-            return [RangePartition(ranges, log.topic_ids) for ranges in tasks or [()]]
+        with _open_source(self._options) as source:
+            tasks = plan_batch_query(source, self._options, self._pushed)
+            # Spark replaces an empty list by one partition of value None.
+            return [RangePartition(ranges, source.topic_ids) for ranges in tasks or [()]]
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
         return read_ranges(self._options, partition.ranges, self._schema, partition.topic_ids)
 
 
-class FilteringBatchReader(BatchReader):
-    """The reader where Spark pushes filters (`spark.sql.python.filterPushdown.enabled`); elsewhere Spark refuses it."""
+class FilteringBatchQueryReader(BatchQueryReader):
+    """The reader if `spark.sql.python.filterPushdown.enabled` is on; Spark rejects `pushFilters` if it is off."""
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:
         return self._pushed.push(filters)

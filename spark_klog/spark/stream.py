@@ -1,4 +1,4 @@
-"""The stream reader: offsets of each micro-batch, and the group's offsets after Spark's commit."""
+"""The stream reader: plans each micro-batch, and publishes the group's offsets after Spark's commit."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ from spark_klog.client.offsets import list_offsets
 from spark_klog.client.sampling import record_sizes
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
-from spark_klog.spark import discovery
 from spark_klog.spark.group_offsets import GroupProgress
-from spark_klog.spark.leaders import Leaderless
-from spark_klog.spark.loss import LossReporter
 from spark_klog.spark.offsets import Offsets, TopicPartition, from_json, start_in, to_json, with_start
 from spark_klog.spark.options import PREFIX, SourceOptions
-from spark_klog.spark.planning import (
+from spark_klog.spark.planning import broker_source
+from spark_klog.spark.planning.leaders import Leaderless
+from spark_klog.spark.planning.loss import LossReporter
+from spark_klog.spark.planning.ranges import (
     UNSUBSCRIBED,
     OffsetRange,
     check_covers,
     limit_bytes,
     limit_rows,
-    plan_batch,
+    plan_micro_batch,
     readable_start,
-    waiting,
+    unread,
 )
-from spark_klog.spark.reading import read_ranges
-from spark_klog.spark.record_bytes import RecordBytes
+from spark_klog.spark.planning.record_bytes import RecordBytes
+from spark_klog.spark.tasks.reading import read_ranges
 
 JsonOffsets = dict[str, dict[str, int]]
 
-#: How long a partition is looked for before it counts as deleted.
+#: How long to look for a missing partition before it counts as deleted.
 _GONE_SECONDS = 20.0
-#: In a progress record's latest offsets: the ranges that could not be read (failOnDataLoss=report), and the bytes of a
-#: record of each partition (estimateRecordBytes). Both are lists, and no topic has a blank in its name.
+#: Additional keys of a progress record's latest offsets: the lost ranges (failOnDataLoss=report) and the bytes per
+#: record of each partition (estimateRecordBytes). No topic has a space in its name.
 LOST, RECORD_BYTES = "lost ranges", "record bytes"
 
 
 class RangePartition(InputPartition):
-    """One task's ranges of offsets, and the ids of their topics as far as the brokers give them."""
+    """The offset ranges of a task, and the ids of their topics if the brokers give them."""
 
     def __init__(self, ranges: tuple[OffsetRange, ...], topic_ids: Mapping[str, UUID]) -> None:
         super().__init__(ranges)
@@ -63,9 +63,9 @@ class RangePartition(InputPartition):
 
 
 class RefusedStreamReader(DataSourceStreamReader):
-    """Raises the error of a query's options when Spark first asks for an offset.
+    """Raises the error of a query's options when Spark first calls it.
 
-    If it were raised when Spark makes the reader, Spark would end in an UnboundLocalError of its own.
+    If `streamReader` raised it, Spark would hide it behind an UnboundLocalError of its own.
     """
 
     def __init__(self, error: ConfigError) -> None:
@@ -85,10 +85,10 @@ class RefusedStreamReader(DataSourceStreamReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Offsets are Spark's: {"topic": {"partition": next offset}}. Lives in one process for the whole query.
+    """Plans micro-batches; one process runs it for the whole query. Offsets are {"topic": {"partition": next offset}}.
 
-    Spark calls `latestOffset`, writes its answer to the checkpoint, and then asks for the `partitions` of that batch;
-    of a batch that a restart runs again it asks for the partitions only.
+    Spark calls `latestOffset`, writes the result to the checkpoint, then calls `partitions` for that micro-batch. For a
+    micro-batch that a restart repeats it calls only `partitions`.
     """
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
@@ -103,15 +103,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topic_ids: dict[str, UUID] = {}
         self._recreated: set[str] = set()
         self._gone: set[TopicPartition] = set()
-        #: Where partitions that are away had been read to, and the id of their topic.
+        #: Of missing partitions: the offset up to which they were read, and the id of their topic.
         self._left: dict[TopicPartition, tuple[int, UUID | None]] = {}
-        #: Partitions that wait for a leader in the batch that is being planned.
+        #: Partitions without a leader, which the micro-batch that is being planned leaves out.
         self._waiting: set[TopicPartition] = set()
         self._leaderless = Leaderless()
         self._losses = LossReporter(options.on_data_loss)
         self._record_bytes = RecordBytes()
         group = options.group_offsets
-        # another connection for publishing, which does not wait for what is asked for here
+        # Publishing has its own connection, so that it does not wait for requests of the reader.
         connect = partial(Cluster.connect, options.client, PREFIX)
         self._progress = GroupProgress(group, lambda: self._cluster, connect) if group else None
 
@@ -122,11 +122,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._connected
 
     def _partitions(self, *, is_first: bool = False) -> list[TopicPartition]:
-        """The partitions that are there now; notices topics that were made anew since the last time.
+        """The subscribed partitions now; notes topics that were deleted and created again since the last call.
 
-        `ConfigError` where a named one is missing and it `is_first`: later it may have been deleted.
+        `ConfigError` if `is_first` and a named partition is missing; later it may have been deleted.
         """
-        found = discovery.partitions_of(self._cluster, self._options.subscription, missing_ok=not is_first)
+        found = broker_source.partitions_of(self._cluster, self._options.subscription, missing_ok=not is_first)
         for topic in {topic for topic, _ in found} & self._cluster.topic_ids.keys():
             topic_id = self._cluster.topic_ids[topic]
             if self._topic_ids.setdefault(topic, topic_id) != topic_id:
@@ -135,98 +135,98 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def initialOffset(self) -> JsonOffsets:
-        """None: where the query starts stands beside the end of its first batch, see `offsets.with_start`."""
+        """Empty: the checkpoint keeps the query's start with the end of its first micro-batch, see `with_start`."""
         return {}
 
     def _first_start(self) -> Offsets:
-        """Where the query starts, by the options; the first answer stays until there is a batch."""
+        """The query's start by the options, resolved once."""
         if self._initial is None:
             partitions = self._partitions(is_first=True)
             options = self._options
             check_covers(options.starting_option, options.starting, partitions)
-            self._initial = discovery.resolve(
+            self._initial = broker_source.resolve(
                 self._cluster, options.starting, partitions, options.starting_option, self._progress
             )
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """That there are limits; `latestOffset` knows which. With Trigger.Once Spark passes ReadAllAvailable there."""
+        """Tell Spark whether a limit exists; `latestOffset` applies it. For Trigger.Once it gets ReadAllAvailable."""
         return ReadMaxRows(self._options.trigger.max_offsets or 1) if self._options.trigger.any else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = discovery.latest(self._cluster, self._partitions())
+        self._target = broker_source.latest(self._cluster, self._partitions())
 
     def reportLatestOffset(self) -> JsonOffsets:
-        """Of the log, as `latestOffset` has just seen it, with what more the progress record is to say."""
+        """The log's latest offsets, as `latestOffset` has just seen them, with more figures for the progress record."""
         latest: dict[str, Any] = to_json(self._latest)
         more = {LOST: self._losses.show(), RECORD_BYTES: self._record_bytes.to_json()}
         return latest | {name: value for name, value in more.items() if value}
 
     def latestOffset(self, start: JsonOffsets, limit: ReadLimit) -> JsonOffsets:
-        """Where the next batch ends; `start` itself where there is none.
+        """The end of the next micro-batch; `start` if there is none.
 
-        What the batch can't read is told now: before it is in the checkpoint, and in time for its progress record.
+        Reports lost records now: before the micro-batch is in the checkpoint, and in time for its progress record.
         """
-        self._losses.begin_batch()
+        self._losses.begin_micro_batch()
         is_first, before = not start, from_json(start)
         begin = self._first_start() if is_first else before
         if self._progress and not is_first:
-            # Spark asks when the batch that ends at `start` is in the checkpoint, but tells `commit` of it only with
-            # the next batch: a stream that has read all, or was restarted, would show too little until then.
+            # The micro-batch that ends at `start` is committed, but Spark calls `commit` for it only with the next one:
+            # until then the offsets of an idle or restarted stream would lag behind.
             self._progress.publish(begin)
         latest = self._latest = self._latest_after(begin)
-        begin = begin | self._come_back(latest.keys() - begin.keys())
+        begin = begin | self._resume(latest.keys() - begin.keys())
         if latest == before and not is_first and not self._recreated:
             self._is_due(0)
             return start
-        earliest = self._ask_leaders(latest.keys() - self._waiting, EARLIEST)
+        earliest = self._list_offsets(latest.keys() - self._waiting, EARLIEST)
         for key in latest.keys() - earliest.keys():
             self._wait_for_leader(latest, key, begin)
         readable = readable_start(begin, earliest, self._recreated)
         end = self._end(readable, latest, limit)
         if end is None:
             return start
-        anew = {key: offset for key, offset in readable.items() if key[0] in self._recreated}
-        wanted = self._plan(begin, end, earliest, latest, is_first=is_first)
-        away = {key: (begin[key], self._topic_ids.get(key[0])) for key in begin.keys() - end.keys()}
-        self._left = {key: left for key, left in self._left.items() if key not in end} | away
-        found = with_start(end, begin | anew, before)
-        self._planned = start, found, wanted
+        recreated = {key: offset for key, offset in readable.items() if key[0] in self._recreated}
+        ranges = self._plan(begin, end, earliest, latest, is_first=is_first)
+        missing = {key: (begin[key], self._topic_ids.get(key[0])) for key in begin.keys() - end.keys()}
+        self._left = {key: left for key, left in self._left.items() if key not in end} | missing
+        found = with_start(end, begin | recreated, before)
+        self._planned = start, found, ranges
         return found
 
-    def _ask_leaders(self, partitions: Collection[TopicPartition], place: int) -> Offsets:
-        """Offsets of the partitions, without those that have no leader now; AvailableNow has to read them all."""
+    def _list_offsets(self, partitions: Collection[TopicPartition], timestamp: int) -> Offsets:
+        """Offsets of the partitions that have a leader; AvailableNow waits for all, as it has to read them all."""
         if self._target is not None:
-            return list_offsets(self._cluster, dict.fromkeys(partitions, place))
-        return self._leaderless.ask(self._cluster, partitions, place, self._recreated)
+            return list_offsets(self._cluster, dict.fromkeys(partitions, timestamp))
+        return self._leaderless.ask(self._cluster, partitions, timestamp, self._recreated)
 
     def _wait_for_leader(self, latest: Offsets, key: TopicPartition, start: Offsets) -> None:
-        """Leave a partition where it is in this batch; one that has just appeared is left out of it."""
+        """Read nothing of a partition in this micro-batch; a new partition is not part of it."""
         self._waiting.add(key)
         if key in start:
             latest[key] = start[key]
         else:
             latest.pop(key, None)
 
-    def _come_back(self, appeared: Set[TopicPartition]) -> Offsets:
-        """Where to go on with partitions that were away, of topics that are known to be the same as before."""
+    def _resume(self, appeared: Set[TopicPartition]) -> Offsets:
+        """Where to continue with partitions that were missing, if the id shows that the topic is the same."""
         left = {key: self._left[key] for key in appeared & self._left.keys()}
         ids = self._cluster.topic_ids
         return {key: offset for key, (offset, topic_id) in left.items() if topic_id and topic_id == ids.get(key[0])}
 
     def _end(self, begin: Offsets, latest: Offsets, limit: ReadLimit) -> Offsets | None:
-        """Where a batch from `begin` on ends, by the limits; None where too little waits for one."""
-        behind = {key: begin[key] for key, count in waiting(begin, latest).items() if count}
+        """The end of a micro-batch from `begin` on, by the limits; None if too few records wait."""
+        counts = unread(begin, latest)
         if self._options.estimate_record_bytes:
-            self._record_bytes.learn(self._cluster, behind)
+            self._record_bytes.sample(self._cluster, {key: begin[key] for key, count in counts.items() if count})
         if isinstance(limit, ReadAllAvailable):
             return latest
-        return self._limited(begin, latest) if self._is_due(sum(waiting(begin, latest).values())) else None
+        return self._limited(begin, latest) if self._is_due(sum(counts.values())) else None
 
     def _is_due(self, records: int) -> bool:
-        """Whether so many are enough (minOffsetsPerTrigger), or maxTriggerDelay is over, which then begins anew.
+        """Whether minOffsetsPerTrigger records wait or maxTriggerDelay is over; if so, restarts the delay.
 
-        AvailableNow has to come to its end.
+        Always true for AvailableNow, which must reach its end.
         """
         limits, now = self._options.trigger, time.monotonic()
         is_little = limits.min_offsets is not None and self._target is None and records < limits.min_offsets
@@ -240,15 +240,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if limits.max_offsets is not None:
             end = limit_rows(begin, end, limits.max_offsets)
         if limits.max_bytes is not None:
-            behind = {key: begin[key] for key, count in waiting(begin, end).items() if count}
+            behind = {key: begin[key] for key, count in unread(begin, end).items() if count}
             sizes = record_sizes(self._cluster, behind) if behind else {}
             end = limit_bytes(begin, end, limits.max_bytes, sizes)
         return end
 
     def _latest_after(self, start: Offsets) -> Offsets:
-        """Latest offsets, or AvailableNow's; those before `start` are asked for again: a broker may have stale ones.
+        """The latest offsets, or AvailableNow's target, without deleted partitions.
 
-        Where they stay there, the log has lost records, or is another one. Partitions that are gone are left out.
+        Requests offsets before `start` again, as a broker's answer may be stale. If they stay there, the log has lost
+        records or the topic was created again.
         """
         deadline = time.monotonic() + _GONE_SECONDS
         start = {key: offset for key, offset in start.items() if self._is_subscribed(key)}
@@ -256,7 +257,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             there = self._partitions()
             self._waiting.clear()
             self._leaderless.keep(there)
-            latest = self._ask_leaders(there, LATEST) if self._target is None else self._target_of(there)
+            latest = self._list_offsets(there, LATEST) if self._target is None else self._target_of(there)
             if self._target is None:
                 for key in set(there) - latest.keys():
                     self._wait_for_leader(latest, key, start)
@@ -271,8 +272,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 break
             time.sleep(self._options.offset_retry_ms / 1000)
             if self._target is not None:
-                # as old as the run, it may have been a stale answer itself
-                self._target |= discovery.latest(self._cluster, behind.intersection(there))
+                # The target itself may have come from a stale answer.
+                self._target |= broker_source.latest(self._cluster, behind.intersection(there))
         self._gone = start.keys() - latest.keys()
         return latest
 
@@ -284,52 +285,52 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {key: self._target[key] for key in there if key in self._target}
 
     def _unstable(self, start: Offsets, stable: Offsets) -> Offsets:
-        """The starts that lie between the last stable offset and the high watermark: nothing has been lost there.
+        """The starts between the last stable offset and the high watermark: no record is lost there.
 
-        A group, or this query as long as it was read_uncommitted, may have come that far.
+        A group, or this query while it was read_uncommitted, may have read up to them.
         """
         beyond = [key for key, offset in stable.items() if offset < start.get(key, 0)]
-        high = discovery.high_watermarks(self._cluster, beyond) if beyond else {}
+        high = broker_source.high_watermarks(self._cluster, beyond) if beyond else {}
         return {key: start[key] for key in beyond if start[key] <= high[key]}
 
     def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
         if self._planned is None or self._planned[:2] != (start, end):
             self._planned = start, end, self._plan_again(start, end)
-        tasks = discovery.tasks(self._cluster, self._planned[2], self._options.split)
+        tasks = broker_source.tasks(self._cluster, self._planned[2], self._options.split)
         return [RangePartition(ranges, self._topic_ids) for ranges in tasks]
 
     def _plan_again(self, start: JsonOffsets, end: JsonOffsets) -> list[OffsetRange]:
-        """The ranges of a batch of which the checkpoint has the end, from a run before."""
+        """The ranges of a micro-batch that an earlier run has planned: the checkpoint has its end."""
         begin, until = start_in(end, from_json(start)), from_json(end)
         there = self._partitions_there({*begin, *until})
-        # of what is not read nothing is asked for: its leader may be away
+        # No requests for partitions that the micro-batch does not read: they may have no leader.
         read = {key for key in there & until.keys() if begin.get(key, 0) != until[key] or key[0] in self._recreated}
         earliest = {key: begin.get(key, 0) for key in (there & until.keys()) - read}
-        earliest |= discovery.earliest(self._cluster, read)
+        earliest |= broker_source.earliest(self._cluster, read)
         return self._plan(begin, until, earliest, None, is_first=not start)
 
-    def _partitions_there(self, wanted: set[TopicPartition]) -> set[TopicPartition]:
-        """The partitions that are there. The wanted ones are asked for again before they count as gone: a broker that
-        has just started may not know them yet."""
+    def _partitions_there(self, expected: set[TopicPartition]) -> set[TopicPartition]:
+        """The existing partitions. Retries before an expected one counts as deleted: a broker that has just started may
+        not know it yet."""
         deadline = time.monotonic() + _GONE_SECONDS
-        wanted = {key for key in wanted if self._is_subscribed(key)}
-        while wanted - (there := set(self._partitions())) and time.monotonic() < deadline:
+        expected = {key for key in expected if self._is_subscribed(key)}
+        while expected - (there := set(self._partitions())) and time.monotonic() < deadline:
             time.sleep(self._options.offset_retry_ms / 1000)
-        self._gone = wanted - there
+        self._gone = expected - there
         return there
 
     def _plan(
         self, begin: Offsets, end: Offsets, earliest: Offsets, latest: Offsets | None, *, is_first: bool
     ) -> list[OffsetRange]:
-        """The ranges of a batch that can be read; the others are told of. `DataLossError` as failOnDataLoss says."""
-        wanted, lost = plan_batch(begin, end, earliest, self._recreated, is_first=is_first)
+        """The readable ranges of a micro-batch; reports the lost ones. `DataLossError` as failOnDataLoss says."""
+        ranges, lost = plan_micro_batch(begin, end, earliest, self._recreated, is_first=is_first)
         if lost and latest is None:
-            latest = discovery.latest(self._cluster, [item[:2] for item in lost if item[:2] in earliest])
+            latest = broker_source.latest(self._cluster, [item[:2] for item in lost if item[:2] in earliest])
         lost = [item if self._is_subscribed(item[:2]) else item._replace(cause=UNSUBSCRIBED) for item in lost]
         lost = [item._replace(available_end=(latest or {}).get(item[:2], item.available_end)) for item in lost]
         self._losses.report(lost)
         self._recreated.clear()
-        return wanted
+        return ranges
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
         return read_ranges(self._options, partition.ranges, self._schema, partition.topic_ids)

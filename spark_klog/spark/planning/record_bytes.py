@@ -1,4 +1,4 @@
-"""How large the records of a query's partitions are, for its progress: an estimate by sampling."""
+"""Estimate the bytes per record of a stream's partitions by sampling, for its progress record."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from spark_klog.errors import KlogError
 from spark_klog.spark.offsets import Offsets, TopicPartition
 
 _log = logging.getLogger(__name__)
-#: A partition is sampled again after so many seconds: it takes a fetch.
+#: A sample costs a fetch, so each partition is sampled only once in this time.
 _KEPT_SECONDS = 60.0
 
 
 class RecordBytes:
-    """Bytes of a record in the log, as it is compressed, on the average; by topic and partition."""
+    """Average bytes of a record in the log (compressed), by partition."""
 
     def __init__(self) -> None:
         self._known: dict[TopicPartition, tuple[float, float]] = {}
 
-    def learn(self, cluster: Cluster, waiting: Offsets) -> None:
-        """Sample the partitions that have records from these offsets on, where it is long ago. Never an error."""
+    def sample(self, cluster: Cluster, starts: Offsets) -> None:
+        """Sample the partitions whose last sample is old; each has records from its offset on. Logs errors."""
         now = time.monotonic()
         due = {
-            key: offset for key, offset in waiting.items() if now - self._known.get(key, (-1e9, 0))[0] > _KEPT_SECONDS
+            key: offset for key, offset in starts.items() if now - self._known.get(key, (-1e9, 0))[0] > _KEPT_SECONDS
         }
         if not due:
             return
         try:
             sizes = record_sizes(cluster, due)
         except (KlogError, OSError) as error:
-            _log.info("record sizes are not known: %s", error)
+            _log.info("can't sample record sizes: %s", error)
             return
         self._known |= {key: (now, size) for key, size in sizes.items()}
 

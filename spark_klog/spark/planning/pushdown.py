@@ -1,10 +1,10 @@
-"""Filters that Spark hands to the batch reader: what of a log they leave to read.
+"""Apply the filters that Spark pushes down to a batch query, to read less of the log.
 
-topic, partition, offset   exact, where the filter compares with constants: Spark need not look again
-timestamp, from below      reading starts at the first record that late: ListOffsets gives it, and all before it are
-                           earlier, however unordered timestamps are
-timestamp, from above      reading ends at the first record that late only where the log has log append time, which
-                           never falls; with create time an earlier record may come after a later one
+topic, partition, offset   exact, if the filter compares with constants: Spark need not check the rows
+timestamp, lower bound     reading starts at the first record that late, by ListOffsets: all records before it are
+                           earlier, even if timestamps are out of order
+timestamp, upper bound     reading ends at the first record that late, but only with log append time, which never
+                           decreases; with create time an earlier record may follow
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 )
 
 from spark_klog.spark.offsets import TopicPartition
-from spark_klog.spark.planning import OffsetRange
+from spark_klog.spark.planning.ranges import OffsetRange
 
 _WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 _MAX_INT64 = (1 << 63) - 1
@@ -37,14 +37,14 @@ _NEVER_NULL = frozenset({"topic", "partition", "offset", "timestamp", "timestamp
 
 
 def spark_pushes_filters() -> bool:
-    """Whether this process was started for it: a reader that takes filters where Spark has none fails the query."""
+    """Whether Spark started this process to push filters. If not, a reader with `pushFilters` fails the query."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _WORKER in sys.modules or (main is not None and main.name == _WORKER)
 
 
 @dataclass
 class Pushed:
-    """What is left: half-open bounds of offsets, bounds of timestamps in ms, and the topics and partitions."""
+    """The parts of the log that pass the filters; bounds are half-open, times are ms, None is no bound."""
 
     topics: frozenset[str] | None = None
     partitions: list[tuple[int, int]] = field(default_factory=list)
@@ -55,21 +55,21 @@ class Pushed:
     end_time: int | None = None
 
     def keeps(self, key: TopicPartition) -> bool:
-        """Whether anything of a topic-partition is left."""
+        """Whether records of the partition may pass."""
         topic, partition = key
         return (
             (self.topics is None or topic in self.topics)
             and all(low <= partition < high for low, high in self.partitions)
-            and all(partition in wanted for wanted in self.partition_sets)
+            and all(partition in numbers for numbers in self.partition_sets)
         )
 
     def clip(self, item: OffsetRange) -> OffsetRange:
-        """The part of a range between the bounds of offsets; it may be empty."""
+        """Cut a range to the bounds of offsets; the result may be empty."""
         start = max(item.start, self.first_offset)
         return item._replace(start=start, end=max(start, min(item.end, self.end_offset)))
 
     def push(self, filters: Iterable[Filter]) -> list[Filter]:
-        """Take filters in; those that Spark must still look at are given back."""
+        """Apply filters; returns those that Spark must still apply to the rows."""
         return [item for item in filters if not self._take(item)]
 
     def _take(self, item: Filter) -> bool:
@@ -96,12 +96,12 @@ class Pushed:
 
     def _take_topic(self, item: Filter) -> bool:
         if isinstance(item, EqualTo | EqualNullSafe):
-            wanted = frozenset([item.value])
+            values = frozenset([item.value])
         elif isinstance(item, In):
-            wanted = frozenset(item.value)
+            values = frozenset(item.value)
         else:
             return False
-        self.topics = wanted if self.topics is None else self.topics & wanted
+        self.topics = values if self.topics is None else self.topics & values
         return True
 
     def _take_time(self, item: Filter) -> None:
@@ -115,13 +115,13 @@ class Pushed:
         if isinstance(item, EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual):
             self.first_time = max(below, self.first_time if self.first_time is not None else below)
         if isinstance(item, EqualTo | EqualNullSafe | LessThan | LessThanOrEqual):
-            # the first ms that is surely too late
+            # The first millisecond of which no record can pass.
             end = below + 1 if rest or not isinstance(item, LessThan) else below
             self.end_time = min(end, self.end_time if self.end_time is not None else end)
 
 
 def _bounds(item: Filter) -> tuple[int, int] | None:
-    """[low, high) of whole numbers that pass; None for a filter that is no such bound."""
+    """The [low, high) of integers that pass a filter; None if it is not such a comparison."""
     value = getattr(item, "value", None)
     if type(value) is not int:
         return None

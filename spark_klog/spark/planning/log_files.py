@@ -1,16 +1,16 @@
-"""Any file system of pyarrow for reading stored logs: local disk, hdfs, s3 and so on."""
+"""Read stored logs through pyarrow's file systems: local disk, HDFS, S3 and others."""
 
 from __future__ import annotations
 
 import pyarrow.fs as pafs
 
 from spark_klog.directories.addresses import filesystem_at, without_user
-from spark_klog.log.stored_directory import Directory
-from spark_klog.log.stored_files import Entry
+from spark_klog.log.stored.directory import Directory
+from spark_klog.log.stored.files import Entry
 
 
 class ArrowLogFiles:
-    """See `LogFiles`."""
+    """A file system of pyarrow as `log.stored_files.LogFiles`."""
 
     def __init__(self, filesystem: pafs.FileSystem) -> None:
         self._filesystem = filesystem
@@ -20,7 +20,7 @@ class ArrowLogFiles:
         return [
             Entry(info.base_name, info.size or 0, info.type == pafs.FileType.Directory)
             for info in infos
-            if info.type != pafs.FileType.NotFound  # removed while it was listed
+            if info.type != pafs.FileType.NotFound  # deleted during the listing
         ]
 
     def open(self, path: str) -> ArrowFile:
@@ -28,7 +28,7 @@ class ArrowLogFiles:
 
 
 class ArrowFile:
-    """See `OpenFile`."""
+    """A file of pyarrow as `log.stored_files.OpenFile`."""
 
     def __init__(self, filesystem: pafs.FileSystem, path: str) -> None:
         self._file = filesystem.open_input_file(path)
@@ -43,6 +43,6 @@ class ArrowFile:
 
 
 def directory(address: str) -> Directory:
-    """The data directory at a path or URI; `ConfigError` for a URI that no file system takes, OSError."""
+    """The data directory at a path or URI; `ConfigError` for a URI that no file system supports, OSError."""
     filesystem, path = filesystem_at(address)
     return Directory(ArrowLogFiles(filesystem), path, without_user(address))

@@ -1,4 +1,4 @@
-"""Which offsets to read: pure functions from what the log has to the ranges of a query."""
+"""Compute the offset ranges of queries: what is readable, what is lost, limits, tasks. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from spark_klog.errors import PartitionsMismatch, StartAfterEnd
 from spark_klog.spark.offsets import Offsets, OffsetSpec, Spec, TimeSpec, TopicPartition
 from spark_klog.spark.options import SplitLimits
 
-#: Each task costs Spark tens of milliseconds, a small range less than one: beyond so many tasks small ranges share
-#: them, up to so many records in one.
+#: A task costs Spark tens of milliseconds, a small range less than one: beyond 32 tasks small ranges share tasks of up
+#: to 10,000 records.
 _FULL_TASKS, _SHARED_RECORDS = 32, 10_000
 
 RETENTION, TRUNCATED, RECREATED, DELETED = "retention", "truncated", "recreated", "deleted"
@@ -30,15 +30,15 @@ class OffsetRange(NamedTuple):
 
 
 def check_covers(option: str, spec: Spec, partitions: Collection[TopicPartition]) -> None:
-    """`ConfigError` unless a map of offsets or timestamps names exactly the partitions that are read."""
+    """`PartitionsMismatch` unless a map of offsets or timestamps names exactly the partitions that are read."""
     if not isinstance(spec, OffsetSpec | TimeSpec) or spec.everywhere is not None:
         return
     named = {key for key, _ in spec.each}
     missing, extra = sorted(set(partitions) - named), sorted(named - set(partitions))
     if missing or extra:
         words = [
-            f"{what} {', '.join(f'{topic}-{partition}' for topic, partition in keys)}"
-            for what, keys in (("it lacks", missing), ("it names, and they are not read:", extra))
+            f"{what}: {', '.join(f'{topic}-{partition}' for topic, partition in keys)}"
+            for what, keys in (("missing", missing), ("not read", extra))
             if keys
         ]
         raise PartitionsMismatch(f"option {option} must name exactly the partitions that are read: {'; '.join(words)}")
@@ -47,19 +47,16 @@ def check_covers(option: str, spec: Spec, partitions: Collection[TopicPartition]
 def check_order(
     starting: Spec, ending: Spec, partitions: Collection[TopicPartition], start_option: str, end_option: str
 ) -> None:
-    """`StartAfterEnd` where both are numbers, or both are timestamps, and a partition would end before it begins."""
+    """`StartAfterEnd` if both specs are offsets, or both timestamps, and a partition would end before it starts."""
     if type(starting) is not type(ending):
         return
     if not isinstance(starting, OffsetSpec | TimeSpec) or not isinstance(ending, OffsetSpec | TimeSpec):
         return
-    _refuse(_values(starting, partitions), _values(ending, partitions), start_option, end_option)
+    _refuse(starting.values(partitions), ending.values(partitions), start_option, end_option)
 
 
 def check_resolved(start: Offsets, end: Offsets, latest: Offsets, start_option: str, end_option: str) -> None:
-    """`StartAfterEnd` where a partition would end before it begins, by options of different forms.
-
-    Not where it would begin after the log's end: that is a loss, see `beyond`.
-    """
+    """`StartAfterEnd` if a resolved start lies after its end. A start after the log's end is a loss, see `beyond`."""
     _refuse({key: offset for key, offset in start.items() if offset <= latest[key]}, end, start_option, end_option)
 
 
@@ -73,25 +70,8 @@ def _refuse(first: Offsets, last: Offsets, start_option: str, end_option: str) -
         raise StartAfterEnd(f"{start_option} lies after {end_option}: {', '.join(wrong)}")
 
 
-def _values(spec: OffsetSpec | TimeSpec, partitions: Collection[TopicPartition]) -> Offsets:
-    """Offsets, EARLIEST, LATEST, or timestamps in ms."""
-    each = dict(spec.each)
-    return {key: each[key] if spec.everywhere is None else spec.everywhere for key in partitions}
-
-
-def wanted_times(spec: OffsetSpec | TimeSpec, partitions: Collection[TopicPartition]) -> tuple[Offsets, Offsets]:
-    """(offsets that are given, what to ask ListOffsets for: EARLIEST, LATEST or a timestamp in ms)."""
-    given, asked = {}, {}
-    for key, value in _values(spec, partitions).items():
-        if value >= 0 and isinstance(spec, OffsetSpec):
-            given[key] = value
-        else:
-            asked[key] = value
-    return given, asked
-
-
-def ranges(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> list[OffsetRange]:
-    """The ranges that are not empty, of partitions that both name."""
+def nonempty_ranges(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> list[OffsetRange]:
+    """The ranges from `start` to `end` that are not empty, of partitions in both."""
     return [
         OffsetRange(topic, partition, start[topic, partition], until)
         for (topic, partition), until in sorted(end.items())
@@ -100,11 +80,11 @@ def ranges(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int
 
 
 class Lost(NamedTuple):
-    """Offsets that can't be read: [start, end) was wanted, the log has [available_start, available_end).
+    """Offsets that a query can't read: it needs [start, end), the log has [available_start, available_end).
 
-    `cause`: "retention" (deleted: the log begins later), "truncated" (the log ends before what was read of it),
-    "recreated" (another topic of that name), "deleted" (no such topic or partition), "not there yet",
-    "unsubscribed" (the query's options name it no longer).
+    `cause`: "retention" (the log starts later by now), "truncated" (the log ends before offsets already read),
+    "recreated" (a new topic has the name), "deleted" (no such topic or partition), "not there yet" (after the log's
+    end), "unsubscribed" (the query's options no longer name the partition).
     """
 
     topic: str
@@ -120,26 +100,27 @@ class Lost(NamedTuple):
         available = f"available [{self.available_start}, {self.available_end})"
         if self.cause == UNSUBSCRIBED:
             return (
-                f"{name} is no longer named by the options subscribe, subscribePattern or assign, and the query has "
-                f"read it up to offset {self.start}"
+                f"{name} is no longer named by the options subscribe, subscribePattern or assign; the query has read "
+                f"it up to offset {self.start}"
             )
         if self.cause == DELETED:
-            return f"{name} is gone (deleted); the query has read it up to offset {self.start}"
+            return f"{name} was deleted; the query has read it up to offset {self.start}"
         if self.cause == RECREATED and self.available_end < 0:  # found by a task
-            return f"{name}: wanted [{self.start}, {self.end}) of a topic that is gone; another one has its name now"
+            return f"{name}: wanted [{self.start}, {self.end}) of a deleted topic; a new topic has its name"
         if self.cause in (TRUNCATED, RECREATED):
-            return f"{name} was read up to offset {self.start}, it is another log now ({self.cause}): {available}"
-        return f"{name}: wanted [{self.start}, {self.end}), {available} ({self.cause})"
+            return f"{name} was read up to offset {self.start}, but its log was {self.cause} since: {available}"
+        lost = f"[{self.start}, {self.end})" if self.start < self.end else f"offset {self.start}"
+        return f"{name}: wanted {lost}, {available} ({self.cause})"
 
 
 def clip(
-    wanted: list[OffsetRange],
+    ranges: list[OffsetRange],
     earliest: Mapping[TopicPartition, int],
     latest: Mapping[TopicPartition, int],
 ) -> tuple[list[OffsetRange], list[Lost]]:
-    """Cut ranges to what the log has; what was cut off is listed."""
+    """Cut ranges to the offsets that the log has: (ranges, what was cut off)."""
     kept, lost = [], []
-    for item in wanted:
+    for item in ranges:
         low, high = earliest[item[:2]], latest[item[:2]]
         if item.start < low:
             lost.append(Lost(*item, low, high, RETENTION))
@@ -157,7 +138,7 @@ def beyond(
     earliest: Mapping[TopicPartition, int],
     latest: Mapping[TopicPartition, int],
 ) -> list[Lost]:
-    """Starts after the log's end: their ranges are empty, so that `clip` does not see them."""
+    """Starts after the log's end, as losses. Their ranges are empty, so `clip` does not see them."""
     return [
         Lost(*key, offset, offset, earliest[key], latest[key], NOT_YET)
         for key, offset in sorted(start.items())
@@ -165,7 +146,7 @@ def beyond(
     ]
 
 
-def plan_batch(
+def plan_micro_batch(
     start: Mapping[TopicPartition, int],
     end: Mapping[TopicPartition, int],
     earliest: Mapping[TopicPartition, int],
@@ -173,13 +154,13 @@ def plan_batch(
     *,
     is_first: bool = False,
 ) -> tuple[list[OffsetRange], list[Lost]]:
-    """The ranges of a micro-batch that can be read, and what of [start, end) can't.
+    """The readable ranges of a micro-batch, and the lost parts of [start, end).
 
-    `earliest` has the partitions that are there; those without a start appeared since and are read from offset 0 on.
-    A partition that is gone, of which `end` may know no more, has lost what was wanted of it.
-    An end before the start says that the log has become shorter: nothing of it is new, unless the topic is in
-    `recreated`; then all of it is. Where the query starts (`is_first`), the log has not come there yet.
-    A lost range's available end is the batch's.
+    `earliest` has the existing partitions; one without a start is new and is read from offset 0 on. A deleted one,
+    which may be missing from `end`, has lost its range. An end before the start means that the log became shorter:
+    none of it is new, unless the topic is in `recreated`; then all of it is. For the query's first micro-batch
+    (`is_first`) it means that the log has not reached the start yet. The available end of a lost range is the
+    micro-batch's end.
     """
     readable, lost = readable_start(start, earliest, recreated), []
     for key, until in sorted(end.items()):
@@ -195,36 +176,36 @@ def plan_batch(
         elif first < min(low, until):
             lost.append(Lost(*key, first, min(low, until), low, until, RETENTION))
     lost += [Lost(*key, offset, offset, -1, -1, DELETED) for key, offset in sorted(start.items()) if key not in end]
-    return ranges(readable, end), lost
+    return nonempty_ranges(readable, end), lost
 
 
 def readable_start(
     start: Mapping[TopicPartition, int], earliest: Mapping[TopicPartition, int], recreated: Collection[str]
 ) -> Offsets:
-    """The first offset from `start` on that each partition has, of those in `earliest`; see `plan_batch`."""
+    """The first readable offset at or after `start` for each partition in `earliest`; see `plan_micro_batch`."""
     return {
         key: low if key[0] in recreated and key in start else max(start.get(key, 0), low)
         for key, low in earliest.items()
     }
 
 
-def waiting(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]) -> Offsets:
-    """How many records of each partition wait to be read."""
+def unread(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]) -> Offsets:
+    """How many offsets of each partition are still to be read."""
     return {key: max(0, latest[key] - start.get(key, latest[key])) for key in latest}
 
 
 def limit_rows(start: Offsets, latest: Offsets, rows: int) -> Offsets:
-    """End offsets for at most `rows` records, shared in proportion to what waits, no partition left out for ever.
+    """End offsets for at most `rows` records, shared over the partitions in proportion to their unread records.
 
-    As Spark's Kafka connector does it: shares below one record are rounded up, so that a batch may hold a few
-    records more than `rows`.
+    As in Spark's Kafka connector, a share below one record is rounded up, so that no partition starves; a micro-batch
+    may therefore hold a few records more than `rows`.
     """
-    there = waiting(start, latest)
-    total = sum(there.values())
+    counts = unread(start, latest)
+    total = sum(counts.values())
     if total <= rows:
         return dict(latest)
     end = {}
-    for key, count in there.items():
+    for key, count in counts.items():
         if not count:
             end[key] = latest[key]
             continue
@@ -234,23 +215,23 @@ def limit_rows(start: Offsets, latest: Offsets, rows: int) -> Offsets:
 
 
 def limit_bytes(start: Offsets, latest: Offsets, size: int, record_sizes: Mapping[TopicPartition, float]) -> Offsets:
-    """End offsets for about `size` bytes, of which each partition gives the same part of what waits there."""
-    there = waiting(start, latest)
-    total = sum(count * record_sizes.get(key, 0.0) for key, count in there.items())
+    """End offsets for about `size` bytes: the same fraction of each partition's unread records."""
+    counts = unread(start, latest)
+    total = sum(count * record_sizes.get(key, 0.0) for key, count in counts.items())
     if total <= size:
         return dict(latest)
-    return limit_rows(start, latest, max(1, int(sum(there.values()) * size / total)))
+    return limit_rows(start, latest, max(1, int(sum(counts.values()) * size / total)))
 
 
 def split(
-    wanted: list[OffsetRange], limits: SplitLimits, record_sizes: Mapping[TopicPartition, float]
+    ranges: list[OffsetRange], limits: SplitLimits, record_sizes: Mapping[TopicPartition, float]
 ) -> list[OffsetRange]:
-    """Ranges of even size: none above the limits, and at least `min_partitions` where there are so many records.
+    """Split ranges evenly: none above the limits, and at least `min_partitions` of them if there are enough records.
 
-    A range of one record is never split, however large the record is.
+    `record_sizes` are average bytes a record. A range of one record is never split, however large the record is.
     """
     parts = []
-    for item in wanted:
+    for item in ranges:
         count = item.end - item.start
         most = limits.max_records or count
         size = record_sizes.get(item[:2], 0.0)
@@ -258,15 +239,15 @@ def split(
             most = min(most, max(1, int(limits.max_bytes / size)))
         parts.append(-(-count // most))
     missing = (limits.min_partitions or 0) - sum(parts)
-    # The range whose parts are the largest gets one more, again and again.
-    largest = [(-(item.end - item.start) / parts[index], index) for index, item in enumerate(wanted)]
+    # Repeatedly give one more part to the range whose parts are the largest.
+    largest = [(-(item.end - item.start) / parts[index], index) for index, item in enumerate(ranges)]
     heapq.heapify(largest)
     while missing > 0 and largest and -largest[0][0] > 1:
         index = largest[0][1]
         parts[index] += 1
         missing -= 1
-        heapq.heapreplace(largest, (-(wanted[index].end - wanted[index].start) / parts[index], index))
-    return [piece for item, number in zip(wanted, parts, strict=True) for piece in _pieces(item, number)]
+        heapq.heapreplace(largest, (-(ranges[index].end - ranges[index].start) / parts[index], index))
+    return [piece for item, number in zip(ranges, parts, strict=True) for piece in _pieces(item, number)]
 
 
 def _pieces(item: OffsetRange, number: int) -> list[OffsetRange]:
@@ -275,17 +256,17 @@ def _pieces(item: OffsetRange, number: int) -> list[OffsetRange]:
     return [item._replace(start=low, end=high) for low, high in pairwise(bounds)]
 
 
-def pack(wanted: list[OffsetRange], limits: SplitLimits) -> list[tuple[OffsetRange, ...]]:
-    """The ranges of each task: one, or some where there would be many tasks with little to read."""
+def pack(ranges: list[OffsetRange], limits: SplitLimits) -> list[tuple[OffsetRange, ...]]:
+    """The ranges of each task: one range, or several small ones if there would be too many tasks."""
     tasks = max(_FULL_TASKS, limits.min_partitions or 0)
-    if len(wanted) <= tasks or limits.max_bytes:
-        return [(item,) for item in wanted]
-    small = [item.end - item.start for item in wanted if item.end - item.start <= _SHARED_RECORDS]
-    shared = max(1, tasks - (len(wanted) - len(small)))
+    if len(ranges) <= tasks or limits.max_bytes:
+        return [(item,) for item in ranges]
+    small = [item.end - item.start for item in ranges if item.end - item.start <= _SHARED_RECORDS]
+    shared = max(1, tasks - (len(ranges) - len(small)))
     most = min(sum(small) // shared, _SHARED_RECORDS, limits.max_records or _SHARED_RECORDS)
     packed: list[list[OffsetRange]] = []
     room = 0
-    for item in wanted:
+    for item in ranges:
         room -= item.end - item.start
         if room < 0 or not packed:
             packed.append([])

@@ -1,4 +1,4 @@
-"""What a subscription means now: its partitions, and the offsets that they have."""
+"""Look up the subscribed partitions and their offsets at the brokers, for batch queries and streams."""
 
 from __future__ import annotations
 
@@ -12,28 +12,25 @@ from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.offsets import list_offsets
 from spark_klog.client.sampling import record_sizes, timestamp_types
 from spark_klog.errors import ConfigError, ProtocolError
-from spark_klog.log.names import check_topic_name
+from spark_klog.log.files.names import check_topic_name
 from spark_klog.protocol.tables.list_offsets import LATEST, READ_UNCOMMITTED
-from spark_klog.spark import places
 from spark_klog.spark.group_offsets import GroupProgress
 from spark_klog.spark.offsets import GroupSpec, Offsets, Spec, TopicPartition
 from spark_klog.spark.options import PREFIX, SourceOptions, SplitLimits, Subscription
-from spark_klog.spark.planning import OffsetRange, pack, split
+from spark_klog.spark.planning import resolution
+from spark_klog.spark.planning.ranges import OffsetRange, pack, split
 
 _log = logging.getLogger(__name__)
 
 
 def partitions_of(cluster: Cluster, subscription: Subscription, *, missing_ok: bool = False) -> list[TopicPartition]:
-    """The partitions that are read; `ConfigError` where a named topic or partition does not exist.
-
-    With `missing_ok` those that are there.
-    """
+    """The subscribed partitions; `ConfigError` if a named topic or partition does not exist, unless `missing_ok`."""
     if subscription.pattern is not None:
         pattern = re.compile(subscription.pattern)
         topics = [
             name for name, topic in cluster.metadata(None).items() if not topic["is_internal"] and pattern.search(name)
         ]
-        missing_ok = True  # one may just have been deleted
+        missing_ok = True  # a topic may be deleted between the two requests
     else:
         topics = list(subscription.assign or subscription.topics or ())
     try:
@@ -49,14 +46,14 @@ def partitions_of(cluster: Cluster, subscription: Subscription, *, missing_ok: b
         raise
     if subscription.assign is None:
         return [(topic, partition) for topic in sorted(found) for partition in found[topic]]
-    for topic, wanted in subscription.assign.items():
-        missing = sorted(set(wanted) - set(found.get(topic, ())))
+    for topic, numbers in subscription.assign.items():
+        missing = sorted(set(numbers) - set(found.get(topic, ())))
         if missing and not missing_ok:
             raise ConfigError(f"topic {topic} has no partition {', '.join(map(str, missing))}")
     return [
         (topic, partition)
-        for topic, wanted in sorted(subscription.assign.items())
-        for partition in wanted
+        for topic, numbers in sorted(subscription.assign.items())
+        for partition in numbers
         if partition in found.get(topic, ())
     ]
 
@@ -66,7 +63,7 @@ def _address(cluster: Cluster) -> str:
 
 
 class BrokerOffsets:
-    """The offsets of a cluster's partitions, see `places.LogOffsets`."""
+    """Offsets of a cluster's partitions, see `resolution.OffsetSource`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -80,16 +77,16 @@ class BrokerOffsets:
 
 def earliest(cluster: Cluster, partitions: Collection[TopicPartition]) -> Offsets:
     """The first offset of each partition."""
-    return places.earliest(BrokerOffsets(cluster), partitions)
+    return resolution.earliest(BrokerOffsets(cluster), partitions)
 
 
 def latest(cluster: Cluster, partitions: Collection[TopicPartition]) -> Offsets:
-    """The offset after the last record that may be read of each partition."""
-    return places.latest(BrokerOffsets(cluster), partitions)
+    """The end of each partition; with read_committed its last stable offset."""
+    return resolution.latest(BrokerOffsets(cluster), partitions)
 
 
 def high_watermarks(cluster: Cluster, partitions: Collection[TopicPartition]) -> Offsets:
-    """The offset after the last replicated record of each partition, whatever transactions are open."""
+    """The high watermark of each partition, whatever the isolation level is."""
     return list_offsets(cluster, dict.fromkeys(partitions, LATEST), isolation_level=READ_UNCOMMITTED)
 
 
@@ -100,35 +97,35 @@ def resolve(
     option: str,
     progress: GroupProgress | None = None,
 ) -> Offsets:
-    """The offsets that a spec means now; `ConfigError` where a strict one finds no record that late."""
+    """One offset per partition for any spec; errors as of `resolution.resolve` and of the group's store."""
     if isinstance(spec, GroupSpec):
-        assert progress is not None  # options without a group are refused
+        assert progress is not None  # `source_options` requires a group
         committed = progress.fetch(partitions)
         without = sorted(set(partitions) - committed.keys())
         if partitions and not committed:
             _log.warning(
-                "option %s=group: group %s has committed no offset of the partitions that are read (is its name "
-                "right?); all of them begin at their first record",
+                "option %s=group: group %s has no committed offset of the partitions that are read; check its name. "
+                "All of them start at their first record",
                 *(option, spec.group),
             )
         elif without:
             names = ", ".join(f"{topic}-{partition}" for topic, partition in without)
             _log.warning(
-                "option %s=group: group %s has no offset of %s; these begin at their first record",
+                "option %s=group: group %s has no committed offset of %s; these start at their first record",
                 *(option, spec.group, names),
             )
         return earliest(cluster, [key for key in partitions if key not in committed]) | committed
-    return places.resolve(BrokerOffsets(cluster), spec, partitions, option)
+    return resolution.resolve(BrokerOffsets(cluster), spec, partitions, option)
 
 
-def tasks(cluster: Cluster, wanted: list[OffsetRange], limits: SplitLimits) -> list[tuple[OffsetRange, ...]]:
-    """The ranges of each task, as the options ask for; sizes are only asked for where they count."""
-    sizes = record_sizes(cluster, {item[:2]: item.start for item in wanted}) if wanted and limits.max_bytes else {}
-    return pack(split(wanted, limits, sizes), limits)
+def tasks(cluster: Cluster, ranges: list[OffsetRange], limits: SplitLimits) -> list[tuple[OffsetRange, ...]]:
+    """Split and pack ranges into tasks; samples record sizes only if the limits need them."""
+    sizes = record_sizes(cluster, {item[:2]: item.start for item in ranges}) if ranges and limits.max_bytes else {}
+    return pack(split(ranges, limits, sizes), limits)
 
 
-class BrokerLog(BrokerOffsets):
-    """What a batch query reads of brokers, see `places.BatchLog`."""
+class BrokerSource(BrokerOffsets):
+    """The source of a batch query that reads brokers, see `batch_query.BatchQuerySource`."""
 
     def __init__(self, cluster: Cluster, options: SourceOptions, progress: GroupProgress | None) -> None:
         super().__init__(cluster)
@@ -137,25 +134,25 @@ class BrokerLog(BrokerOffsets):
 
     def partitions(self) -> list[TopicPartition]:
         found = partitions_of(self._cluster, self._options.subscription)
-        # those of now: the offsets that are asked for next may be those of another topic of the same name
+        # A copy of the ids at this moment: later requests may meet a new topic of the same name.
         self.topic_ids = dict(self._cluster.topic_ids)
         return found
 
     def resolve(self, spec: Spec, partitions: Collection[TopicPartition], option: str) -> Offsets:
         return resolve(self._cluster, spec, partitions, option, self._progress)
 
-    def tasks(self, wanted: list[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
-        return tasks(self._cluster, wanted, self._options.split)
+    def tasks(self, ranges: list[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
+        return tasks(self._cluster, ranges, self._options.split)
 
 
 @contextmanager
-def broker_log(options: SourceOptions) -> Iterator[BrokerLog]:
-    """Connected while it is used; errors as of `Cluster.connect`."""
+def open_broker_source(options: SourceOptions) -> Iterator[BrokerSource]:
+    """Connect for the duration of the block; errors as of `Cluster.connect`."""
     with Cluster.connect(options.client, PREFIX) as cluster:
         group = options.group_offsets
         progress = GroupProgress(group, lambda: cluster) if group else None
         try:
-            yield BrokerLog(cluster, options, progress)
+            yield BrokerSource(cluster, options, progress)
         finally:
             if progress is not None:
                 progress.close()

@@ -1,13 +1,13 @@
-"""What becomes of corrupt batches: the option badRecords."""
+"""Fail for corrupt record batches, skip them, or keep their bytes as dead letters: the option badRecords."""
 
 from __future__ import annotations
 
 import base64
 import json
 import logging
-import time
 import zlib
 
+from spark_klog.clock import system_ms
 from spark_klog.directories.addresses import filesystem_at
 from spark_klog.records.reader import BadBatch
 from spark_klog.spark.options import BadRecordsOptions
@@ -16,11 +16,11 @@ _log = logging.getLogger(__name__)
 
 
 class BadRecords:
-    """Takes the corrupt batches of one topic-partition: "fail" raises, the others log, "deadletter" keeps the bytes.
+    """Handles the corrupt record batches of one partition by mode: "fail" raises; "skip" and "deadletter" log.
 
-    A dead letter is a file TOPIC-PARTITION-OFFSET-CRC.json: topic, partition, the batch's base offset as it says
-    itself, the reason, when (ms), and its bytes in base64; CRC-32 of the bytes in the name tells apart what claims the
-    same offset. A task that runs again writes the same files.
+    "deadletter" also writes a file TOPIC-PARTITION-OFFSET-CRC.json: topic, partition, the base offset that the batch
+    claims, the reason, the time (ms), and the bytes in base64. The CRC-32 of the bytes in the name keeps apart batches
+    that claim the same offset. A repeated task writes the same files.
     """
 
     def __init__(self, options: BadRecordsOptions, topic: str, partition: int) -> None:
@@ -29,15 +29,15 @@ class BadRecords:
         self._last: tuple[int, int] | None = None
 
     def take(self, bad: BadBatch) -> None:
-        """`DecodeError` (or its subclass) with "fail"; OSError where a dead letter can't be written."""
+        """Handle one record batch. Raises its `DecodeError` with "fail", OSError if a dead letter can't be written."""
         if self._options.mode == "fail":
             raise bad.error
         letter = bad.offset, zlib.crc32(bad.data)
-        if letter == self._last:  # the next fetch begins with the batch that the last one ended with
+        if letter == self._last:  # the next fetch starts with the batch that the last one ended with
             return
         self._last = letter
         name = f"{self._topic}-{self._partition}"
-        _log.error("%s: a corrupt batch of %d bytes is skipped: %s", name, len(bad.data), bad.error)
+        _log.error("%s: skipped a corrupt record batch of %d bytes: %s", name, len(bad.data), bad.error)
         if self._options.path is not None:
             self._write(self._options.path, f"{name}-{bad.offset}-{letter[1]:08x}.json", bad)
 
@@ -47,7 +47,7 @@ class BadRecords:
             "partition": self._partition,
             "offset": bad.offset,
             "reason": str(bad.error),
-            "time": time.time_ns() // 1_000_000,
+            "time": system_ms(),
             "bytes": base64.b64encode(bad.data).decode(),
         }
         files, path = filesystem_at(folder)

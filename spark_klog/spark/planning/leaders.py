@@ -1,4 +1,4 @@
-"""Offsets of a stream's partitions when some have no leader that answers: the others go on, for a limited time."""
+"""Let a stream continue, for a limited time, while some of its partitions have no leader that answers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ from spark_klog.errors import KlogError, RequestTimedOut
 from spark_klog.spark.offsets import Offsets, TopicPartition
 
 _log = logging.getLogger(__name__)
-#: A leader that moves is back within a moment: partitions are left out only after so long.
+#: How long to wait for leaders that are moving before a micro-batch leaves their partitions out.
 _MOVING_SECONDS = 1.0
 _NAMED = 10
 
 
 class Leaderless:
-    """Partitions without a leader that answers, since when, and when that is logged next.
-
-    `ask` raises `RequestTimedOut` for one that has had none for `request.timeout.ms`.
-    """
+    """Tracks partitions without a leader that answers: since when, and when to log them next."""
 
     def __init__(self) -> None:
         self._since: dict[TopicPartition, float] = {}
@@ -31,33 +28,36 @@ class Leaderless:
         self._pause = 1.0
 
     def keep(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget the partitions that are not there any more."""
+        """Forget all other partitions: they no longer exist."""
         for key in self._since.keys() - set(partitions):
             del self._since[key]
 
-    def ask(self, cluster: Cluster, partitions: Collection[TopicPartition], place: int, required: set[str]) -> Offsets:
-        """The offsets at a place (EARLIEST, LATEST) of those partitions that have a leader that answers.
+    def ask(
+        self, cluster: Cluster, partitions: Collection[TopicPartition], timestamp: int, required: set[str]
+    ) -> Offsets:
+        """The offsets at `timestamp` (EARLIEST or LATEST) of the partitions whose leaders answer.
 
-        Of `required` topics all partitions are waited for, and of all topics if no leader answers. Errors as of
+        Waits for all partitions of `required` topics, and for every partition if no leader answers. Raises
+        `RequestTimedOut` for a partition without a leader for longer than `request.timeout.ms`; other errors as of
         `list_offsets`.
         """
-        times = dict.fromkeys(partitions, place)
+        times = dict.fromkeys(partitions, timestamp)
         begin, limit = time.monotonic(), cluster.config.request_timeout_ms / 1000
         found, failed = offsets_of_led(cluster, times)
         moving_until = time.monotonic() + _MOVING_SECONDS
         while failed and not failed.keys() <= self._since.keys() and time.monotonic() < moving_until:
             time.sleep(pause_seconds(cluster.config, 1))
             cluster.metadata(sorted({topic for topic, _ in failed}))
-            again, failed = offsets_of_led(cluster, dict.fromkeys(failed, place))
+            again, failed = offsets_of_led(cluster, dict.fromkeys(failed, timestamp))
             found |= again
         if failed and (not found or any(topic in required for topic, _ in failed)):
-            found |= list_offsets(cluster, dict.fromkeys(failed, place))
+            found |= list_offsets(cluster, dict.fromkeys(failed, timestamp))
             failed = {}
         is_overdue = any(begin - self._since.get(key, begin) > limit for key in failed)
         if is_overdue and begin - self._asked_at > limit / 2:
-            # nobody has asked for long: this may be another short outage, not the one that was noted
+            # The last call was long ago: this may be a new, short outage.
             try:
-                found |= list_offsets(cluster, dict.fromkeys(failed, place))
+                found |= list_offsets(cluster, dict.fromkeys(failed, timestamp))
                 failed = {}
             except KlogError as error:
                 failed = dict.fromkeys(failed, error)
@@ -85,11 +85,11 @@ class Leaderless:
         if waited > limit:
             raise RequestTimedOut(
                 f"no leader of {names}{more} has answered for {waited:.0f} s (kafka.request.timeout.ms is "
-                f"{limit:g} s): {failed.get(key, 'the last error is not known')}"
+                f"{limit:g} s): {failed.get(key, 'its last error is unknown')}"
             )
         if now >= self._log_at:
             _log.warning(
-                "no leader of %s%s answers, for %.0f s now, and the query goes on with the other partitions: %s",
+                "no leader of %s%s has answered for %.0f s; the query continues with the other partitions: %s",
                 *(names, more, waited, failed.get(key, next(iter(failed.values())))),
             )
             self._log_at = now + self._pause

@@ -1,4 +1,4 @@
-"""Batch queries over data directories, without a broker: the option `path`."""
+"""Read data directories without a broker (option `path`): partitions, offsets and record batches for batch queries."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from uuid import UUID
 
 from spark_klog.client.offsets import NO_OFFSET
 from spark_klog.errors import ConfigError
-from spark_klog.log.stored import StoredBatches
-from spark_klog.log.stored_directory import StoredDirectories, StoredLog
+from spark_klog.log.stored.directory import StoredDirectories, StoredLog
+from spark_klog.log.stored.partition import StoredBatches
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.records.reader import BadBatch
-from spark_klog.spark import places
-from spark_klog.spark.log_files import directory
 from spark_klog.spark.offsets import Offsets, OffsetSpec, Spec, TopicPartition
 from spark_klog.spark.options import SourceOptions, SplitLimits, directory_config
-from spark_klog.spark.planning import OffsetRange, pack, split
+from spark_klog.spark.planning import resolution
+from spark_klog.spark.planning.log_files import directory
+from spark_klog.spark.planning.ranges import OffsetRange, pack, split
 
 _log = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
-#: Only read where they are named; Kafka's own are internal, and the log of KRaft is no topic.
+#: Read only if the options name them: Kafka's internal topics, and KRaft's metadata log.
 _INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
-#: About so many bytes are a task, as they are stored, unless the options say more of it.
+#: Stored bytes of a task, unless the options limit tasks otherwise.
 _TASK_BYTES = 48 * 1024 * 1024
-#: Partitions that are looked at at once: most of the time is spent waiting, where files are far away.
+#: Partitions to open at the same time: with remote files most of the time is spent waiting.
 _THREADS = 8
 
 
@@ -44,32 +44,35 @@ def _directories(options: SourceOptions) -> StoredDirectories:
 
 
 class DirectoryReader:
-    """The work of a task; see `reading.py`."""
+    """Reads the ranges of a task from data directories; see `reading.RangeReader`."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.config = directory_config(options.client)
         self._directories = _directories(options)
 
-    def read(self, wanted: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[StoredBatches]:
-        """The batches of a range; errors as of `StoredPartition.read`."""
-        return self._directories.open(wanted.topic, wanted.partition).read(wanted.start, wanted.end, on_bad)
+    def read(self, requested: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[StoredBatches]:
+        """The record batches of a range; errors as of `StoredPartition.read`."""
+        return self._directories.open(requested.topic, requested.partition).read(requested.start, requested.end, on_bad)
 
 
 @contextmanager
-def directory_log(options: SourceOptions) -> Iterator[DirectoryLog]:
-    """What a batch query reads, as the folders list it when they are first looked at."""
+def open_directory_source(options: SourceOptions) -> Iterator[DirectorySource]:
+    """Open a `DirectorySource` for the duration of the block."""
     with ThreadPoolExecutor(_THREADS) as pool:
-        yield DirectoryLog(options, pool)
+        yield DirectorySource(options, pool)
 
 
-class DirectoryLog:
-    """See `places.BatchLog`."""
+class DirectorySource:
+    """The source of a batch query that reads data directories, see `batch_query.BatchQuerySource`.
+
+    It lists each folder once, when it first needs it.
+    """
 
     def __init__(self, options: SourceOptions, pool: ThreadPoolExecutor) -> None:
         self._options, self._pool = options, pool
         self._directories = _directories(options)
         self._logs: dict[TopicPartition, StoredLog] = {}
-        #: A directory is read as it is: none is compared.
+        #: Empty: tasks of a directory compare no topic ids.
         self.topic_ids: Mapping[str, UUID] = {}
 
     def partitions(self) -> list[TopicPartition]:
@@ -77,14 +80,14 @@ class DirectoryLog:
         if subscription.pattern is not None:
             pattern = re.compile(subscription.pattern)
             return [key for key in found if key[0] not in _INTERNAL and pattern.search(key[0])]
-        wanted = subscription.assign or dict.fromkeys(subscription.topics or ())
-        for topic, numbers in wanted.items():
+        assigned = subscription.assign or dict.fromkeys(subscription.topics or ())
+        for topic, numbers in assigned.items():
             there = {partition for name, partition in found if name == topic}
             if not there:
                 raise ConfigError(f"topic {topic} does not exist in {', '.join(self._options.paths)}")
             if missing := sorted(set(numbers or ()) - there):
                 raise ConfigError(f"topic {topic} has no partition {', '.join(map(str, missing))}")
-        return [key for key in found if key[0] in wanted and key[1] in (wanted[key[0]] or (key[1],))]
+        return [key for key in found if key[0] in assigned and key[1] in (assigned[key[0]] or (key[1],))]
 
     def list_offsets(self, times: Mapping[TopicPartition, int]) -> Offsets:
         return self._each(times, lambda key: self._offset(key, times[key]))
@@ -98,17 +101,17 @@ class DirectoryLog:
             for key, offset in spec.each:
                 if offset >= 0 and key in partitions:
                     self._log(key).check_offset(offset)
-        return places.resolve(self, spec, partitions, option)
+        return resolution.resolve(self, spec, partitions, option)
 
-    def tasks(self, wanted: list[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
+    def tasks(self, ranges: list[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
         limits = self._options.split
         size = limits.max_bytes or (None if limits.min_partitions else _TASK_BYTES)
-        cuts = self._each(wanted, lambda item: self._cut(item, size) if size else [item])
-        pieces = [piece for item in wanted for piece in cuts[item]]
+        cuts = self._each(ranges, lambda item: self._cut(item, size) if size else [item])
+        pieces = [piece for item in ranges for piece in cuts[item]]
         return pack(split(pieces, SplitLimits(limits.min_partitions, limits.max_records), {}), limits)
 
     def _each(self, keys: Iterable[K], ask: Callable[[K], T]) -> dict[K, T]:
-        """The answers for all keys, some at a time."""
+        """Call `ask` for all keys, in the threads of the pool."""
         keys = list(keys)
         return dict(zip(keys, self._pool.map(ask, keys), strict=True))
 
@@ -132,7 +135,7 @@ class DirectoryLog:
         if log.damage is not None:
             if self._options.bad_records.mode == "fail":
                 raise log.damage
-            _log.error("the log ends before what is no batch: %s", log.damage)
+            _log.error("the log ends before bytes that are not a record batch: %s", log.damage)
 
     def _cut(self, item: OffsetRange, size: int) -> list[OffsetRange]:
         bounds = [item.start, *self._logs[item[:2]].cuts(item.start, item.end, size), item.end]

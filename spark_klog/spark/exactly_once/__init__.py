@@ -1,0 +1,1 @@
+"""Exactly-once writes of a stream: the protocol, without I/O."""

@@ -1,0 +1,185 @@
+"""The decision log of a query: CHECKPOINT/klog_sink/NUMBER, a file of JSON for each entry.
+
+    {"version": 1, "log": UUID, "entry": "claim"}
+    {"version": 1, "log": UUID, "entry": "decision", "batch": 5, "transactions": [[ID, PRODUCER_ID, EPOCH, TASK], ...]}
+    {"version": 1, "log": UUID, "entry": "ended"}
+
+An entry is written to a temporary file, flushed, and hard-linked to its number: only one driver can make a link of that
+name. Entries before the last decision are removed when the log is read. So that no driver can take a number whose file
+is removed, a new entry counts only if no entry with a higher number is there; the highest ones are never removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.spark.exactly_once.protocol import Claim, Decision, Ended, Entry, Log, Transaction
+
+#: The folder in the checkpoint.
+FOLDER = "klog_sink"
+_VERSION = 1
+_TEMPORARY = ".new-"
+_LOCAL = ("", "file")
+
+
+def checkpoint_folder(location: str) -> Path:
+    """The local folder of an option checkpointLocation; `ConfigError` if it is on a file system that is not local.
+
+    The folder must exist, as Spark has made it by now: otherwise Spark's default file system is another one.
+    """
+    parts = urlsplit(location)
+    if parts.scheme not in _LOCAL or parts.netloc not in ("", "localhost"):
+        raise ConfigError(
+            "deliveryGuarantee=exactly-once needs a checkpointLocation that is a local or mounted folder of the "
+            f"driver, not {location}: its decision log relies on hard links"
+        )
+    folder = Path(unquote(parts.path) if parts.scheme else location)
+    if not folder.is_dir():
+        raise ConfigError(
+            f"checkpointLocation={location} is no folder of the driver's machine: deliveryGuarantee=exactly-once needs "
+            "a local or mounted one; write file:///PATH if Spark's default file system is another one"
+        )
+    return folder
+
+
+class DecisionLog:
+    """The log in a checkpoint. `identity` distinguishes it from the logs of other queries; it is drawn with entry 0."""
+
+    def __init__(self, checkpoint: Path, identity: str | None = None) -> None:
+        """`ConfigError` if the checkpoint has micro-batches but no log; `identity` is known if it was read before."""
+        self._folder = checkpoint / FOLDER
+        self.identity = identity or str(uuid.uuid4())
+        if not self._folder.is_dir() and _has_batches(checkpoint):
+            raise ConfigError(
+                f"the checkpoint has micro-batches, but no {self._folder}: the query has written at-least-once until "
+                "now, or its decision log was deleted. Rows of the micro-batch that was under way may be written twice "
+                "now, and only these: to go on, make that directory, empty"
+            )
+
+    def read(self) -> Log:
+        """The entries from the last decision on; older ones are removed.
+
+        Raises `DecodeError` if a file is damaged or missing.
+        """
+        numbers = self._numbers()
+        entries: list[Entry] = []
+        number = max(numbers, default=-1)
+        while number >= 0:
+            if number not in numbers:
+                raise DecodeError(f"{self._folder / str(number)} is missing: restore the checkpoint's files")
+            entry = self._entry(number)
+            entries.insert(0, entry)
+            if isinstance(entry, Decision):
+                break
+            number -= 1
+        first = max(0, number)
+        self._remove_before(first)
+        return Log(tuple(entries), first)
+
+    def append(self, number: int, entry: Entry) -> bool:
+        """Make an entry durable; False, and no change, if the number is taken. Raises `OSError`."""
+        if number == 0:
+            self._folder.mkdir(exist_ok=True)
+            _flush_folder(self._folder.parent)
+        elif not self._is_mine(number - 1):
+            return False
+        path = self._folder / str(number)
+        temporary = self._folder / f"{_TEMPORARY}{number}-{uuid.uuid4()}"
+        try:
+            with temporary.open("xb") as file:
+                file.write(json.dumps(_encoded(self.identity, entry)).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        if max(self._numbers(), default=-1) > number:
+            path.unlink(missing_ok=True)
+            return False
+        _flush_folder(self._folder)
+        return True
+
+    def _numbers(self) -> set[int]:
+        try:
+            return {int(name) for name in os.listdir(self._folder) if name.isdecimal()}
+        except FileNotFoundError:
+            return set()
+
+    def _is_mine(self, number: int) -> bool:
+        """Whether an entry is there, and of this log: someone may have emptied the folder and begun another one."""
+        try:
+            return bool(json.loads((self._folder / str(number)).read_bytes())["log"] == self.identity)
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def _entry(self, number: int) -> Entry:
+        path = self._folder / str(number)
+        try:
+            found = json.loads(path.read_bytes())
+            entry = _decoded(found)
+            self.identity = str(uuid.UUID(found["log"]))
+        except FileNotFoundError:
+            raise DecodeError(f"{path} is missing: another run of this query goes on, or restore it") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise DecodeError(f"{path} is no entry of a decision log: {error!r}") from error
+        return entry
+
+    def _remove_before(self, first: int) -> None:
+        """Remove older entries, and temporary files of drivers that ended before they could link them."""
+        with suppress(FileNotFoundError):
+            for name in os.listdir(self._folder):
+                text = name.removeprefix(_TEMPORARY).split("-")[0]
+                if text.isdecimal() and int(text) < first:
+                    (self._folder / name).unlink(missing_ok=True)
+
+
+def _has_batches(checkpoint: Path) -> bool:
+    """Whether Spark has ended a micro-batch with this checkpoint."""
+    try:
+        return any(name.isdecimal() for name in os.listdir(checkpoint / "commits"))
+    except FileNotFoundError:
+        return False
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _encoded(identity: str, entry: Entry) -> dict[str, Any]:
+    fields: dict[str, Any] = {"version": _VERSION, "log": identity, "entry": type(entry).__name__.lower()}
+    if isinstance(entry, Decision):
+        fields["batch"] = entry.batch
+        fields["transactions"] = [
+            [one.transactional_id, one.producer_id, one.epoch, one.task] for one in entry.transactions
+        ]
+    return fields
+
+
+def _decoded(found: dict[str, Any]) -> Entry:
+    if found["version"] != _VERSION:
+        raise ValueError(f"version {found['version']!r}, not {_VERSION}")
+    if found["entry"] == "claim":
+        return Claim()
+    if found["entry"] == "ended":
+        return Ended()
+    if found["entry"] != "decision":
+        raise ValueError(f"entry {found['entry']!r}")
+    transactions = tuple(
+        Transaction(str(name), int(producer_id), int(epoch), int(task))
+        for name, producer_id, epoch, task in found["transactions"]
+    )
+    return Decision(int(found["batch"]), transactions)

@@ -1,0 +1,219 @@
+"""The two-phase commit of a stream's micro-batches, as programs that yield actions and receive their results.
+
+Each attempt of a task writes in a transaction of its own and does not end it; its commit message has the transaction.
+The driver keeps a decision log in the query's checkpoint. Entries are numbered, and an entry can be appended only at a
+number that is free, so a driver that another one has overtaken can append nothing more:
+
+* `Claim`: a micro-batch begins. Drivers of earlier claims can't decide any more.
+* `Decision`: these transactions are the micro-batch; all others of the query are aborted.
+* `Ended`: all transactions of the decision are committed.
+
+Spark calls the sink before the tasks of each micro-batch (`begin`) and after them (`finish`). `begin` ends what an
+earlier driver decided and did not end, and aborts what no driver decided. It ends nothing that is followed by `Ended`:
+those producers may be in other transactions already.
+
+A transactional id belongs to the Python worker that drew it, and not to a task's number: Kafka lets the last
+InitProducerId win, and a late copy of a task, with the same id, would abort a transaction that the driver has decided.
+A worker may use an id again for a later claim, as `begin` has ended all transactions of the claims before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from spark_klog.errors import KlogError
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """A transaction by what EndTxn names, and the number of the task that wrote in it."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    task: int = -1
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A driver begins a micro-batch."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The transactions that make up a micro-batch."""
+
+    batch: int
+    transactions: tuple[Transaction, ...]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """All transactions of the decision before are committed."""
+
+
+Entry: TypeAlias = Claim | Decision | Ended
+
+
+@dataclass(frozen=True)
+class Log:
+    """The entries of a decision log from number `first` on. The last decision and all that follows it are there."""
+
+    entries: tuple[Entry, ...] = ()
+    first: int = 0
+
+    @property
+    def end(self) -> int:
+        """The next free number."""
+        return self.first + len(self.entries)
+
+
+@dataclass(frozen=True)
+class ReadLog:
+    """Read the decision log. Result: a `Log`."""
+
+
+@dataclass(frozen=True)
+class Append:
+    """Make an entry durable at a number. Result: False, and no change, if the number is taken."""
+
+    number: int
+    entry: Entry
+
+
+@dataclass(frozen=True)
+class Commit:
+    """EndTxn. Result: True if the transaction is committed, now or before; False if the broker has aborted it."""
+
+    transaction: Transaction
+
+
+@dataclass(frozen=True)
+class Abort:
+    """EndTxn, by producer id and epoch. No result; a transaction that is ended already stays as it is."""
+
+    transaction: Transaction
+
+
+@dataclass(frozen=True)
+class ListOpen:
+    """ListTransactions. Result: tuple of the open transactions of the query."""
+
+
+Action: TypeAlias = ReadLog | Append | Commit | Abort | ListOpen
+Program: TypeAlias = Generator[Action, Any, _T]
+
+
+class Superseded(KlogError):
+    """Another run of the query uses the checkpoint. It ends what this one has decided, and aborts the rest."""
+
+    def __init__(self) -> None:
+        super().__init__("another run of this query uses the checkpoint: stop one of the two")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), ()
+
+
+class DecidedButAborted(KlogError):
+    """The broker aborted transactions of a micro-batch that was decided: they timed out before they were committed."""
+
+    def __init__(self, batch: int, lost: tuple[Transaction, ...]) -> None:
+        self.batch, self.lost = batch, lost
+        tasks = ", ".join(str(transaction.task) for transaction in lost)
+        super().__init__(
+            f"micro-batch {batch}: the rows of task {tasks} are not written: the broker aborted their transactions "
+            "after kafka.transaction.timeout.ms. The rows of its other tasks are written. To write the whole "
+            "micro-batch again, those rows for the second time, stop the query and empty the directory klog_sink of "
+            "its checkpoint; do not remove that directory"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.batch, self.lost)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A micro-batch that may run: `number` is the next free one of the log, `decided` the last decided batch or -1.
+
+    Tasks of batches up to `decided` write nothing. Workers compare `number` to tell later claims from earlier ones.
+    """
+
+    number: int
+    decided: int
+
+
+def begin() -> Program[Begun]:
+    """Claim the log and settle earlier micro-batches; run it before the tasks of each micro-batch.
+
+    Raises `Superseded` if another driver claims at the same time, `DecidedButAborted` if a decided one can't be ended.
+    """
+    log: Log = yield ReadLog()
+    entries, number = log.entries, log.end
+    yield from _append(number, Claim())
+    decisions = [place for place, entry in enumerate(entries) if isinstance(entry, Decision)]
+    last = entries[decisions[-1]] if decisions else None
+    if isinstance(last, Decision) and Ended() not in entries[decisions[-1] :]:
+        yield from _commit(last, number + 1)
+        number += 1
+    number += 1
+    yield from _sweep(number)
+    return Begun(number, last.batch if isinstance(last, Decision) else -1)
+
+
+def finish(begun: Begun, batch: int, transactions: tuple[Transaction, ...]) -> Program[None]:
+    """Decide a micro-batch, then commit its transactions; run it when all of its tasks have reported.
+
+    Raises `Superseded` if another driver has claimed, `DecidedButAborted` if a transaction has timed out.
+    """
+    if batch <= begun.decided:
+        return
+    decision = Decision(batch, transactions)
+    yield from _append(begun.number, decision)
+    yield from _commit(decision, begun.number + 1)
+    yield from _sweep(begun.number + 2)
+
+
+def give_up(begun: Begun) -> Program[None]:
+    """Settle a micro-batch that Spark has given up, unless another driver has claimed since; raises as `begin`."""
+    log: Log = yield ReadLog()
+    if Claim() not in log.entries[max(0, begun.number - log.first) :] and log.first <= begun.number:
+        yield from begin()
+
+
+def _append(number: int, entry: Entry) -> Program[None]:
+    if not (yield Append(number, entry)):
+        raise Superseded
+
+
+def _commit(decision: Decision, number: int) -> Program[None]:
+    """Commit the transactions of a decision and append `Ended` at `number`."""
+    lost = []
+    for transaction in decision.transactions:
+        if not (yield Commit(transaction)):
+            lost.append(transaction)
+    if lost:
+        log: Log = yield ReadLog()
+        if log.end > number:  # a later driver may have committed them and used their producers again
+            raise Superseded
+        raise DecidedButAborted(decision.batch, tuple(lost))
+    yield from _append(number, Ended())
+
+
+def _sweep(number: int) -> Program[None]:
+    """Abort open transactions, all undecided; `number` is the next free one of the log.
+
+    If the log is not longer after they were listed, none of them belongs to a later claim. Their epochs keep the aborts
+    from what the producers do next.
+    """
+    found: Sequence[Transaction] = yield ListOpen()
+    if not found:
+        return
+    log: Log = yield ReadLog()
+    if log.end > number:
+        raise Superseded
+    for transaction in found:
+        yield Abort(transaction)

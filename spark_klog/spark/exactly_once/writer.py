@@ -1,0 +1,113 @@
+"""The writer of exactly-once streams, in the four processes that Spark runs its methods in.
+
+Before the tasks of each micro-batch Spark makes the writer in a Python process and pickles it for the tasks: this is
+the moment to claim the micro-batch. Then each task calls `write`; and Spark makes another writer for `commit` or
+`abort`, which learns of the claim by the tasks' messages.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from spark_klog.errors import KlogError
+from spark_klog.records.kernels import warn_if_slow
+from spark_klog.spark.exactly_once.driver import Claimed, claim, decide, settle
+from spark_klog.spark.exactly_once.protocol import Transaction
+from spark_klog.spark.options import SinkOptions
+from spark_klog.spark.producer_cache import PRODUCERS
+from spark_klog.spark.sink import StreamWriter, Written, send_all
+
+_log = logging.getLogger(__name__)
+#: The local property of a task that has the number of its micro-batch.
+_BATCH = "streaming.sql.batchId"
+
+
+@dataclass
+class WrittenInTransaction(Written):
+    """What a task wrote, in a transaction that is open; None if it wrote nothing."""
+
+    claimed: Claimed
+    transaction: Transaction | None
+
+
+class CheckpointMismatch(KlogError):
+    """Spark's micro-batch is neither the last decided one nor the next one. Nothing of it is written."""
+
+    def __init__(self, batch: int, decided: int) -> None:
+        self.batch, self.decided = batch, decided
+        super().__init__(
+            f"Spark runs micro-batch {batch}, but the last decision in klog_sink of the checkpoint is of micro-batch "
+            f"{decided}: the checkpoint is older than its decision log, or the query wrote at-least-once meanwhile. "
+            f"Empty the directory klog_sink to write from micro-batch {batch} on; some of its rows may be there already"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.batch, self.decided)
+
+
+class ExactlyOnceWriter(StreamWriter):
+    """`df.writeStream.format("klog").option("deliveryGuarantee", "exactly-once")`."""
+
+    def __init__(self, options: SinkOptions, checkpoint: str, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._checkpoint = checkpoint
+        self._claimed: Claimed | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Claim the micro-batch when Spark pickles the writer for its tasks."""
+        if self._claimed is None:
+            self._claimed = claim(self._options.client, self._checkpoint)
+        return self.__dict__
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenInTransaction:
+        warn_if_slow()
+        claimed, context = self._claimed, TaskContext.get()
+        assert claimed is not None, "the writer was pickled"
+        assert context is not None, "Spark runs tasks with a context"
+        batch, decided = _batch_of(context), claimed.begun.decided
+        if decided >= 0 and batch not in (decided, decided + 1):
+            raise CheckpointMismatch(batch, decided)
+        if batch == decided:  # by an earlier run
+            for _ in iterator:  # operators before the sink update their state with the rows that they give
+                pass
+            return WrittenInTransaction(0, claimed, None)
+        options, number = self._options, claimed.begun.number
+        with PRODUCERS.borrow_transactional(options.client, claimed.id_prefix, number) as producer:
+            records = send_all(producer, options, iterator)
+            found = producer.prepare_transaction()
+        if found is None:
+            return WrittenInTransaction(records, claimed, None)
+        transaction = Transaction(found.transactional_id, found.producer_id, found.epoch, context.partitionId())
+        return WrittenInTransaction(records, claimed, transaction)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Decide and commit the micro-batch."""
+        written = _written(messages)
+        if written:
+            transactions = [one.transaction for one in written if one.transaction is not None]
+            decide(self._options.client, self._checkpoint, written[0].claimed, batchId, transactions)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Abort the transactions of the micro-batch, unless `commit` has decided it; otherwise the next run does."""
+        written = _written(messages)
+        if written:
+            settle(self._options.client, self._checkpoint, written[0].claimed)
+
+
+def _written(messages: list[WriterCommitMessage | None]) -> list[WrittenInTransaction]:
+    """The messages of tasks that have ended."""
+    return [message for message in messages if isinstance(message, WrittenInTransaction)]
+
+
+def _batch_of(context: TaskContext) -> int:
+    number = context.getLocalProperty(_BATCH)
+    assert number is not None, f"Spark sets {_BATCH} in streams"
+    return int(number)

@@ -1,0 +1,1 @@
+"""Planning of reads on the driver: offsets, ranges, their partitions, losses."""

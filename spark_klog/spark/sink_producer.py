@@ -1,0 +1,113 @@
+"""A producer that writes to topics that exist, or creates them first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_klog.client.admin.admin import Admin
+from spark_klog.client.admin.topics import NewTopic
+from spark_klog.client.answers import answer_error
+from spark_klog.client.backoff import pause_seconds
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.delivery.transactions import PreparedTransaction
+from spark_klog.client.producer import Producer
+from spark_klog.columns.rows import check_rows, record_rows
+from spark_klog.errors import ErrorCode, InvalidRecords, KlogError, ProtocolError
+from spark_klog.protocol.apis import METADATA
+from spark_klog.spark.options import PREFIX
+
+#: Seconds. A topic that was created just now may be missing in the metadata of some brokers.
+_GRACE = 1.0
+_LAST_ABORT_MS = 5_000
+
+
+class SinkProducer:
+    """Write Arrow rows to topics. Unlike `Producer` it does not let the broker create topics: a name may be wrong."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        """`settings` by Kafka's names; raises what `Cluster.connect` and `Producer` raise."""
+        self._cluster = Cluster.connect(settings, PREFIX)
+        self._producer = Producer(self._cluster)
+        self._known: set[str] = set()
+
+    def send_arrow(self, rows: pa.RecordBatch, topic: str | None, create_partitions: int | None, first: int) -> None:
+        """Add rows as `Producer.send_arrow` does.
+
+        A topic that does not exist gets `create_partitions` partitions, or is a `ProtocolError` that names it.
+        `InvalidRecords` counts rows from `first`.
+        """
+        if rows.num_rows == 0:
+            return
+        names = [topic] if topic is not None else pc.unique(rows.column("topic").drop_null()).to_pylist()
+        self._require([name for name in names if name not in self._known], create_partitions)
+        try:
+            self._producer.send_arrow(rows, topic)
+        except InvalidRecords as error:
+            if error.row is not None:
+                for start, part in record_rows(rows):
+                    check_rows(part, first + start, topic, self._producer.partitions)
+            raise
+
+    def _require(self, names: list[str], create_partitions: int | None) -> None:
+        if not names:
+            return
+        missing = self._missing(names)
+        if create_partitions is not None:
+            self._create(missing, create_partitions)
+            missing = []
+        deadline, attempts = time.monotonic() + _GRACE, 0
+        while missing and time.monotonic() < deadline:
+            attempts += 1
+            time.sleep(pause_seconds(self._cluster.config, attempts))
+            missing = self._missing(missing)
+        if missing:
+            what = f"topic{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            raise answer_error(METADATA, code, f"{what} (option createTopics=PARTITIONS creates topics)")
+        self._known.update(names)
+
+    def _missing(self, names: list[str]) -> list[str]:
+        found = self._cluster.attempt(lambda: self._cluster.partitions(names, missing_ok=True))
+        return [name for name in names if name not in found]
+
+    def _create(self, names: list[str], partitions: int) -> None:
+        """Create topics with the brokers' default.replication.factor."""
+        outcomes = Admin(self._cluster).create_topics([NewTopic(name, partitions) for name in names])
+        for error in outcomes.failures.values():
+            # else another task has created the topic
+            if not isinstance(error, ProtocolError) or error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
+                raise error
+
+    def flush(self) -> None:
+        """Send all rows and wait until they are confirmed."""
+        self._producer.flush()
+
+    def begin_transaction(self) -> None:
+        """Begin a transaction with another epoch. One that this producer has prepared must have ended."""
+        self._producer.init_transactions()
+        self._producer.begin_transaction()
+
+    def prepare_transaction(self) -> PreparedTransaction | None:
+        """As `Producer.prepare_transaction`."""
+        return self._producer.prepare_transaction()
+
+    def abort_transaction(self) -> None:
+        """Abort what the task has written, for readers not to wait for it; within 5 s, and without errors."""
+        with suppress(KlogError), self._cluster.within(_LAST_ABORT_MS):
+            self._producer.abort_transaction()
+
+    def refresh(self) -> bool:
+        """As `Producer.refresh`; topics that are gone since have to be created again."""
+        self._cluster.forget_leaders()
+        is_same = self._producer.refresh()
+        self._known = {topic for topic in self._known if self._cluster.last_leader(topic, 0) is not None}
+        return is_same
+
+    def abort(self) -> None:
+        """Close the connections. Rows that were not flushed may or may not be written."""
+        self._producer.abort()

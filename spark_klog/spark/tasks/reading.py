@@ -1,0 +1,195 @@
+"""Run a task: read its offset ranges from brokers or data directories into Arrow batches."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Protocol
+from uuid import UUID
+
+import pyarrow as pa
+
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.config import ClientConfig, client_config
+from spark_klog.client.fetcher import fetch_range
+from spark_klog.columns.decode import PartitionDecoder
+from spark_klog.errors import DecodeError, ErrorCode, OffsetOutOfRange, ProtocolError
+from spark_klog.records.kernels import warn_if_slow
+from spark_klog.records.reader import AbortedTransactions, BadBatch
+from spark_klog.spark.options import PREFIX, SourceOptions
+from spark_klog.spark.planning.loss import LossReporter
+from spark_klog.spark.planning.ranges import DELETED, RECREATED, RETENTION, TRUNCATED, Lost, OffsetRange
+from spark_klog.spark.tasks.bad_records import BadRecords
+from spark_klog.spark.tasks.worker_process import prepare_worker
+
+_log = logging.getLogger(__name__)
+_MAX_PAUSE_MS = 1000
+#: Fetch errors that mean that the topic is gone, with the cause of the loss.
+_GONE = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: DELETED,
+    ErrorCode.UNKNOWN_TOPIC_ID: RECREATED,
+    ErrorCode.INCONSISTENT_TOPIC_ID: RECREATED,
+}
+#: A worker rarely reads with more different settings; each cluster has two connections to a broker.
+_MOST_CLUSTERS = 8
+#: Clusters that this worker process has connected to, kept for its next task. The last used is last.
+_clusters: dict[tuple[tuple[str, str], ...], Cluster] = {}
+
+
+def _cluster(settings: dict[str, str]) -> Cluster:
+    key = tuple(sorted(settings.items()))
+    _clusters[key] = _clusters.pop(key) if key in _clusters else Cluster(client_config(settings, PREFIX))
+    if len(_clusters) > _MOST_CLUSTERS:
+        # A read that still uses it reconnects.
+        _clusters.pop(next(iter(_clusters))).close()
+    return _clusters[key]
+
+
+def _forget_clusters() -> None:
+    """Close the connections in a forked process: they belong to its parent."""
+    while _clusters:
+        _clusters.popitem()[1].close()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forget_clusters)
+
+
+def _reader(options: SourceOptions, topic_ids: Mapping[str, UUID]) -> RangeReader:
+    if options.paths:
+        from spark_klog.spark.planning.directory_source import (
+            DirectoryReader,  # pyarrow's file systems are slow to import
+        )
+
+        return DirectoryReader(options)
+    return _BrokerReader(_cluster(options.client), options.poll_timeout_ms, topic_ids)
+
+
+def read_ranges(
+    options: SourceOptions,
+    ranges: Iterable[OffsetRange],
+    schema: pa.Schema,
+    topic_ids: Mapping[str, UUID] = MappingProxyType({}),
+) -> Iterator[pa.RecordBatch]:
+    """Read the ranges one after the other, as Arrow batches.
+
+    `topic_ids` are the ids of the topics for which the ranges were planned, if the brokers give them. A new topic of
+    the same name is not read.
+
+    `DataLossError` if offsets are gone and failOnDataLoss is true; else it skips and logs them. Corrupt record batches
+    as the option badRecords says. Other errors as of `fetch_range` and `StoredPartition.read`.
+    """
+    prepare_worker()
+    warn_if_slow()
+    reader = _reader(options, topic_ids)
+    for requested in ranges:
+        yield from _read_range(reader, options, requested, schema)
+
+
+class _RecordBatches(Protocol):
+    """Record batches, the offset after them, (producer id, first offset) of aborted transactions in them, and the
+    errors of damaged batches by position."""
+
+    @property
+    def data(self) -> memoryview: ...
+    @property
+    def next_offset(self) -> int: ...
+    @property
+    def aborted(self) -> list[tuple[int, int]]: ...
+    @property
+    def damaged(self) -> Mapping[int, DecodeError]: ...
+
+
+class RangeReader(Protocol):
+    """Reads record batches from brokers or data directories."""
+
+    config: ClientConfig
+
+    def read(self, requested: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[_RecordBatches]:
+        """The record batches of a range, see `fetch_range`."""
+
+
+class _BrokerReader:
+    def __init__(self, cluster: Cluster, poll_timeout_ms: int | None, topic_ids: Mapping[str, UUID]) -> None:
+        self.config = cluster.config
+        self._cluster = cluster
+        self._poll_timeout_ms = poll_timeout_ms
+        self._topic_ids = topic_ids
+
+    def read(self, requested: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[_RecordBatches]:
+        return fetch_range(self._cluster, *requested, self._poll_timeout_ms, self._topic_ids.get(requested.topic))
+
+
+def _read_range(
+    reader: RangeReader, options: SourceOptions, requested: OffsetRange, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    losses = LossReporter(options.on_data_loss)
+    bad_records = BadRecords(options.bad_records, requested.topic, requested.partition)
+    decoder = PartitionDecoder(
+        requested.topic, requested.partition, schema, reader.config.decompressed_max_bytes, bad_records.take
+    )
+    start, refusals = requested.start, _Refusals(options)
+    while start < requested.end:
+        try:
+            for batches in reader.read(requested._replace(start=start), bad_records.take):
+                aborted = AbortedTransactions(batches.aborted) if reader.config.isolation_level else None
+                yield from decoder.add(batches.data, start, requested.end, aborted, batches.damaged)
+                start = batches.next_offset
+                refusals.reset()
+            break
+        except ProtocolError as error:
+            cause = _GONE.get(error.code)
+            if cause is None:
+                raise
+            losses.report([Lost(requested.topic, requested.partition, start, requested.end, -1, -1, cause)])
+            break
+        except OffsetOutOfRange as error:
+            low, high = error.available
+            if low <= start and not options.paths:
+                if refusals.retry(start, high):
+                    continue
+                if start < high:  # the broker says that it has the offset: not a proven loss
+                    raise
+            cause = DELETED if high < 0 else RETENTION if start < low else TRUNCATED
+            lost_end = min(low, requested.end) if start < low else requested.end
+            losses.report([Lost(requested.topic, requested.partition, start, lost_end, low, high, cause)])
+            start = lost_end
+    yield from decoder.finish()
+
+
+class _Refusals:
+    """Decides whether to retry a fetch after OFFSET_OUT_OF_RANGE, and pauses before the retry.
+
+    The log of a newly elected leader may end too early for a moment.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._count = 0
+        self._since = 0.0
+
+    def reset(self) -> None:
+        """Count from 0 again, as records arrived."""
+        self._count = 0
+
+    def retry(self, start: int, log_end: int) -> bool:
+        """Pause and return True to fetch again: fetchOffset.numRetries times, or until the poll timeout if the log has
+        the offset."""
+        self._count += 1
+        now = time.monotonic()
+        if self._count == 1:
+            self._since = now
+        options = self._options
+        if start < log_end:
+            timeout_ms = options.poll_timeout_ms or client_config(options.client).request_timeout_ms
+            is_over = now - self._since > timeout_ms / 1000
+        else:
+            is_over = self._count > options.offset_retries
+        if is_over:
+            return False
+        _log.info("the broker rejected offset %d, fetching again", start)
+        time.sleep(min(options.offset_retry_ms * 2 ** min(self._count - 1, 5), _MAX_PAUSE_MS) / 1000)
+        return True
