@@ -15,7 +15,6 @@ import fcntl
 import importlib.util
 import logging
 import os
-import select
 import shutil
 import socket
 import subprocess
@@ -27,33 +26,24 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
-from spark_klog.broker import fault_control
-from spark_klog.broker.config import parse_listen
-from spark_klog.broker.faults import Fault
+from spark_klog.broker.faults import Fault, control as fault_control
+from spark_klog.broker.metadata.registration import answers
+from spark_klog.broker.settings.config import parse_listen
+from spark_klog.child_process import (
+    START_SECONDS,
+    SUPERVISED,
+    ChildProcess,
+    ClusterStartError as ClusterStartError,
+    await_orphans,
+)
 from spark_klog.directories.paths import host_and_port
-from spark_klog.errors import ConfigError, KlogError, LogDirLocked
+from spark_klog.errors import ConfigError, KlogError
+from spark_klog.log.files.lock import take_lock
 from spark_klog.log.layout import check_cluster_directory, mark_cluster, usable
-from spark_klog.log.lock import take_lock
 
 _log = logging.getLogger(__name__)
 _HOST = "127.0.0.1"
-_START_SECONDS = 60.0
-_STOP_SECONDS = 30.0
-#: Shell command that runs a program which does not read its stdin, and stops it when our pipe ends.
-_SUPERVISED = (
-    "sh",
-    "-c",
-    '"$@" </dev/null & child=$!; cat >/dev/null; kill $child 2>/dev/null; wait $child',
-    "sh",
-)
-#: Prefix of a broker's last line if it refuses to start: the reason follows.
-_REFUSAL = "klog: "
-
-
-class ClusterStartError(KlogError):
-    """A process of the cluster did not start; the message has the reason or the end of its log."""
 
 
 def _usable_port(port: int, option: str) -> int:
@@ -65,76 +55,6 @@ def _usable_port(port: int, option: str) -> int:
     except (OSError, OverflowError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0]  # without the address
         raise ConfigError(f"can't listen on {_HOST}:{port}: {reason}; choose another {option}") from None
-
-
-def _await_orphans(lock: int, data_dir: Path) -> None:
-    """Wait until the processes of a cluster whose parent was killed have ended; they share its lock (flock).
-
-    `LogDirLocked` after 30 s.
-    """
-    deadline = time.monotonic() + _STOP_SECONDS
-    is_told = False
-    while True:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not is_told:
-                _log.warning("%s: waiting for processes of a killed cluster to stop", data_dir)
-                is_told = True
-            if time.monotonic() > deadline:
-                raise LogDirLocked(f"{data_dir} is in use by processes of a killed cluster; stop them first") from None
-        time.sleep(0.05)
-
-
-class _Process:
-    """A subprocess with its stdin as a pipe; it inherits `lock`. `DataDirectoryError` if its log can't be written."""
-
-    def __init__(self, command: list[str], log: Path, stdout: int | IO[bytes], lock: int) -> None:
-        self.log = log
-        with usable(log.parent):
-            file = log.open("ab")
-            self._log_start = file.tell()
-        with file:
-            self.popen = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=file if stdout == subprocess.STDOUT else stdout,
-                stderr=file,
-                start_new_session=True,
-                pass_fds=(lock,),
-            )
-
-    def start_error(self, name: str) -> ClusterStartError:
-        """The error with the reason that the process gave, or with what it logged since its start."""
-        with self.log.open("rb") as file:
-            file.seek(self._log_start)
-            text = file.read().decode(errors="replace").strip()
-        last = text.rpartition("\n")[2]
-        if last.startswith(_REFUSAL):
-            return ClusterStartError(f"{name} did not start: {last.removeprefix(_REFUSAL)}")
-        return ClusterStartError(f"{name} did not start; {self.log} ends with:\n{text[-2000:]}")
-
-    def tell(self, line: bytes) -> None:
-        """Send a line to the process's stdin; OSError if it has ended."""
-        assert self.popen.stdin is not None
-        self.popen.stdin.write(line)
-        self.popen.stdin.flush()
-
-    def stop(self) -> None:
-        """Close stdin, wait for the process to end, kill it after 30 s."""
-        if self.popen.stdin is not None:
-            self.popen.stdin.close()
-        try:
-            self.popen.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.kill()
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self.popen.kill()
-        self.popen.wait()
-        if self.popen.stdin is not None:
-            self.popen.stdin.close()
 
 
 class EmbeddedCluster:
@@ -179,17 +99,17 @@ class EmbeddedCluster:
         self._given_dir = Path(data_dir) if data_dir is not None else None
         self._settings = {"log.retention.ms": "-1", "group.initial.rebalance.delay.ms": "0"} | (settings or {})
         self._log_format = log_format
-        self._brokers: dict[int, _Process] = {}
+        self._brokers: dict[int, ChildProcess] = {}
         #: HOST:PORT of each started broker.
         self._addresses: dict[int, str] = {}
-        self._zookeeper: _Process | None = None
+        self._zookeeper: ChildProcess | None = None
         self._zookeeper_port = zookeeper_port or 0
         #: Descriptor with the directory's lock while the cluster runs.
         self._lock: int | None = None
         self.zookeeper_connect: str | None = None
         self._faults = None if faults is None else list(faults)
         #: Held during a command to the brokers and their answers.
-        self._telling = threading.Lock()
+        self._commands = threading.Lock()
         for fault in self._faults or ():
             self._check_fault(fault)
 
@@ -219,7 +139,7 @@ class EmbeddedCluster:
         with usable(self.data_dir):
             self.data_dir.mkdir(parents=True, exist_ok=True)
             self._lock = take_lock(self.data_dir)
-            _await_orphans(self._lock, self.data_dir)
+            await_orphans(self._lock, self.data_dir)
         mark_cluster(self.data_dir, zookeeper=self._with_zookeeper)
         if missing := [str(broker_id) for broker_id in known if broker_id >= self._count]:
             _log.warning(
@@ -252,9 +172,9 @@ class EmbeddedCluster:
         ]
         assert self._lock is not None
         log = self.data_dir / "zookeeper.log"
-        self._zookeeper = _Process([*_SUPERVISED, *command], log, subprocess.STDOUT, self._lock)
-        deadline = time.monotonic() + _START_SECONDS
-        while not _answers(port):
+        self._zookeeper = ChildProcess([*SUPERVISED, *command], log, subprocess.STDOUT, self._lock)
+        deadline = time.monotonic() + START_SECONDS
+        while not answers((_HOST, port)):
             if time.monotonic() > deadline or self._zookeeper.popen.poll() is not None:
                 raise self._zookeeper.start_error("ZooKeeper")
             time.sleep(0.05)
@@ -286,14 +206,14 @@ class EmbeddedCluster:
             command += ["--faults"]
         for name, value in self._settings.items():
             command += ["--set", f"{name}={value}"]
-        process = _Process(command, self.data_dir / f"broker-{broker_id}.log", subprocess.PIPE, self._lock)
+        process = ChildProcess(command, self.data_dir / f"broker-{broker_id}.log", subprocess.PIPE, self._lock)
         name = f"broker {broker_id}"
-        with self._telling:
+        with self._commands:
             self._brokers[broker_id] = process
             try:
                 if self._faults is not None:
-                    process.tell(fault_control.encode("add", self._of_broker(broker_id, self._faults)))
-                line = _next_line(process)
+                    process.send(fault_control.encode("add", self._of_broker(broker_id, self._faults)))
+                line = process.next_line()
             except OSError:  # it has ended
                 line = ""
         if not line:
@@ -313,7 +233,7 @@ class EmbeddedCluster:
         codes = {name: process.popen.poll() for name, process in processes.items()}
         return {name: code for name, code in codes.items() if code is not None}
 
-    def _started(self, broker_id: int) -> _Process:
+    def _started(self, broker_id: int) -> ChildProcess:
         self._check_id(broker_id)
         if broker_id not in self._brokers:
             raise ConfigError(f"broker {broker_id} is not running; start the cluster first")
@@ -328,23 +248,23 @@ class EmbeddedCluster:
         """Append faults to the current ones."""
         for fault in faults:
             self._check_fault(fault)
-        with self._telling:
-            self._tell_all("add", faults)
+        with self._commands:
+            self._send_all("add", faults)
             assert self._faults is not None
             self._faults += faults
 
     def clear_faults(self) -> None:
         """Remove all faults, and reset the counts of `faults_fired`."""
-        with self._telling:
-            self._tell_all("clear")
+        with self._commands:
+            self._send_all("clear")
             self._faults = []
 
     def faults_fired(self) -> dict[Fault, int]:
         """How often each fault fired since it was injected, on all running brokers."""
-        with self._telling:
-            return dict(self._tell_all("fired"))
+        with self._commands:
+            return dict(self._send_all("fired"))
 
-    def _tell_all(self, command: str, faults: tuple[Fault, ...] = ()) -> Counter[Fault]:
+    def _send_all(self, command: str, faults: tuple[Fault, ...] = ()) -> Counter[Fault]:
         if self._faults is None:
             raise ConfigError("this cluster was started without faults: start it with faults=[] or a list of faults")
         fired: Counter[Fault] = Counter()
@@ -352,8 +272,8 @@ class EmbeddedCluster:
             if process.popen.poll() is not None:
                 continue
             try:
-                process.tell(fault_control.encode(command, self._of_broker(broker_id, faults)))
-                answer = _next_line(process)
+                process.send(fault_control.encode(command, self._of_broker(broker_id, faults)))
+                answer = process.next_line()
             except OSError:
                 answer = ""
             if not answer:
@@ -398,19 +318,3 @@ class EmbeddedCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-
-def _next_line(process: _Process) -> str:
-    """The next line of a broker: it is ready, or has applied a command; empty if it ended or took too long."""
-    stdout = process.popen.stdout
-    assert stdout is not None
-    readable, _, _ = select.select([stdout], [], [], _START_SECONDS)
-    return stdout.readline().decode().strip() if readable else ""
-
-
-def _answers(port: int) -> bool:
-    try:
-        with socket.create_connection((_HOST, port), 1):
-            return True
-    except OSError:
-        return False

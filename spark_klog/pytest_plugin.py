@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 _FIXTURES = frozenset({"klog_cluster", "klog_cluster_factory", "klog_topic"})
 _SCOPES = ("session", "package", "module", "class", "function")
-#: Characters of each broker's log in a report, at most: the last ones.
+#: A report shows at most so many characters of each broker's log, the last ones.
 _SHOWN = 20_000
 _running = pytest.StashKey[list["EmbeddedCluster"]]()
-#: Sizes of the logs when a test began.
+#: Sizes of the logs at the start of a test.
 _began = pytest.StashKey[dict[Path, int]]()
 
 
@@ -37,8 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("klog", "brokers of spark_klog")
     group.addoption("--klog-brokers", type=int, metavar="N", help="brokers of the klog_cluster fixture")
     parser.addini("klog_brokers", "brokers of the klog_cluster fixture", default="1")
-    parser.addini("klog_settings", "broker settings of klog_cluster by Kafka's names, NAME=VALUE a line", "linelist")
-    parser.addini("klog_cluster_scope", f"who shares klog_cluster: {', '.join(_SCOPES)}", default="session")
+    parser.addini("klog_settings", "broker settings of klog_cluster, a line NAME=VALUE each", "linelist")
+    parser.addini("klog_cluster_scope", f"scope of klog_cluster: {', '.join(_SCOPES)}", default="session")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -73,7 +73,7 @@ def _shared_brokers(config: pytest.Config) -> int:
 
 
 def _topic_arguments(marker: pytest.Mark | None) -> dict[str, Any]:
-    """`create_topic` arguments of a klog_topic marker."""
+    """The number of partitions and the settings in a klog_topic marker."""
     wanted: dict[str, Any] = {"partitions": 1, "settings": None}
     if marker is None:
         return wanted
@@ -88,7 +88,7 @@ def _topic_arguments(marker: pytest.Mark | None) -> dict[str, Any]:
 
 @pytest.fixture(scope=_scope)
 def klog_cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    """An `EmbeddedCluster` that tests share: use topics of your own."""
+    """An `EmbeddedCluster` that tests share: each test should use topics of its own."""
     from spark_klog.embedded import EmbeddedCluster
 
     count = _shared_brokers(pytestconfig)
@@ -130,14 +130,13 @@ def klog_cluster_factory(
 @pytest.fixture
 def klog_topic(request: pytest.FixtureRequest, klog_cluster: EmbeddedCluster) -> str:
     """The name of a new topic."""
-    from spark_klog.client.admin import create_topic
-    from spark_klog.client.cluster import Cluster
+    from spark_klog.client import Admin
 
     wanted = _topic_arguments(request.node.get_closest_marker("klog_topic"))
     test = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")[:100]
     name = f"{test}-{uuid.uuid4().hex[:8]}"
-    with Cluster.connect({"bootstrap.servers": klog_cluster.bootstrap_servers}) as client:
-        create_topic(client, name, **wanted)
+    with Admin({"bootstrap.servers": klog_cluster.bootstrap_servers}) as admin:
+        admin.create_topic(name, wanted["partitions"], configs=wanted["settings"])
     return name
 
 

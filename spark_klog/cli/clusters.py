@@ -1,4 +1,4 @@
-"""What commands that talk to a cluster have in common: options, the connection, a quiet log."""
+"""Options, connection and log level of the commands that talk to a cluster."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from spark_klog.client.cluster import Cluster
+from spark_klog.client import Admin
+from spark_klog.client.config import parse_bootstrap
+from spark_klog.client.security.secrets import Settings
+from spark_klog.errors import ConfigError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-#: Where a cluster is looked for.
+
 DEFAULT_SERVERS = "127.0.0.1:9092"
 
 command_config_option = click.option(
@@ -25,34 +28,56 @@ command_config_option = click.option(
 
 
 def cluster_options(function: _F) -> _F:
-    """What all commands take that ask one cluster: servers, command_config, as_json."""
+    """Add the options of all commands for one cluster: servers, command_config, as_json."""
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="Lines of JSON."),
+        click.option("--json", "as_json", is_flag=True, help="Print lines of JSON."),
         command_config_option,
-        click.option("--bootstrap-server", "servers", default=DEFAULT_SERVERS, show_default=True),
+        click.option(
+            "--bootstrap-server",
+            "servers",
+            help=f"HOST:PORT[,...]; the default is bootstrap.servers of --command-config, or else {DEFAULT_SERVERS}.",
+        ),
     ):
         function = option(function)
     return function
 
 
 def quiet_client(ctx: click.Context) -> None:
-    """Log the client's warnings only, unless a level was given.
-
-    What is tried again is nobody's business where it succeeds, and an error where it does not.
-    """
+    """Log only the client's warnings, unless the user chose a level: retries that succeed interest nobody."""
     if ctx.find_root().get_parameter_source("log_level") is ParameterSource.DEFAULT:
         logging.getLogger("spark_klog.client").setLevel(logging.WARNING)
+        # files for --command-config are often shared with producers and consumers
+        logging.getLogger("spark_klog.client.admin.settings").setLevel(logging.ERROR)
 
 
 def client_settings(command_config: Path | None) -> dict[str, str]:
-    """The settings in a properties file; `ConfigError`."""
-    from spark_klog.broker.properties import parse_properties
+    """Read client settings from a properties file; `ConfigError` for bad syntax."""
+    from spark_klog.broker.settings.properties import parse_properties
 
-    return parse_properties(command_config.read_bytes(), str(command_config)) if command_config else {}
+    return Settings(parse_properties(command_config.read_bytes(), str(command_config)) if command_config else {})
+
+
+def cluster_settings(
+    servers: str | None, command_config: Path | None, option: str = "--bootstrap-server"
+) -> dict[str, str]:
+    """Client settings with bootstrap.servers from the option, or else from the file, or else missing.
+
+    `ConfigError` if both have them and differ: a command must not change another cluster than the one that was meant.
+    """
+    settings = client_settings(command_config)
+    own = settings.get("bootstrap.servers")
+    if servers is None:
+        return settings
+    named = f"bootstrap.servers in {command_config}"
+    if own is not None and set(parse_bootstrap(servers, option)) != set(parse_bootstrap(own, named)):
+        raise ConfigError(f"{option} {servers} and {named} differ ({own}): remove one of them")
+    return settings | {"bootstrap.servers": servers}
 
 
 @contextmanager
-def connected(servers: str, command_config: Path | None) -> Iterator[Cluster]:
-    """A cluster, closed afterwards; errors as of `Cluster.connect`."""
-    with Cluster.connect(client_settings(command_config) | {"bootstrap.servers": servers}) as cluster:
-        yield cluster
+def connected(servers: str | None, command_config: Path | None) -> Iterator[Admin]:
+    """Connect to a cluster for the duration of the block; errors as of `cluster_settings` and `Admin`."""
+    settings = cluster_settings(servers, command_config)
+    settings.setdefault("bootstrap.servers", DEFAULT_SERVERS)
+    with Admin(settings) as admin:
+        yield admin

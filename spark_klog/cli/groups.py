@@ -1,4 +1,4 @@
-"""`klog groups`: groups at their coordinators, and how far they are behind."""
+"""`klog groups`: list and describe groups, and show their lag."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import click
 
 from spark_klog.cli.clusters import client_settings, cluster_options, connected, quiet_client
 from spark_klog.cli.output import cell, console, print_json, print_table, table
-from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.groups import DEAD, GroupDescription, GroupMember, describe_group, list_groups
-from spark_klog.client.lag import Lag, PartitionLag, partition_lags
-from spark_klog.client.offset_stores import CoordinatorStore, OffsetStore, open_store
+from spark_klog.client import Admin
+from spark_klog.client.admin.groups import DEAD, GroupDescription, GroupMember
+from spark_klog.client.cluster import TopicPartition
+from spark_klog.clock import system_ms
 from spark_klog.errors import ConfigError
+from spark_klog.groups.lag import Lag, PartitionLag, partition_lags
+from spark_klog.groups.stores import CoordinatorStore, OffsetStore, open_store
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _Line = dict[str, Any]
@@ -27,14 +29,14 @@ _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"))
 @click.group()
 @click.pass_context
 def groups(ctx: click.Context) -> None:
-    """List and describe groups, and show how far they are behind."""
+    """List and describe groups, and show their lag."""
     quiet_client(ctx)
 
 
 def _stores_options(function: _F) -> _F:
-    """Where a group's offsets are, beside its coordinator."""
+    """Add the options for stores of a group's offsets besides its coordinator."""
     for option in (
-        click.option("--offsets-path", metavar="PATH", help="Offsets as plain files: a folder, or a URI."),
+        click.option("--offsets-path", metavar="PATH", help="Offsets in plain files: a folder or URI."),
         click.option("--zookeeper", metavar="CONNECT", help="Offsets in ZooKeeper: HOST:PORT[,HOST:PORT...][/CHROOT]."),
     ):
         function = option(function)
@@ -43,10 +45,10 @@ def _stores_options(function: _F) -> _F:
 
 @groups.command("list")
 @cluster_options
-def list_(servers: str, command_config: Path | None, as_json: bool) -> None:
-    """List all groups, those that have offsets only, too."""
-    with connected(servers, command_config) as cluster:
-        found = list_groups(cluster)
+def list_(servers: str | None, command_config: Path | None, as_json: bool) -> None:
+    """List all groups, including those that only have offsets."""
+    with connected(servers, command_config) as admin:
+        found = admin.list_groups()
     lines = [
         {
             "group": one.group,
@@ -64,40 +66,40 @@ def list_(servers: str, command_config: Path | None, as_json: bool) -> None:
         print_table(columns, rows)
 
 
-class _Places(NamedTuple):
-    """What is asked about a group."""
+class _GroupSources(NamedTuple):
+    """A group, with the cluster and the stores that know it."""
 
-    cluster: Cluster
+    admin: Admin
     group: str
     stores: list[OffsetStore]
 
 
 @contextmanager
-def _places(
-    group: str, servers: str, command_config: Path | None, zookeeper: str | None, offsets_path: str | None
-) -> Iterator[_Places]:
+def _open_sources(
+    group: str, servers: str | None, command_config: Path | None, zookeeper: str | None, offsets_path: str | None
+) -> Iterator[_GroupSources]:
     others = [f"zookeeper://{zookeeper}"] if zookeeper else []
     others += [offsets_path] if offsets_path else []
     settings = client_settings(command_config)
     with ExitStack() as stack:
-        cluster = stack.enter_context(connected(servers, command_config))
+        admin = stack.enter_context(connected(servers, command_config))
         stores = [stack.enter_context(open_store(address, group, settings)) for address in others]
-        yield _Places(cluster, group, [CoordinatorStore(cluster, group), *stores])
+        yield _GroupSources(admin, group, [CoordinatorStore(admin, group), *stores])
 
 
-def _look(places: _Places) -> tuple[GroupDescription, list[_Line]]:
-    """The group now, and a line for each partition; `ConfigError` where nothing is known of it."""
-    described = describe_group(places.cluster, places.group)
+def _read_group(sources: _GroupSources) -> tuple[GroupDescription, list[_Line]]:
+    """The group's current state, and a line for each partition; `ConfigError` if there is no such group."""
+    described = sources.admin.describe_group(sources.group)
     owners = {
         (topic, partition): member.member_id
         for member in described.members
         for topic, partitions in (member.assignment or {}).items()
         for partition in partitions
     }
-    offsets = {store.kind: store.fetch() for store in places.stores}
+    offsets = {store.kind: store.fetch() for store in sources.stores}
     if described.state == DEAD and not any(offsets.values()):
-        raise ConfigError(described.reason or f"there is no group {places.group}")
-    return described, [_partition_line(lag, owners) for lag in partition_lags(places.cluster, offsets, owners)]
+        raise ConfigError(described.reason or f"group {sources.group} does not exist")
+    return described, [_partition_line(lag, owners) for lag in partition_lags(sources.admin.cluster, offsets, owners)]
 
 
 def _partition_line(lag: PartitionLag, owners: Mapping[TopicPartition, str]) -> _Line:
@@ -114,9 +116,9 @@ def _lag_line(lag: Lag) -> _Line:
     return {"offset": lag.offset, "lag": lag.records, "lagMs": lag.time_ms}
 
 
-def _lags_table(places: _Places, lines: Sequence[_Line]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: by store the offset, the lag in records and in time."""
-    kinds = [store.kind for store in places.stores]
+def _lags_table(sources: _GroupSources, lines: Sequence[_Line]) -> tuple[list[str], list[list[str]]]:
+    """(columns, rows); each store has an offset, the lag in records, and the lag in time."""
+    kinds = [store.kind for store in sources.stores]
     columns = ["topic", "partition", "member", "latest"]
     columns += [column for kind in kinds for column in (kind, "lag", "time")]
     rows = []
@@ -130,7 +132,7 @@ def _lags_table(places: _Places, lines: Sequence[_Line]) -> tuple[list[str], lis
 
 
 def _duration(ms: int | None) -> str:
-    """12.3s, 4m05s, 3h07m, 2d01h."""
+    """Format a duration: 12.3s, 4m05s, 3h07m, 2d01h."""
     if ms is None:
         return "-"
     for (size, unit), (smaller, smaller_unit) in zip(_UNITS, (*_UNITS[1:], (1000, "s")), strict=True):
@@ -147,17 +149,17 @@ def describe(
     group: str,
     zookeeper: str | None,
     offsets_path: str | None,
-    servers: str,
+    servers: str | None,
     command_config: Path | None,
     as_json: bool,
 ) -> None:
-    """Describe GROUP: its state, its members with what they are assigned, its offsets and lag.
+    """Describe GROUP: its state, its members and their assignments, its offsets and lag.
 
-    The offsets at the coordinator are side by side with those in ZooKeeper or plain files, where these are named.
+    With --zookeeper or --offsets-path the offsets there stand next to those at the coordinator.
     """
-    with _places(group, servers, command_config, zookeeper, offsets_path) as places:
-        described, lines = _look(places)
-        columns, rows = _lags_table(places, lines)
+    with _open_sources(group, servers, command_config, zookeeper, offsets_path) as sources:
+        described, lines = _read_group(sources)
+        columns, rows = _lags_table(sources, lines)
     if as_json:
         head = {
             "group": group,
@@ -201,7 +203,7 @@ def _member_row(member: GroupMember) -> list[str]:
 
 @groups.command()
 @click.argument("group")
-@click.option("--watch", is_flag=True, help="Go on until Ctrl-C; with --json a line a round.")
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C; with --json print a line per round.")
 @click.option("--interval", default=2.0, show_default=True, type=click.FloatRange(0.1), help="Seconds between rounds.")
 @_stores_options
 @cluster_options
@@ -211,30 +213,30 @@ def lag(
     interval: float,
     zookeeper: str | None,
     offsets_path: str | None,
-    servers: str,
+    servers: str | None,
     command_config: Path | None,
     as_json: bool,
 ) -> None:
-    """Show how far GROUP is behind: records that wait, and the time since the first of them was written."""
-    with _places(group, servers, command_config, zookeeper, offsets_path) as places:
-        rounds = _rounds(places, interval if watch else None)
+    """Show the lag of GROUP: the number of unread records, and the age of the oldest of them."""
+    with _open_sources(group, servers, command_config, zookeeper, offsets_path) as sources:
+        rounds = _rounds(sources, interval if watch else None)
         with suppress(KeyboardInterrupt):
             if as_json:
                 for line in rounds:
                     click.echo(json.dumps(line))
             else:
-                _show(places, rounds, watch)
+                _show(sources, rounds, watch)
 
 
-def _rounds(places: _Places, interval: float | None) -> Iterator[_Line]:
-    """What each look shows; one only without an interval (seconds)."""
+def _rounds(sources: _GroupSources, interval: float | None) -> Iterator[_Line]:
+    """Yield the lag every `interval` seconds; once if it is None."""
     while True:
         began = time.monotonic()
-        described, lines = _look(places)
-        totals = {store.kind: _total(store.kind, lines) for store in places.stores}
+        described, lines = _read_group(sources)
+        totals = {store.kind: _total(store.kind, lines) for store in sources.stores}
         yield {
-            "time": time.time_ns() // 1_000_000,
-            "group": places.group,
+            "time": system_ms(),
+            "group": sources.group,
             "state": described.state,
             "stores": totals,
             "partitions": lines,
@@ -245,24 +247,24 @@ def _rounds(places: _Places, interval: float | None) -> Iterator[_Line]:
 
 
 def _total(kind: str, lines: Sequence[_Line]) -> _Line:
-    """The sum of records and the longest time, of what is known."""
+    """The sum of the known lags in records, and the longest lag in time."""
     found = [line["stores"][kind] for line in lines if kind in line["stores"]]
     times = [one["lagMs"] for one in found if one["lagMs"] is not None]
     return {"lag": sum(one["lag"] or 0 for one in found), "lagMs": max(times, default=None)}
 
 
-def _show(places: _Places, rounds: Iterator[_Line], watch: bool) -> None:
-    """Tables, one in the place of the other on a terminal."""
+def _show(sources: _GroupSources, rounds: Iterator[_Line], watch: bool) -> None:
+    """Print a table per round; on a terminal each replaces the last one."""
     screen = console()
     if not (watch and screen.is_terminal):
         for line in rounds:
-            print_table(*_lags_table(places, _with_totals(line)))
+            print_table(*_lags_table(sources, _with_totals(line)))
         return
     from rich.live import Live
 
     with Live(console=screen, auto_refresh=False) as live:
         for line in rounds:
-            live.update(table(*_lags_table(places, _with_totals(line))), refresh=True)
+            live.update(table(*_lags_table(sources, _with_totals(line))), refresh=True)
 
 
 def _with_totals(line: _Line) -> list[_Line]:

@@ -1,4 +1,4 @@
-"""`klog log`: looking into log files, checking and upgrading them."""
+"""`klog log`: dump, verify, repair and upgrade log files."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from spark_klog.cli.output import os_error_text
 from spark_klog.errors import ConfigError, DataDirectoryError, DecodeError
-from spark_klog.log.dump import Damage, Dumped, dump as dump_file
-from spark_klog.log.dump_index import INDEX_SUFFIXES, IndexEntry, Padding, dump_index
-from spark_klog.log.names import SUFFIX_07
-from spark_klog.log.repair import repair as repair_log
-from spark_klog.log.segment import LOG
-from spark_klog.log.upgrade import Upgraded, old_logs_size, upgrade as upgrade_logs
-from spark_klog.log.verify import log_files, verify as verify_logs
+from spark_klog.log.files.names import SUFFIX_07
+from spark_klog.log.segments.segment import LOG
+from spark_klog.log.tools.dump import Damage, Dumped, dump as dump_file
+from spark_klog.log.tools.dump_index import INDEX_SUFFIXES, IndexEntry, Padding, dump_index
+from spark_klog.log.tools.repair import repair as repair_log
+from spark_klog.log.tools.upgrade import Upgraded, old_logs_size, upgrade as upgrade_logs
+from spark_klog.log.tools.verify import log_files, verify as verify_logs
 from spark_klog.records.contract import NO_TIMESTAMP_TYPE, Record
 
 
 @click.group()
 def log() -> None:
-    """Look into log files, check and upgrade them."""
+    """Dump, verify, repair and upgrade log files."""
 
 
 @log.command()
 @click.argument("old", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("new", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--no-topic-ids", is_flag=True, help="Leave out partition.metadata, for Apache Kafka to write its own.")
-@click.option("--json", "as_json", is_flag=True, help="A line of JSON a partition, no progress on stderr.")
+@click.option("--no-topic-ids", is_flag=True, help="Write no partition.metadata: Apache Kafka then writes its own.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON per partition, and no progress.")
 def upgrade(old: Path, new: Path, no_topic_ids: bool, as_json: bool) -> None:
-    """Write the logs of Kafka 0.7 in OLD (a data directory, or a partition's folder) to the data directory NEW.
+    """Convert the logs of Kafka 0.7 in OLD (a data directory or a partition's folder) into the data directory NEW.
 
-    OLD stays as it is. Each partition's folder in NEW gets a map from old to new offsets, offsets-of-kafka-0.7. A
-    partition that can't be upgraded is named on stderr and left out; then the exit code is 1. After it was mended, or
-    after a crash, run the same command again: what is done stays.
+    OLD does not change. Each partition's folder in NEW gets a map from old to new offsets, offsets-of-kafka-0.7. A
+    partition that can't be converted is reported on stderr and skipped; then the exit code is 1. After repairing it, or
+    after a crash, run the same command again: finished partitions stay.
 
-    Retention goes by the time of the upgrade, since the records have no timestamp. Before Apache Kafka serves NEW,
-    create the topics there with their numbers of partitions, and upgrade with --no-topic-ids.
+    Retention counts from the upgrade, since the records have no timestamps. Before Apache Kafka serves NEW, create the
+    topics there with the same numbers of partitions, and upgrade with --no-topic-ids.
     """
     with _progress(as_json) as progress:
         task = progress.add_task("", total=old_logs_size(old))
@@ -53,10 +54,10 @@ def upgrade(old: Path, new: Path, no_topic_ids: bool, as_json: bool) -> None:
 
         try:
             results = upgrade_logs(old, new, done, topic_ids=not no_topic_ids)
-        except OSError as error:  # what was begun has been removed
-            place = f"{error.filename}: " if error.filename is not None else ""
-            reason = f"{place}{error.strerror or error}"
-            raise DataDirectoryError(f"{reason}; what is done stays, run the same command again") from None
+        except OSError as error:  # unfinished partitions have been removed
+            raise DataDirectoryError(
+                f"{os_error_text(error)}; finished partitions stay: run the same command again"
+            ) from None
     for result in results:
         if isinstance(result, Upgraded):
             fields = asdict(result)
@@ -72,18 +73,22 @@ def upgrade(old: Path, new: Path, no_topic_ids: bool, as_json: bool) -> None:
 
 @log.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
-@click.option("--json", "as_json", is_flag=True, help="Findings as lines of JSON on stdout, no progress on stderr.")
+@click.option("--json", "as_json", is_flag=True, help="Print findings as lines of JSON on stdout, and no progress.")
 def verify(paths: tuple[Path, ...], as_json: bool) -> None:
-    """Check data directories, folders of partitions, or files of logs: of klog, of Kafka 0.7, of Kafka 0.8 and later.
+    """Check data directories, partitions' folders or log files of klog and of any Kafka, 0.7 included.
 
-    Checksums, records, the order of offsets, and that indexes agree with their logs. Nothing is changed. What is wrong
-    is named on stderr (with --json: file, position, what); then the exit code is 1. Stop the broker first: a file that
-    is being written to may end with half a batch.
+    Checks checksums, records, the order of offsets, and whether indexes agree with their logs; changes nothing.
+    Problems are reported on stderr (with --json on stdout: file, position, what); then the exit code is 1. For a path
+    without problems a line on stdout says how much was checked. Stop the broker first: a file in use may end with an
+    incomplete record batch.
     """
-    wrong = False
+    sound: dict[Path, str] = {}
     with _progress(as_json) as progress:
         for path in paths:
-            task = progress.add_task(path.name, total=sum(file.stat().st_size for file in log_files(path)))
+            files = log_files(path)
+            total = sum(file.stat().st_size for file in files)
+            task = progress.add_task(path.name, total=total)
+            sound[path] = f"{path}: no problem in {len(files):,} log files, {total:,} bytes"
             before, current = 0, (path, 0)
 
             def done(file: Path, size: int) -> None:
@@ -94,11 +99,13 @@ def verify(paths: tuple[Path, ...], as_json: bool) -> None:
                 progress.update(task, completed=before + size)  # noqa: B023
 
             for finding in verify_logs(path, done):
-                wrong = True
-                place = "" if finding.position is None else f"position {finding.position}: "
+                sound.pop(path, None)
+                where = "" if finding.position is None else f"position {finding.position}: "
                 fields = asdict(finding) | {"file": str(finding.file)}
-                _say(fields if as_json else f"{finding.file}: {place}{finding.what}", not as_json)
-    if wrong:
+                _say(fields if as_json else f"{finding.file}: {where}{finding.what}", not as_json)
+    for line in () if as_json else sound.values():
+        click.echo(line)
+    if len(sound) < len(set(paths)):
         sys.exit(1)
 
 
@@ -106,19 +113,19 @@ def verify(paths: tuple[Path, ...], as_json: bool) -> None:
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
 def repair(folder: Path, as_json: bool) -> None:
-    """Cut the log in a partition's FOLDER before its first damaged batch: what follows it is given up.
+    """Truncate the log in a partition's FOLDER before its first damaged record batch; all later records are lost.
 
-    The broker must be stopped. Files that lose something are kept as *.log.damaged. A broker never does this by itself
-    to records that had been flushed.
+    Stop the broker first. Truncated files are kept as *.log.damaged. A broker never truncates flushed records by
+    itself.
     """
     found = repair_log(folder.absolute())  # "." has no name
     kept = [str(path) for path in found.kept] if found else []
     if as_json:
         _say({"endOffset": found.end_offset, "reason": found.reason, "kept": kept} if found else {}, False)
     elif found is None:
-        _say(f"{folder} is sound: nothing was changed", False)
+        _say(f"{folder} is not damaged: nothing was changed", False)
     else:
-        _say("\n".join([f"{folder} ends at offset {found.end_offset} now; {found.reason}", *kept]), False)
+        _say("\n".join([f"{folder} now ends at offset {found.end_offset}; {found.reason}", *kept]), False)
 
 
 def _say(line: dict[str, object] | str, err: bool) -> None:
@@ -127,17 +134,17 @@ def _say(line: dict[str, object] | str, err: bool) -> None:
 
 @log.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
-@click.option("--batches", is_flag=True, help="A line a batch, control batches too, instead of a line a record.")
-@click.option("--json", "as_json", is_flag=True, help="No progress on stderr, for machines.")
+@click.option("--batches", is_flag=True, help="Print a line per record batch, including control batches.")
+@click.option("--json", "as_json", is_flag=True, help="Show no progress.")
 def dump(paths: tuple[Path, ...], batches: bool, as_json: bool) -> None:
-    """Print the records of .log files (and .kafka files of Kafka 0.7) as JSON, one a line.
+    """Print the records of .log files (and .kafka files of Kafka 0.7) as lines of JSON.
 
-    Of a partition's folder all that it holds.
+    For a partition's folder, print all its log files.
 
-    offset, timestamp (ms, null without one), timestampType (0 create time, 1 log append time, -1 none), key and
-    value (base64 or null), headers ([[name, base64 or null], ...]). Of .index, .timeindex and .txnindex files the
-    entries, with absolute offsets: offset, position; timestamp, offset; version, producerId, firstOffset, lastOffset,
-    lastStableOffset. What is damaged is named on stderr; then the exit code is 1.
+    Fields of a record: offset, timestamp (ms or null), timestampType (0 create time, 1 log append time, -1 none), key
+    and value (base64 or null), headers ([[name, base64 or null], ...]). For .index, .timeindex and .txnindex files,
+    print the entries with absolute offsets: offset, position; timestamp, offset; version, producerId, firstOffset,
+    lastOffset, lastStableOffset. Damage is reported on stderr; then the exit code is 1.
     """
     damaged = 0
     files = [file for path in paths for file in _files_to_dump(path)]
@@ -155,29 +162,29 @@ def dump(paths: tuple[Path, ...], batches: bool, as_json: bool) -> None:
 
 
 def _files_to_dump(path: Path) -> list[Path]:
-    """`path`, or the logs in the folder; `ConfigError` if it is no file of a log, or the folder holds none."""
+    """`path` itself or the log files in the folder; `ConfigError` if there is no log file."""
     if not path.is_dir():
         known = (LOG, SUFFIX_07, *INDEX_SUFFIXES)
-        if not set(path.suffixes) & set(known):  # .log.damaged and .log.deleted are files of a log, too
-            raise ConfigError(f"{path} is no file of a log: those are {', '.join(known)}")
+        if not set(path.suffixes) & set(known):  # .log.damaged and .log.deleted count, too
+            raise ConfigError(f"{path} is not a log file: these end with {', '.join(known)}")
         return [path]
     found = sorted(file for file in path.iterdir() if file.suffix in (LOG, SUFFIX_07))
     if not found:
-        raise ConfigError(f"{path} holds neither {LOG} nor {SUFFIX_07} files: give the folder of one partition")
+        raise ConfigError(f"{path} contains neither {LOG} nor {SUFFIX_07} files: give the folder of one partition")
     return found
 
 
 def _progress(quiet: bool) -> Progress:
-    """A bar on stderr, where that is a terminal."""
+    """A progress bar on stderr, if that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     quiet = quiet or not console.is_terminal
-    # redirected, stdout would be printed on the console, which is stderr
+    # rich would otherwise redirect stdout to the console, which is stderr.
     return Progress(*columns, console=console, disable=quiet, transient=True, redirect_stdout=False)
 
 
 def _print(found: Dumped | IndexEntry | Padding, batches: bool) -> str | None:
-    """Print a batch or its records, or an index entry; why it can't be read, or None."""
+    """Print a record batch, its records, or an index entry. Returns why it can't be read, or None."""
     try:
         if isinstance(found, Padding):
             return None

@@ -1,6 +1,6 @@
-"""The log on stderr: lines of text, or of JSON for machines.
+"""Log to stderr, as lines of text or of JSON.
 
-A line of JSON has time (ISO 8601, UTC, in ms), level, logger, message, and exception (the trace) where there is one.
+A line of JSON has time (ISO 8601, UTC, in ms), level, logger, message, and with an error exception (its traceback).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a record."""
+    """Formats each log record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
@@ -33,7 +33,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_to_stderr(level: str, log_format: str) -> None:
-    """Log from now on to stderr, in one of `FORMATS`; replaces what was set before."""
+    """Log to stderr in one of `FORMATS`, replacing earlier handlers."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == JSON else logging.Formatter(_TEXT_FORMAT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

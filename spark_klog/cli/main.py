@@ -1,4 +1,4 @@
-"""The `klog` command. What a subcommand needs is imported when it runs, so that the broker starts fast."""
+"""The `klog` command. Subcommands import their modules when they run, so that the broker starts fast."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ import click
 
 from spark_klog import __version__
 from spark_klog.cli.log_format import FORMATS, JSON, LEVELS, TEXT, log_to_stderr
+from spark_klog.cli.output import os_error_text
 from spark_klog.errors import ConfigError, KlogError
 
 if TYPE_CHECKING:
     from spark_klog.broker.broker import Broker
-    from spark_klog.broker.server import Server
+    from spark_klog.broker.network.server import Server
     from spark_klog.embedded import EmbeddedCluster
 
-#: How often the processes of a cluster are looked at.
+#: How often to check the processes of a cluster.
 _WATCH_SECONDS = 0.5
-#: Commands in modules of their own, which are imported when they run.
+#: Subcommands with modules of their own.
 _MODULES = {name: f"spark_klog.cli.{name}" for name in ("groups", "log", "offsets", "topics", "users")}
 
 _log_format_option = click.option(
-    "--log-format", default=TEXT, show_default=True, type=click.Choice(FORMATS), help="Of the log on stderr."
+    "--log-format", default=TEXT, show_default=True, type=click.Choice(FORMATS), help="Format of the log on stderr."
 )
 
 
 class _Group(click.Group):
-    """Errors of the package end the command with a line on stderr, not with a trace."""
+    """Prints the package's errors as a line on stderr, without a traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *_MODULES])
@@ -55,10 +56,9 @@ class _Group(click.Group):
             click.echo(f"klog: {error}", err=True)
             sys.exit(1)
         except OSError as error:
-            if error.errno == errno.EPIPE:  # the reader of stdout has gone: click ends the command
+            if error.errno == errno.EPIPE:  # the reader of stdout has closed it: click ends the command
                 raise
-            place = f"{error.filename}: " if error.filename is not None else ""
-            click.echo(f"klog: {place}{error.strerror or error}", err=True)
+            click.echo(f"klog: {os_error_text(error)}", err=True)
             sys.exit(1)
 
 
@@ -80,22 +80,22 @@ def main(log_level: str) -> None:
     "--config",
     "properties",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="A server.properties, with Kafka's names; what is given beside it wins.",
+    help="A server.properties with Kafka's names; options and --set override it.",
 )
 @click.option(
     "--listen",
     metavar="HOST:PORT",
-    help="A listener without security; port 0 takes a free one. 127.0.0.1:9092 unless the setting listeners is given.",
+    help="A listener without security; port 0 picks a free port. Default: the setting listeners, else 127.0.0.1:9092.",
 )
-@click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), help="Needed without log.dirs.")
-@click.option("--broker-id", type=click.IntRange(0), help="0 unless the setting broker.id is given.")
+@click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), help="Default: the setting log.dirs.")
+@click.option("--broker-id", type=click.IntRange(0), help="Default: the setting broker.id, else 0.")
 @click.option("--zookeeper", metavar="CONNECT", help="HOST:PORT[,HOST:PORT...][/CHROOT] of a ZooKeeper to register in.")
 @click.option("--directories", metavar="DIR", help="A folder to register in, shared by the brokers of one machine.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting by Kafka's name; repeatable.")
 @click.option("--metrics", metavar="HOST:PORT", help="Serve metrics for Prometheus at http://HOST:PORT/metrics.")
 @_log_format_option
-@click.option("--stop-with-stdin", is_flag=True, hidden=True, help="Stop when stdin ends: the parent is gone.")
-@click.option("--faults", is_flag=True, hidden=True, help="Take faults from stdin, and stop when it ends.")
+@click.option("--stop-with-stdin", is_flag=True, hidden=True, help="Stop when stdin ends, as the parent has exited.")
+@click.option("--faults", is_flag=True, hidden=True, help="Read faults from stdin, and stop when it ends.")
 @click.pass_context
 def broker(
     ctx: click.Context,
@@ -112,15 +112,15 @@ def broker(
     faults: bool,
 ) -> None:
     """Run a broker until SIGTERM."""
-    from spark_klog.broker.config import parse_settings
-    from spark_klog.broker.server import Server, run
-    from spark_klog.broker.server_properties import broker_config
+    from spark_klog.broker.network.server import Server, run
+    from spark_klog.broker.settings.config import parse_settings
+    from spark_klog.broker.settings.server_properties import broker_config
 
     if zookeeper and directories:
-        raise click.UsageError("--zookeeper and --directories exclude each other")
+        raise click.UsageError("give only one of --zookeeper and --directories")
     chosen = parse_settings(settings)
     if listen and "listeners" in chosen:
-        raise click.UsageError("--listen and the setting listeners exclude each other")
+        raise click.UsageError("give only one of --listen and the setting listeners")
     _log_as(ctx, log_format)
     config = broker_config(
         _properties(properties),
@@ -133,8 +133,8 @@ def broker(
     )
     make_server: Callable[[Broker], Server] = Server
     if faults:
-        from spark_klog.broker.fault_control import first_script, follow, lines_of
-        from spark_klog.broker.faulty_server import FaultyServer
+        from spark_klog.broker.faults.control import first_script, follow, lines_of
+        from spark_klog.broker.faults.faulty_server import FaultyServer
 
         lines = lines_of(0)
         script = first_script(lines)
@@ -151,10 +151,10 @@ def _log_as(ctx: click.Context, log_format: str) -> None:
 
 
 def _properties(path: Path | None) -> dict[str, str]:
-    """What a file in the syntax of java.util.Properties says; `ConfigError`."""
+    """Read a file in the syntax of java.util.Properties; `ConfigError` if it can't be read or parsed."""
     if path is None:
         return {}
-    from spark_klog.broker.properties import parse_properties
+    from spark_klog.broker.settings.properties import parse_properties
 
     try:
         return parse_properties(path.read_bytes(), str(path))
@@ -163,7 +163,7 @@ def _properties(path: Path | None) -> dict[str, str]:
 
 
 def _stop_after(task: Callable[[], None]) -> None:
-    """Stop this process when the task, which reads stdin in a thread, ends."""
+    """Run a task, which reads stdin, in a thread, and stop this process when it ends."""
 
     def work() -> None:
         try:
@@ -182,9 +182,9 @@ def _read_stdin() -> None:
 @main.command()
 @click.option("--data-dir", required=True, type=click.Path(path_type=Path, file_okay=False))
 @click.option("--brokers", default=1, show_default=True, type=click.IntRange(1))
-@click.option("--listen", metavar="HOST:PORT", help="Address of broker 0; the others take free ports of that host.")
-@click.option("--zookeeper", is_flag=True, help="Start a ZooKeeper too, from pyspark's jars.")
-@click.option("--zookeeper-port", type=click.IntRange(1, 65535), help="Its port on 127.0.0.1; a free one by default.")
+@click.option("--listen", metavar="HOST:PORT", help="Address of broker 0; the others use free ports of that host.")
+@click.option("--zookeeper", is_flag=True, help="Start a ZooKeeper, too, from pyspark's jars.")
+@click.option("--zookeeper-port", type=click.IntRange(1, 65535), help="Its port on 127.0.0.1; default: a free port.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A broker setting; repeatable.")
 @_log_format_option
 @click.pass_context
@@ -199,11 +199,11 @@ def cluster(
     log_format: str,
 ) -> None:
     """Run a cluster on this machine until SIGTERM or Ctrl-C."""
-    from spark_klog.broker.config import parse_settings
+    from spark_klog.broker.settings.config import parse_settings
     from spark_klog.embedded import EmbeddedCluster
 
     if zookeeper_port is not None and not zookeeper:
-        raise click.UsageError("--zookeeper-port: no ZooKeeper is started without --zookeeper")
+        raise click.UsageError("--zookeeper-port needs --zookeeper")
     chosen = parse_settings(settings)
     _log_as(ctx, log_format)
     made = EmbeddedCluster(
@@ -221,21 +221,21 @@ def cluster(
 
 
 def _watch(cluster: EmbeddedCluster) -> None:
-    """Name each process of the cluster that ends; return never."""
-    told: set[str] = set()
+    """Report each process of the cluster that ends; never returns."""
+    reported: set[str] = set()
     while True:
         for name, code in cluster.ended().items():
-            if name not in told:
-                told.add(name)
+            if name not in reported:
+                reported.add(name)
                 how = f"signal {-code}" if code < 0 else f"exit code {code}"
                 log = cluster.data_dir / f"{name.lower().replace(' ', '-')}.log"
-                click.echo(f"klog: {name} ended with {how}, {log} is its log; restart the cluster", err=True)
+                click.echo(f"klog: {name} ended with {how}; see {log}, and restart the cluster", err=True)
         time.sleep(_WATCH_SECONDS)
 
 
 @main.command()
 def version() -> None:
-    """Say which version this is, and which kernel is in use."""
+    """Print the version, and the kernel in use."""
     from spark_klog.records import kernels
 
     click.echo(f"spark_klog {__version__}, {kernels.load().name} kernel")

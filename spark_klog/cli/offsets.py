@@ -1,9 +1,8 @@
-"""`klog offsets`: the offsets of groups, wherever they are kept."""
+"""`klog offsets`: show, set and copy the offsets of groups, in any store."""
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,23 +10,28 @@ from typing import Any, TypeVar
 
 import click
 
-from spark_klog.cli.clusters import client_settings, command_config_option, quiet_client
+from spark_klog.cli.clusters import client_settings, cluster_settings, command_config_option, quiet_client
 from spark_klog.cli.output import cell, print_json, print_table
+from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.offset_moves import (
+from spark_klog.clock import system_ms
+from spark_klog.directories.addresses import without_user
+from spark_klog.errors import ConfigError
+from spark_klog.groups.moves import (
     Change,
     ShiftBy,
     Target,
     ToOffset,
     ToTime,
     plan_changes,
-    wanted_offsets,
+    target_offsets,
 )
-from spark_klog.client.offset_stores import CoordinatorStore, OffsetStore, open_store
-from spark_klog.errors import ConfigError
+from spark_klog.groups.stores import CoordinatorStore, OffsetStore, open_store
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 
 _HOST_PORT = re.compile(r"[^/]+:[0-9]+(/.*)?")
+#: An address of a cluster with a user, perhaps with a password; stores of files may have @ in their addresses.
+_WITH_USER = re.compile(r"(?:(?:kafka|(?:sasl_)?(?:plaintext|ssl))://[^/]*|[^/]*:[^/]*)@", re.IGNORECASE)
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -37,19 +41,25 @@ def offsets(ctx: click.Context) -> None:
     """Show, set and copy the offsets of groups.
 
     \b
-    STORE is where they are kept:
+    STORE is one of:
       kafka://HOST:PORT              the group's coordinator
       zookeeper://HOST:PORT/CHROOT   /consumers/GROUP/offsets in ZooKeeper
       file:///PATH, s3://..., ...    the same as plain files
-      checkpoint:///PATH             the checkpoint of a Spark query, only to be read
+      checkpoint:///PATH             the checkpoint of a Spark query (read only)
     """
     quiet_client(ctx)
 
 
 _group_option = click.option("--group", required=True)
-_json_option = click.option("--json", "as_json", is_flag=True, help="A line of JSON a partition.")
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print a line of JSON per partition.")
+_topic_option = click.option(
+    "--topic", "topics", multiple=True, metavar="TOPIC[:0,1]", help="Only this topic or these partitions; repeatable."
+)
 _servers_option = click.option(
-    "--bootstrap-server", "servers", help="The cluster that has the topics, unless a STORE is kafka://HOST:PORT."
+    "--bootstrap-server",
+    "servers",
+    help="The cluster that has the topics, unless a STORE is kafka://HOST:PORT; the default is bootstrap.servers of "
+    "--command-config.",
 )
 
 
@@ -59,35 +69,37 @@ def _writing_options(function: _F) -> _F:
         command_config_option,
         _servers_option,
         click.option(
-            "--force", is_flag=True, help="Also while the group is active, unless a coordinator is written to."
+            "--force", is_flag=True, help="Write although the group is active; not possible at a coordinator."
         ),
-        click.option("--dry-run", is_flag=True, help="Show what would change, and write nothing."),
+        click.option("--dry-run", is_flag=True, help="Show the changes, and write nothing."),
     ):
         function = option(function)
     return function
 
 
 def _store_address(_ctx: click.Context, _parameter: click.Parameter, address: str) -> str:
-    """A STORE as it was given; HOST:PORT without a scheme, which would be the name of a folder, is refused."""
+    """Reject HOST:PORT without a scheme as STORE, which would name a folder."""
+    if _WITH_USER.match(address) and not Path(address).exists():
+        raise click.BadParameter("it has a character @, and is not shown, as a password may be before it")
     if _HOST_PORT.fullmatch(address) and not Path(address).exists():
-        raise click.BadParameter(f"{address} has no scheme: did you mean kafka://{address}, or zookeeper://{address}?")
+        raise click.BadParameter(f"{address} has no scheme: did you mean kafka://{address} or zookeeper://{address}?")
     return address
 
 
 def _parse_topics(texts: Sequence[str]) -> dict[str, set[int] | None]:
-    """TOPIC (all partitions: None) or TOPIC:0,1."""
+    """Parse TOPIC (all partitions: None) or TOPIC:0,1."""
     found: dict[str, set[int] | None] = {}
     for text in texts:
         name, colon, numbers = text.partition(":")
         parts = numbers.split(",")
         if not name or (colon and not all(part.isascii() and part.isdecimal() for part in parts)):
-            raise click.UsageError(f"--topic {text}: TOPIC or TOPIC:0,1 is wanted")
+            raise click.UsageError(f"--topic {text} must be TOPIC or TOPIC:0,1")
         found[name] = {int(part) for part in parts} if colon else None
     return found
 
 
 def _chosen(offsets: Mapping[TopicPartition, int], topics: Mapping[str, set[int] | None]) -> dict[TopicPartition, int]:
-    """The offsets of the topics; all where there are none."""
+    """The offsets of the topics; all offsets if `topics` is empty."""
 
     def is_chosen(topic: str, partition: int) -> bool:
         if topic not in topics:
@@ -102,18 +114,18 @@ def _stored(store: OffsetStore, address: str, group: str, topics: Mapping[str, s
     found = _chosen(store.fetch(), topics)
     if not found:
         of = f" of {', '.join(topics)}" if topics else ""
-        raise ConfigError(f"{address} holds no offsets{of} for group {group}")
+        raise ConfigError(f"{without_user(address)} has no offsets{of} for group {group}")
     return found
 
 
 @offsets.command()
 @_group_option
 @click.option("--from", "source", required=True, metavar="STORE", callback=_store_address)
-@click.option("--topic", "topics", multiple=True, metavar="TOPIC[:0,1]", help="These only; repeatable.")
+@_topic_option
 @command_config_option
 @_json_option
 def show(group: str, source: str, topics: tuple[str, ...], command_config: Path | None, as_json: bool) -> None:
-    """Show a group's offsets: of the next record to read, by partition."""
+    """Show a group's offsets: the next record to read in each partition."""
     chosen = _parse_topics(topics)
     with open_store(source, group, client_settings(command_config)) as store:
         found = sorted(_stored(store, source, group, chosen).items())
@@ -125,7 +137,7 @@ def show(group: str, source: str, topics: tuple[str, ...], command_config: Path 
 @_group_option
 @click.option("--from", "source", required=True, metavar="STORE", callback=_store_address)
 @click.option("--to", "target", required=True, metavar="STORE", callback=_store_address)
-@click.option("--topic", "topics", multiple=True, metavar="TOPIC[:0,1]", help="These only; repeatable.")
+@_topic_option
 @_writing_options
 def copy(
     group: str,
@@ -140,30 +152,30 @@ def copy(
 ) -> None:
     """Copy a group's offsets from one STORE to another.
 
-    Where one of them is a cluster's coordinator, or --bootstrap-server is given, offsets that the partitions do not
-    have become their first or last one, and partitions that are not there are left out. A checkpoint tells where its
-    last micro-batch that is done ended.
+    If one STORE is a coordinator, or with --bootstrap-server, offsets outside a partition's range become its first or
+    last offset, and partitions that do not exist are skipped. The offsets of a checkpoint are the end of its last
+    completed micro-batch.
     """
     chosen = _parse_topics(topics)
     with _opened(group, target, [source], servers, command_config, force) as (to_store, (from_store,), cluster):
-        wanted = _stored(from_store, source, group, chosen)
-        _apply(to_store, plan_changes(to_store.fetch(), wanted, cluster), dry_run, as_json)
+        new_offsets = _stored(from_store, source, group, chosen)
+        _apply(to_store, plan_changes(to_store.fetch(), new_offsets, cluster), dry_run, as_json)
 
 
 @offsets.command("set")
 @_group_option
 @click.option("--to", "store", required=True, metavar="STORE", callback=_store_address)
-@click.option("--topic", "topics", multiple=True, metavar="TOPIC[:0,1]", help="Which partitions; repeatable.")
-@click.option("--to-earliest", "to_earliest", is_flag=True, help="The first record there is.")
-@click.option("--to-latest", "to_latest", is_flag=True, help="The end: records that come from now on.")
+@_topic_option
+@click.option("--to-earliest", "to_earliest", is_flag=True, help="The first record.")
+@click.option("--to-latest", "to_latest", is_flag=True, help="The end of the partition.")
 @click.option("--to-time", metavar="TIME", help="The first record since: ISO 8601 (UTC without a zone), ms, or -10m.")
-@click.option("--shift-by", type=int, metavar="N", help="So many records on, back where N is negative.")
+@click.option("--shift-by", type=int, metavar="N", help="N records forward, or back if N is negative.")
 @click.option("--to-offset", type=click.IntRange(0), metavar="N", help="This offset.")
 @click.option(
     "--from-file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="JSON",
-    help='An offset for each: {"TOPIC":{"0":23}}.',
+    help='An offset for each partition: {"TOPIC":{"0":23}}.',
 )
 @_writing_options
 def set_(
@@ -182,7 +194,7 @@ def set_(
     command_config: Path | None,
     as_json: bool,
 ) -> None:
-    """Set a group's offsets. What a partition does not have becomes its first or last offset."""
+    """Set a group's offsets. An offset outside a partition's range becomes its first or last offset."""
     targets: list[Target] = []
     targets += [ToTime(EARLIEST)] if to_earliest else []
     targets += [ToTime(LATEST)] if to_latest else []
@@ -191,37 +203,37 @@ def set_(
     targets += [ToOffset(to_offset)] if to_offset is not None else []
     if len(targets) + (from_file is not None) != 1:
         raise click.UsageError(
-            "exactly one of --to-earliest, --to-latest, --to-time, --shift-by, --to-offset and --from-file is wanted"
+            "give exactly one of --to-earliest, --to-latest, --to-time, --shift-by, --to-offset and --from-file"
         )
     chosen = _parse_topics(topics)
     if not chosen and targets:
-        raise click.UsageError("--topic is wanted: which topics are meant?")
+        raise click.UsageError("--topic is required")
     with _opened(group, store, [], servers, command_config, force) as (opened, _, cluster):
         if cluster is None:
-            raise click.UsageError("--bootstrap-server is wanted: the cluster that has the topics")
+            raise click.UsageError("--bootstrap-server is required: the cluster that has the topics")
         current = opened.fetch()
         if from_file is not None:
-            wanted = _chosen(_parse_file(from_file), chosen)
+            new_offsets = _chosen(_parse_file(from_file), chosen)
         else:
-            wanted = wanted_offsets(cluster, targets[0], _partitions(cluster, chosen), current)
-        _apply(opened, plan_changes(current, wanted, cluster), dry_run, as_json)
+            new_offsets = target_offsets(cluster, targets[0], _partitions(cluster, chosen), current)
+        _apply(opened, plan_changes(current, new_offsets, cluster), dry_run, as_json)
 
 
 def _parse_time(text: str) -> int:
-    """ms since the epoch; `ConfigError`."""
+    """Parse --to-time to ms since the epoch; `ConfigError` for anything else."""
     from spark_klog.spark.offsets import TimeSpec, parse_offsets, parse_timestamp
 
     try:
         if text.strip().isdecimal():
             spec: object = parse_timestamp("--to-time", text, strict=False)
         else:
-            spec = parse_offsets("--to-time", text, lambda: time.time_ns() // 1_000_000)
+            spec = parse_offsets("--to-time", text, system_ms)
     except ConfigError:
         spec = None
     if not isinstance(spec, TimeSpec) or spec.everywhere is None:
         raise ConfigError(
-            f"--to-time {text}: an ISO time (2026-11-21T10:00:00Z), ms since the epoch, or a time before now "
-            "(-10m; ms, s, m, h, d, w) is wanted"
+            f"--to-time {text} must be an ISO time (2026-11-21T10:00:00Z), ms since the epoch, or a time before now "
+            "(-10m; ms, s, m, h, d, w)"
         )
     return spec.everywhere
 
@@ -235,18 +247,18 @@ def _parse_file(path: Path) -> dict[TopicPartition, int]:
         raise ConfigError(f"{path} can't be read: {error}") from None
     spec = parse_offsets("--from-file", text, lambda: 0)
     if not isinstance(spec, OffsetSpec) or not spec.each or any(offset < 0 for _, offset in spec.each):
-        raise ConfigError(f'{path}: an offset from 0 on for each partition is wanted: {{"TOPIC":{{"0":23}}}}')
+        raise ConfigError(f'{path} must have an offset of at least 0 for each partition: {{"TOPIC":{{"0":23}}}}')
     return dict(spec.each)
 
 
 def _partitions(cluster: Cluster, topics: Mapping[str, set[int] | None]) -> list[TopicPartition]:
-    """`ProtocolError` for a topic that is not there, `ConfigError` for a partition."""
+    """The chosen partitions; `ProtocolError` if a topic does not exist, `ConfigError` if a partition does not."""
     found = []
     for topic, there in cluster.partitions(list(topics)).items():
-        wanted = topics[topic]
-        if missing := (wanted or set()).difference(there):
+        numbers = topics[topic]
+        if missing := (numbers or set()).difference(there):
             raise ConfigError(f"topic {topic} has no partition {', '.join(map(str, sorted(missing)))}")
-        found += [(topic, partition) for partition in there if wanted is None or partition in wanted]
+        found += [(topic, partition) for partition in there if numbers is None or partition in numbers]
     return found
 
 
@@ -254,20 +266,21 @@ def _partitions(cluster: Cluster, topics: Mapping[str, set[int] | None]) -> list
 def _opened(
     group: str, target: str, sources: Sequence[str], servers: str | None, command_config: Path | None, force: bool
 ) -> Iterator[tuple[OffsetStore, list[OffsetStore], Cluster | None]]:
-    """The store to write, those to read, and the cluster that has the topics.
+    """Open the store to write, the stores to read, and the cluster that has the topics.
 
-    `ConfigError` where one of them says that the group is active, unless `force` is used.
+    `ConfigError` if the group is active in one of them, unless `force` allows it.
     """
-    settings = client_settings(command_config)
+    settings = cluster_settings(servers, command_config)
     with ExitStack() as stack:
         to_store = stack.enter_context(open_store(target, group, settings, writing=True))
         from_stores = [stack.enter_context(open_store(source, group, settings)) for source in sources]
-        asked = list(zip((target, *sources), (to_store, *from_stores), strict=True))
-        cluster = next((store.cluster for _, store in asked if store.cluster is not None), None)
-        if servers is not None:
-            cluster = stack.enter_context(Cluster.connect(settings | {"bootstrap.servers": servers}))
-            asked.append((servers, CoordinatorStore(cluster, group)))
-        for address, store in asked:
+        stores = list(zip((target, *sources), (to_store, *from_stores), strict=True))
+        cluster = next((store.cluster for _, store in stores if store.cluster is not None), None)
+        if servers is not None or (cluster is None and "bootstrap.servers" in settings):
+            admin = stack.enter_context(Admin(settings))
+            cluster = admin.cluster
+            stores.append((settings["bootstrap.servers"], CoordinatorStore(admin, group)))
+        for address, store in stores:
             can_force = store is not to_store or store.cluster is None
             if not (force and can_force):
                 _check_inactive(group, address, store.members(), can_force)
@@ -275,11 +288,11 @@ def _opened(
 
 
 def _check_inactive(group: str, address: str, members: Sequence[str], can_force: bool) -> None:
-    """`ConfigError` where the group has members; a coordinator that is to be written to refuses offsets then."""
+    """Raise `ConfigError` if the group has members: a coordinator then rejects offsets of others."""
     if members:
-        otherwise = ", or use --force" if can_force else ": a coordinator takes no offsets while a group has members"
+        otherwise = ", or use --force" if can_force else ": a coordinator rejects offsets while a group has members"
         raise ConfigError(
-            f"group {group} is active: {address} has its member{'s' if len(members) > 1 else ''} "
+            f"group {group} is active: {without_user(address)} has its member{'s' if len(members) > 1 else ''} "
             f"{', '.join(sorted(members))}; stop them first{otherwise}"
         )
 

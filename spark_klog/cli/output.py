@@ -1,4 +1,4 @@
-"""What commands print: tables for people, lines of JSON for machines."""
+"""Output of the commands: tables for people, lines of JSON for machines."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-#: Tables are not folded where nobody sees them, but a program may.
+#: Width of tables that do not go to a terminal: programs may parse them, so lines must not wrap.
 _WIDE = 10_000
 
 
 def say(as_json: bool, line: Mapping[str, Any], text: str) -> None:
-    """One line on stdout, as JSON or for people."""
+    """Print one line, as JSON or as text."""
     click.echo(json.dumps(line) if as_json else text)
 
 
 def print_json(lines: Iterable[Mapping[str, Any]]) -> None:
-    """A line of JSON each."""
+    """Print each line as JSON."""
     for line in lines:
         click.echo(json.dumps(line))
 
 
 def cell(value: object) -> str:
-    """A value in a table: lists by comma, "-" for None."""
+    """Format a value for a table: lists with commas, None as "-"."""
     if isinstance(value, list):
         return ",".join(map(str, value))
     return "-" if value is None else str(value)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A plain table of rich."""
+    """Build a table without borders."""
     from rich.table import Table
 
     made = Table(*columns, box=None, pad_edge=False)
@@ -45,7 +45,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def console() -> Console:
-    """Of rich, for stdout; nothing is folded where that is no terminal."""
+    """A console for stdout, which wraps no lines unless it is a terminal."""
     from rich.console import Console
 
     made = Console(markup=False, emoji=False, highlight=False)
@@ -55,5 +55,11 @@ def console() -> Console:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on stdout."""
+    """Print a table."""
     console().print(table(columns, rows))
+
+
+def os_error_text(error: OSError) -> str:
+    """The file's name, if the error has one, and the reason."""
+    where = f"{error.filename}: " if error.filename is not None else ""
+    return f"{where}{error.strerror or error}"

@@ -1,25 +1,25 @@
-"""`klog topics`: topics of any cluster, of brokers of ours and of Apache Kafka."""
+"""`klog topics`: create, list, describe, alter and delete topics of any cluster."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from uuid import UUID
 
 import click
 
-from spark_klog.broker.config import parse_settings
+from spark_klog.broker.settings.config import parse_settings
 from spark_klog.cli.clusters import cluster_options, connected, quiet_client
 from spark_klog.cli.output import cell, print_json, print_table, say
-from spark_klog.client.admin import add_partitions, alter_topic_settings, create_topic, delete_topic, topic_settings
-from spark_klog.client.cluster import Cluster
+from spark_klog.client import Admin
+from spark_klog.client.admin.configs import ConfigResource
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ErrorCode, ProtocolError
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 
-#: A broker may not know yet what another one has created.
-_UNKNOWN_MS = 1_000
+_INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 
 @click.group()
@@ -29,17 +29,12 @@ def topics(ctx: click.Context) -> None:
     quiet_client(ctx)
 
 
-def _await_known(cluster: Cluster, names: Sequence[str]) -> None:
-    """`ProtocolError` for a topic that does not exist; the other requests would be tried again for half a minute."""
-    cluster.attempt(lambda: cluster.partitions(names), _UNKNOWN_MS)
-
-
 @topics.command()
 @click.argument("name")
 @click.option("--partitions", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--replication-factor", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--config", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the topic; repeatable.")
-@click.option("--if-not-exists", is_flag=True, help="A topic that is there is no error, and stays as it is.")
+@click.option("--if-not-exists", is_flag=True, help="Do nothing if the topic exists.")
 @cluster_options
 def create(
     name: str,
@@ -47,34 +42,32 @@ def create(
     replication_factor: int,
     settings: tuple[str, ...],
     if_not_exists: bool,
-    servers: str,
+    servers: str | None,
     command_config: Path | None,
     as_json: bool,
 ) -> None:
     """Create the topic NAME."""
     created = True
-    with connected(servers, command_config) as cluster:
+    with connected(servers, command_config) as admin:
         try:
-            create_topic(cluster, name, partitions, parse_settings(settings), replication_factor)
+            admin.create_topic(
+                name, partitions, replication_factor=replication_factor, configs=parse_settings(settings)
+            )
         except ProtocolError as error:
             if not (if_not_exists and error.code == ErrorCode.TOPIC_ALREADY_EXISTS):
                 raise
             created = False
-    say(as_json, {"name": name, "created": created}, f"{name} {'created' if created else 'was there'}")
+    say(as_json, {"name": name, "created": created}, f"{name} {'created' if created else 'already exists'}")
 
 
 @topics.command("list")
-@click.option("--all", "internal_too", is_flag=True, help="Internal topics, too.")
+@click.option("--all", "internal_too", is_flag=True, help="Include internal topics.")
 @cluster_options
-def list_(internal_too: bool, servers: str, command_config: Path | None, as_json: bool) -> None:
-    """List topics with their numbers of partitions."""
-    with connected(servers, command_config) as cluster:
-        found = sorted(cluster.metadata(None).items())
-    lines = [
-        {"name": name, "partitions": len(topic["partitions"]), "internal": topic["is_internal"]}
-        for name, topic in found
-        if internal_too or not topic["is_internal"]
-    ]
+def list_(internal_too: bool, servers: str | None, command_config: Path | None, as_json: bool) -> None:
+    """List topics and their numbers of partitions."""
+    with connected(servers, command_config) as admin:
+        found = admin.list_topics(include_internal=internal_too)
+    lines = [{"name": one.name, "partitions": one.partitions, "internal": one.is_internal} for one in found]
     if as_json:
         print_json(lines)
     else:
@@ -84,14 +77,14 @@ def list_(internal_too: bool, servers: str, command_config: Path | None, as_json
 @topics.command()
 @click.argument("names", nargs=-1)
 @cluster_options
-def describe(names: tuple[str, ...], servers: str, command_config: Path | None, as_json: bool) -> None:
-    """Describe topics (without NAMES: all but internal ones).
+def describe(names: tuple[str, ...], servers: str | None, command_config: Path | None, as_json: bool) -> None:
+    """Describe topics (default: all but internal ones).
 
-    Ids, the settings that differ from the defaults (by the topic's or the brokers' configuration); of each partition
-    the leader, replicas, those in sync, and the earliest and latest offset (nothing where no broker leads it).
+    Prints the id and the settings that differ from the defaults; for each partition the leader, the replicas, those in
+    sync, and the earliest and latest offset, which are empty if the partition has no leader.
     """
-    with connected(servers, command_config) as cluster:
-        described = _describe(cluster, names)
+    with connected(servers, command_config) as admin:
+        described = _describe(admin, names)
     if as_json:
         print_json(described)
         return
@@ -102,104 +95,108 @@ def describe(names: tuple[str, ...], servers: str, command_config: Path | None, 
         print_table(columns, [[cell(entry[column]) for column in columns] for entry in topic["partitions"]])
 
 
-def _describe(cluster: Cluster, names: Sequence[str]) -> list[Message]:
-    if names:
-        _await_known(cluster, names)
-    found = cluster.metadata(names or None)
-    names = names or sorted(name for name, topic in found.items() if not topic["is_internal"])
-    settings = topic_settings(cluster, names)
-    led = [
-        (name, entry["partition_index"])
-        for name in names
-        for entry in found[name]["partitions"]
-        if entry["leader_id"] >= 0
-    ]
-    earliest = list_offsets(cluster, dict.fromkeys(led, EARLIEST))
-    latest = list_offsets(cluster, dict.fromkeys(led, LATEST))
+def _describe(admin: Admin, names: Sequence[str]) -> list[Message]:
+    found = admin.describe_topics(names or [topic.name for topic in admin.list_topics()]).check()
+    settings = admin.describe_configs([("topic", name) for name in found]).check()
+    led = [(name, entry.partition) for name in found for entry in found[name].partitions if entry.leader is not None]
+    earliest = list_offsets(admin.cluster, dict.fromkeys(led, EARLIEST))
+    latest = list_offsets(admin.cluster, dict.fromkeys(led, LATEST))
     return [
         {
             "name": name,
-            "id": _id(cluster, name),
-            "internal": found[name]["is_internal"],
-            "settings": dict(sorted(settings[name].items())),
+            "id": _id(topic.topic_id),
+            "internal": topic.is_internal,
+            "settings": {
+                entry.name: entry.value or ""
+                for _, entry in sorted(settings[ConfigResource("topic", name)].items())
+                if not entry.is_default
+            },
             "partitions": [
                 {
-                    "partition": entry["partition_index"],
-                    "leader": entry["leader_id"] if entry["leader_id"] >= 0 else None,
-                    "replicas": list(entry["replica_nodes"]),
-                    "inSync": list(entry["isr_nodes"]),
-                    "earliest": earliest.get((name, entry["partition_index"])),
-                    "latest": latest.get((name, entry["partition_index"])),
+                    "partition": entry.partition,
+                    "leader": entry.leader,
+                    "replicas": list(entry.replicas),
+                    "inSync": list(entry.in_sync),
+                    "earliest": earliest.get((name, entry.partition)),
+                    "latest": latest.get((name, entry.partition)),
                 }
-                for entry in sorted(found[name]["partitions"], key=lambda entry: int(entry["partition_index"]))
+                for entry in topic.partitions
             ],
         }
-        for name in names
+        for name, topic in found.items()
     ]
 
 
-def _id(cluster: Cluster, name: str) -> str | None:
-    """As Kafka's tools write it: 22 characters of base64."""
+def _id(topic_id: UUID | None) -> str | None:
+    """A topic's id as Kafka's tools write it: 22 characters of base64."""
     from base64 import urlsafe_b64encode
 
-    found = cluster.topic_ids.get(name)
-    return None if found is None else urlsafe_b64encode(found.bytes).decode().rstrip("=")
+    return None if topic_id is None else urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
 
 
 @topics.command()
 @click.argument("name")
-@click.option("--partitions", type=click.IntRange(1), help="So many partitions: more than there are.")
+@click.option("--partitions", type=click.IntRange(1), help="The new number of partitions; it can only grow.")
 @click.option("--config", "settings", multiple=True, metavar="NAME=VALUE", help="Set a setting; repeatable.")
-@click.option("--delete-config", "removed", multiple=True, metavar="NAME", help="Back to the default; repeatable.")
+@click.option("--delete-config", "removed", multiple=True, metavar="NAME", help="Reset to the default; repeatable.")
 @cluster_options
 def alter(
     name: str,
     partitions: int | None,
     settings: tuple[str, ...],
     removed: tuple[str, ...],
-    servers: str,
+    servers: str | None,
     command_config: Path | None,
     as_json: bool,
 ) -> None:
-    """Alter the topic NAME: its settings, its number of partitions."""
+    """Alter the settings or the number of partitions of the topic NAME."""
     if partitions is None and not settings and not removed:
         raise click.UsageError("nothing to alter: give --partitions, --config or --delete-config")
     changes = parse_settings(settings)
     if both := set(changes) & set(removed):
-        raise click.UsageError(f"{', '.join(sorted(both))}: --config and --delete-config exclude each other")
-    with connected(servers, command_config) as cluster:
-        _await_known(cluster, [name])
+        raise click.UsageError(f"{', '.join(sorted(both))}: give only one of --config and --delete-config")
+    with connected(servers, command_config) as admin:
+        admin.describe_topic(name)
         if changes or removed:
-            alter_topic_settings(cluster, name, changes, removed)
+            admin.alter_configs({("topic", name): {**changes, **dict.fromkeys(removed)}}).check()
         if partitions is not None:
-            add_partitions(cluster, name, partitions)
+            admin.create_partitions({name: partitions}).check()
     say(as_json, {"name": name, "altered": True}, f"{name} altered")
 
 
 @topics.command()
 @click.argument("names", nargs=-1, required=True)
-@click.option("--if-exists", is_flag=True, help="A topic that is not there is no error.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--if-exists", is_flag=True, help="Do nothing for a topic that does not exist.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--internal", is_flag=True, help="Delete internal topics too: all groups lose their offsets.")
 @cluster_options
 def delete(
-    names: tuple[str, ...], if_exists: bool, yes: bool, servers: str, command_config: Path | None, as_json: bool
+    names: tuple[str, ...],
+    if_exists: bool,
+    yes: bool,
+    internal: bool,
+    servers: str | None,
+    command_config: Path | None,
+    as_json: bool,
 ) -> None:
-    """Delete topics with all their records. The others are deleted where one can't be; then the exit code is 1."""
+    """Delete topics with all their records. If one can't be deleted, delete the others, and exit with code 1."""
+    kept = [name for name in names if name in _INTERNAL]
+    if kept and not internal:
+        raise click.UsageError(
+            f"{', '.join(kept)}: the broker keeps the offsets of all groups and the transactions there; "
+            "give --internal to delete it nevertheless"
+        )
     if not yes:
         click.confirm(f"Delete {', '.join(names)} with all records?", abort=True, err=True)
     failed = False
-    with connected(servers, command_config) as cluster:
-        for name in dict.fromkeys(names):
-            deleted = True
-            try:
-                _await_known(cluster, [name])
-                delete_topic(cluster, name)
-            except ProtocolError as error:
-                if not (if_exists and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
-                    failed = True
-                    click.echo(f"klog: {error}", err=True)
-                    continue
-                deleted = False
-            say(as_json, {"name": name, "deleted": deleted}, f"{name} {'deleted' if deleted else 'was not there'}")
+    with connected(servers, command_config) as admin:
+        for name, error in admin.delete_topics(names).items():
+            deleted = error is None
+            is_missing = isinstance(error, ProtocolError) and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if error is not None and not (if_exists and is_missing):
+                failed = True
+                click.echo(f"klog: {error}", err=True)
+                continue
+            say(as_json, {"name": name, "deleted": deleted}, f"{name} {'deleted' if deleted else 'does not exist'}")
     if failed:
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""`klog users`: the file of users of a broker (`klog.users.file`)."""
+"""`klog users`: edit a broker's users file (`klog.users.file`)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from spark_klog.broker.security.users_file import check_user_name, read_users, r
 from spark_klog.errors import ConfigError
 
 _file = click.option(
-    "--file", "path", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The file of users."
+    "--file", "path", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The users file."
 )
 
 
 @click.group()
 def users() -> None:
-    """Who may connect to a broker: users and their SCRAM credentials in a file."""
+    """Add, list and remove the users of a broker and their SCRAM credentials, in a file."""
 
 
 @users.command()
@@ -30,26 +30,28 @@ def users() -> None:
     "mechanisms",
     multiple=True,
     type=click.Choice(list(HASHES)),
-    help="Repeatable; both unless given. PLAIN is checked against either.",
+    help="Repeatable; default: both. PLAIN works with either.",
 )
 @click.option(
     "--iterations", default=MIN_ITERATIONS, show_default=True, type=click.IntRange(MIN_ITERATIONS, MAX_ITERATIONS)
 )
-@click.option("--password-stdin", is_flag=True, help="Read the password from a line of standard input.")
+@click.option("--password-stdin", is_flag=True, help="Read the password from a line of stdin.")
 def add(name: str, path: Path, mechanisms: tuple[str, ...], iterations: int, password_stdin: bool) -> None:
-    """Add a user, or give one another password; rules that stand in the file stay."""
+    """Add a user, or change a user's password. The user's rules in the file stay."""
     check_user_name(name)
     if name == ANONYMOUS:
-        raise ConfigError(f"{ANONYMOUS} is who comes without authentication, and has no password")
+        raise ConfigError(f"{ANONYMOUS} stands for clients without authentication, and can't have a password")
     password = sys.stdin.readline().rstrip("\r\n") if password_stdin else _ask()
     if not password or "\0" in password:
-        raise ConfigError("the password is empty, or holds a NUL")
+        raise ConfigError("the password is empty or contains a NUL")
     chosen = mechanisms or tuple(HASHES)
     set_credentials(path, name, {item: make_credential(item, password, iterations) for item in chosen})
     click.echo(f"user {name} has {' and '.join(chosen)} in {path}")
 
 
 def _ask() -> str:
+    if not sys.stdin.isatty():
+        raise click.UsageError("there is no terminal to ask for the password: give it by --password-stdin")
     password: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     return password
 
@@ -57,7 +59,7 @@ def _ask() -> str:
 @users.command("list")
 @_file
 def list_users(path: Path) -> None:
-    """Names, mechanisms and rules; no credentials."""
+    """List names, mechanisms and rules, without credentials."""
     for name, user in sorted(read_users(path).items()):
         parts = [name, ",".join(user.credentials) or "-"]
         parts += ["admin"] if user.admin else []
@@ -69,6 +71,6 @@ def list_users(path: Path) -> None:
 @click.argument("name")
 @_file
 def remove(name: str, path: Path) -> None:
-    """Remove a user and the rules for it."""
+    """Remove a user and its rules."""
     remove_user(path, name)
-    click.echo(f"user {name} is removed from {path}")
+    click.echo(f"user {name} removed from {path}")

@@ -10,11 +10,15 @@ from spark_klog.errors import ConfigError
 
 #: Two letters at least: C:\ is a path.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+_USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:(?://)?)(?:[^/\s'\"]*|[^/\s:'\"]+:[^\s'\"]*)@")
 
 
 def without_user(text: str) -> str:
-    """The text with user and password of its URIs masked, for messages: s3://KEY:SECRET@BUCKET."""
-    return re.sub(r"(?<=://)[^/\s]*@", "***@", text)
+    """The text with user and password of its URIs masked, for messages: s3://KEY:SECRET@BUCKET.
+
+    A secret may contain a slash that is not encoded, and the slashes after the scheme may be missing.
+    """
+    return _USER.sub(r"\1***@", text)
 
 
 def local_path(address: str) -> str | None:

@@ -41,7 +41,7 @@ def checkpoint_offsets(address: str) -> dict[tuple[str, int], int]:
     except OSError as error:
         raise DirectoryError(f"checkpoint {address} can't be read: {error}") from error
     if content is None:
-        raise DirectoryError(f"checkpoint {address}: {path} has just been removed; try again")
+        raise DirectoryError(f"checkpoint {address}: {path} was removed while it was being read; try again")
     return parse_offsets_file(content, f"{address}/{path}")
 
 

@@ -8,46 +8,23 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from spark_klog.directories.tree import SESSION_SECONDS, NodeExists, components, inner_components
-from spark_klog.errors import ConfigError, DirectoryError
+from spark_klog.directories.tree import SESSION_SECONDS, NodeExists, inner_components
+from spark_klog.directories.zookeeper_session import ZooKeeperSession
+from spark_klog.errors import DirectoryError
 
 _log = logging.getLogger(__name__)
-_kazoo_log = logging.getLogger("spark_klog.directories.kazoo")
 
-_RETRY_SECONDS = 0.1
-_MAX_BACKOFF_SECONDS = 1.0
 _REPAIR_SECONDS = 1.0
 _MAX_PENDING = 256
-
-Start = Callable[[], Any]
 
 
 class _Reconnected:
     """Event for the worker: restore the watches and ephemeral nodes after a reconnect."""
-
-
-class _Gathered:
-    """Pipelined requests with one wait for all; an answer is None if the request failed with `no_answer`."""
-
-    def __init__(self, pending: list[Any], no_answer: type[Exception]) -> None:
-        self._pending = pending
-        self._no_answer = no_answer
-
-    def get(self, timeout: float) -> list[Any]:
-        deadline = time.monotonic() + timeout
-        answers: list[Any] = []
-        for one in self._pending:
-            try:
-                answers.append(one.get(timeout=max(0.0, deadline - time.monotonic())))
-            except self._no_answer:
-                answers.append(None)
-        return answers
 
 
 class ZooKeeperTree:
@@ -58,35 +35,9 @@ class ZooKeeperTree:
     """
 
     def __init__(self, connect: str, session_timeout: float = SESSION_SECONDS) -> None:
-        from kazoo import exceptions
-        from kazoo.client import KazooClient
-        from kazoo.handlers.threading import KazooTimeoutError
         from kazoo.protocol.states import EventType
-        from kazoo.retry import KazooRetry
 
-        if _kazoo_log.level == logging.NOTSET:
-            # kazoo warns of each attempt to connect; `_on_state` logs once.
-            _kazoo_log.setLevel(logging.ERROR)
-        self._connect = connect
-        self._errors = exceptions
-        self._lost = (
-            exceptions.ConnectionLoss,
-            exceptions.SessionExpiredError,
-            exceptions.OperationTimeoutError,
-            KazooTimeoutError,
-        )
-        self._told = (
-            exceptions.NoNodeError,
-            exceptions.NodeExistsError,
-            exceptions.NotEmptyError,
-            exceptions.BadVersionError,
-        )
         self._event_none = EventType.NONE
-        self._attempt_seconds = session_timeout
-        self._operation_seconds = 2 * session_timeout
-        hosts, _, chroot = connect.partition("/")
-        # Not kazoo's chroot, which warns if it does not exist yet.
-        self._chroot = "".join(f"/{name}" for name in components("/" + chroot.strip("/")))
         self._ephemeral_lock = threading.Lock()
         self._ephemerals: dict[str, bytes] = {}
         self._watches: dict[str, list[Callable[[], None]]] = {}
@@ -95,26 +46,8 @@ class ZooKeeperTree:
         self._watchers: dict[str, partial[None]] = {}
         self._watch_lock = threading.Lock()
         self._events: SimpleQueue[str | type[_Reconnected] | None] = SimpleQueue()
-        self._closed = False
-        retry = KazooRetry(max_tries=-1, delay=_RETRY_SECONDS, max_delay=_MAX_BACKOFF_SECONDS)
-        try:
-            self._client = KazooClient(hosts, session_timeout, connection_retry=retry, logger=_kazoo_log)
-        except ValueError as error:
-            raise ConfigError(
-                f"zookeeper.connect {connect!r} is malformed ({error}): write HOST:PORT,HOST:PORT/CHROOT"
-            ) from None
-        try:
-            self._client.start(session_timeout)
-        except KazooTimeoutError:
-            raise DirectoryError(
-                f"no ZooKeeper answers at {connect} within {session_timeout:g} s: is it running, is the address right?"
-            ) from None
-        try:
-            if self._chroot:
-                self._call("/", lambda: self._client.ensure_path_async(self._chroot))
-        except BaseException:
-            self._stop_client()
-            raise
+        session = self._session = ZooKeeperSession(connect, session_timeout)
+        self._client, self._errors, self._call, self._real = session.client, session.errors, session.call, session.real
         self._client.add_listener(self._on_state)
         self._worker = threading.Thread(target=self._work, name="klog-zookeeper", daemon=True)
         self._worker.start()
@@ -138,13 +71,9 @@ class ZooKeeperTree:
     def _gather(self, path: str, reals: list[str], watches: Sequence[Callable[[Any], None]] = ()) -> list[Any]:
         """ZooKeeper's answers to a get of each; None if there is no node, and then no watch is set."""
         callbacks: Sequence[Callable[[Any], None] | None] = watches if watches else [None] * len(reals)
-
-        def start() -> _Gathered:
-            pending = [self._client.get_async(real, watch) for real, watch in zip(reals, callbacks, strict=True)]
-            return _Gathered(pending, self._errors.NoNodeError)
-
-        answers: list[Any] = self._call(path, start)
-        return answers
+        gets = list(zip(reals, callbacks, strict=True))
+        get = self._client.get_async
+        return self._session.call_many(path, lambda: [get(*one) for one in gets], self._errors.NoNodeError)
 
     def put(self, path: str, value: bytes) -> None:
         inner_components(path)
@@ -175,11 +104,8 @@ class ZooKeeperTree:
         """Write nodes; return the paths whose write failed with `refusal`."""
         if not paths:
             return []
-
-        def start() -> _Gathered:
-            return _Gathered([write(self._real(path), values[path]) for path in paths], refusal)
-
-        answers: list[Any] = self._call(paths[0], start)
+        writes = [(self._real(path), values[path]) for path in paths]
+        answers = self._session.call_many(paths[0], lambda: [write(*one) for one in writes], refusal)
         return [path for path, answer in zip(paths, answers, strict=True) if answer is None]
 
     def _put(self, path: str, value: bytes, ephemeral: bool) -> None:
@@ -238,18 +164,12 @@ class ZooKeeperTree:
             self._call(path, start)
         except self._errors.NodeExistsError:
             # An earlier attempt may have succeeded and only its answer been lost. Only ephemeral nodes have an owner.
-            if ephemeral and attempts > 1 and self._is_ours(path):
+            if ephemeral and attempts > 1 and self._session.is_ours(path):
                 return
-            raise NodeExists(f"{path} exists in ZooKeeper {self._connect}: delete it first, or put") from None
+            raise NodeExists(f"{path} exists in ZooKeeper {self._session.connect}: delete it first, or put") from None
 
     def _create_async(self, real: str, value: bytes, ephemeral: bool) -> Any:
         return self._client.create_async(real, value, ephemeral=ephemeral, makepath=True)
-
-    def _is_ours(self, path: str) -> bool:
-        real = self._real(path)
-        stat = self._call(path, lambda: self._client.exists_async(real))
-        session = self._client.client_id
-        return stat is not None and session is not None and bool(stat.ephemeralOwner == session[0])
 
     def delete(self, path: str) -> None:
         inner_components(path)
@@ -296,56 +216,14 @@ class ZooKeeperTree:
             raise
 
     def close(self) -> None:
-        if self._closed:
+        if self._session.is_closed:
             return
-        self._closed = True
+        self._session.is_closed = True
         self._client.remove_listener(self._on_state)
         self._events.put(None)
-        self._stop_client()
+        self._session.stop()
         if threading.current_thread() is not self._worker:
             self._worker.join()
-
-    def _stop_client(self) -> None:
-        try:
-            self._client.stop()
-            self._client.close()
-        except Exception as error:  # the session ends by its timeout anyway
-            _log.warning("closing the session with ZooKeeper %s failed: %s", self._connect, error)
-
-    def _real(self, path: str) -> str:
-        components(path)
-        return (self._chroot if path == "/" else f"{self._chroot}{path}") or "/"
-
-    def _call(self, path: str, start: Start) -> Any:
-        """The result of the request that `start` sends; retried while the connection is lost.
-
-        Passes on those of kazoo's exceptions that are about a node's state (`_told`). kazoo's own retries would wait
-        for ever: a request queued without a connection has no timeout.
-        """
-        deadline = time.monotonic() + self._operation_seconds
-        while True:
-            left = deadline - time.monotonic()
-            try:
-                if self._closed:
-                    raise DirectoryError(f"{path}: the tree in ZooKeeper {self._connect} is closed")
-                return start().get(timeout=max(0.0, min(left, self._attempt_seconds)))
-            except self._told:
-                raise
-            except self._lost as error:
-                if left <= _RETRY_SECONDS:
-                    raise DirectoryError(
-                        f"{path}: no answer from ZooKeeper {self._connect} in {self._operation_seconds:g} s "
-                        f"({type(error).__name__}): is it running?"
-                    ) from error
-                time.sleep(_RETRY_SECONDS)
-            except self._errors.NoChildrenForEphemeralsError as error:
-                raise DirectoryError(
-                    f"{path} in ZooKeeper {self._connect}: a node above is ephemeral and can't have children"
-                ) from error
-            except self._errors.KazooException as error:
-                raise DirectoryError(
-                    f"{path}: ZooKeeper {self._connect} refused: {type(error).__name__} {error}".rstrip()
-                ) from error
 
     def _set_watch(self, path: str) -> None:
         real = self._real(path)
@@ -387,11 +265,11 @@ class ZooKeeperTree:
     def _on_state(self, state: str) -> None:
         # Called by kazoo's connection thread, which must not block.
         if state == "CONNECTED":
-            _log.warning("reconnected to ZooKeeper %s", self._connect)
+            _log.warning("reconnected to ZooKeeper %s", self._session.connect)
             self._events.put(_Reconnected)
-        elif not self._closed:
+        elif not self._session.is_closed:
             what = "session with" if state == "LOST" else "connection to"
-            _log.warning("lost the %s ZooKeeper %s", what, self._connect)
+            _log.warning("lost the %s ZooKeeper %s", what, self._session.connect)
 
     def _work(self) -> None:
         while (event := self._events.get()) is not None:
@@ -408,7 +286,7 @@ class ZooKeeperTree:
                 for path in paths:
                     self._set_watch(path)
             except DirectoryError as error:
-                if self._closed:
+                if self._session.is_closed:
                     return
                 _log.warning("cannot restore watches and ephemeral nodes yet, retrying: %s", error)
                 timer = threading.Timer(_REPAIR_SECONDS, self._events.put, (event,))
@@ -428,11 +306,11 @@ class ZooKeeperTree:
                     del self._ephemerals[path]
                     _log.warning("ephemeral node %s is not restored: its parent has been deleted", path)
                 except self._errors.NodeExistsError:
-                    if not self._is_ours(path):
+                    if not self._session.is_ours(path):
                         del self._ephemerals[path]
                         _log.warning(
                             "the session with ZooKeeper %s was lost, and another process has created %s since",
-                            self._connect,
+                            self._session.connect,
                             path,
                         )
 
@@ -440,7 +318,7 @@ class ZooKeeperTree:
         with self._watch_lock:
             callbacks = list(self._watches.get(path, ()))
         for callback in callbacks:
-            if self._closed:
+            if self._session.is_closed:
                 return
             try:
                 callback()
