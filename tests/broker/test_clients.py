@@ -309,7 +309,7 @@ def test_what_our_producer_writes(
         settings = {"bootstrap.servers": cluster.bootstrap_servers, "compression.type": codec}
         if level is not None:
             settings[f"compression.{codec}.level"] = str(level)
-        with KlogProducer.connect(settings) as producer:
+        with KlogProducer(settings) as producer:
             for partition, key, value, headers, timestamp in _lines():
                 producer.send(topic, value, key, partition, timestamp, tuple(headers))
         sizes.append(sum(path.stat().st_size for path in cluster.data_dir.glob(f"broker-0/{topic}-?/*.log")))

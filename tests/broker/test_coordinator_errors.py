@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from spark_klog.broker.coordinator.records import Committed, OffsetKey, encode_offset, encode_offset_key
 from spark_klog.broker.faults import ErrorAnswer, Fault
+from spark_klog.broker.groups.records import Committed, OffsetKey, encode_offset, encode_offset_key
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig

@@ -136,7 +136,7 @@ def test_nothing_that_was_acknowledged_to_us_is_lost(broker: KlogBroker) -> None
     is_writing, done = threading.Event(), threading.Event()
 
     def write() -> None:
-        with OurProducer.connect(settings) as producer:
+        with OurProducer(settings) as producer:
             number = 0
             while not done.is_set():
                 numbers = range(number, number + 100)
@@ -196,7 +196,7 @@ def _wait_for_a_record(cluster: Cluster) -> None:
 def test_a_data_directory_in_use(broker: KlogBroker) -> None:
     command = broker_command(broker.data_dir, free_port())
     assert refusal(command) == (
-        f"klog: data directory {broker.data_dir} is held by another broker or tool; stop that one, "
+        f"klog: data directory {broker.data_dir} is in use by another broker or tool; stop that one, "
         "or choose another --data-dir"
     )
     kcat("-L", "-b", broker.bootstrap_servers)  # which is still there
@@ -216,10 +216,10 @@ def test_a_port_in_use(broker: KlogBroker, server_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("no.such.setting=1", "klog: unknown setting 'no.such.setting'; known are "),
-        ("num.partitions=many", "klog: setting num.partitions=many: a number is wanted"),
-        ("num.partitions=0", "klog: setting num.partitions=0: must be 1 or more"),
-        ("auto.create.topics.enable=maybe", "klog: setting auto.create.topics.enable=maybe: true or false is wanted"),
+        ("no.such.setting=1", "klog: unknown setting 'no.such.setting'; the known ones are "),
+        ("num.partitions=many", "klog: setting num.partitions=many must be a number"),
+        ("num.partitions=0", "klog: setting num.partitions=0 must be 1 or more"),
+        ("auto.create.topics.enable=maybe", "klog: setting auto.create.topics.enable=maybe must be true or false"),
         ("num.partitions", "klog: setting 'num.partitions' is not NAME=VALUE"),
     ],
 )

@@ -17,23 +17,25 @@ from typing import Any
 import pytest
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.coordinator.member import Join
+from spark_klog.broker.groups.member import Join
 from spark_klog.broker.handlers import (
     alter_configs,
     delete_groups,
     describe_log_dirs,
     fetch,
+    init_producer_id,
     list_offsets,
     offset_commit,
     offset_delete,
     produce,
 )
 from spark_klog.broker.housekeeping import keep_house
-from spark_klog.broker.internal_topics import OFFSETS_TOPIC
-from spark_klog.broker.log_cleaner import clean_logs
+from spark_klog.broker.logs.log_cleaner import clean_logs
+from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
 from spark_klog.broker.security.config import PLAINTEXT, Listener
 from spark_klog.broker.security.session import Session
-from spark_klog.broker.transactions.transaction import Producer
+from spark_klog.broker.transactions.markers import MarkerEntry, write_marker
+from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
 from tests.broker.test_event_loop import append, running, until
@@ -99,7 +101,7 @@ def test_a_batch_that_waits_for_a_roll_is_of_no_transaction_that_has_ended(
             await broker.create_topic("t", 1)
             log = broker.logs.logs["t", 0]
             producer = await broker.transactions.init("x", 60_000, None)
-            assert isinstance(producer, Producer)
+            assert isinstance(producer, ProducerIdAndEpoch)
             assert not await broker.transactions.add("x", producer, frozenset({("t", 0)}))
             append(log, 2)
             # the end would wait for the same flush, after the batch
@@ -130,7 +132,7 @@ def test_partitions_that_are_added_again_wait_for_the_same_flush(
             await until(lambda: not broker.transactions.is_loading, "the transactions")
             await broker.create_topic("t", 1)
             producer = await broker.transactions.init("x", 60_000, None)
-            assert isinstance(producer, Producer)
+            assert isinstance(producer, ProducerIdAndEpoch)
 
             def add() -> asyncio.Task[ErrorCode]:
                 return asyncio.create_task(broker.transactions.add("x", producer, frozenset({("t", 0)})))
@@ -435,5 +437,71 @@ def test_offsets_that_their_topic_no_longer_takes_are_not_deleted(tmp_path: Path
             )
             assert ErrorCode.UNKNOWN_SERVER_ERROR in error_codes(answer)
             assert broker.offsets.fetch(group, "t", 0) is not None
+
+    asyncio.run(run())
+
+
+def test_ids_of_transactions_that_are_still_loading_are_not_given(tmp_path: Path) -> None:
+    """Of a directory that comes from Kafka: it has no file of producer ids, and its data may be gone long since."""
+    message = {"transactional_id": None, "transaction_timeout_ms": 1000, "producer_id": -1, "producer_epoch": -1}
+
+    async def first_life() -> int:
+        async with running(tmp_path) as broker:
+            await broker.transactions.load()
+            for name in ("x", "y"):
+                await broker.transactions.log_of(name)
+                found = await broker.transactions.init(name, 1000, None)
+                assert isinstance(found, ProducerIdAndEpoch)
+            return found.producer_id
+
+    async def second_life(known: int) -> None:
+        async with running(tmp_path) as broker:
+            answer = await init_producer_id.handle(broker, REQUEST, message)
+            assert answer["error_code"] == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, answer
+            await broker.transactions.load()
+            answer = await init_producer_id.handle(broker, REQUEST, message)
+            assert (answer["error_code"], answer["producer_id"]) == (ErrorCode.NONE, known + 1)
+
+    known = asyncio.run(first_life())
+    (tmp_path / "data" / "latest_producer_id_block").unlink()
+    asyncio.run(second_life(known))
+
+
+def test_a_damaged_transaction_index_refuses_the_marker_and_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.coordinator.load()
+            await broker.transactions.load()
+            producer = await broker.transactions.init("x", 60_000, None)
+            assert isinstance(producer, ProducerIdAndEpoch)
+            keys = {("t", 0), ("t", 1)}
+            await broker.create_topic("t", 2)
+            log = broker.logs.logs["t", 0]
+            for number in range(2):
+                assert await broker.transactions.add("x", producer, frozenset(keys)) is ErrorCode.NONE
+                for partition in range(2):
+                    records = batch(producer.producer_id, producer.epoch, number, 1)
+                    broker.logs.logs["t", partition].append(memoryview(records))
+                if number:
+                    break
+                assert await broker.transactions.end("x", producer, commits=False) is ErrorCode.NONE
+            log.flush()
+            assert log.aborted_transactions(0, log.end_offset)
+            index = log.segments[-1].transaction_index
+            index.release()  # as other logs need the memory
+            index.path.write_bytes(b"damaged" + index.path.read_bytes())
+            end = log.end_offset
+            marker = MarkerEntry(producer, False, 0)
+            assert await write_marker(broker, ("t", 0), marker) is ErrorCode.KAFKA_STORAGE_ERROR
+            assert await broker.transactions.end("x", producer, commits=False) is ErrorCode.NONE
+            assert str(index.path) in caplog.text
+            assert log.end_offset == end
+            assert broker.logs.logs["t", 1].last_stable_offset == broker.logs.logs["t", 1].end_offset
+            # the broker goes on, and the marker is written when the index can be read
+            index.path.write_bytes(index.path.read_bytes()[len(b"damaged") :])
+            assert await write_marker(broker, ("t", 0), marker) is ErrorCode.NONE
+            assert len(log.aborted_transactions(0, log.end_offset)) == 2
 
     asyncio.run(run())

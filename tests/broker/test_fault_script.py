@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from spark_klog.broker.fault_control import decode_answer, encode, follow, lines_of, obey
-from spark_klog.broker.faults import (
-    Asked,
+from spark_klog.broker.faults.control import decode_answer, encode, follow, lines_of, obey
+from spark_klog.broker.faults.script import (
     Corrupt,
     Delay,
     Drop,
     ErrorAnswer,
     Fault,
     FaultScript,
+    MatchedRequest,
     Truncate,
     flip_bits,
 )
@@ -29,41 +29,43 @@ from spark_klog.protocol.targets import EVERYTHING, Target
 DROP = Drop()
 
 
-def asked(api: str = "Produce", client: str | None = "c", *targets: Target, has_records: bool = False) -> Asked:
-    return Asked(api, client, targets or (("t", 0), ("u", 1)), has_records)
+def make_request(
+    api: str = "Produce", client: str | None = "c", *targets: Target, has_records: bool = False
+) -> MatchedRequest:
+    return MatchedRequest(api, client, targets or (("t", 0), ("u", 1)), has_records)
 
 
 @pytest.mark.parametrize(
     ("fault", "request_", "fires"),
     [
-        (Fault(DROP), asked(), True),
-        (Fault(DROP, api="Produce"), asked(), True),
-        (Fault(DROP, api="Fetch"), asked(), False),
-        (Fault(DROP, client_id="c"), asked(), True),
-        (Fault(DROP, client_id="d"), asked(), False),
-        (Fault(DROP, client_id="c"), asked("Produce", None), False),
-        (Fault(DROP, topic="u"), asked(), True),
-        (Fault(DROP, topic="v"), asked(), False),
-        (Fault(DROP, topic="t", partition=0), asked(), True),
-        (Fault(DROP, topic="t", partition=1), asked(), False),
-        (Fault(DROP, partition=1), asked(), True),
-        (Fault(DROP, partition=2), asked(), False),
-        (Fault(DROP, topic="t"), asked("Metadata", "c", EVERYTHING), True),
-        (Fault(DROP, topic="t"), asked("Metadata", "c", ("t", None)), True),
-        (Fault(DROP, topic="t", partition=0), asked("Metadata", "c", ("t", None)), False),
-        (Fault(Corrupt(), topic="t"), asked("Fetch"), False),
-        (Fault(Corrupt(), topic="t"), asked("Fetch", "c", ("t", 0), has_records=True), True),
-        (Fault(Corrupt("answer"), topic="t"), asked("Fetch"), True),
-        (Fault(DROP), asked("Fetch", "c", ("t", 0), has_records=True), False),
+        (Fault(DROP), make_request(), True),
+        (Fault(DROP, api="Produce"), make_request(), True),
+        (Fault(DROP, api="Fetch"), make_request(), False),
+        (Fault(DROP, client_id="c"), make_request(), True),
+        (Fault(DROP, client_id="d"), make_request(), False),
+        (Fault(DROP, client_id="c"), make_request("Produce", None), False),
+        (Fault(DROP, topic="u"), make_request(), True),
+        (Fault(DROP, topic="v"), make_request(), False),
+        (Fault(DROP, topic="t", partition=0), make_request(), True),
+        (Fault(DROP, topic="t", partition=1), make_request(), False),
+        (Fault(DROP, partition=1), make_request(), True),
+        (Fault(DROP, partition=2), make_request(), False),
+        (Fault(DROP, topic="t"), make_request("Metadata", "c", EVERYTHING), True),
+        (Fault(DROP, topic="t"), make_request("Metadata", "c", ("t", None)), True),
+        (Fault(DROP, topic="t", partition=0), make_request("Metadata", "c", ("t", None)), False),
+        (Fault(Corrupt(), topic="t"), make_request("Fetch"), False),
+        (Fault(Corrupt(), topic="t"), make_request("Fetch", "c", ("t", 0), has_records=True), True),
+        (Fault(Corrupt("answer"), topic="t"), make_request("Fetch"), True),
+        (Fault(DROP), make_request("Fetch", "c", ("t", 0), has_records=True), False),
     ],
 )
-def test_what_matches(fault: Fault, request_: Asked, fires: bool) -> None:
+def test_what_matches(fault: Fault, request_: MatchedRequest, fires: bool) -> None:
     assert (FaultScript([fault]).choose(request_) is not None) == fires
 
 
 def _fired(script: FaultScript, requests: str) -> str:
     """A letter a request in, the fault's client id or "." out."""
-    firings = [script.choose(asked("Produce", client)) for client in requests]
+    firings = [script.choose(make_request("Produce", client)) for client in requests]
     return "".join("." if firing is None else str(firing.fault.do.ms) for firing in firings)  # type: ignore[union-attr]
 
 
@@ -116,7 +118,7 @@ def test_json_and_back(fault: Fault) -> None:
 IMPOSSIBLE: list[tuple[Callable[[], object], str]] = [
     (lambda: Fault(DROP, api="Prodoce"), "api='Prodoce': did you mean Produce?"),
     (lambda: Fault(DROP, api="fetch"), "api='fetch': did you mean Fetch?"),
-    (lambda: Fault(DROP, api=0), "api=0: known are "),
+    (lambda: Fault(DROP, api=0), "api=0: the known ones are "),
     (lambda: Fault(DROP, count=0), "count=0: it must be a number, 1 or more"),
     (lambda: Fault(DROP, count="2"), "count='2': it must be a number, 1 or more"),
     (lambda: Fault(DROP, skip=-1), "skip=-1: it must be a number, 0 or more"),
@@ -130,7 +132,7 @@ IMPOSSIBLE: list[tuple[Callable[[], object], str]] = [
     (lambda: Fault(Drop), "it must be Drop(...)"),
     (lambda: Fault("Drop"), "do='Drop': it must be one of ErrorAnswer, Delay, Drop, Corrupt, Truncate"),
     (lambda: Fault(Corrupt(), api="Produce"), "api='Produce': records are corrupted in answers of Fetch only"),
-    (lambda: ErrorAnswer("NOT_LEADER"), "code='NOT_LEADER': known are BROKER_ID_NOT_REGISTERED, "),
+    (lambda: ErrorAnswer("NOT_LEADER"), "code='NOT_LEADER': the known ones are BROKER_ID_NOT_REGISTERED, "),
     (lambda: ErrorAnswer("not_leader_or_follower"), "did you mean NOT_LEADER_OR_FOLLOWER?"),
     (lambda: ErrorAnswer("NONE"), "code='NONE': it must be an error; 0 is none"),
     (lambda: ErrorAnswer(0), "code=0: it must be an error; 0 is none"),

@@ -366,8 +366,8 @@ def test_a_broker_without_faults_takes_none(cluster: EmbeddedCluster) -> None:
 
 def test_nothing_heavy_is_imported() -> None:
     program = (
-        "import sys, spark_klog.embedded, spark_klog.cli.main, spark_klog.broker.server\n"
-        "print({'pyspark', 'pandas', 'pyarrow', 'spark_klog.broker.faulty_server'} & set(sys.modules))"
+        "import sys, spark_klog.embedded, spark_klog.cli.main, spark_klog.broker.network.server\n"
+        "print({'pyspark', 'pandas', 'pyarrow', 'spark_klog.broker.faults.faulty_server'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

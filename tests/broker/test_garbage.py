@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from spark_klog.broker.acceptor import Acceptor
 from spark_klog.broker.broker import Broker
-from spark_klog.broker.config import BrokerConfig
-from spark_klog.broker.coordinator.member import Join
-from spark_klog.broker.garbage import short_collections, uncollected
-from spark_klog.broker.internal_topics import OFFSETS_TOPIC
+from spark_klog.broker.event_loop.garbage import short_collections, uncollected
+from spark_klog.broker.groups.member import Join
+from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
+from spark_klog.broker.network.acceptor import Acceptor
+from spark_klog.broker.network.server import Server
 from spark_klog.broker.security.config import PLAINTEXT, Listener
-from spark_klog.broker.server import Server
+from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.directories.paths import Endpoint
 from tests.support.batches import make_batch
 
@@ -52,7 +52,7 @@ def started_broker(tmp_path: Path) -> Broker:
 def test_a_deleted_topic_leaves_no_cycle(tmp_path: Path) -> None:
     async def run() -> None:
         broker = started_broker(tmp_path)
-        broker.watch()
+        broker.follower.watch()
         await broker.create_topic("t", 2, {"segment.bytes": "100"})
         for _ in range(3):
             broker.logs.logs["t", 0].append(memoryview(bytearray(make_batch([(None, b"value")], [1]))))

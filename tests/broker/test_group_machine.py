@@ -11,9 +11,9 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from spark_klog.broker.coordinator.group import Group, State
-from spark_klog.broker.coordinator.member import Join
-from spark_klog.broker.coordinator.replies import Reply
+from spark_klog.broker.groups.group import Group, State
+from spark_klog.broker.groups.member import Join
+from spark_klog.broker.groups.replies import Reply
 from spark_klog.errors import ErrorCode
 
 SESSION, REBALANCE = 10.0, 30.0
@@ -447,6 +447,27 @@ def test_a_static_member_that_comes_back_keeps_its_assignment(number: int, can_s
     assert talk.leave(old[number], f"i{number}") == FENCED
     assert talk.beat(new, instance=f"i{number}") == OK
     assert talk.beat(old[number]) == STRANGER
+
+
+def test_a_static_member_is_replaced_after_that_was_written() -> None:
+    """The disk is full for a while: nobody is fenced by a member id that a restart would not know."""
+    talk = Talk()
+    old = talk.stable("i0", "i1")
+    for number in (0, 1):
+        talk.store_code = GONE
+        leader, ends_at = talk.group.leader, talk.group.members[old[number]].deadline
+        talk.now += 1
+        token = talk.join("", ("range", b"changed"), instance=f"i{number}")
+        assert (talk.answers[token]["error_code"], talk.answers[token]["member_id"]) == (GONE, "")
+        member = talk.group.members[old[number]]
+        assert talk.group.instances == {"i0": old[0], "i1": old[1]}
+        assert (set(talk.group.members), talk.group.leader) == (set(old), leader)
+        assert (member.member_id, member.protocols, member.deadline) == (old[number], (RANGE,), ends_at)
+        assert talk.beat(old[number], instance=f"i{number}") == OK
+        talk.store_code = OK
+        assert talk.answers[talk.sync(old[number], instance=f"i{number}")]["assignment"] == old[number].encode()
+    assert talk.code(talk.join(instance="i1")) == OK
+    assert talk.beat(old[1], instance="i1") == FENCED
 
 
 def test_a_static_member_that_comes_back_with_another_protocol_chosen_rebalances() -> None:

@@ -17,7 +17,7 @@ from confluent_kafka.cimpl import NewTopic
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
 from kafka.record import MemoryRecords
 
-from spark_klog.broker.coordinator.records import (
+from spark_klog.broker.groups.records import (
     Committed,
     OffsetKey,
     StoredGroup,

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from spark_klog.broker.coordinator.expiry import expire, forget_topics
-from spark_klog.broker.coordinator.groups import Groups
-from spark_klog.broker.coordinator.records import (
+from spark_klog.broker.groups.expiry import expire, forget_topics
+from spark_klog.broker.groups.groups import Groups
+from spark_klog.broker.groups.offset_manager import OffsetManager
+from spark_klog.broker.groups.records import (
     Committed,
     OffsetKey,
     StoredGroup,
@@ -18,9 +19,8 @@ from spark_klog.broker.coordinator.records import (
     encode_offset,
     encode_offset_key,
 )
-from spark_klog.broker.offset_manager import OffsetManager
 from spark_klog.broker.transactions.records import marker_batch
-from spark_klog.broker.transactions.transaction import Producer
+from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
@@ -169,7 +169,7 @@ def test_a_transaction_ends_in_each_partition_by_itself(tmp_path: Path, commits:
     ended, open_ = (PartitionLog(tmp_path / f"__consumer_offsets-{number}", LogConfig()) for number in range(2))
     offsets = OffsetManager(lambda group, stored: None)
     offsets.stage(ended, "g", (7, 0), {PLACE: (1, -1, "")})
-    ended.append(memoryview(marker_batch(Producer(7, 0), commits=commits, coordinator_epoch=0, now_ms=NOW)))
+    ended.append(memoryview(marker_batch(ProducerIdAndEpoch(7, 0), commits=commits, coordinator_epoch=0, now_ms=NOW)))
     offsets.stage(open_, "other", (7, 0), {PLACE: (2, -1, "")})
     for logs in ((ended, open_), (open_, ended)):
         loaded = OffsetManager(lambda group, stored: None)

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from spark_klog.broker.offset_manager import OffsetManager
+from spark_klog.broker.groups.offset_manager import OffsetManager
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from tests.support.broker import KlogBroker

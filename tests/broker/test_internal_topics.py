@@ -14,8 +14,8 @@ import pytest
 
 from spark_klog.broker.broker import Broker
 from spark_klog.broker.handlers import create_partitions
-from spark_klog.broker.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from spark_klog.broker.transactions.transaction import Producer
+from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.directories import paths
 from spark_klog.directories.opening import open_tree
 from spark_klog.errors import ErrorCode
@@ -36,7 +36,7 @@ async def fill(broker: Broker) -> None:
     assert log is not None
     for number in range(_MANY):
         broker.offsets.commit(log, "g", {("t", number): (7, -1, "")})
-        assert isinstance(await broker.transactions.init("x", 60_000, None), Producer)
+        assert isinstance(await broker.transactions.init("x", 60_000, None), ProducerIdAndEpoch)
 
 
 class Reading:
@@ -92,7 +92,7 @@ def test_an_internal_topic_that_is_deleted_while_it_is_read(
             await until(lambda: not broker.transactions.is_loading, "the end of the loading")
             assert await broker.coordinator.code("g") is ErrorCode.NONE
             producer = await broker.transactions.init("x", 60_000, None)
-            assert isinstance(producer, Producer)
+            assert isinstance(producer, ProducerIdAndEpoch)
             is_forgotten = topic == OFFSETS_TOPIC, topic == TRANSACTIONS_TOPIC
             assert (broker.offsets.fetch("g", "t", 0) is None, producer.epoch == 0) == is_forgotten
             caring.cancel()
@@ -119,7 +119,7 @@ def test_an_internal_topic_that_was_deleted_while_the_broker_was_away(tmp_path: 
             assert await broker.coordinator.code("g") is ErrorCode.NONE
             assert broker.offsets.fetch("g", "t", 0) is None
             producer = await broker.transactions.init("x", 60_000, None)
-            assert isinstance(producer, Producer)
+            assert isinstance(producer, ProducerIdAndEpoch)
             assert producer.epoch == 0
             caring.cancel()
 

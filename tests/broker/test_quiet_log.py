@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 
-from spark_klog.broker.acceptor import Acceptor
-from spark_klog.broker.background import BackgroundTasks
 from spark_klog.broker.broker import Broker
-from spark_klog.broker.config import BrokerConfig
+from spark_klog.broker.event_loop.background import BackgroundTasks
 from spark_klog.broker.housekeeping import keep_house
-from spark_klog.broker.registry import UnknownTopic
+from spark_klog.broker.metadata.registry import UnknownTopic
+from spark_klog.broker.network.acceptor import Acceptor
+from spark_klog.broker.network.server import Server
+from spark_klog.broker.network.watchdog import watch
 from spark_klog.broker.security.config import PLAINTEXT, Listener
-from spark_klog.broker.server import Server
-from spark_klog.broker.watchdog import watch
+from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.directories.paths import Endpoint
 from spark_klog.errors import LogRetired
 from spark_klog.log.config import LogConfig
@@ -46,7 +46,7 @@ async def running(tmp_path: Path, **settings: Any) -> AsyncIterator[Broker]:
     broker = Broker(replace(BrokerConfig(_HOST, 1000, tmp_path / "data"), **settings))
     try:
         broker.start([Endpoint("PLAINTEXT", "PLAINTEXT", _HOST, 1000)])
-        broker.watch()
+        broker.follower.watch()
         yield broker
         await broker.changes_ended()
     finally:
@@ -239,8 +239,8 @@ def test_a_refused_change_whose_client_is_gone(caplog: pytest.LogCaptureFixture)
 
     caplog.set_level(logging.INFO)
     asyncio.run(run())
-    assert "refused: there is no topic known" in caplog.text
-    assert warnings(caplog) == ["a change whose client is gone has failed: disk"]
+    assert "had disconnected: there is no topic known" in caplog.text
+    assert warnings(caplog) == ["a change failed after its client had disconnected: disk"]
 
 
 def test_a_new_data_directory_and_what_kafka_leaves_in_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,10 +18,13 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from spark_klog.broker.registry import Registry
+from spark_klog.broker.metadata.registry import Registry
+from spark_klog.broker.security.config import SecurityConfig
+from spark_klog.broker.security.tls import server_context
 from spark_klog.directories.memory import MemoryTree
 from spark_klog.directories.paths import Endpoint
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ConfigError
 from spark_klog.protocol.apis import API_VERSIONS, METADATA, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from spark_klog.protocol.codec import encode_request
 from tests.support.broker import KlogBroker, broker_command, refusal
@@ -152,7 +155,7 @@ def test_plaintext_on_a_tls_listener(broker: SecureBroker) -> None:
         client.send_frame(encode_request(METADATA, 4, 1, CLIENT_ID, {"topics": []}).to_bytes())
         assert client.is_closed()
         port = client.socket.getsockname()[1]
-    assert "connection to SSL failed" in broker.wait_for_log(f"127.0.0.1:{port}")
+    broker.wait_for_log(f"127.0.0.1:{port}", "connection to SSL failed")
 
 
 def test_a_client_that_trusts_another_signer(broker: SecureBroker, tmp_path: Path) -> None:
@@ -313,6 +316,25 @@ def test_settings_that_are_refused(
 
 
 @pytest.mark.parametrize(
+    ("parts", "password", "why"),
+    [
+        (["server.crt"], "", "it holds no private key"),
+        (["client.key"], "", "it holds no certificate"),
+        (["server.key", "server.crt"], "no", "the key can't be decrypted: check ssl.key.password"),
+        (["client.key", "server.crt"], "", "KEY_VALUES_MISMATCH"),
+        ([], "", "not PEM"),
+    ],
+)
+def test_what_is_wrong_with_a_key_store(
+    certificates: Certificates, tmp_path: Path, parts: list[str], password: str, why: str
+) -> None:
+    store = tmp_path / "store.pem"
+    store.write_text("".join((certificates.server.parent / part).read_text() for part in parts))
+    with pytest.raises(ConfigError, match=f"{store}: {why}; it must be a PEM file with key and certificates"):
+        server_context(SecurityConfig(key_store=store, key_password=password))
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "[user a]\nSCRAM-SHA-256 = c2VjcmV0\n",
@@ -351,9 +373,9 @@ def test_an_embedded_cluster_with_passwords(make_cluster: Callable[..., Embedded
 def test_brokers_without_a_listener_are_left_out_of_it() -> None:
     tree = MemoryTree()
     plain = Endpoint("IN", "PLAINTEXT", "a", 1), Endpoint("IN", "PLAINTEXT", "b", 1)
-    Registry(tree, 0).register([plain[0], Endpoint("OUT", "SSL", "a.example", 2)])
+    Registry(tree, 0).registration.register([plain[0], Endpoint("OUT", "SSL", "a.example", 2)])
     registry = Registry(tree, 1)
-    registry.register([plain[1]])
+    registry.registration.register([plain[1]])
     registry.refresh()
     assert registry.addresses("IN") == {0: ("a", 1), 1: ("b", 1)}
     assert registry.addresses("OUT") == {0: ("a.example", 2)}

@@ -166,7 +166,7 @@ def test_rules_that_change_hold_for_open_connections(broker: SecureBroker) -> No
                 time.sleep(0.1)
             assert client.fetch("exact", 0, 11)[0] == 0
             broker.users.write_text("[user carol]\nreed = exact\n")  # what was read before holds
-            assert "unknown 'reed'" in _poll_log(broker, client, "what was read before holds")
+            assert "unknown 'reed'" in _poll_log(broker, client, "the users read before stay in force")
             assert client.fetch("exact", 0, 11)[0] == 0
         finally:
             broker.users.write_text(before)
@@ -178,6 +178,6 @@ def _poll_log(broker: SecureBroker, client: RawClient, text: str) -> str:
     while True:
         client.fetch("exact", 0, 11)
         try:
-            return broker.wait_for_log(text, 0.2)
+            return broker.wait_for_log(text, seconds=0.2)
         except TimeoutError:
             assert time.monotonic() < deadline

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from spark_klog.broker.config import _BROKER_SETTINGS, broker_settings
-from spark_klog.broker.kafka_names import WITHOUT_USE
-from spark_klog.broker.log_settings import BROKER_LOG_SETTINGS
-from spark_klog.broker.properties import parse_properties
 from spark_klog.broker.security.config import SECURITY_SETTINGS
-from spark_klog.broker.server_properties import PLACES, broker_config
+from spark_klog.broker.settings.config import _BROKER_SETTINGS, broker_settings
+from spark_klog.broker.settings.kafka_names import WITHOUT_USE
+from spark_klog.broker.settings.log_settings import BROKER_LOG_SETTINGS
+from spark_klog.broker.settings.properties import parse_properties
+from spark_klog.broker.settings.server_properties import PLACES, broker_config
 from spark_klog.errors import ConfigError
 from tests.support.broker import refusal
 from tests.support.kafka import HOST, Version, free_port, kafka_libs
@@ -113,9 +113,9 @@ def test_the_files_that_kafka_ships(tmp_path: Path, version: str) -> None:
         kcat("-P", "-b", f"{HOST}:{port}", "-t", "t", stdin=b"record\n")
         assert kcat("-C", "-b", f"{HOST}:{port}", "-t", "t", "-e", "-q", "-o", "beginning") == b"record\n"
     assert (tmp_path / "data" / "t-0").is_dir()
-    (told,) = [line for line in log.read_text().splitlines() if "without a use" in line]
+    (told,) = [line for line in log.read_text().splitlines() if "have no effect" in line]
     assert "num.io.threads, num.network.threads" in told
-    assert set(told.partition("here: ")[2].split(", ")) == {
+    assert set(told.partition("no effect: ")[2].split(", ")) == {
         name for name in re.findall(r"^([a-z.]+)=", text, re.MULTILINE) if name in WITHOUT_USE
     }
 
@@ -153,18 +153,21 @@ def test_options_win_over_settings_and_these_over_the_file(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("log.dirs=/a,/b", "setting log.dirs=/a,/b: one data directory is wanted, 2 are given"),
+        ("log.dirs=/a,/b", "setting log.dirs=/a,/b must be one data directory, not 2"),
         ("", "there is no data directory: give --data-dir, or log.dirs in the configuration"),
         ("num.partitons=1", "unknown setting 'num.partitons'; did you mean num.partitions"),
         ("num.io.thread=1", "unknown setting 'num.io.thread'; did you mean num.io.threads"),
         ("log.dri=/a", "unknown setting 'log.dri'; did you mean log.dir or log.dirs?"),
-        ("log.dir=/a\nbroker.id=one", "setting broker.id=one: a number from 0 on is wanted"),
+        ("log.dir=/a\nbroker.id=one", "setting broker.id=one must be a number of at least 0"),
         ("log.dir=/a\nbroker.id=1\nnode.id=2", "broker.id=1 and node.id=2: they are the same setting"),
         (
             "listener.name.x.ssl.key.password=y",
             "setting listener.name.x.ssl.key.password=[hidden]: settings",
         ),
-        ("authorizer.class.name=kafka.Any", "setting authorizer.class.name=kafka.Any: there are no authorizer"),
+        (
+            "authorizer.class.name=kafka.Any",
+            "setting authorizer.class.name=kafka.Any: authorizer classes are not supported",
+        ),
         ("metrics.listen=9100\nlog.dir=/a", "'9100' is not HOST:PORT"),
     ],
 )
@@ -176,7 +179,7 @@ def test_what_is_refused(line: str, told: str) -> None:
 
 def test_a_refusal_is_a_line(tmp_path: Path) -> None:
     path = write(tmp_path, "num.partitions=1\na=\\u1")
-    assert refusal(command(path)) == f"klog: {path}, line 2: \\u wants 4 hexadecimal digits of a character"
+    assert refusal(command(path)) == f"klog: {path}, line 2: \\u must be followed by 4 hexadecimal digits"
 
 
 def test_a_secret_is_in_no_error(tmp_path: Path) -> None:

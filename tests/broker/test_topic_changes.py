@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -13,15 +14,24 @@ from pathlib import Path
 import pytest
 
 from spark_klog.broker.broker import Broker, Request, TopicExists
-from spark_klog.broker.config import BrokerConfig
 from spark_klog.broker.handlers import create_topics, delete_topics
-from spark_klog.broker.registry import InvalidAssignment, InvalidPartitions, Registry, TopicCollides, UnknownTopic
+from spark_klog.broker.metadata.registry import (
+    InvalidAssignment,
+    InvalidPartitions,
+    Registry,
+    TopicCollides,
+    UnknownTopic,
+)
 from spark_klog.broker.security.config import PLAINTEXT, Listener
 from spark_klog.broker.security.session import Session
+from spark_klog.broker.settings.config import BrokerConfig
+from spark_klog.broker.transactions.markers import MarkerEntry
+from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch, Transaction
 from spark_klog.directories.opening import open_tree
 from spark_klog.directories.paths import Endpoint
 from spark_klog.directories.tree import Tree
 from spark_klog.errors import ConfigError, ErrorCode
+from spark_klog.log.files.file_system import LocalFileSystem
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from tests.support.batches import make_batch
 
@@ -36,7 +46,7 @@ async def _running(
     try:
         broker.start([Endpoint("PLAINTEXT", "PLAINTEXT", config.host, config.port)])
         if watches:
-            broker.watch()
+            broker.follower.watch()
         yield broker
     finally:
         broker.close()
@@ -334,7 +344,7 @@ def test_settings_that_two_brokers_alter_one_after_the_other_are_both_kept(tmp_p
     async def run() -> None:
         async with _running(tmp_path, 0, shared=True) as first, _running(tmp_path, 1, shared=True) as second:
             await first.create_topic("t", 1)
-            await second.refresh()
+            await second.follower.refresh()
             await first.alter_topic_settings("t", partial(_with, "retention.ms", "5"))
             await second.alter_topic_settings("t", partial(_with, "max.message.bytes", "7"))
             assert second.registry.settings("t") == {"retention.ms": "5", "max.message.bytes": "7"}
@@ -351,17 +361,116 @@ def test_a_topic_is_deleted_by_the_id_that_was_named(tmp_path: Path) -> None:
             _running(tmp_path, 1, shared=True, watches=False) as second,
         ):
             topic_id = await first.create_topic("t", 1)
-            await second.refresh()
+            await second.follower.refresh()
             await first.delete_topic("t")
             new_id = await first.create_topic("t", 1)
             session = Session(Listener(PLAINTEXT, PLAINTEXT, "h", 1), "h:2", [], lambda mechanism, name: None)
             request = Request(6, "client", session)
             answer = await delete_topics.handle(second, request, {"topics": [{"name": None, "topic_id": topic_id}]})
             assert answer["responses"][0]["error_code"] == ErrorCode.UNKNOWN_TOPIC_ID
-            await first.refresh()
+            await first.follower.refresh()
             assert first.registry.topics["t"].topic_id == new_id
-            await second.refresh()
+            await second.follower.refresh()
             answer = await delete_topics.handle(second, request, {"topics": [{"name": None, "topic_id": new_id}]})
             assert answer["responses"][0]["error_code"] == ErrorCode.NONE
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("retried_by", ["housekeeping", "stop", "a new topic", "a new topic later"])
+def test_the_folder_of_a_deleted_topic_that_could_not_be_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, retried_by: str
+) -> None:
+    """Left to a broker that is alone it would be a topic again."""
+    rename, fails, slow = LocalFileSystem.rename, True, 0.0
+
+    def failing(files: LocalFileSystem, old: Path, new: Path) -> None:
+        if fails and new.name.endswith("-delete"):
+            raise OSError(errno.EIO, "Input/output error", str(old))
+        time.sleep(slow)
+        rename(files, old, new)
+
+    async def first() -> None:
+        nonlocal fails, slow
+        async with _running(tmp_path) as broker:
+            await broker.create_topic("t", 2)
+            _append(broker.logs.get("t", 1), 10)
+            monkeypatch.setattr(LocalFileSystem, "rename", failing)
+            await broker.delete_topic("t")
+            assert "t-1 can't be renamed" in caplog.text
+            fails = retried_by == "a new topic later"
+            if retried_by == "housekeeping":
+                slow = 0.2
+                retry = asyncio.ensure_future(broker.follower.refresh())  # as a watch does; its retry is waited for
+                await _until(lambda: broker._topic_logs.is_busy)
+                await broker.care_for_topic_logs()
+                assert not list((tmp_path / "0").glob("t-?"))
+                await retry
+            elif retried_by != "stop":
+                await broker.create_topic("t", 2)  # what is left is moved out of its way
+                _append(broker.logs.get("t", 1), 5)
+                fails = False
+                await broker.care_for_topic_logs()
+            await broker.changes_ended()
+
+    async def second() -> None:
+        async with _running(tmp_path) as broker:
+            if retried_by in ("housekeeping", "stop"):
+                assert not broker.registry.topics
+                return
+            log = broker.logs.get("t", 1)
+            assert log is not None
+            assert log.end_offset == 1
+            found = log.read(0, 1000)
+            assert found is not None
+            assert len(found.read()) < 80
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+
+def test_no_broker_is_asked_for_markers_of_a_transaction_that_another_has_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the markers of a commit are tried again it completes, and the next transaction is aborted."""
+
+    async def scenario() -> None:
+        async with _running(tmp_path, 0, shared=True) as first, _running(tmp_path, 1, shared=True) as second:
+            await first.follower.refresh()
+            await first.create_topic("t", 2)
+            await second.follower.refresh()
+            for each in (first, second):
+                await each.coordinator.load()
+                await each.transactions.load()
+            node, _ = await first.transactions.find("x")
+            await second.follower.refresh()
+            broker = (first, second)[node]
+            own = next(("t", number) for number in range(2) if broker.registry.leads("t", number))
+            other = "t", 1 - own[1]
+            transactions = broker.transactions
+            producer = await transactions.init("x", 60_000, None)
+            assert isinstance(producer, ProducerIdAndEpoch)
+            assert await transactions.add("x", producer, frozenset([own])) is ErrorCode.NONE
+            log = broker.logs.logs[own]
+            log.failure = OSError(errno.EIO, "Input/output error")
+            assert await transactions.end("x", producer, commits=True) is ErrorCode.NONE
+            log.failure = None
+            write_markers, asked = transactions._write_markers, list[MarkerEntry]()
+
+            async def followed(state: PartitionLog, transaction: Transaction) -> None:
+                monkeypatch.setattr(transactions, "_write_markers", write_markers)
+                await write_markers(state, transaction)
+                assert await transactions.add("x", producer, frozenset([other])) is ErrorCode.NONE
+                assert await transactions.end("x", producer, commits=False) is ErrorCode.NONE
+
+            async def send(node: int, markers: Mapping[MarkerEntry, object]) -> set[object]:
+                asked.extend(markers)
+                return set()
+
+            monkeypatch.setattr(transactions, "_write_markers", followed)
+            monkeypatch.setattr(transactions._markers, "send", send)
+            await transactions._write_missing()
+            await transactions._write_missing()
+            assert [marker.commits for marker in asked] == [False]
+
+    asyncio.run(scenario())

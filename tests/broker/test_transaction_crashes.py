@@ -20,7 +20,7 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.protocol import apis
 from spark_klog.records.batch import iter_batches
 from spark_klog.records.batch_v2 import build_batch
-from spark_klog.records.reference import append_record
+from spark_klog.records.kernels.reference import append_record
 from tests.support.broker import KlogBroker
 from tests.support.dump import dump_files
 from tests.support.kafka import Kafka
@@ -110,7 +110,7 @@ def test_one_that_was_open_at_the_kill_times_out(broker: KlogBroker, topic: str)
         client.ask("send", "p", topic, "0", "lost")
         broker.kill()
         broker.start()
-        broker.wait_for_log("transaction open is aborted")
+        broker.wait_for_log("aborting transaction open")
         assert by_confluent(broker.bootstrap_servers, topic, 0) == []
         with pytest.raises(KafkaException):
             client.ask("commit", "p")

@@ -14,7 +14,7 @@ from spark_klog.broker.transactions.transaction import (
     TRANSITIONS,
     Event,
     NeedsProducerId,
-    Producer,
+    ProducerIdAndEpoch,
     State,
     Transaction,
 )
@@ -49,10 +49,12 @@ def test_the_states_follow_each_other_as_kafkas_do() -> None:
 
 def begun(epoch: int = 0) -> Transaction:
     """Ongoing, with one partition."""
-    start = Transaction("id", Producer(7, epoch - 1), Producer(-1, -1), 1, State.EMPTY, frozenset(), -1, NOW)
+    start = Transaction(
+        "id", ProducerIdAndEpoch(7, epoch - 1), ProducerIdAndEpoch(-1, -1), 1, State.EMPTY, frozenset(), -1, NOW
+    )
     ready = machine.init(start, TIMEOUT, None, NOW)
     assert isinstance(ready, Transaction)
-    outcome = machine.add(ready, Producer(7, epoch), frozenset({P0}), NOW + 5)
+    outcome = machine.add(ready, ProducerIdAndEpoch(7, epoch), frozenset({P0}), NOW + 5)
     assert isinstance(outcome, Transaction)
     return outcome
 
@@ -60,57 +62,62 @@ def begun(epoch: int = 0) -> Transaction:
 def test_a_new_instance_aborts_what_the_old_one_left_open() -> None:
     outcome = machine.init(begun(3), TIMEOUT, None, NOW)
     assert isinstance(outcome, Transaction)
-    assert (outcome.state, outcome.producer, outcome.partitions) == (State.PREPARE_ABORT, Producer(7, 4), {P0})
+    assert (outcome.state, outcome.producer, outcome.partitions) == (
+        State.PREPARE_ABORT,
+        ProducerIdAndEpoch(7, 4),
+        {P0},
+    )
     assert machine.init(outcome, TIMEOUT, None, NOW) == BUSY
+    assert machine.init(begun(3), TIMEOUT, ProducerIdAndEpoch(7, 2), NOW) == FENCED
     after = machine.init(machine.complete(outcome, NOW), TIMEOUT, None, NOW)
     assert isinstance(after, Transaction)
-    assert (after.state, after.producer, after.partitions) == (State.EMPTY, Producer(7, 5), frozenset())
-    assert machine.end(after, Producer(7, 3), commits=True, now_ms=NOW) == FENCED
+    assert (after.state, after.producer, after.partitions) == (State.EMPTY, ProducerIdAndEpoch(7, 5), frozenset())
+    assert machine.end(after, ProducerIdAndEpoch(7, 3), commits=True, now_ms=NOW) == FENCED
 
 
 def test_used_up_epochs_take_another_producer_id() -> None:
     done = machine.complete(machine.fence(begun(32766), NOW), NOW)
-    assert done.producer == Producer(7, 32767)
+    assert done.producer == ProducerIdAndEpoch(7, 32767)
     with pytest.raises(NeedsProducerId):
         machine.init(done, TIMEOUT, None, NOW)
     outcome = machine.init(done, TIMEOUT, None, NOW, new_id=8)
     assert isinstance(outcome, Transaction)
-    assert outcome.producer == Producer(8, 0)
+    assert outcome.producer == ProducerIdAndEpoch(8, 0)
 
 
 def test_an_instance_goes_on_after_an_error_and_may_ask_again() -> None:
     """KIP-360: it names itself; where the answer is lost, the same request gives the same one."""
-    ended = machine.end(begun(3), Producer(7, 3), commits=True, now_ms=NOW)
+    ended = machine.end(begun(3), ProducerIdAndEpoch(7, 3), commits=True, now_ms=NOW)
     assert isinstance(ended, Transaction)
     ended = machine.complete(ended, NOW)
-    assert machine.init(ended, TIMEOUT, Producer(7, 2), NOW) == FENCED
-    assert machine.init(ended, TIMEOUT, Producer(6, 3), NOW) == FENCED
-    first = machine.init(ended, TIMEOUT, Producer(7, 3), NOW)
+    assert machine.init(ended, TIMEOUT, ProducerIdAndEpoch(7, 2), NOW) == FENCED
+    assert machine.init(ended, TIMEOUT, ProducerIdAndEpoch(6, 3), NOW) == FENCED
+    first = machine.init(ended, TIMEOUT, ProducerIdAndEpoch(7, 3), NOW)
     assert isinstance(first, Transaction)
-    assert first.producer == Producer(7, 4)
-    again = machine.init(first, TIMEOUT, Producer(7, 3), NOW)
+    assert first.producer == ProducerIdAndEpoch(7, 4)
+    again = machine.init(first, TIMEOUT, ProducerIdAndEpoch(7, 3), NOW)
     assert isinstance(again, Transaction)
-    assert again.producer == Producer(7, 4)
+    assert again.producer == ProducerIdAndEpoch(7, 4)
     other = machine.init(again, TIMEOUT, None, NOW)
     assert isinstance(other, Transaction)
-    assert machine.init(other, TIMEOUT, Producer(7, 4), NOW) == FENCED
+    assert machine.init(other, TIMEOUT, ProducerIdAndEpoch(7, 4), NOW) == FENCED
 
 
 def test_the_same_over_a_change_of_the_producer_id() -> None:
-    last = machine.end(begun(32766), Producer(7, 32766), commits=False, now_ms=NOW)
+    last = machine.end(begun(32766), ProducerIdAndEpoch(7, 32766), commits=False, now_ms=NOW)
     assert isinstance(last, Transaction)
-    rotated = machine.init(machine.complete(last, NOW), TIMEOUT, Producer(7, 32766), NOW, new_id=9)
+    rotated = machine.init(machine.complete(last, NOW), TIMEOUT, ProducerIdAndEpoch(7, 32766), NOW, new_id=9)
     assert isinstance(rotated, Transaction)
-    assert rotated.producer == Producer(9, 0)
-    again = machine.init(rotated, TIMEOUT, Producer(7, 32766), NOW, new_id=10)
+    assert rotated.producer == ProducerIdAndEpoch(9, 0)
+    again = machine.init(rotated, TIMEOUT, ProducerIdAndEpoch(7, 32766), NOW, new_id=10)
     assert isinstance(again, Transaction)
-    assert again.producer == Producer(9, 0)
-    assert machine.init(rotated, TIMEOUT, Producer(7, 32765), NOW) == FENCED
+    assert again.producer == ProducerIdAndEpoch(9, 0)
+    assert machine.init(rotated, TIMEOUT, ProducerIdAndEpoch(7, 32765), NOW) == FENCED
 
 
 def test_time_counts_from_the_first_partition() -> None:
     transaction = begun()
-    more = machine.add(transaction, Producer(7, 0), frozenset({P1}), NOW + 50_000)
+    more = machine.add(transaction, ProducerIdAndEpoch(7, 0), frozenset({P1}), NOW + 50_000)
     assert isinstance(more, Transaction)
     assert not machine.is_timed_out(more, NOW + 5 + TIMEOUT - 1)
     assert machine.is_timed_out(more, NOW + 5 + TIMEOUT)
@@ -122,14 +129,14 @@ def test_time_counts_from_the_first_partition() -> None:
 def test_what_may_be_written() -> None:
     """KIP-890."""
     transaction = begun(2)
-    assert machine.verify(transaction, Producer(7, 2), P0) == ErrorCode.NONE
-    assert machine.verify(transaction, Producer(7, 2), P1) == ErrorCode.TRANSACTION_ABORTABLE
-    assert machine.verify(transaction, Producer(7, 1), P0) == FENCED
-    assert machine.verify(transaction, Producer(8, 2), P0) == NO_MAPPING
-    ended = machine.end(transaction, Producer(7, 2), commits=True, now_ms=NOW)
+    assert machine.verify(transaction, ProducerIdAndEpoch(7, 2), P0) == ErrorCode.NONE
+    assert machine.verify(transaction, ProducerIdAndEpoch(7, 2), P1) == ErrorCode.TRANSACTION_ABORTABLE
+    assert machine.verify(transaction, ProducerIdAndEpoch(7, 1), P0) == FENCED
+    assert machine.verify(transaction, ProducerIdAndEpoch(8, 2), P0) == NO_MAPPING
+    ended = machine.end(transaction, ProducerIdAndEpoch(7, 2), commits=True, now_ms=NOW)
     assert isinstance(ended, Transaction)
-    assert machine.verify(ended, Producer(7, 2), P0) == BUSY
-    assert machine.verify(machine.complete(ended, NOW), Producer(7, 2), P0) == ErrorCode.TRANSACTION_ABORTABLE
+    assert machine.verify(ended, ProducerIdAndEpoch(7, 2), P0) == BUSY
+    assert machine.verify(machine.complete(ended, NOW), ProducerIdAndEpoch(7, 2), P0) == ErrorCode.TRANSACTION_ABORTABLE
 
 
 @dataclass
@@ -195,7 +202,7 @@ def test_any_events_are_answered_as_the_model_does(events: list[tuple[str, int, 
     assert isinstance(first, Transaction)
     transaction = first
     for what, age, partition in events:
-        producer = Producer(7, model.epoch + age)
+        producer = ProducerIdAndEpoch(7, model.epoch + age)
         if what == "restart":
             transaction = decode_value("id", encode_value(transaction))
             continue
@@ -220,7 +227,7 @@ def test_any_events_are_answered_as_the_model_does(events: list[tuple[str, int, 
             continue
         assert isinstance(outcome, Transaction)
         transaction = outcome
-        assert transaction.producer == Producer(7, model.epoch)
+        assert transaction.producer == ProducerIdAndEpoch(7, model.epoch)
         assert transaction.partitions == model.partitions
         assert transaction.is_prepared == bool(model.deciding)
 
@@ -234,7 +241,7 @@ def test_records_are_kafkas_byte_for_byte() -> None:
     assert decode_key(encode_key("my-id")) == "my-id"
     assert decode_key(struct.pack(">h", 1) + text("of the future")) is None
     transaction = Transaction(
-        "my-id", Producer(7, 3), Producer(7, -1), TIMEOUT, State.PREPARE_ABORT,
+        "my-id", ProducerIdAndEpoch(7, 3), ProducerIdAndEpoch(7, -1), TIMEOUT, State.PREPARE_ABORT,
         frozenset({("b", 2), ("a", 1), ("b", 0)}), NOW, NOW + 1,
     )  # fmt: skip
     topics = struct.pack(">i", 2) + text("a") + struct.pack(">ii", 1, 1) + text("b") + struct.pack(">iii", 2, 0, 2)
@@ -252,7 +259,7 @@ def test_flexible_records_are_read() -> None:
     topics = b"\x02" + b"\x02t" + b"\x03" + struct.pack(">ii", 0, 1) + b"\x00"
     tags = b"\x02" + b"\x00\x08" + struct.pack(">q", 6) + b"\x01\x08" + struct.pack(">q", -1)
     found = decode_value("id", head + topics + struct.pack(">qq", NOW, NOW - 9) + tags)
-    assert (found.producer, found.state, found.partitions) == (Producer(7, 3), State.ONGOING, {P0, P1})
+    assert (found.producer, found.state, found.partitions) == (ProducerIdAndEpoch(7, 3), State.ONGOING, {P0, P1})
     assert (found.started_ms, found.updated_ms, found.timeout_ms) == (NOW - 9, NOW, TIMEOUT)
 
 

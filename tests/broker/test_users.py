@@ -54,7 +54,7 @@ def test_a_user_who_is_removed_while_the_disk_fails_is_not_known_afterwards(
             assert users.credential("alice", _MECHANISM) is not None
     (record,) = (record for record in caplog.records if record.levelno >= logging.ERROR)
     assert "Input/output error; " in record.getMessage()
-    assert record.getMessage().endswith("what was read before holds")
+    assert record.getMessage().endswith("the users read before stay in force")
     assert users.credential("alice", _MECHANISM) is None
     assert users.credential("bob", _MECHANISM) is not None
 
@@ -90,7 +90,7 @@ def test_a_start_without_a_file_that_can_be_read_is_refused(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("alice = secret\n", "line 1: it stands before the first section; sections are [user NAME]"),
+        ("alice = secret\n", "line 1: it is before the first section; sections are [user NAME]"),
         ("[user a]\nread = *\n[user a]\n", "line 3: the section is there twice"),
         ("[user a]\nread = x\nread = y\n", "line 3: 'read' is there twice in its section"),
         ("[user a]\nsecret\n", "line 2: it is neither [user NAME] nor NAME = VALUE"),

@@ -110,7 +110,7 @@ def test_what_is_no_data_directory_is_refused(tmp_path: Path) -> None:
     told = _refuses(home, _broker(home))
     assert told == (
         "klog: PATH is neither empty nor a data directory: it holds a, kafka, notes.txt and 2 more and no "
-        "meta.properties; its folder kafka is one: give PATH/kafka, or choose another data directory"
+        "meta.properties; its folder kafka is a data directory: give PATH/kafka, or choose another data directory"
     )
     (tmp_path / "file").write_text("x")
     for command in (_broker, _cluster):
@@ -178,9 +178,11 @@ def test_a_broker_of_a_cluster_does_not_start_alone(tmp_path: Path) -> None:
     data = tmp_path / "cluster"
     with _running(*_cluster(data)):
         told = klog_refusal(*_broker(data / "broker-0"))
-        assert told.startswith(f"klog: data directory {data / 'broker-0'} belongs to the cluster in {data}: start that")
+        assert told.startswith(
+            f"klog: data directory {data / 'broker-0'} belongs to the cluster in {data}: start the cluster"
+        )
     told = _refuses(data, _broker(data / "broker-0"))
-    assert "start that with klog cluster --data-dir PATH, or copy broker-0 elsewhere" in told
+    assert "start the cluster with klog cluster --data-dir PATH, or copy broker-0 elsewhere" in told
     os.chdir(data / "broker-0")
     assert "belongs to the cluster in" in klog_refusal(*_broker(Path(".")))
     with _running(*_broker(data / "broker-0", "--directories", str(data / "directories"))):
@@ -196,7 +198,7 @@ def test_a_cluster_keeps_its_registry(tmp_path: Path) -> None:
         assert told.startswith(f"klog: the cluster in PATH was made {found} ZooKeeper, which keeps its topics: ")
     data = tmp_path / "marked"
     with _running(*_cluster(data)):
-        assert "is held by another broker or tool" in klog_refusal(*_cluster(data))
+        assert "is in use by another broker or tool" in klog_refusal(*_cluster(data))
     assert "was made without ZooKeeper" in _refuses(data, _cluster(data, "--zookeeper"))
     (data / "klog-cluster.properties").write_text("version=2\n")
     assert "klog-cluster.properties is not of version 1" in _refuses(data, _cluster(data))
@@ -287,11 +289,29 @@ def test_dump_takes_the_folder_of_a_partition(tmp_path: Path) -> None:
     assert klog("log", "dump", str(folder)).stdout == klog("log", "dump", *files).stdout
     assert len(klog("log", "dump", str(folder)).stdout.splitlines()) == 3
     told = klog_refusal("log", "dump", str(tmp_path / "b"))
-    assert told.endswith("holds neither .log nor .kafka files: give the folder of one partition")
+    assert told.endswith("contains neither .log nor .kafka files: give the folder of one partition")
 
 
 def test_dump_names_what_is_no_file_of_a_log(tmp_path: Path) -> None:
     _make(tmp_path, "leader-epoch-checkpoint", "00000000000000000000.log.damaged")
     told = klog_refusal("log", "dump", str(tmp_path / "leader-epoch-checkpoint"))
-    assert told.endswith("is no file of a log: those are .log, .kafka, .index, .timeindex, .txnindex")
+    assert told.endswith("is not a log file: these end with .log, .kafka, .index, .timeindex, .txnindex")
     assert klog("log", "dump", str(tmp_path / "00000000000000000000.log.damaged")).stdout == ""
+
+
+@pytest.mark.parametrize("folder", ["", "clicks-0"])
+def test_logs_of_today_are_not_upgraded(tmp_path: Path, folder: str) -> None:
+    old = _make(tmp_path / "old", "meta.properties", f"clicks-0/{_SEGMENT}.log", f"clicks-1/{_SEGMENT}.log") / folder
+    told = _refuses(old, ("log", "upgrade", str(old), str(tmp_path / "new")))
+    found = "clicks-0" if folder else "clicks-0 and 1 more"
+    assert told == (
+        f"klog: PATH holds logs of today's format ({found}) and none of Kafka 0.7: there is nothing to upgrade, a "
+        "broker can start on it"
+    )
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_password_is_not_asked_for_where_there_is_no_terminal(tmp_path: Path) -> None:
+    told = klog_refusal("users", "add", "ann", "--file", str(tmp_path / "users"), code=2)
+    assert told.endswith("there is no terminal to ask for the password: give it by --password-stdin")
+    assert not (tmp_path / "users").exists()

@@ -59,7 +59,7 @@ def test_a_group(place: Place, topic: str, zookeeper: KazooClient, tmp_path: Pat
         topic,
         [Sent(b"v%d" % number, timestamp=start + number * MINUTE) for number in range(10)],
         compression_type="lz4",
-        linger_ms=200,
+        linger_ms=20_000,
     )
     # larger than what is asked for first; beside another partition Kafka gives none of it then
     produce(place.servers, topic, [Sent(bytes(100_000), partition=1, timestamp=start) for _ in range(3)])
@@ -188,7 +188,7 @@ def test_markers_of_transactions_are_no_records(place: Place, topic: str) -> Non
 def test_a_topic_that_is_gone_and_a_group_that_never_was(place: Place, topic: str, tmp_path: Path) -> None:
     servers = ("--bootstrap-server", place.servers)
     for command in ("describe", "lag"):
-        assert klog_refusal("groups", command, "nobody", *servers) == "klog: there is no group nobody"
+        assert klog_refusal("groups", command, "nobody", *servers) == "klog: group nobody does not exist"
     offset_file = tmp_path / "consumers" / "g" / "offsets" / topic / "0"
     offset_file.parent.mkdir(parents=True)
     offset_file.write_bytes(b"3")

@@ -149,7 +149,7 @@ def test_an_active_group_is_left_alone(place: Place, topic: str, zookeeper: Kazo
     for force in ([], ["--force"]):  # it would not help: a coordinator takes no commits from outside then
         told = klog_refusal(*to, "--to", place.coordinator, *force)
         assert told.startswith(f"klog: group {topic} is active: {place.coordinator} has its member busy-")
-        assert told.endswith("; stop them first: a coordinator takes no offsets while a group has members")
+        assert told.endswith("; stop them first: a coordinator rejects offsets while a group has members")
     assert zookeeper.exists(f"/consumers/{topic}") is None
     assert len(klog_lines(*to, "--to", place.zookeeper, "--force")) == 2
     consumer.close()
@@ -174,18 +174,18 @@ def test_what_is_refused(place: Place, topic: str, tmp_path: Path) -> None:
         *(
             (
                 (*to, "--topic", topic, f"--to-time={text}"),
-                f"klog: --to-time {text}: an ISO time (2026-11-21T10:00:00Z)",
+                f"klog: --to-time {text} must be an ISO time (2026-11-21T10:00:00Z)",
             )
             for text in ("yesterday", "-1000", "9" * 20)
         ),
         ((*group, "--to", f"checkpoint://{tmp_path}", "--topic", topic, "--to-latest"), "can't be written"),
-        (("offsets", "show", "--group", "nobody", "--from", place.coordinator), "holds no offsets for group nobody"),
-        (("offsets", "show", "--group", "nobody", "--from", str(tmp_path / "x")), "holds no offsets for group nobody"),
+        (("offsets", "show", "--group", "nobody", "--from", place.coordinator), "has no offsets for group nobody"),
+        (("offsets", "show", "--group", "nobody", "--from", str(tmp_path / "x")), "has no offsets for group nobody"),
         (("offsets", "show", "--group", "nobody", "--from", f"checkpoint://{tmp_path}"), "no completed micro-batch"),
     ):
         assert told in klog_refusal(*arguments)
     told = klog_refusal(*group, "--to", place.servers, "--topic", topic, "--to-latest", code=2)
-    assert told.endswith(f"did you mean {place.coordinator}, or zookeeper://{place.servers}?")
+    assert told.endswith(f"did you mean {place.coordinator} or zookeeper://{place.servers}?")
     for arguments in (
         (*to, "--topic", topic),
         (*to, "--topic", topic, "--to-latest", "--to-earliest"),

@@ -159,7 +159,13 @@ def test_what_is_refused_and_what_people_see(servers: str) -> None:
         (("create", "x", "--replication-factor", "3"), "INVALID_REPLICATION_FACTOR"),
         (("alter", "people", "--config", "retention.ms=soon"), "INVALID_CONFIG"),
         (("alter", "people", "--partitions", "1"), "INVALID_PARTITIONS"),
-        (("alter", "nowhere", "--partitions", "3"), "topic nowhere: UNKNOWN_TOPIC_OR_PARTITION"),
+        *(
+            (
+                arguments,
+                "nowhere: UNKNOWN_TOPIC_OR_PARTITION (3): the cluster has none of that name, check it or create",
+            )
+            for arguments in (("alter", "nowhere", "--partitions", "3"), ("describe", "nowhere"))
+        ),
     ):
         refused = run(servers, *arguments)
         assert (refused.returncode, refused.stdout) == (1, ""), arguments
@@ -168,6 +174,9 @@ def test_what_is_refused_and_what_people_see(servers: str) -> None:
         assert "Traceback" not in refused.stderr
     for arguments in (("alter", "people"), ("alter", "people", "--config", "a=1", "--delete-config", "a"), ("delete",)):
         assert run(servers, *arguments).returncode == 2
+    internal = run(servers, "delete", "people", "__consumer_offsets", "--yes")
+    assert internal.returncode == 2
+    assert "__consumer_offsets: the broker keeps the offsets of all groups" in internal.stderr
     head, columns, *rows = run(servers, "describe", "people").stdout.splitlines()
     assert re.fullmatch(r"people  [A-Za-z0-9_-]{22}  retention\.ms=5000", head)
     assert columns.split() == ["partition", "leader", "replicas", "inSync", "earliest", "latest"]

@@ -16,26 +16,20 @@ from typing import Any, NamedTuple
 import kafka.errors
 import pytest
 
-from spark_klog.client.admin import (
-    add_partitions,
-    alter_topic_settings,
-    create_topic,
-    delete_topic,
-    topic_settings,
-)
+from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.config import client_config
+from spark_klog.client.coordinator import find_coordinator
 from spark_klog.client.fetcher import fetch_range
-from spark_klog.client.groups import describe_group, list_groups
-from spark_klog.client.offsets import NO_OFFSET, GroupOffsets, find_coordinator, list_offsets
+from spark_klog.client.offsets import NO_OFFSET, GroupOffsets, list_offsets
+from spark_klog.client.producer import Producer
+from spark_klog.error_codes import REMEDIES, Remedy
 from spark_klog.errors import (
-    REMEDIES,
     ConnectionFailed,
     DecodeError,
     ErrorCode,
     KlogError,
     ProtocolError,
-    Remedy,
     RequestTimedOut,
     UnsupportedVersionError,
 )
@@ -99,6 +93,11 @@ def _connected(cluster: Cluster) -> dict[str, list[int]]:
     return cluster.attempt(lambda: cluster.partitions(["t"]))
 
 
+def _settings(cluster: Cluster) -> dict[str, str | None]:
+    (found,) = Admin(cluster).describe_configs([("topic", "t")]).check().values()
+    return {entry.name: entry.value for entry in found.values() if not entry.is_default}
+
+
 CALLS = {
     "ApiVersions": Call(_connected, {"t": [0, 1]}),
     "Metadata": Call(_connected, {"t": [0, 1]}, fault=_topic_error),
@@ -112,14 +111,21 @@ CALLS = {
         {T0: 7, T1: 8},
     ),
     "OffsetFetch": Call(lambda cluster: GroupOffsets(cluster, GROUP).fetch([T0, T1]), {T0: 5}),
-    "ListGroups": Call(lambda cluster: [found.group for found in list_groups(cluster)], [GROUP]),
-    "DescribeGroups": Call(lambda cluster: describe_group(cluster, GROUP).state, "Empty"),
-    "CreateTopics": Call(lambda cluster: create_topic(cluster, "n", 3), None, _sizes, {"t": 2, "n": 3}),
-    "DeleteTopics": Call(lambda cluster: delete_topic(cluster, "t"), None, _sizes, {}),
-    "CreatePartitions": Call(lambda cluster: add_partitions(cluster, "t", 4), None, _sizes, {"t": 4}),
-    "DescribeConfigs": Call(lambda cluster: topic_settings(cluster, ["t"]), {"t": {"a": "1"}}),
+    "ListGroups": Call(lambda cluster: [found.group for found in Admin(cluster).list_groups()], [GROUP]),
+    "DescribeGroups": Call(lambda cluster: Admin(cluster).describe_group(GROUP).state, "Empty"),
+    "CreateTopics": Call(
+        lambda cluster: Admin(cluster).create_topic("n", 3, replication_factor=1) and None,
+        None,
+        _sizes,
+        {"t": 2, "n": 3},
+    ),
+    "DeleteTopics": Call(lambda cluster: Admin(cluster).delete_topic("t"), None, _sizes, {}),
+    "CreatePartitions": Call(
+        lambda cluster: Admin(cluster).create_partitions({"t": 4}).check() and None, None, _sizes, {"t": 4}
+    ),
+    "DescribeConfigs": Call(_settings, {"a": "1"}),
     "IncrementalAlterConfigs": Call(
-        lambda cluster: alter_topic_settings(cluster, "t", {"b": "2"}, ["a"]),
+        lambda cluster: Admin(cluster).alter_configs({("topic", "t"): {"b": "2", "a": None}}).check() and None,
         None,
         lambda brokers: brokers.configs["t"],
         {"b": "2"},
@@ -344,13 +350,13 @@ def test_errors_that_stay(name: str) -> None:
     def check(brokers: ScriptedCluster, code: int) -> None:
         before = call.state(brokers)
         brokers.always(name, call.fault(code))
-        with _cluster(brokers, 600) as cluster:
+        with _cluster(brokers, 2000) as cluster:
             begin = time.monotonic()
             with pytest.raises(ProtocolError) as raised:
                 call.run(cluster)
-            assert time.monotonic() - begin < 5
+            assert time.monotonic() - begin < 20
         assert raised.value.code == code
-        assert 2 <= brokers.count(name) < 60  # each is followed by a pause
+        assert 2 <= brokers.count(name) < 120  # each is followed by a pause
         assert call.state(brokers) == before
 
     _all_at_once(check, [(code,) for other, code in PASSING if other == name])
@@ -365,7 +371,7 @@ def _late_or_gone(name: str) -> type[KlogError]:
 STAYING: dict[str, tuple[Fault, Callable[[str], type[KlogError] | tuple[type[KlogError], ...]]]] = {
     "late": (late(30), _late_or_gone),
     "silent": (silent(), _late_or_gone),
-    "dripped": (dripped(0.06), _late_or_gone),
+    "dripped": (dripped(0.3), _late_or_gone),
     # or the call's time ends within an attempt
     "dropped": (dropped(), lambda name: (ConnectionFailed, RequestTimedOut)),
     "lost": (lost(), lambda name: (ConnectionFailed, RequestTimedOut)),
@@ -383,12 +389,12 @@ def test_faults_that_stay(name: str) -> None:
     def check(brokers: ScriptedCluster, fault: str) -> None:
         what, expected = STAYING[fault]
         brokers.always(name, what)
-        with _cluster(brokers, 500) as cluster:
+        with _cluster(brokers, 1500) as cluster:
             begin = time.monotonic()
             with pytest.raises(expected(name)):
                 call.run(cluster)
-            assert time.monotonic() - begin < 5
-        assert brokers.count(name) < 60
+            assert time.monotonic() - begin < 20
+        assert brokers.count(name) < 120
 
     _all_at_once(check, [(fault,) for fault in STAYING if "throttled" not in fault or name not in LISTS])
 
@@ -458,7 +464,7 @@ def test_special_answers(brokers: ScriptedCluster) -> None:
         brokers.on("OffsetFetch", error(_E.UNKNOWN_TOPIC_OR_PARTITION, partition=0))
         assert GroupOffsets(cluster, GROUP).fetch([T0, T1]) == {}
         brokers.on("DescribeGroups", error(_E.GROUP_ID_NOT_FOUND))
-        assert describe_group(cluster, "nobody").state == "Dead"
+        assert Admin(cluster).describe_group("nobody").state == "Dead"
 
 
 def test_a_partition_without_a_leader_keeps_no_other_from_being_asked_for(brokers: ScriptedCluster) -> None:
@@ -487,3 +493,10 @@ def test_codes_are_classified_as_by_kafka() -> None:
             continue  # of elections only
         assert (REMEDIES.get(code, FAIL) is not FAIL) == (known.retriable or code in beyond), code.name
         assert not known.invalid_metadata or REMEDIES[code] is REFRESH, code.name
+
+
+def test_a_transaction_timeout_that_the_broker_refuses(brokers: ScriptedCluster) -> None:
+    brokers.always("InitProducerId", error(_E.INVALID_TRANSACTION_TIMEOUT))
+    with Producer({"bootstrap.servers": brokers.bootstrap_servers, "transactional.id": "x"}) as producer:
+        with pytest.raises(ProtocolError, match=r"transaction\.timeout\.ms is larger.*transaction\.max\.timeout\.ms"):
+            producer.init_transactions()

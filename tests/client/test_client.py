@@ -14,7 +14,6 @@ import pytest
 from confluent_kafka import Consumer, Producer as ConfluentProducer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from spark_klog.client.admin import create_topic, delete_topic, list_topics
 from spark_klog.client.answers import by_key
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetcher import fetch_range
@@ -26,6 +25,7 @@ from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.records.reader import AbortedTransactions, read_records
 from tests.support.broker import KlogBroker
 from tests.support.kafka import Kafka, Version
+from tests.support.topics import create_topic, delete_topic, list_topics
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 NOW = 1_700_000_000_000
@@ -242,10 +242,10 @@ def test_offsets_that_are_not_there_are_named(server: Server, cluster: Cluster, 
     _send(cluster, topic, _lines(10))
     with pytest.raises(OffsetOutOfRange) as failed:
         _read(cluster, topic, 5, 20)
-    assert (failed.value.wanted, failed.value.available) == ((10, 20), (0, 10))
+    assert (failed.value.requested, failed.value.available) == ((10, 20), (0, 10))
     with pytest.raises(OffsetOutOfRange) as failed:
         _read(cluster, topic, 15, 20)
-    assert (failed.value.wanted, failed.value.available) == ((15, 20), (0, 10))
+    assert (failed.value.requested, failed.value.available) == ((15, 20), (0, 10))
     assert (
         str(failed.value)
         == f"[KLOG_OFFSET_OUT_OF_RANGE] offsets [15, 20) of {topic}-0 are not available: the log holds [0, 10)"
@@ -256,7 +256,7 @@ def test_offsets_that_are_not_there_are_named(server: Server, cluster: Cluster, 
         next(iter(admin.delete_records([wanted]).values())).result(20)
         with pytest.raises(OffsetOutOfRange) as failed:
             _read(cluster, topic, 2, 8)
-        assert (failed.value.wanted, failed.value.available) == ((2, 8), (4, 10))
+        assert (failed.value.requested, failed.value.available) == ((2, 8), (4, 10))
         assert _read(cluster, topic, 4, 10) == _lines(10)[4:]
 
 
@@ -288,7 +288,7 @@ def test_a_restart_while_we_produce(server: Server, cluster: Cluster, topic: str
 
     def write() -> None:
         settings = {"bootstrap.servers": server.servers, "batch.size": "500", "request.timeout.ms": "5000"}
-        with Producer.connect(settings) as producer:
+        with Producer(settings) as producer:
             number = 0
             while not done.is_set():
                 for number in range(number, number + 50):  # noqa: B020

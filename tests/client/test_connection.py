@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from spark_klog.client.cluster import Cluster
@@ -90,12 +91,15 @@ def test_reads_and_a_producer_that_share_a_cluster_do_not_mix(brokers: ScriptedC
                 if fetched is None:
                     del reads[partition]
                     continue
-                found[partition] += [value for _, _, value in read_records(bytes(fetched.data))]
-                producer.send("u", b"x" * 300)
-                producer.send("t", b"y", partition=partition)
+                # the last batches may reach beyond the range
+                found[partition] += [value for _, offset, value in read_records(bytes(fetched.data)) if offset < 100]
+                # `send` would start a thread, which must not share a cluster with the reads
+                producer.send_arrow(pa.RecordBatch.from_pylist([{"topic": "u", "value": b"x" * 300}]))
+                producer.send_arrow(pa.RecordBatch.from_pylist([{"topic": "t", "value": b"y", "partition": partition}]))
         producer.flush()
     for partition in range(3):
-        assert found[partition] == [b"%d-%d" % (partition, number) for number in range(100)]
+        # what was produced meanwhile may come with the last batch
+        assert found[partition][:100] == [b"%d-%d" % (partition, number) for number in range(100)]
         assert set(brokers.values("t", partition)[100:]) == {b"y"}
     assert set(brokers.values("u", 0)) == {b"x" * 300}
 
@@ -212,6 +216,7 @@ def test_a_wait_is_logged_and_its_end_says_how_long(caplog: pytest.LogCaptureFix
         pytest.raises(ConnectionFailed, match=r"tried for 2\.\d s \(socket\.connection\.setup\.timeout\.ms\)$"),
     ):
         Cluster.connect(settings)
-    assert 1 <= len(caplog.messages) <= 2
+    messages = [text for text in caplog.messages if str(port) in text]
+    assert 1 <= len(messages) <= 2
     # a busy machine may say it later
-    assert re.match(r"still trying after [12] s, giving up in [01] s \(", caplog.messages[0])
+    assert re.match(r"still trying after [12] s, giving up in [01] s \(", messages[0])

@@ -11,7 +11,6 @@ import kafka as kafka_python
 import pytest
 from confluent_kafka import Consumer, Producer as ConfluentProducer, TopicPartition
 
-from spark_klog.client.admin import create_topic, delete_topic, list_topics
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.connection import Connection
 from spark_klog.client.fetcher import fetch_range
@@ -23,6 +22,7 @@ from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.records.reader import read_records
 from tests.support.kafka import Kafka
+from tests.support.topics import create_topic, delete_topic, list_topics
 
 pytestmark = pytest.mark.peer
 
@@ -252,7 +252,7 @@ def test_offsets(kafka: Kafka, created: str, magic: int) -> None:
                 assert list_offsets(cluster, {key: wanted}) == {key: expected}
         with pytest.raises(OffsetOutOfRange) as failed:
             _read(cluster, created, 5, 20)
-        assert (failed.value.wanted, failed.value.available) == ((7, 20), (0, 7))
+        assert (failed.value.requested, failed.value.available) == ((7, 20), (0, 7))
 
 
 def test_group_offsets(kafka: Kafka, created: str) -> None:

@@ -17,7 +17,6 @@ from confluent_kafka.admin import AdminClient
 
 from spark_klog.broker.faults import Drop, Fault
 from spark_klog.client.producer import Producer
-from spark_klog.columns.encode import PartitionEncoder
 from spark_klog.embedded import EmbeddedCluster
 from tests.spark.support import consume, create_topic
 from tests.support.kafka import Kafka
@@ -33,16 +32,14 @@ _KAFKA = {"zookeeper.session.timeout.ms": 6000, "offsets.topic.replication.facto
 def _write(servers: str, trouble: dict[int, Callable[[], None]]) -> None:
     """Write numbers 0 to `ROWS` - 1, every other one with a key; `trouble` comes before some of them."""
     settings = {"batch.size": "2000", "max.request.size": "4000", "request.timeout.ms": "5000"}
-    with Producer.connect({"bootstrap.servers": servers, **settings}) as producer:
-        encoder = PartitionEncoder(TOPIC, producer.partitions, producer.choose_partition, producer.batch_size)
+    with Producer({"bootstrap.servers": servers, **settings}) as producer:
         for start in range(0, ROWS, BATCH):
             trouble.get(start, lambda: None)()
             numbers = range(start, start + BATCH)
             keys = [b"%d" % (number % 7) if start // BATCH % 2 else None for number in numbers]
             values = [b"%0100d" % number for number in numbers]
             rows = pa.record_batch([pa.array(keys, pa.binary()), pa.array(values)], ["key", "value"])
-            for topic, partition, records in encoder.split(rows):
-                producer.send_columns(topic, partition, records)
+            producer.send_arrow(rows, TOPIC)
 
 
 def _check(servers: str) -> None:

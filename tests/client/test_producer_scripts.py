@@ -6,14 +6,19 @@ are late, double, partial, missing or errors. SPARK_KLOG_PRODUCER_SECONDS runs s
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 
+import pyarrow as pa
 import pytest
 
-from spark_klog.client.cluster import Cluster
+from spark_klog.client import config
+from spark_klog.client.delivery.queues import Queue
+from spark_klog.client.delivery.receipts import Delivery, RecordMetadata
+from spark_klog.client.delivery.sender import Sender
 from spark_klog.client.producer import Producer
 from spark_klog.errors import ErrorCode, KlogError
 from tests.support.model_cluster import Fate, Key, ModelCluster
@@ -33,12 +38,15 @@ FINAL = [ErrorCode.INVALID_RECORD, ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCo
 SETTINGS = {
     "retry.backoff.ms": "1",
     "retry.backoff.max.ms": "10",
-    "request.timeout.ms": "250",
+    "request.timeout.ms": "800",
     "delivery.timeout.ms": "60000",
     "socket.connection.setup.timeout.ms": "5000",
     "batch.size": "200",
     "max.request.size": "1500",
 }
+
+
+Told = tuple[bytes, "KlogError | None", "RecordMetadata | None"]
 
 
 class Trouble:
@@ -67,30 +75,39 @@ class Trouble:
             lambda: Fate(delay_before=draw.uniform(0, 0.02)),
             lambda: Fate(delay_after=draw.uniform(0, 0.02)),
             lambda: Fate(throttle_ms=draw.randrange(20)),
-            lambda: Fate(delay_before=0.3) if draw.random() < 0.1 else Fate(),
-            lambda: Fate(delay_after=0.3) if draw.random() < 0.1 else Fate(),
+            lambda: Fate(delay_before=0.9) if draw.random() < 0.1 else Fate(),
+            lambda: Fate(delay_after=0.9) if draw.random() < 0.1 else Fate(),
         ]
         return draw.choice(unusual)() if draw.random() < 0.5 else Fate()
 
 
-def _run(seed: int, idempotence: bool, final: bool) -> None:
+def _run(seed: int, idempotence: bool, final: bool) -> int:
+    """Return the most requests in flight to a broker."""
     draw = random.Random(-seed)
     sent: dict[Key, list[bytes]] = {}
     acknowledged: dict[Key, int] = {}
+    deliveries: list[tuple[bytes, Delivery]] = []
+    told: dict[Key, list[Told]] = {}
     failure: KlogError | None = None
     with ModelCluster(NODES, TOPICS, Trouble(seed, final)) as brokers:
         acks = "all" if idempotence else draw.choice(["1", "all"])
         settings = {"bootstrap.servers": brokers.servers, **SETTINGS, "acks": acks}
         settings["enable.idempotence"] = str(idempotence).lower()
-        with Cluster.connect(settings) as cluster:
-            producer = Producer(cluster)
+        settings.setdefault("max.in.flight.requests.per.connection", str(draw.choice([1, 2, 5, 5])))
+        brokers.takes_any_first = draw.random() < 0.5
+        weights = {topic: [draw.choice([1, 20]) for _ in range(count)] for topic, count in TOPICS.items()}
+        settings["linger.ms"] = str(draw.choice([0, 1, 600_000]))
+        producer = Producer(settings)
+        try:
             try:
                 for number in range(250):
                     topic = draw.choice(list(TOPICS))
-                    partition = draw.randrange(TOPICS[topic])
+                    [partition] = draw.choices(range(TOPICS[topic]), weights[topic])
                     value = b"%d" % number + bytes(draw.randrange(80))
                     sent.setdefault((topic, partition), []).append(value)
-                    producer.send(topic, value, partition=partition)
+                    callback = functools.partial(_tell, told.setdefault((topic, partition), []), value)
+                    delivery = producer.send(topic, value, partition=partition, on_delivery=callback)
+                    deliveries.append((value, delivery))
                     if draw.random() < 0.04:
                         producer.flush()
                         acknowledged = {key: len(values) for key, values in sent.items()}
@@ -102,8 +119,44 @@ def _run(seed: int, idempotence: bool, final: bool) -> None:
                     producer.send("t", b"after the failure", partition=0)
                 with pytest.raises(type(error)):
                     producer.flush()
+        finally:
+            producer.abort()
+        _check_told(brokers, deliveries, told, failure, idempotence)
         assert final or failure is None, failure
         _check(brokers, sent, acknowledged, idempotence)
+        return brokers.most_in_flight
+
+
+def _tell(told: list[Told], value: bytes, error: KlogError | None, metadata: RecordMetadata | None) -> None:
+    told.append((value, error, metadata))
+
+
+def _check_told(
+    brokers: ModelCluster,
+    deliveries: list[tuple[bytes, Delivery]],
+    told: dict[Key, list[Told]],
+    failure: KlogError | None,
+    idempotence: bool,
+) -> None:
+    """Each record is told of once, in order; the offsets are those of the log."""
+    by_value = {value: (error, metadata) for entries in told.values() for value, error, metadata in entries}
+    assert len(by_value) == sum(map(len, told.values())), "a record was told of twice"
+    assert by_value.keys() >= {value for value, _ in deliveries}
+    for key, entries in told.items():
+        numbers = [int(value.split(b"\0")[0]) for value, error, _ in entries if error is None]
+        assert numbers == sorted(numbers), f"{key}: confirmed in another order"
+    for value, delivery in deliveries:
+        assert delivery.done()
+        error, metadata = by_value[value]
+        assert error is delivery.exception(0)
+        if metadata is None:
+            assert failure is not None
+            continue
+        assert metadata == delivery.result(0)
+        values = brokers.log[delivery.topic, delivery.partition]
+        assert value in values
+        if metadata.offset >= 0 and idempotence:
+            assert values[metadata.offset] == value
 
 
 def _check(
@@ -129,10 +182,99 @@ def _seeds() -> Iterator[int]:
 
 @pytest.mark.timeout(max(600, 2 * _SECONDS))
 def test_random_trouble() -> None:
+    most = 0
     for seed in _seeds():
         for idempotence, final in ((True, False), (False, False), (True, True)):
             try:
-                _run(seed, idempotence, final)
-            except AssertionError as error:
+                most = max(most, _run(seed, idempotence, final))
+            except Exception as error:
                 error.add_note(f"seed {seed}, idempotence {idempotence}, final errors {final}")
                 raise
+    assert most >= 3
+
+
+KEY = ("t", 0)
+_LOST, _REFUSED = Fate(left_out=frozenset([KEY])), Fate(errors={KEY: ErrorCode.NOT_LEADER_OR_FOLLOWER})
+#: What becomes of the first requests, of one batch each.
+SCRIPTS = {
+    "the first batch is refused, with others behind it": [_REFUSED],
+    # at its third time more than five batches follow it, some of them confirmed before it
+    "an answer is lost twice": [Fate(), _LOST, _LOST, *[Fate()] * 4, _LOST],
+}
+
+
+def _run_script(fates: list[Fate]) -> None:
+    left = iter(fates)
+    values = [b"%d" % number for number in range(12)]
+    with ModelCluster(1, {"t": 1}, lambda *_: next(left, Fate())) as brokers:
+        brokers.takes_any_first = True
+        settings = {"bootstrap.servers": brokers.servers, **SETTINGS, "batch.size": "0"}
+        with Producer(settings) as producer:  # batches of `send_arrow` wait for the flush
+            producer.send_arrow(pa.table({"value": values, "partition": [0] * len(values)}), "t")
+        assert brokers.log[KEY] == values
+
+
+@pytest.mark.parametrize("fates", SCRIPTS.values(), ids=SCRIPTS)
+def test_scripts(fates: list[Fate]) -> None:
+    _run_script(fates)
+
+
+def _new_sequences(patch: pytest.MonkeyPatch) -> None:
+    """What is sent again gets the next sequences."""
+    put_off = Sender._put_off
+
+    def put_off_anew(self: Sender, queues: Collection[Queue], error: Exception) -> None:
+        for queue in queues:
+            if queue.numbering is not None and not queue.in_flight:
+                queue.renumber(queue.numbering)
+        put_off(self, queues, error)
+
+    patch.setattr(Sender, "_put_off", put_off_anew)
+
+
+def _no_waiting(patch: pytest.MonkeyPatch) -> None:
+    """Batches are sent after one that the leader has not confirmed, the first one or a failed one."""
+    patch.setattr(Queue, "is_open", property(lambda self: True, lambda self, value: None))
+    patch.setattr(
+        Queue, "next", lambda self, now, most: next((one for one in self.batches if not one.is_in_flight), None)
+    )
+
+
+def _too_many(patch: pytest.MonkeyPatch) -> None:
+    """More batches are in flight than brokers compare with."""
+    patch.setattr(config, "_MOST_IDEMPOTENT", 12)
+    patch.setitem(SETTINGS, "max.in.flight.requests.per.connection", "12")
+
+
+def _wrong_batch(patch: pytest.MonkeyPatch) -> None:
+    """An answer confirms the oldest batch, whichever it is for."""
+    confirm = Queue.confirm
+    patch.setattr(Queue, "confirm", lambda self, batch: confirm(self, self.batches[0]))
+
+
+def _others_renumbered(patch: pytest.MonkeyPatch) -> None:
+    """A batch whose answer was lost gets another epoch, with which the broker can't recognise it."""
+    put_off = Sender._put_off
+
+    def put_off_renumbered(self: Sender, queues: Collection[Queue], error: Exception) -> None:
+        for queue in queues:
+            queue.must_renumber = queue.numbering is not None
+        put_off(self, queues, error)
+
+    patch.setattr(Sender, "_put_off", put_off_renumbered)
+
+
+def _run_all() -> None:
+    for fates in SCRIPTS.values():
+        _run_script(fates)
+    for seed in range(100):
+        _run(seed, True, False)
+
+
+@pytest.mark.parametrize("fault", [_new_sequences, _no_waiting, _too_many, _wrong_batch, _others_renumbered])
+def test_planted_faults_are_found(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the logs, or because the producer does not get on."""
+    fault(monkeypatch)
+    monkeypatch.setitem(SETTINGS, "delivery.timeout.ms", "5000")
+    with pytest.raises((AssertionError, KlogError, OverflowError)):
+        _run_all()

@@ -5,27 +5,22 @@ SPARK_KLOG_FAULT_SECONDS is how long (3), SPARK_KLOG_FAULT_SEED the first seed (
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from spark_klog.client.admin import add_partitions, create_topic, delete_topic
+from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.config import client_config
 from spark_klog.client.fetcher import fetch_range
-from spark_klog.client.groups import list_groups
 from spark_klog.client.offsets import GroupOffsets, list_offsets
 from spark_klog.errors import ErrorCode, KlogError
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from tests.support import faults
-from tests.support.faults import Fault
 from tests.support.kafka_python_wire import read_records
 from tests.support.scripted_broker import ScriptedCluster
 
-_SECONDS = float(os.environ.get("SPARK_KLOG_FAULT_SECONDS", "3"))
-_FIRST_SEED = int(os.environ.get("SPARK_KLOG_FAULT_SEED", "0"))
 _APIS = (
     "ApiVersions",
     "Metadata",
@@ -45,28 +40,6 @@ _PARTITIONS, _RECORDS, _NODES = 3, 60, 3
 _TIMEOUT_MS = 1000
 #: Seconds beyond the timeout that a loaded machine may take.
 _SLACK = 20
-
-
-def _fault(choose: random.Random) -> Fault:
-    makers: list[Callable[[], Fault]] = [
-        lambda: faults.error(choose.choice(_CODES), choose.choice([None, 0, 1, 2])),
-        lambda: faults.throttled(choose.randrange(100)),
-        lambda: faults.slowed(choose.randrange(100)),
-        lambda: faults.late(choose.random() / 5),
-        lambda: faults.dripped(choose.random() / 1000),
-        faults.sound,
-        faults.empty,
-        faults.renamed,
-        faults.repeated,
-        faults.double,
-        faults.dropped,
-        faults.lost,
-        faults.cut,
-        faults.misaddressed,
-        faults.silent,
-        faults.reordered,
-    ]
-    return choose.choice(makers)()
 
 
 def _values(partition: int) -> list[bytes]:
@@ -125,7 +98,7 @@ def _offsets(cluster: Cluster, brokers: ScriptedCluster, choose: random.Random) 
     assert there == wanted if committed is None else all(there[key] in (wanted[key], before.get(key)) for key in there)
     known = _timed(lambda: group.fetch(partitions))
     assert isinstance(known, KlogError) or known.items() <= there.items()
-    _timed(lambda: list_groups(cluster))
+    _timed(lambda: Admin(cluster).list_groups())
 
 
 def _topics(cluster: Cluster, brokers: ScriptedCluster) -> None:
@@ -133,16 +106,23 @@ def _topics(cluster: Cluster, brokers: ScriptedCluster) -> None:
         return sum(topic == "n" for topic, _ in list(brokers.logs))
 
     possible = set()
-    for change, after in ((create_topic, 2), (add_partitions, 4)):
+
+    def create(cluster: Cluster, count: int) -> None:
+        Admin(cluster).create_topic("n", count, replication_factor=1)
+
+    def grow(cluster: Cluster, count: int) -> None:
+        Admin(cluster).create_partitions({"n": count}).check()
+
+    for change, after in ((create, 2), (grow, 4)):
         possible.add(size())
         if size() == after:
             continue
-        done = _timed(lambda: change(cluster, "n", after), calls=2)  # noqa: B023
+        done = _timed(lambda: change(cluster, after), calls=2)  # noqa: B023
         possible.add(after)  # a change that had no answer in time may still come
         found = size()
         assert found == after if done is None else found in possible, (change.__name__, done, found, possible)
     if size():
-        done = _timed(lambda: delete_topic(cluster, "n"))
+        done = _timed(lambda: Admin(cluster).delete_topic("n"))
         assert done is not None or not size()
 
 
@@ -160,7 +140,7 @@ def _run(seed: int) -> None:
         with Cluster(client_config(settings)) as cluster:
             for _ in range(3):
                 for _ in range(choose.randrange(12)):
-                    brokers.on(choose.choice(_APIS), _fault(choose))
+                    brokers.on(choose.choice(_APIS), faults.chosen(choose, _CODES))
                 brokers.leaders["t", choose.randrange(_PARTITIONS)] = choose.randrange(-1, _NODES)
                 brokers.coordinator, brokers.controller = choose.randrange(_NODES), choose.randrange(_NODES)
                 for work in choose.sample(
@@ -186,12 +166,4 @@ def _read_again(cluster: Cluster, choose: random.Random) -> dict[int, KlogError]
 
 
 def test_random_faults() -> None:
-    end = time.monotonic() + _SECONDS
-    seed = _FIRST_SEED
-    while seed == _FIRST_SEED or time.monotonic() < end:
-        try:
-            _run(seed)
-        except BaseException:
-            print(f"SPARK_KLOG_FAULT_SEED={seed}")  # noqa: T201
-            raise
-        seed += 1
+    faults.run_seeds(_run)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from spark_klog.client.admin import create_topic
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.config import client_config
 from spark_klog.client.producer import Producer
@@ -21,6 +20,7 @@ from spark_klog.records.contract import Record
 from spark_klog.records.message_set import build_message_set
 from spark_klog.wire.codecs import codec_by_name
 from tests.support.batches import make_batch
+from tests.support.topics import create_topic
 
 TIME = 1_700_000_000_000
 A, B, C = ("t", 0), ("t", 1), ("u", 0)

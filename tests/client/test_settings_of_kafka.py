@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.config import _LIBRDKAFKAS, client_config, without_effect
+from spark_klog.client.consumer.settings import consumer_config, parse_reset
 from spark_klog.client.fetcher import fetch_range
 from spark_klog.client.producer import Producer
-from spark_klog.columns.encode import PartitionEncoder
 from spark_klog.errors import ConfigError, ErrorCode, RequestTimedOut
 from tests.support.faults import error
 from tests.support.kafka import Version, kafka_libs
@@ -21,8 +23,9 @@ from tests.support.model_cluster import Fate, ModelCluster
 from tests.support.scripted_broker import ScriptedCluster
 
 CLIENTS = ["consumer.ConsumerConfig", "producer.ProducerConfig"]
-#: Refused: TLS and SASL, and what would do something else than was asked for.
-REFUSED = {"transactional.id", "partitioner.class", "config.providers", "partitioner.ignore.keys"}
+#: Refused: what would do something else than was asked for.
+REFUSED = {"config.providers"}
+JAVAS = "org.apache.kafka.clients.producer"
 SERVERS = {"bootstrap.servers": "h:1"}
 
 
@@ -99,10 +102,8 @@ def test_zero_is_taken_where_kafka_takes_it(name: str) -> None:
         brokers.on("Fetch", error(ErrorCode.NOT_LEADER_OR_FOLLOWER))
         with Cluster.connect({"bootstrap.servers": brokers.bootstrap_servers, name: "0"}) as cluster:
             producer = Producer(cluster)
-            encoder = PartitionEncoder("t", producer.partitions, producer.choose_partition, producer.batch_size)
             rows = pa.record_batch([pa.array([b"row"] * 5)], ["value"])
-            for topic, partition, records in encoder.split(rows):
-                producer.send_columns(topic, partition, records)
+            producer.send_arrow(rows, "t")
             for _ in range(5):
                 producer.send("t", b"record")
             producer.flush()
@@ -134,7 +135,7 @@ def test_settings_are_named_as_they_were_typed() -> None:
         client_config(SERVERS | {"aks": "1"}, "kafka.")
     with ModelCluster(1, {"t": 1}, lambda node, keys: Fate(drop_before=True)) as brokers:
         settings = {"bootstrap.servers": brokers.servers, "delivery.timeout.ms": "200"}
-        producer = Producer.connect(settings, "kafka.")
+        producer = Producer(settings, "kafka.")
         producer.send("t", b"a")
         with pytest.raises(RequestTimedOut, match=r"within 0\.2 s \(kafka\.delivery\.timeout\.ms\)"):
             producer.flush()
@@ -142,13 +143,70 @@ def test_settings_are_named_as_they_were_typed() -> None:
 
 
 def test_what_has_no_effect_is_listed() -> None:
-    given = SERVERS | {"linger.ms": "5", "max.block.ms": "9", "request.timeout.ms": "7", "group.id": "g"}
+    given = SERVERS | {
+        "metadata.max.idle.ms": "5",
+        "send.buffer.bytes": "9",
+        "request.timeout.ms": "7",
+        "group.id": "g",
+    }
     assert client_config(given).request_timeout_ms == 7
-    assert without_effect(given) == ["linger.ms", "max.block.ms"]
+    assert without_effect(given) == ["metadata.max.idle.ms", "send.buffer.bytes"]
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_would_do_something_else_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"setting {re.escape(name)}.* is not supported: "):
         client_config(SERVERS | {name: "true"})
-    client_config(SERVERS | {"partitioner.ignore.keys": "false"})
+
+
+def test_other_partitioners_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"partitioner\.class=com\.example\.Mine: set one of "):
+        client_config(SERVERS | {"partitioner.class": "com.example.Mine"})
+    with pytest.raises(ConfigError, match=r"kafka\.partitioner=mine: set one of consistent, "):
+        client_config(SERVERS | {"partitioner": "mine"}, "kafka.")
+    for name, value in [("partitioner.class", f"{JAVAS}.RoundRobinPartitioner"), ("partitioner.ignore.keys", "true")]:
+        with pytest.raises(ConfigError, match=r"partitioner is librdkafka's, .*: set one of them"):
+            client_config(SERVERS | {"partitioner": "murmur2", name: value})
+
+
+def test_values_of_python() -> None:
+    found = client_config(SERVERS | {"enable.idempotence": True, "acks": -1, "batch.size": 9, "client.id": 7})
+    assert (found.enable_idempotence, found.acks, found.batch_size, found.client_id) == (True, -1, 9, "7")
+    for servers in (["a:1", "b:2"], ("a:1", "b:2"), "a:1, b:2"):
+        assert client_config({"bootstrap.servers": servers}).bootstrap_servers == (("a", 1), ("b", 2))
+
+
+@pytest.mark.parametrize("name", ["bootstrap.servers", "client.rack", "group.id", "sasl.password", "client.id"])
+@pytest.mark.parametrize("parse", [client_config, consumer_config])
+def test_none_is_refused(name: str, parse: Callable[[dict[str, Any]], object]) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(name)} is None: set a value, or leave the setting out$"):
+        parse(SERVERS | {name: None})
+    with pytest.raises(ConfigError, match=f"^{re.escape(name)} is of type bytes: "):
+        parse(SERVERS | {name: b"s3kr1t"})
+
+
+def test_a_scheme_before_a_host() -> None:
+    for text in ("PLAINTEXT://h:1", "plaintext://h:1/", "EXTERNAL://h:1"):
+        assert client_config({"bootstrap.servers": text}).bootstrap_servers == (("h", 1),)
+    assert client_config({"bootstrap.servers": "SSL://[::1]:1", "security.protocol": "ssl"}).bootstrap_servers
+    with pytest.raises(ConfigError, match=r"SSL://h:1 contradicts security\.protocol=PLAINTEXT: set SSL"):
+        client_config({"bootstrap.servers": "SSL://h:1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("metadata.broker.list", "it is librdkafka's, Kafka's name for it is bootstrap.servers"),
+        ("bootstrap_servers", "write bootstrap.servers"),
+        ("kafka.bootstrap.servers", "write bootstrap.servers"),
+        ("group_id", "write group.id"),
+    ],
+)
+def test_names_are_checked_before_anything_is_missing(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown client setting '{name}'; {hint}"):
+        client_config({name: ["h:1"]})
+
+
+def test_librdkafkas_names_for_the_ends_of_a_log() -> None:
+    for text, kafkas in [("smallest", "earliest"), ("beginning", "earliest"), ("largest", "latest"), ("end", "latest")]:
+        assert parse_reset("auto.offset.reset", text) == parse_reset("auto.offset.reset", kafkas)

@@ -171,3 +171,33 @@ def test_an_address_that_vanishes_leaves_time_for_the_next(monkeypatch: pytest.M
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses)
         with Dial("two-addresses", 1, time.monotonic() + 2).finish() as connected:
             assert connected.getpeername() == there.getsockname()
+
+
+def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look-up ends at the deadline, is done once for all who wait, and its answer is taken when it comes."""
+    answers, asked, look_up = threading.Event(), list[str](), socket.getaddrinfo
+
+    def silent(host: str, port: int, **more: int) -> object:
+        asked.append(host)
+        assert answers.wait(60)
+        return look_up(HOST, port, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+    with socket.create_server((HOST, 0)) as there:
+        port = there.getsockname()[1]
+        begin = time.monotonic()
+        for _ in range(3):
+            with pytest.raises(ConnectionFailed, match=rf"silent\.test:{port}: no name server has answered in time"):
+                Dial("silent.test", port, time.monotonic() + 0.1)
+        assert time.monotonic() - begin < 30
+        assert asked == ["silent.test"]
+        answers.set()
+        with Dial("silent.test", port, time.monotonic() + 60).finish() as connected:
+            assert connected.getpeername() == there.getsockname()
+
+
+def test_the_error_of_a_silent_broker_names_the_setting_that_ended_the_call() -> None:
+    with _mute(0) as port:
+        settings = {"bootstrap.servers": f"{HOST}:{port}", "request.timeout.ms": "900"}
+        with pytest.raises(ConnectionFailed, match=r"\(request\.timeout\.ms\)$"):
+            Cluster.connect(settings | {"socket.connection.setup.timeout.ms": "300"})

@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 from kafka.partitioner.default import murmur2
 
 from spark_klog.columns.encode import PartitionEncoder
+from spark_klog.columns.rows import check_rows
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError
 from spark_klog.records import kernels
@@ -46,6 +47,7 @@ def split(
     batch_bytes: int = 1 << 20,
 ) -> dict[tuple[str, int], list[Content]]:
     result: dict[tuple[str, int], list[Content]] = {}
+    check_rows(batch, 0, topic, partitions)
     for name, partition, columns in PartitionEncoder(topic, partitions, chosen, batch_bytes).split(batch):
         assert columns.count
         result.setdefault((name, partition), []).extend(content(columns))
@@ -115,7 +117,7 @@ def test_a_partition_column_comes_before_the_key() -> None:
 @pytest.mark.parametrize("wrong", [4, -1, 1 << 30])
 def test_a_wrong_partition_is_named_with_those_there_are(wrong: int) -> None:
     batch = table(value=pa.array([b"v", b"w"]), partition=pa.array([0, wrong], pa.int32()))
-    with pytest.raises(ConfigError, match=f"partition {wrong} of topic t: it has partitions 0 to 3"):
+    with pytest.raises(ConfigError, match=f"row 1: partition {wrong} of topic t: it has partitions 0 to 3"):
         split(batch)
 
 
@@ -137,7 +139,7 @@ def test_the_option_replaces_the_topic_column() -> None:
 
 
 def test_a_null_topic_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a row has a null topic"):
+    with pytest.raises(ConfigError, match="row 1 has a null topic"):
         split(table(topic=pa.array(["a", None]), value=pa.array([b"1", b"2"])), None)
 
 

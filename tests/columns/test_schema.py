@@ -31,5 +31,5 @@ def test_subset_keeps_the_order_asked_for() -> None:
 
 
 def test_subset_names_what_is_unknown_and_what_is_known() -> None:
-    with pytest.raises(ConfigError, match=r"no such columns: vlaue; known are key, value, topic, .*headers"):
+    with pytest.raises(ConfigError, match=r"no such columns: vlaue; the known ones are key, value, topic, .*headers"):
         subset(["key", "vlaue"])

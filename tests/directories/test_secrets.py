@@ -7,8 +7,8 @@ import pytest
 from spark_klog.directories.addresses import without_user
 from spark_klog.directories.checkpoint import checkpoint_offsets
 from spark_klog.directories.opening import open_tree
-from spark_klog.errors import KlogError
-from spark_klog.spark.log_files import directory
+from spark_klog.errors import ConfigError, KlogError
+from spark_klog.spark.planning.log_files import directory
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,8 @@ from spark_klog.spark.log_files import directory
         ("no way to hdfs://user@host:8020/x, nor s3://k:s@b", "no way to hdfs://***@host:8020/x, nor s3://***@b"),
         ("/a/path@home", "/a/path@home"),
         ("zookeeper://h:2181/x", "zookeeper://h:2181/x"),
+        ("zookeeper:user:SECRET@h:2181/x", "zookeeper:***@h:2181/x"),
+        ("no file system of 's3://KEY:SEC/RET@bucket/a'", "no file system of 's3://***@bucket/a'"),
     ],
 )
 def test_without_user(text: str, told: str) -> None:
@@ -26,9 +28,16 @@ def test_without_user(text: str, told: str) -> None:
 
 
 @pytest.mark.parametrize("ask", [open_tree, checkpoint_offsets, directory])
-@pytest.mark.parametrize("scheme", ["nosuch", "file"])
+@pytest.mark.parametrize("scheme", ["nosuch", "file", "zookeeper"])
 def test_no_message_has_a_secret(ask: object, scheme: str) -> None:
     assert callable(ask)
     with pytest.raises(KlogError) as caught:
         ask(f"{scheme}://KEY:SECRET@")
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["zookeeper://user:SECRET@127.0.0.1:1/x", "zookeeper:user:SECRET@127.0.0.1:1"])
+def test_a_password_before_the_address_of_zookeeper_is_refused_unseen(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"character @|no ZooKeeper address") as caught:
+        open_tree(address)
     assert "SECRET" not in str(caught.value)

@@ -129,7 +129,7 @@ class TestZooKeeper:
         with ZooKeeperServer(tmp_path) as server:
             tree = ZooKeeperTree(server.connect)
             tree.put("/a", b"1")
-            tree._operation_seconds = 1.0
+            tree._session.operation_seconds = 1.0
         with pytest.raises(DirectoryError, match=f"/a: no answer from ZooKeeper {server.connect} in 1 s"):
             tree.get("/a")
         tree.close()

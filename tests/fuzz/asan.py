@@ -2,11 +2,10 @@
 
     python -m tests.fuzz.asan [--seconds 60]
 
-builds `records/_kernel.pyx` with gcc's or clang's sanitizers outside the checkout, and in a Python that has their
-runtime preloaded runs it over all kept inputs, over changed ones for a while, and through the kernel's own tests. The
-first report ends the run with a failure. The kernel reads from blocks of exactly the size of the data there: a `bytes`
-object has a zero after its end, which would hide a read of one byte too many.
-"""
+builds `records/kernels/_kernel.pyx` with gcc's or clang's sanitizers outside the checkout, and in a Python that has
+their runtime preloaded runs it over all kept inputs, over changed ones for a while, and through the kernel's own
+tests. The first report ends the run with a failure. The kernel reads from blocks of exactly the size of the data
+there: a `bytes` object has a zero after its end, which would hide a read of one byte too many."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 _ROOT = Path(__file__).parent.parent.parent
-_MODULE = "spark_klog.records._kernel"
+_MODULE = "spark_klog.records.kernels._kernel"
 _CC = os.environ.get("CC", "cc")
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 TRACE = ("-fsanitize-coverage=trace-pc",)

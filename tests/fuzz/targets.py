@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spark_klog.errors import ConfigError, DecodeError, ErrorCode, ProtocolError
-from spark_klog.log.dump import Damage, Dumped, _dump, _dump_07
+from spark_klog.log.tools.dump import Damage, Dumped, _dump, _dump_07
 from spark_klog.records import kernels
 from spark_klog.records.assignment import assign_offsets
 from spark_klog.records.batch import Header, check_crc, iter_batches

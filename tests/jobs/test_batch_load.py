@@ -12,10 +12,12 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from spark_klog.embedded import EmbeddedCluster
-from tests.jobs.support import BATCH_LOAD, Load, environment, rows_of, wait_until
+from tests.jobs.support import BATCH_LOAD, Driver, Load, environment, rows_of, wait_until
 from tests.jobs.truth import Truth, check_whole_batches_once, zookeeper_offsets
-from tests.spark.support import create_topic
+from tests.spark.support import create_topic, produce, values
+from tests.support.certificates import make_certificates
 from tests.support.kafka import free_port
+from tests.support.secure_broker import PASSWORDS, SecureBroker
 
 pytestmark = pytest.mark.timeout(900)
 _GIVEN = ("--topics", "t", "--output", "o", "--checkpoint", "c")
@@ -95,8 +97,8 @@ def test_new_topics_and_partitions_with_offsets_in_files(
         ([*_GIVEN, "--group", "g"], "--group needs --zookeeper"),
         ([*_GIVEN, "--zookeeper", "z:1"], "need --group"),
         ([*_GIVEN, "--group", "g", "--zookeeper", "z:1", "--offsets-path", "p"], "not allowed with"),
-        ([*_GIVEN, "--max-offsets-per-batch", "many"], "invalid"),
-        ([*_GIVEN, "--max-offsets-per-batch", "0"], "invalid"),
+        ([*_GIVEN, "--max-offsets-per-batch", "many"], "is not a positive integer"),
+        ([*_GIVEN, "--max-offsets-per-batch", "0"], "is not a positive integer"),
         ([*_GIVEN, "--topics", " , "], "--topics"),
         ([*_GIVEN, "--fail-on-data-loss", "maybe"], "invalid choice"),
     ],
@@ -235,3 +237,26 @@ def test_two_runs_at_once(truth: Truth, make_load: Callable[..., Load], topic: s
     check_whole_batches_once(load)
     load.report()
     assert rows_of(load.output) == truth.rows()
+
+
+def test_by_tls_and_sasl(driver: Driver, server_dir: Path) -> None:
+    file = server_dir / "client.properties"
+    with SecureBroker(server_dir / "broker", make_certificates(server_dir / "certificates")) as broker:
+        servers = broker.servers("SASL_SSL")
+        create_topic(broker.servers("PLAINTEXT"), "secured", 2)
+        produce(broker.servers("PLAINTEXT"), "secured", values(300, partitions=2))
+        load = Load(servers, "secured", server_dir / "load", driver)
+        try:
+            file.write_text(broker.java("SASL_SSL", "SCRAM-SHA-512"))
+            rows = load.report("--command-config", str(file))
+            assert [(row["partition"], row["records"]) for row in rows] == [(0, 150), (1, 150)]
+            file.write_text(broker.java("SASL_SSL", "SCRAM-SHA-512").replace(PASSWORDS["alice"], "wrong-secret"))
+            ran = load.run("--command-config", str(file))
+            assert f"broker {servers} refuses SCRAM-SHA-512" in ran.complaint()
+            kept = [path for path in (server_dir / "load").rglob("*") if path.is_file()]
+            assert kept
+            for secret in (PASSWORDS["alice"], "wrong-secret"):
+                assert secret not in ran.stdout + ran.stderr
+                assert not [path for path in kept if secret.encode() in path.read_bytes()]
+        finally:
+            load.stop()

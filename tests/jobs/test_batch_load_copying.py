@@ -96,5 +96,5 @@ def test_a_load_that_is_killed_while_its_batch_is_copied(
     theirs.mkdir()
     (theirs / "part-0.parquet").write_bytes(b"theirs")
     produce(servers, topic, [Sent(b"more", partition=0)])
-    assert "of another load" in again.run("--json", output=output).complaint()
+    assert "belongs to another load" in again.run("--json", output=output).complaint()
     assert (theirs / "part-0.parquet").read_bytes() == b"theirs"

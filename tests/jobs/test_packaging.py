@@ -16,7 +16,7 @@ from tests.support.wheel import build_wheel
 
 pytestmark = pytest.mark.slow
 
-_KERNEL = "spark_klog/records/_kernel."
+_KERNEL = "spark_klog/records/kernels/_kernel."
 _PROBE = "import pyspark_klog, spark_klog.records.kernels as kernels; kernels.load(); print(kernels.__file__)"
 
 
@@ -42,7 +42,7 @@ def _check(wheel: Path, folder: Path) -> list[str]:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.strip() == str(unpacked / "spark_klog" / "records" / "kernels.py")
+    assert ran.stdout.strip() == str(unpacked / "spark_klog" / "records" / "kernels" / "__init__.py")
     return names
 
 

@@ -13,12 +13,13 @@ from typing import Any
 from hypothesis.stateful import RuleBasedStateMachine
 
 from spark_klog.errors import LogRetired
-from spark_klog.log.checkpoints import RECOVERY_POINT, read_checkpoint
 from spark_klog.log.config import LogConfig
 from spark_klog.log.directory import CLEAN_STOP, LogDirectory
-from spark_klog.log.partition_files import LEADER_EPOCHS
+from spark_klog.log.files.checkpoints import RECOVERY_POINT, read_checkpoint
+from spark_klog.log.files.partition_files import LEADER_EPOCHS
 from spark_klog.log.partition_log import PartitionLog
 from tests.log.faulty_files import Faults, FaultyFiles
+from tests.log.model_checks import are_known
 from tests.log.test_faults import Clock
 from tests.support.log_model import (
     CONTROL,
@@ -201,6 +202,10 @@ class LogEvents(RuleBasedStateMachine):
         if end < model.end:
             assert was_killed
         kept = [batch for batch in model.batches if batch.last < end]
+        if was_killed and end == log.start_offset and not any(segment.size for segment in log.segments):
+            # what lay before the log's start was lost with the rest; a snapshot may still know what producers had sent
+            while kept and kept[-1].last >= flushed and not are_known(kept, log):
+                kept.pop()
         at = kept[-1].last + 1 if kept else 0
         if at < end and end != model.largest_start:
             data = b"".join(self.files.read(segment.path) for segment in log.segments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from spark_klog.records.reader import read_records
 from tests.log.faulty_files import FaultyFiles
 from tests.log.test_faults import NOW
 from tests.support.batches import walk
-from tests.support.log_model import CONTROL, Derived, Model, committed_in
+from tests.support.log_model import CONTROL, Batch, Derived, Model, committed_in, derive
 
 
 def served(log: PartitionLog) -> list[bytes]:
@@ -121,9 +122,23 @@ def check_state(files: FaultyFiles, log: PartitionLog, model: Model) -> None:
     for producer, (epoch, known) in derived.producers.items():
         found = log.producers.producers[producer]
         assert found.epoch == epoch
-        expected = [(item.sequence + len(item.records) - 1, item.last) for item in known]
+        expected = _sequences(known)
         batches = [item[:2] for item in found.batches]
         assert batches == expected or (model.clean_offset and batches == expected[-len(batches) :])
+
+
+def _sequences(batches: Iterable[Batch]) -> list[tuple[int, int]]:
+    """(last sequence, last offset) of the batches."""
+    return [(item.sequence + len(item.records) - 1, item.last) for item in batches]
+
+
+def are_known(batches: Iterable[Batch], log: PartitionLog) -> bool:
+    """Whether the log knows these batches as the last ones of their producers."""
+    for producer, (epoch, known) in derive(batches).producers.items():
+        found = log.producers.producers.get(producer)
+        if found is None or found.epoch != epoch or [item[:2] for item in found.batches][-1:] != _sequences(known)[-1:]:
+            return False
+    return True
 
 
 def check_after_damage(log: PartitionLog, path: Path, content: bytes, at: int, kind: str) -> None:

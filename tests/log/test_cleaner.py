@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from spark_klog.log.cleaner import compact, plan
+from spark_klog.log.compaction.cleaner import compact, plan
+from spark_klog.log.compaction.offset_map import OffsetMap
 from spark_klog.log.config import COMPACT, LogConfig
-from spark_klog.log.offset_map import OffsetMap
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.records.batch import read_header
 from spark_klog.records.reader import read_records
@@ -157,6 +158,41 @@ def test_a_swap_of_segments_that_are_gone_changes_nothing() -> None:
     assert compact(log, found, OffsetMap(1 << 16), NOW, later) == found.first_dirty_offset
     assert len(log.segments) == 1
     assert content(log)
+
+
+@pytest.mark.parametrize("operation", ["rename", "remove", "sync"])
+def test_a_swap_with_a_call_that_fails_leaves_no_index_of_other_records(operation: str) -> None:
+    """The new segment has the name of the first old one, whose index may have kept its name."""
+    failing, failures = 0, 1
+    while failures:
+        files, clock = FaultyFiles(), Clock()
+        log = PartitionLog(FOLDER, CONFIG, files=files, now_ms=clock)
+        last = fill(log, random.Random(2), 60)
+        before = records(log)
+        left, failures = failing, 0
+
+        def fails(name: str, _: Path) -> bool:
+            nonlocal left, failures
+            if name != operation:
+                return False
+            left -= 1
+            failures += left == -1
+            return left == -1
+
+        files.faults = Faults(fails=fails)
+        with suppress(OSError):
+            clean(log, None)
+        files.faults = Faults()
+        is_clean = log.failure is None
+        if is_clean:
+            log.close()
+        opened = PartitionLog(FOLDER, CONFIG, clean=is_clean, recovery_point=log.recovery_point, files=files)
+        check_indexes(files, opened)
+        after = records(opened)
+        assert set(after) <= set(before)
+        assert {key: (offset, value) for offset, key, value in after} == last
+        failing += 1
+    assert failing > 3
 
 
 def test_an_aborted_transaction_that_ends_beyond_the_cleanable_part_supersedes_nothing() -> None:

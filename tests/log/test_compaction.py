@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from spark_klog.errors import LogCorrupted
-from spark_klog.log.compaction import Cleaner, CleaningRound, LastRecord, build_map
-from spark_klog.log.offset_map import OffsetMap
-from spark_klog.log.transaction_index import AbortedTransaction
+from spark_klog.log.compaction.offset_map import OffsetMap
+from spark_klog.log.compaction.passes import Cleaner, CleaningRound, LastRecord, build_map
+from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.records.batch import iter_batches
 from spark_klog.records.contract import Record
 from spark_klog.records.message_set import build_message_set

@@ -15,13 +15,13 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from spark_klog.log.cleaner import compact, plan
-from spark_klog.log.compaction import Cleaner, CleaningRound, LastRecord, build_map
-from spark_klog.log.compaction_plan import SegmentInfo, cleanable, group_segments, retains_legacy_tombstones
+from spark_klog.log.compaction.cleaner import compact, plan
+from spark_klog.log.compaction.offset_map import OffsetMap
+from spark_klog.log.compaction.passes import Cleaner, CleaningRound, LastRecord, build_map
+from spark_klog.log.compaction.plan import SegmentInfo, cleanable, group_segments, retains_legacy_tombstones
 from spark_klog.log.config import LogConfig
-from spark_klog.log.offset_map import OffsetMap
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.log.transaction_index import AbortedTransaction, read_transaction_index
+from spark_klog.log.segments.transaction_index import AbortedTransaction, read_transaction_index
 from spark_klog.records.batch import Header, iter_batches
 from spark_klog.records.batch_v2 import BatchHeader, body
 from spark_klog.records.message_set import inner_set

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-from spark_klog.log.compaction_plan import SegmentInfo, cleanable, group_segments, retains_legacy_tombstones
+from spark_klog.log.compaction.plan import SegmentInfo, cleanable, group_segments, retains_legacy_tombstones
 from spark_klog.log.config import LogConfig
 
 NOW = 1_700_000_000_000

@@ -18,7 +18,7 @@ import pytest
 from kafka.record.memory_records import MemoryRecords
 from kafka.record.util import calc_crc32c
 
-from spark_klog.log.dump import Damage, Dumped, dump
+from spark_klog.log.tools.dump import Damage, Dumped, dump
 
 DATA = Path(__file__).parent.parent / "data"
 NEW = DATA / "kafka-3.9.1"

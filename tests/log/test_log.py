@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
@@ -26,7 +27,7 @@ from spark_klog.errors import (
 )
 from spark_klog.log.config import LogConfig
 from spark_klog.log.directory import LogDirectory
-from spark_klog.log.names import check_topic_name
+from spark_klog.log.files.names import check_topic_name
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.records.contract import Record
 from spark_klog.records.reader import read_records
@@ -183,6 +184,44 @@ def test_missing_index_files_are_built_again(tmp_path: Path, suffix: str, clean:
     for path in (tmp_path / "t-0").glob(f"*{suffix}"):
         path.unlink()
     _check(PartitionLog(tmp_path / "t-0", SMALL, clean=clean), model, rng)
+
+
+def _with_flipped_bits(path: Path) -> Iterator[tuple[int, PartitionLog]]:
+    """(number of the bit, the log with it) for each bit of an index."""
+    data = path.read_bytes()
+    for bit in range(8 * len(data)):
+        path.write_bytes(data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :])
+        log = PartitionLog(path.parent, LogConfig(index_interval_bytes=100), clean=True)
+        yield bit, log
+        log.close()
+
+
+def test_any_bit_of_a_time_index_that_flips(tmp_path: Path) -> None:
+    """Timestamps are looked up all the same: an entry is compared with its batch before it is used."""
+    log, model = _written(tmp_path / "t-0", 6)
+    log.close()
+    path = tmp_path / "t-0" / f"{0:020d}.timeindex"
+    assert path.stat().st_size == 3 * 12
+    for bit, log in _with_flipped_bits(path):
+        found = [log.offset_for_timestamp(NOW + number) for number in range(7)]
+        assert found == [model.first_at(NOW + number) for number in range(7)], bit
+
+
+def test_any_bit_of_an_offset_index_that_flips(tmp_path: Path) -> None:
+    """Records are found, and no range ends before its records: aborted transactions are listed up to there."""
+    log, model = _written(tmp_path / "t-0", 20)
+    log.close()
+    path = tmp_path / "t-0" / f"{0:020d}.index"
+    assert path.stat().st_size == 9 * 8
+    for bit, log in _with_flipped_bits(path):
+        for offset in range(0, 40, 3):
+            for count in (1, 5):
+                content, first_size = model.bytes_from(offset)
+                found = log.read(offset, count * first_size)
+                assert found is not None
+                assert content.startswith(found.read()), bit
+                last = max(item.last_offset for item in walk(found.read()))
+                assert log.offset_after(offset, found) > last, bit
 
 
 def test_zeros_after_the_index_entries_are_ignored(tmp_path: Path) -> None:
@@ -391,7 +430,7 @@ def test_one_broker_at_a_time(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _OPEN, str(tmp_path / "data")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2])
     assert done.returncode == 1
-    assert f"{LogDirLocked.__name__}: data directory {tmp_path / 'data'} is held" in done.stderr
+    assert f"{LogDirLocked.__name__}: data directory {tmp_path / 'data'} is in use" in done.stderr
     directory.close()
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr

@@ -180,7 +180,7 @@ def test_a_length_that_leads_beyond_a_file_that_is_not_the_last(tmp_path: Path) 
     data = bytearray(path.read_bytes())
     data[13 + 2] = 1
     path.write_bytes(data)
-    with pytest.raises(DecodeError, match="cut off") as caught:
+    with pytest.raises(DecodeError, match="incomplete message") as caught:
         list(Log07(tmp_path / "t-0").messages(0))
     assert str(caught.value).startswith(f"{path} at position 13: ")
 

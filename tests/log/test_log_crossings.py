@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import threading
 from io import FileIO
 from pathlib import Path
@@ -11,15 +12,18 @@ from uuid import uuid4
 
 import pytest
 
-from spark_klog.log import file_system
+from spark_klog.errors import LogCorrupted
 from spark_klog.log.config import LogConfig
 from spark_klog.log.directory import LogDirectory
-from spark_klog.log.partition_files import PARTITION_METADATA
+from spark_klog.log.files import file_system
+from spark_klog.log.files.partition_files import PARTITION_METADATA
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.log.transaction_index import AbortedTransaction
+from spark_klog.log.segments.segment import segment_name
+from spark_klog.log.segments.transaction_index import AbortedTransaction
+from spark_klog.log.tools.repair import repair
 from spark_klog.records.control import ABORT
 from tests.log.faulty_files import Faults, FaultyFiles
-from tests.log.test_faults import SMALL, Clock, batch_of, open_log
+from tests.log.test_faults import FOLDER, SMALL, Clock, batch_of, content, open_log, stored
 from tests.log.test_producer_state import batch, marker
 
 
@@ -146,3 +150,97 @@ def test_settings_of_a_creation_that_failed_are_not_those_of_the_next(tmp_path: 
     again = LogDirectory(tmp_path, 0, LogConfig(), files=files)
     assert again.logs["t", 0].overrides == {}
     again.close()
+
+
+def _by_hand(*segments: tuple[int, int]) -> FaultyFiles:
+    """A log without indexes: of each segment the base offset, and how many batches of a record follow from there."""
+    files = FaultyFiles()
+    open_log(files).close()
+    for base, count in segments:
+        file = files.create(FOLDER / (segment_name(base) + ".log"))
+        data = b"".join(stored(batch_of(base + number, 1), base + number) for number in range(count))
+        file.write_at(0, data)
+        file.sync()
+    return files
+
+
+def _logs(files: FaultyFiles) -> dict[str, bytes]:
+    return {name: files.read(FOLDER / name) for name in files.names(FOLDER) if name.endswith(".log")}
+
+
+@pytest.mark.parametrize(
+    ("segments", "point", "kept"),
+    [
+        (((0, 4), (2, 3)), 0, 4),
+        (((0, 4), (2, 3)), 2, 4),
+        (((0, 4), (2, 0)), 2, 4),  # of a roll that failed, if its removal does not survive a power failure
+        (((0, 4), (3, 1), (4, 5)), 1, 4),
+        (((0, 2), (2, 4), (5, 1), (6, 1)), 4, 6),
+    ],
+)
+def test_what_follows_a_segment_that_reaches_beyond_its_end_is_cut(
+    segments: tuple[tuple[int, int], ...], point: int, kept: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = _by_hand(*segments)
+    log = open_log(files, point=point)
+    assert [offset for offset, _ in content(log)] == list(range(kept))
+    place = next(i for i, (base, count) in enumerate(segments) if base + count == kept)
+    first, following = (segment_name(base) for base, _ in segments[place : place + 2])
+    assert re.search(rf"{first}.log reaches to offset {kept}, but .*{following}.log begins", caplog.text), caplog.text
+    log.append(memoryview(bytearray(batch_of(9, 1))))
+    log.close()
+    assert [offset for offset, _ in content(open_log(files, clean=True))] == list(range(kept + 1))
+
+
+@pytest.mark.parametrize(
+    ("segments", "point"),
+    [(((0, 4), (2, 3)), 3), (((0, 4), (2, 3)), 5), (((0, 4), (2, 0)), 4), (((0, 2), (2, 4), (5, 2)), 6)],
+)
+def test_flushed_segments_that_overlap_are_refused(segments: tuple[tuple[int, int], ...], point: int) -> None:
+    files = _by_hand(*segments)
+    before = _logs(files)
+    with pytest.raises(LogCorrupted, match=r"reaches to offset \d, but .*begins at offset \d.*klog log repair"):
+        open_log(files, point=point)
+    assert _logs(files) == before
+
+
+def test_repair_takes_out_what_follows_a_segment_that_reaches_beyond_its_end(tmp_path: Path) -> None:
+    folder, files = tmp_path / "t-0", _by_hand((0, 4), (2, 3), (5, 1))
+    folder.mkdir()
+    for name, data in _logs(files).items():
+        (folder / name).write_bytes(data)
+    (tmp_path / "recovery-point-offset-checkpoint").write_text("0\n1\nt 0 6\n")
+    repaired = repair(folder)
+    assert repaired is not None
+    assert repaired.end_offset == 4
+    assert "reaches to offset 4" in repaired.reason
+    later = [folder / (segment_name(base) + ".log.damaged") for base in (2, 5)]
+    assert repaired.kept == later
+    assert [path.read_bytes() for path in later] == [_logs(files)[segment_name(base) + ".log"] for base in (2, 5)]
+    again = PartitionLog(folder, SMALL, recovery_point=4, now_ms=Clock())
+    assert [offset for offset, _ in content(again)] == list(range(4))
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("damage", [b"\xff", b"short"])
+def test_a_transaction_index_that_is_damaged_is_built_anew_at_the_start(clean: bool, damage: bytes) -> None:
+    """Without its entries aborted records would be read."""
+    files = FaultyFiles()
+    log = open_log(files)
+    for number in range(3):
+        log.append(memoryview(batch(1, 0, number, 1)))
+        if number:
+            log.roll()
+        log.append(memoryview(marker(1, 0, ABORT)))
+    expected = log.aborted_transactions(0, 6)
+    assert len(expected) == 3
+    log.close()
+    path = log.segments[-1].transaction_index.path
+    if damage == b"short":
+        files.open(path).truncate(20)
+    else:
+        files.open(path).write_at(0, damage)
+    for _ in range(2):
+        log = open_log(files, clean=clean, point=6)
+        assert log.aborted_transactions(0, 6) == expected
+        log.close()

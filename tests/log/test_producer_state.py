@@ -13,9 +13,9 @@ from hypothesis import given, strategies as st
 from spark_klog.errors import DecodeError
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.log.producer_state import Producer, ProducerBatch, ProducerState
+from spark_klog.log.producer_state import ProducerBatch, ProducerEntry, ProducerState
 from spark_klog.records.batch_v2 import build_batch
-from spark_klog.records.reference import append_record
+from spark_klog.records.kernels.reference import append_record
 from spark_klog.wire.checksums import crc32c
 from tests.log.faulty_files import FaultyFiles
 from tests.log.test_faults import FOLDER, Clock
@@ -70,7 +70,7 @@ def test_the_transaction_index_is_kafkas_byte_for_byte(tmp_path: Path) -> None:
 
 def test_a_snapshot_is_of_kafkas_format() -> None:
     state = ProducerState()
-    state.producers[7] = Producer(3, [ProducerBatch(11, 40, 4, TIME)], TIME, 9, 36)
+    state.producers[7] = ProducerEntry(3, [ProducerBatch(11, 40, 4, TIME)], TIME, 9, 36)
     assert state.encode() != ProducerState().encode()
     entry = struct.pack(">qhiqiqiq", 7, 3, 11, 40, 4, TIME, 9, 36)
     body = struct.pack(">i", 1) + entry
@@ -83,7 +83,7 @@ def test_a_snapshot_is_of_kafkas_format() -> None:
 @given(st.binary(max_size=80) | st.just(ProducerState().encode()), st.integers(0, 79), st.integers(1, 255))
 def test_any_bytes_decode_or_raise(data: bytes, place: int, flip: int) -> None:
     state = ProducerState()
-    state.producers[1] = Producer(1, [ProducerBatch(1, 1, 0, TIME)], TIME)
+    state.producers[1] = ProducerEntry(1, [ProducerBatch(1, 1, 0, TIME)], TIME)
     sound = bytearray(state.encode())
     if place < len(sound):
         sound[place] ^= flip

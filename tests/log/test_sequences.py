@@ -137,7 +137,7 @@ def test_several_batches_at_once_are_all_taken_or_none() -> None:
 @pytest.mark.parametrize(("epoch", "sequence"), [(-1, 0), (0, -1)])
 def test_numbers_below_0(epoch: int, sequence: int) -> None:
     log = new_log()
-    with pytest.raises(DecodeError, match="below 0"):
+    with pytest.raises(DecodeError, match="negative epoch or sequence"):
         send(log, plain(epoch, sequence))
     assert log.end_offset == 0
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from spark_klog.errors import LogCorrupted, LogRetired
-from spark_klog.log.checkpoints import CLEANER, LOG_START, RECOVERY_POINT, read_checkpoint
-from spark_klog.log.cleaner import compact, plan
+from spark_klog.log.compaction.cleaner import compact, plan
+from spark_klog.log.compaction.offset_map import OffsetMap
 from spark_klog.log.config import COMPACT, LogConfig
 from spark_klog.log.directory import CLEAN_STOP, LogDirectory
-from spark_klog.log.file_system import LocalFileSystem
-from spark_klog.log.index_memory import IndexMemory
-from spark_klog.log.offset_map import OffsetMap
+from spark_klog.log.files.checkpoints import CLEANER, LOG_START, RECOVERY_POINT, read_checkpoint
+from spark_klog.log.files.file_system import LocalFileSystem
 from spark_klog.log.partition_log import PartitionLog
+from spark_klog.log.segments.index_memory import IndexMemory
 from spark_klog.records.control import ABORT, COMMIT
 from tests.log.faulty_files import Faults, FaultyFiles
 from tests.log.test_cleaner import CONFIG, fill, records

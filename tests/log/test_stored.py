@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError, OffsetOutOfRange
-from spark_klog.log import stored_files, stored_segment
-from spark_klog.log.stored import GONE, StoredPartition
-from spark_klog.log.stored_07 import StoredPartition07
-from spark_klog.log.stored_directory import Directory, StoredDirectories
-from spark_klog.log.stored_files import Entry
+from spark_klog.log.stored import files as stored_files, segment as stored_segment
+from spark_klog.log.stored.directory import Directory, StoredDirectories
+from spark_klog.log.stored.files import Entry
+from spark_klog.log.stored.partition import GONE, StoredPartition
+from spark_klog.log.stored.partition_07 import StoredPartition07
 from spark_klog.records.contract import Record
 from spark_klog.records.message_set import build_message_set
 from spark_klog.records.reader import AbortedTransactions, BadBatch, read_records
@@ -358,7 +358,7 @@ def test_segments_that_go_while_they_are_read() -> None:
     with pytest.raises(OffsetOutOfRange) as caught:
         consume()
     assert found == [*range(100)]
-    assert (caught.value.wanted, caught.value.available) == ((100, 300), (200, 300))
+    assert (caught.value.requested, caught.value.available) == ((100, 300), (200, 300))
 
 
 def test_a_partition_that_is_gone() -> None:
@@ -391,7 +391,7 @@ def test_a_log_that_was_cut() -> None:
     files.files[path] = files.files[path][: list(walk(files.files[path]))[50].position]
     with pytest.raises(OffsetOutOfRange) as caught:
         read(stored, 210, 300)
-    assert (caught.value.wanted, caught.value.available) == ((250, 300), (0, 250))
+    assert (caught.value.requested, caught.value.available) == ((250, 300), (0, 250))
 
 
 def test_what_is_written_meanwhile_is_not_there_yet() -> None:
@@ -439,7 +439,7 @@ def test_a_batch_that_is_cut_off_before_another_segment() -> None:
     files, _ = build(10, 2)
     path = f"{FOLDER}/{0:020d}.log"
     files.files[path] = files.files[path][:-5]
-    message = rf"{path}: the batch at position \d+ is cut off: \d+ bytes are left"
+    message = rf"{path}: the batch at position \d+ is incomplete: \d+ bytes left"
     with pytest.raises(DecodeError, match=message):
         read(partition(files), 0, 20)
     assert len(read(partition(files), 10, 20)) == 10
@@ -615,7 +615,7 @@ def test_an_abort_that_no_index_has_ends_read_committed(caplog: pytest.LogCaptur
             del files.files[path]
         log = partition(files, read_committed=True)
         assert log.end_offset == entries[count][2]
-        assert "read_committed ends before it" in caplog.text
+        assert "read_committed stops before it" in caplog.text
         caplog.clear()
         files = transactions()
 
@@ -625,7 +625,7 @@ def test_a_damaged_transaction_index(size: int) -> None:
     files = transactions()
     path = f"{FOLDER}/{5:020d}.txnindex"
     files.files[path] = files.files[path][:size]
-    with pytest.raises(DecodeError, match=rf"{path}: {size} bytes are no multiple of 34"):
+    with pytest.raises(DecodeError, match=rf"{path}: {size} bytes are not a multiple of 34"):
         assert partition(files, read_committed=True).end_offset
     assert partition(files).end_offset == 37
 
@@ -674,7 +674,7 @@ def read_07(log: StoredPartition07, start: int, end: int, **more: Any) -> list[t
 @pytest.mark.parametrize("base", [0, 5000])
 def test_kafka_07(base: int) -> None:
     files, records, end = old_log(base)
-    with mock.patch("spark_klog.log.stored_07._BLOCK_BYTES", 64):
+    with mock.patch("spark_klog.log.stored.partition_07._BLOCK_BYTES", 64):
         log = StoredPartition07(files, FOLDER, "t", 0)
         assert (log.start_offset, log.end_offset, log.damage) == (base, end, None)
         assert read_07(log, base, end) == records
@@ -715,7 +715,7 @@ def test_kafka_07_files_that_go_or_do_not_fit() -> None:
     with pytest.raises(OffsetOutOfRange):
         read_07(StoredPartition07(files, FOLDER, "t", 0), 0, end)
     files.files = kept | {first: kept[first][:-3]}
-    with pytest.raises(DecodeError, match=rf"{first}: the last whole message ends at offset \d+, the next file"):
+    with pytest.raises(DecodeError, match=rf"{first}: the last complete message ends at offset \d+, the next file"):
         read_07(StoredPartition07(files, FOLDER, "t", 0), 0, end)
 
 
@@ -742,8 +742,11 @@ def test_data_directories() -> None:
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        (("nowhere",), "there is no directory nowhere"),
-        (("x/a-0",), "x/a-0 is no data directory of a broker: it has no folder TOPIC-PARTITION"),
+        (("nowhere",), "directory nowhere does not exist"),
+        (
+            ("x/a-0",),
+            "x/a-0 is not a data directory of a broker: give the directory that contains folders TOPIC-PARTITION",
+        ),
         (("x", "y"), "a-0 is in x and in y"),
         (("cluster/",), "cluster/ is the directory of a cluster: give .* brokers, cluster/broker-0,cluster/broker-1"),
         (("marked",), "marked is the directory of a cluster: give .* brokers, marked/broker-0"),

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from spark_klog.errors import ConfigError, DecodeError, LogDirLocked, OffsetOutOfRange
 from spark_klog.log.log_07 import NoMessageAtOffset
-from spark_klog.log.upgrade import NotUpgraded, Upgraded, new_offset, upgrade
+from spark_klog.log.tools.upgrade import NotUpgraded, Upgraded, new_offset, upgrade
 from spark_klog.records.reader import read_records
 from tests.support.broker import KlogBroker
 from tests.support.dump import DumpedRecord, dump_files, dump_log, dumped_batches, dumped_records
@@ -108,7 +108,7 @@ def test_a_long_map(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "0", "1\n0 0\n5 1\n", "0\n0 0\n5", "0\nx y\n9 9\n", "0\n"])
 def test_a_damaged_map(tmp_path: Path, text: str) -> None:
     (tmp_path / "offsets-of-kafka-0.7").write_text(text)
-    with pytest.raises(DecodeError, match="no map of offsets"):
+    with pytest.raises(DecodeError, match="not a map of offsets"):
         new_offset(tmp_path, 0)
 
 

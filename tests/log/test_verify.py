@@ -19,9 +19,9 @@ from hypothesis import given, settings, strategies as st
 
 from spark_klog.errors import ConfigError
 from spark_klog.log.partition_log import LogConfig, PartitionLog
-from spark_klog.log.upgrade import upgrade
-from spark_klog.log.verify import log_files, verify
-from spark_klog.log.verify_index import Finding
+from spark_klog.log.tools.upgrade import upgrade
+from spark_klog.log.tools.verify import log_files, verify
+from spark_klog.log.tools.verify_index import Finding
 from spark_klog.records.batch import iter_batches
 from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.retain import empty_batch
@@ -397,20 +397,26 @@ def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_command(tmp_path: Path) -> None:
     folder = _our_log(tmp_path / "t-0")
-    done = _run(folder, DATA / "kafka-3.9.1" / "logs")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    sound = DATA / "kafka-3.9.1" / "logs"
+    done = _run(folder, sound)
+    sizes = [[path.stat().st_size for path in root.rglob("*.log")] for root in (folder, sound)]
+    lines = [
+        f"{root}: no problem in {len(size)} log files, {sum(size):,} bytes\n"
+        for root, size in zip((folder, sound), sizes, strict=True)
+    ]
+    assert (done.returncode, done.stdout, done.stderr) == (0, "".join(lines), "")
     log = min(folder.glob("*.log"))
     _change(log, 70, ">b", 99)
     _change(folder / "partition.metadata", 0, ">b", 0)
-    done = _run(DATA / "kafka-3.9.1" / "logs", folder)
-    assert (done.returncode, done.stdout) == (1, "")
+    done = _run(sound, folder)
+    assert (done.returncode, done.stdout) == (1, lines[1])
     first, second = sorted(done.stderr.splitlines())
     assert first.startswith(f"{log}: position 0: batch of offsets 0-2: CRC 0x")
     assert second.startswith(f"{folder / 'partition.metadata'}: ")
     done = _run("--json", folder)
     assert (done.returncode, done.stderr) == (1, "")
-    lines = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda line: str(line["file"]))
-    assert [(line["file"], line["position"]) for line in lines] == [
+    found = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda line: str(line["file"]))
+    assert [(line["file"], line["position"]) for line in found] == [
         (str(log), 0),
         (str(folder / "partition.metadata"), None),
     ]

@@ -31,7 +31,7 @@ CODECS = ("none", "gzip", "snappy", "lz4")
 ALL_CODECS = (*CODECS, "zstd")
 #: Compression levels at the ends of what there is, and in between.
 LEVELS = {"gzip": (1, 6, 9), "lz4": (1, 8, 17), "zstd": (-131072, -1, 1, 22)}
-KERNELS = ["reference", *(["native"] if find_spec("spark_klog.records._kernel") else [])]
+KERNELS = ["reference", *(["native"] if find_spec("spark_klog.records.kernels._kernel") else [])]
 TYPES = {"NoTimestampType": -1, "CreateTime": 0, "LogAppendTime": 1}
 NAMES = {number: name for name, number in TYPES.items()}
 PER_CODEC = 50

@@ -10,13 +10,13 @@ import pytest
 
 _PROGRAM = """
 import sys
-sys.modules["spark_klog.records._kernel"] = None  # as if it had not been built
+sys.modules["spark_klog.records.kernels._kernel"] = None  # as if it had not been built
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, StructField, StructType
 from spark_klog.errors import KlogError
 from spark_klog.spark.options import sink_options, source_options
-from spark_klog.spark.reading import read_ranges
-from spark_klog.spark.sink import BatchWriter
+from spark_klog.spark.tasks.reading import read_ranges
+from spark_klog.spark.sink import BatchQueryWriter
 from spark_klog.spark.source import KlogDataSource
 from spark_klog.columns.schema import WITHOUT_HEADERS
 
@@ -33,7 +33,7 @@ def reading():
 def writing():
     try:
         schema = StructType([StructField("value", BinaryType())])
-        writer = BatchWriter(sink_options(options | {"topic": "t"}), schema)
+        writer = BatchQueryWriter(sink_options(options | {"topic": "t"}), schema)
         writer.write(iter([]))
     except KlogError:
         pass

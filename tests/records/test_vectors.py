@@ -19,7 +19,7 @@ import pytest
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError, CorruptBatchError
-from spark_klog.log.transaction_index import read_transaction_index
+from spark_klog.log.segments.transaction_index import read_transaction_index
 from spark_klog.records import kernels
 from spark_klog.records.batch import iter_batches, next_offset_after, whole_batches
 from spark_klog.records.contract import Record

@@ -109,7 +109,10 @@ def set_topic(servers: str, topic: str, name: str, value: str) -> None:
 
 
 def produce(servers: str, topic: str, records: Iterable[Sent], **settings: Any) -> None:
-    """Produce by confluent-kafka, each partition's records in the order given; all are acknowledged."""
+    """Produce by confluent-kafka, each partition's records in the order given; all are acknowledged.
+
+    With a long `linger_ms` they are one batch a partition: the last flush does not wait for it.
+    """
     failures: list[Any] = []
     config = {"bootstrap.servers": servers, "linger.ms": 5, "log_level": 0}
     producer = Producer(config | {name.replace("_", "."): value for name, value in settings.items()})

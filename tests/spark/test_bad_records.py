@@ -19,8 +19,8 @@ from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records.reader import BadBatch
-from spark_klog.spark.bad_records import BadRecords
 from spark_klog.spark.options import BadRecordsOptions
+from spark_klog.spark.tasks.bad_records import BadRecords
 from tests.support.batches import make_batch
 
 TIME = 1_700_000_000_000
@@ -65,7 +65,7 @@ def test_skip_logs_and_reads_the_rest(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "spark_klog"):
         assert offsets_read(BadRecords(BadRecordsOptions("skip"), "t", 3), data) == [0, 1, 4, 5]
     (message,) = caplog.messages
-    expected = f"t-3: a corrupt batch of {len(batches[1])} bytes is skipped: batch of offsets 2-3: CRC"
+    expected = f"t-3: skipped a corrupt record batch of {len(batches[1])} bytes: batch of offsets 2-3: CRC"
     assert message.startswith(expected)
 
 

@@ -59,11 +59,11 @@ def test_less_than_before(
     end = first.latestOffset({}, ReadAllAvailable())
     words = f"{missing.format(topics)} is no longer named by the options subscribe, subscribePattern or assign"
     narrow = reader(cluster, option, less.format(topics))
-    with pytest.raises(DataLossError, match="set failOnDataLoss=false or report to go on without") as raised:
+    with pytest.raises(DataLossError, match="set failOnDataLoss=false or report to continue without") as raised:
         narrow.latestOffset(end, ReadAllAvailable())
     assert str(raised.value).startswith("[KLOG_DATA_LOSS.UNSUBSCRIBED] ")
     assert words in str(raised.value)
-    assert "; name it again to go on with it, or set failOnDataLoss=false" in str(raised.value)
+    assert "; name it again to continue with it, or set failOnDataLoss=false" in str(raised.value)
     # and so does a batch that the run before has planned and not read
     with pytest.raises(DataLossError, match=r"KLOG_DATA_LOSS\.UNSUBSCRIBED"):
         reader(cluster, option, less.format(topics)).partitions({}, end)
@@ -74,7 +74,7 @@ def test_less_than_before(
         assert going_on.latestOffset(following, ReadAllAvailable()) == following
     assert f"{topics}-a" in following
     (told,) = [message for message in caplog.messages if words in message]
-    assert told.endswith("if it is named again later, it is read from its first record on")
+    assert told.endswith("if it is named again later, the query reads it from its first record on")
     again = reader(cluster, option, every.format(topics), "false")
     tasks = again.partitions(following, again.latestOffset(following, ReadAllAvailable()))
     begun = {f"{item.topic}-{item.partition}": item.start for task in tasks for item in task.ranges}

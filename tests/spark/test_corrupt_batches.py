@@ -25,7 +25,7 @@ def corrupt(cluster: EmbeddedCluster, topic: str) -> bytes:
     """Fills the topic's only partition; the bytes of its corrupt batch."""
     create_topic(cluster.bootstrap_servers, topic)
     for number in range(COUNT):
-        produce(cluster.bootstrap_servers, topic, values(EACH, number * EACH), linger_ms=200)
+        produce(cluster.bootstrap_servers, topic, values(EACH, number * EACH), linger_ms=20_000)
     [segment] = cluster.data_dir.glob(f"**/{topic}-0/*.log")
     batches = list(walk(segment.read_bytes()))
     batch = next(item for item in batches if item.base_offset <= CORRUPT * EACH <= item.last_offset)

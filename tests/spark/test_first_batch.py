@@ -17,7 +17,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.spark import discovery, stream
+from spark_klog.spark import stream
+from spark_klog.spark.planning import broker_source
 from spark_klog.spark.source import KlogDataSource
 from spark_klog.spark.stream import RangePartition, StreamReader
 
@@ -283,7 +284,7 @@ def test_a_partition_that_was_away_is_read_on(servers: str, topic: str, monkeypa
     reader, again = (stream_reader(servers, topic, **options) for _ in range(2))
     first = reader.latestOffset({}, reader.getDefaultReadLimit())
     with monkeypatch.context() as patch:
-        patch.setattr(discovery, "partitions_of", lambda *_, **__: [(topic, 0)])
+        patch.setattr(broker_source, "partitions_of", lambda *_, **__: [(topic, 0)])
         second = reader.latestOffset(first, ReadAllAvailable())
     assert second == {topic: {"0": 5}}
     produce(servers, topic, values(2, partitions=2))

@@ -180,7 +180,7 @@ def test_what_could_not_be_written_is_written_with_the_next(
         for _ in range(5):
             shown.publish({A: 2, B: 1})
     assert caplog.messages == [
-        f"offsets of group g are not written to {name}, trying again until it works: {error}",
+        f"can't write offsets of group g to {name}, retrying until it succeeds: {error}",
     ]
     names = [COORDINATOR, ONE, OTHER]
     assert {where: stores.offsets(where) for where in names} == {
@@ -204,7 +204,7 @@ def test_a_store_that_is_not_there_at_first(stores: Stores, name: str, caplog: p
     # nobody has to come with a next batch
     wait_for(lambda: stores.offsets(name) == {A: 1}, "the end of the outage")
     wait_for(lambda: len(caplog.messages) == 2, "a line about it")
-    assert caplog.messages[1].startswith(f"offsets of group g are written to {name} again, after ")
+    assert caplog.messages[1].startswith(f"offsets of group g are written to {name} again after ")
 
 
 def test_a_store_that_hangs_holds_up_nobody(stores: Stores, caplog: pytest.LogCaptureFixture) -> None:
@@ -234,7 +234,7 @@ def test_what_is_not_written_at_the_end_is_named(
     shown.close()
     hanging.set()
     (told,) = caplog.messages
-    assert told.startswith(f"the query has ended before offsets of group g were written to {ONE}: ")
+    assert told.startswith(f"the query ended before the offsets of group g were written to {ONE}: ")
     assert "many-0 at 1, many-1 at 1" in told
     assert " and 3 more; " in told
 
@@ -244,7 +244,7 @@ def test_a_name_that_can_not_be_stored_does_not_end_the_query(tmp_path: Path, ca
     shown = GroupProgress(GroupOffsetsOptions("a/b", False, (str(tmp_path),)), no_cluster)
     shown.publish({A: 1})
     shown.close()
-    assert "offsets of group a/b are not written" in caplog.text
+    assert "can't write offsets of group a/b" in caplog.text
 
 
 @settings(deadline=None, max_examples=30)
@@ -355,4 +355,4 @@ def test_a_folder_that_can_not_be_made(tmp_path: Path, caplog: pytest.LogCapture
     shown = GroupProgress(GroupOffsetsOptions("g", False, (str(tmp_path / "file" / "tree"),)), no_cluster)
     shown.publish({A: 5})
     shown.close()
-    assert "are not written" in caplog.text
+    assert "can't write offsets" in caplog.text

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ErrorCode, RequestTimedOut
-from spark_klog.spark import leaders as leaders_module
+from spark_klog.spark.planning import leaders as leaders_module
 from spark_klog.spark.source import KlogDataSource
 from spark_klog.spark.stream import StreamReader
 from tests.support.faults import error

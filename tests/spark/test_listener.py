@@ -36,7 +36,7 @@ def test_figures() -> None:
     assert behind == (0, 60, 22.0)
     assert found.lost == []
     assert json.loads(found.to_json())["max_offsets_behind_latest"] == 60
-    assert str(found) == "q batch 3, source 0 (t, u): 30 rows, 15 rows/s, 60 behind at most"
+    assert str(found) == "q micro-batch 3, source 0 (t, u): 30 rows, 15 rows/s, 60 behind at most"
 
 
 def test_a_first_batch_starts_where_its_end_says() -> None:

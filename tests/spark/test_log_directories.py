@@ -26,11 +26,11 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, DataLossError
-from spark_klog.log.stored_directory import Directory, StoredDirectories
+from spark_klog.log.stored.directory import Directory, StoredDirectories
 from spark_klog.records.reader import read_records
-from spark_klog.spark.log_files import ArrowLogFiles
 from spark_klog.spark.options import sink_options, source_options
-from spark_klog.spark.source import BatchReader
+from spark_klog.spark.planning.log_files import ArrowLogFiles
+from spark_klog.spark.source import BatchQueryReader
 from tests.support.batches import make_batch, walk
 from tests.support.kafka import Kafka
 
@@ -259,26 +259,29 @@ def test_any_file_system_of_pyarrow(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kafka.bootstrap.servers": "h:1"}, "options path and kafka.bootstrap.servers exclude each other"),
-        ({"kafka.group.id": "g"}, "option kafka.group.id means nothing where option path is read"),
-        ({"kafka.fetch.max.bytes": "1"}, "option kafka.fetch.max.bytes means nothing where option path is read"),
-        ({"startingOffsets": "group"}, "option startingOffsets=group: log directories are read without the offsets of"),
-        ({"endingOffsets": " Group "}, "option endingOffsets=group: log directories are read without"),
-        ({"kafka.isolation.level": "some"}, "isolation.level=some: read_uncommitted or read_committed is wanted"),
-        ({"subscribe": "a", "assign": '{"a":[0]}'}, "assign and subscribe exclude each other"),
+        ({"kafka.bootstrap.servers": "h:1"}, "set only one of the options path and kafka.bootstrap.servers"),
+        ({"kafka.group.id": "g"}, "option kafka.group.id does not apply to option path"),
+        ({"kafka.fetch.max.bytes": "1"}, "option kafka.fetch.max.bytes does not apply to option path"),
+        ({"startingOffsets": "group"}, "option startingOffsets=group needs brokers: log directories have no"),
+        (
+            {"endingOffsets": " Group "},
+            "option endingOffsets=group needs brokers: log directories have no offsets of groups",
+        ),
+        ({"kafka.isolation.level": "some"}, "isolation.level=some: set read_uncommitted or read_committed"),
+        ({"subscribe": "a", "assign": '{"a":[0]}'}, "found assign and subscribe"),
         ({"path": " , "}, "option path=' , ' names no directory"),
         ({"subscribe": "there-is-none"}, "topic there-is-none does not exist in"),
         ({"assign": '{"more":[0,5]}'}, "topic more has no partition 5"),
-        ({"path": "/nowhere/at/all"}, "there is no directory /nowhere/at/all"),
-        ({"path": str(GOLDEN)}, "is no data directory of a broker"),
+        ({"path": "/nowhere/at/all"}, "directory /nowhere/at/all does not exist"),
+        ({"path": str(GOLDEN)}, "is not a data directory of a broker"),
         ({"path": "nothing://x"}, "'nothing://x' names no directory"),
-        ({"startingOffsets": '{"more":{"0":1}}', "subscribe": "more"}, "it lacks more-1"),
+        ({"startingOffsets": '{"more":{"0":1}}', "subscribe": "more"}, "missing: more-1"),
         ({"startingTimestamp": str(NOW + 10**10)}, r"KLOG_NO_OFFSET_FOR_TIMESTAMP"),
     ],
 )
 def test_what_is_refused(folder: Path, options: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        BatchReader(source_options({"path": str(folder)} | options, streaming=False), WITHOUT_HEADERS).partitions()
+        BatchQueryReader(source_options({"path": str(folder)} | options, streaming=False), WITHOUT_HEADERS).partitions()
     assert message in str(caught.value)
 
 
@@ -287,7 +290,7 @@ def test_streams_and_writes_are_refused(spark: SparkSession, folder: Path, tmp_p
         writer = spark.readStream.format("klog").load(str(folder)).writeStream.format("noop")
         writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination()
 
-    assert "option path: log directories are read by batch queries only" in error_of(stream)
+    assert "option path: only batch queries can read log directories" in error_of(stream)
     with pytest.raises(ConfigError, match="option path is for reading"):
         sink_options({"path": "/x", "kafka.bootstrap.servers": "h:1"})
 
@@ -319,7 +322,7 @@ def test_a_large_partition_is_several_tasks(spark: SparkSession, tmp_path: Path)
     assert frame.rdd.getNumPartitions() == 3
     found = frame.selectExpr("cast(cast(key as string) as long) as number", "offset", "length(value) as size").collect()
     assert sorted((row.number, row.offset, row.size) for row in found) == [(n, n, 1_000_000) for n in range(110)]
-    plan = BatchReader(source_options({"path": str(tmp_path)}, streaming=False), WITHOUT_HEADERS).partitions()
+    plan = BatchQueryReader(source_options({"path": str(tmp_path)}, streaming=False), WITHOUT_HEADERS).partitions()
     bounds = [(item.start, item.end) for part in plan for item in part.ranges]
     assert [high - low for low, high in bounds] == pytest.approx([110 / 3] * 3, abs=2)
     assert load(spark, tmp_path, minPartitions=8).rdd.getNumPartitions() == 8
@@ -382,7 +385,7 @@ def test_a_corrupt_batch_and_a_corrupt_tail(
         assert f"{logs[-1]}: no batch at position" in error_of(load(spark, tmp_path / "copy").collect)
     else:
         assert load(spark, tmp_path / "copy", **options).count() == 600
-        assert "the log ends before what is no batch" in spark_log.text()
+        assert "the log ends before bytes that are not a record batch" in spark_log.text()
 
 
 def test_segments_that_are_deleted_between_planning_and_reading(
@@ -390,23 +393,23 @@ def test_segments_that_are_deleted_between_planning_and_reading(
 ) -> None:
     place = copy_of(folder, tmp_path)
     options = {"path": str(tmp_path / "copy"), "maxRecordsPerPartition": "1000"}
-    plan = BatchReader(source_options(options, streaming=False), WITHOUT_HEADERS).partitions()
+    plan = BatchQueryReader(source_options(options, streaming=False), WITHOUT_HEADERS).partitions()
     assert [part.ranges for part in plan] == [(("codecs", 0, 0, 600),)]
     first, second, third, *_ = sorted(place.glob("*.log"))
     for path in (first, second):
         path.rename(f"{path}.deleted")
     start = int(third.stem)
     message = f"codecs-0: wanted [0, {start}), available [{start}, 600) (retention)"
-    reader = BatchReader(source_options(options, streaming=False), WITHOUT_HEADERS)
+    reader = BatchQueryReader(source_options(options, streaming=False), WITHOUT_HEADERS)
     with pytest.raises(DataLossError, match=r"KLOG_DATA_LOSS\.RETENTION") as caught:
         [*reader.read(plan[0])]
     assert message in str(caught.value)
-    reader = BatchReader(source_options(options | {"failOnDataLoss": "false"}, streaming=False), WITHOUT_HEADERS)
+    reader = BatchQueryReader(source_options(options | {"failOnDataLoss": "false"}, streaming=False), WITHOUT_HEADERS)
     found = [offset for batch in reader.read(plan[0]) for offset in batch.column("offset").to_pylist()]
     assert found == [*range(start, 600)]
     shutil.rmtree(place)
-    reader = BatchReader(source_options(options, streaming=False), WITHOUT_HEADERS)
-    with pytest.raises(DataLossError, match=r"KLOG_DATA_LOSS\.DELETED.*codecs-0 is gone \(deleted\)"):
+    reader = BatchQueryReader(source_options(options, streaming=False), WITHOUT_HEADERS)
+    with pytest.raises(DataLossError, match=r"KLOG_DATA_LOSS\.DELETED.*codecs-0 was deleted"):
         [*reader.read(plan[0])]
 
 

@@ -8,8 +8,8 @@ import pickle
 import pytest
 
 from spark_klog.errors import DataLossError
-from spark_klog.spark.loss import LossReporter
-from spark_klog.spark.planning import DELETED, RETENTION, Lost
+from spark_klog.spark.planning.loss import LossReporter
+from spark_klog.spark.planning.ranges import DELETED, RETENTION, Lost
 
 ONE, OTHER = Lost("t", 0, 2, 5, 5, 9, RETENTION), Lost("t", 1, 7, 7, -1, -1, DELETED)
 
@@ -25,8 +25,8 @@ def test_fail_lists_all_ranges(caplog: pytest.LogCaptureFixture) -> None:
         losses.report([ONE, OTHER])
     assert str(caught.value) == (
         "[KLOG_DATA_LOSS] records can't be read: t-0: wanted [2, 5), available [5, 9) (retention); "
-        "t-1 is gone (deleted); the query has read it up to offset 7; "
-        "set failOnDataLoss=false or report to go on without them"
+        "t-1 was deleted; the query has read it up to offset 7; "
+        "set failOnDataLoss=false or report to continue without them"
     )
     assert losses.show() == []
     assert caplog.messages == []
@@ -58,7 +58,7 @@ def test_each_range_is_a_line_of_the_log(mode: str, caplog: pytest.LogCaptureFix
 def test_report_keeps_the_ranges_of_the_batch() -> None:
     losses = LossReporter("report")
     losses.report([ONE])
-    losses.begin_batch()  # nothing has shown them yet
+    losses.begin_micro_batch()  # nothing has shown them yet
     losses.report([ONE, OTHER])
     assert losses.show() == [
         {
@@ -80,7 +80,7 @@ def test_report_keeps_the_ranges_of_the_batch() -> None:
             "cause": "deleted",
         },
     ]
-    losses.begin_batch()
+    losses.begin_micro_batch()
     assert losses.show() == []
 
 

@@ -106,7 +106,7 @@ def test_include_headers(text: str, wanted: bool) -> None:
 
 
 def test_include_headers_refuses() -> None:
-    with pytest.raises(ConfigError, match=r"option includeHeaders=yes: true or false is wanted"):
+    with pytest.raises(ConfigError, match=r"option includeHeaders=yes must be true or false"):
         include_headers({"includeHeaders": "yes"})
 
 
@@ -125,29 +125,29 @@ def test_subscriptions(options: dict[str, str], subscription: Subscription) -> N
     assert source_options(SERVERS | options, streaming=True).subscription == subscription
 
 
-EXACTLY_ONE = "exactly one of the options assign, subscribe, subscribePattern is wanted: "
+EXACTLY_ONE = "set exactly one of the options assign, subscribe and subscribePattern; "
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({}, EXACTLY_ONE + "none is set"),
-        ({"subscribe": "t", "assign": '{"t":[0]}'}, EXACTLY_ONE + "assign and subscribe exclude each other"),
+        ({"subscribe": "t", "assign": '{"t":[0]}'}, EXACTLY_ONE + "found assign and subscribe"),
         (
             {"subscribe": "t", "subscribePattern": "t"},
-            EXACTLY_ONE + "subscribe and subscribePattern exclude each other",
+            EXACTLY_ONE + "found subscribe and subscribePattern",
         ),
         ({"subscribe": " , "}, "option subscribe=' , ' names no topic"),
-        ({"subscribePattern": "("}, "option subscribePattern='(' is no regular expression"),
+        ({"subscribePattern": "("}, "option subscribePattern='(' is not a regular expression"),
         ({"subscribePattern": " "}, "option subscribePattern is empty"),
-        ({"assign": "t"}, "option assign='t' is no JSON"),
-        ({"assign": "[]"}, "option assign='[]': a JSON object by topic is wanted"),
-        ({"assign": "{}"}, "option assign='{}': a JSON object by topic is wanted"),
-        ({"assign": '{"t":[]}'}, "option assign: a list of partitions is wanted for topic t"),
-        ({"assign": '{"t":0}'}, "option assign: a list of partitions is wanted for topic t"),
-        ({"assign": '{"t":[-1]}'}, "option assign: a list of partitions is wanted for topic t"),
-        ({"assign": '{"t":["0"]}'}, "option assign: a list of partitions is wanted for topic t"),
-        ({"assign": '{"t":[true]}'}, "option assign: a list of partitions is wanted for topic t"),
+        ({"assign": "t"}, "option assign='t' is not JSON"),
+        ({"assign": "[]"}, "option assign='[]' must be a JSON object with one entry per topic"),
+        ({"assign": "{}"}, "option assign='{}' must be a JSON object with one entry per topic"),
+        ({"assign": '{"t":[]}'}, "option assign: topic t must have a list of partitions"),
+        ({"assign": '{"t":0}'}, "option assign: topic t must have a list of partitions"),
+        ({"assign": '{"t":[-1]}'}, "option assign: topic t must have a list of partitions"),
+        ({"assign": '{"t":["0"]}'}, "option assign: topic t must have a list of partitions"),
+        ({"assign": '{"t":[true]}'}, "option assign: topic t must have a list of partitions"),
         ({"subscribe": "t", "topic": "t"}, "option topic is for writing"),
     ],
 )
@@ -170,15 +170,20 @@ REFUSED_BY_BOTH = [
     ({"asign": "x"}, "unknown option 'asign'; did you mean assign?"),
     ({"maxOffsetPerTrigger": "1"}, "unknown option 'maxOffsetPerTrigger'; did you mean maxOffsetsPerTrigger?"),
     ({"kafkabootstrap.servers": "x"}, "did you mean kafka.bootstrap.servers?"),
+    ({"sasl.mechanism": "PLAIN"}, "unknown option 'sasl.mechanism': write kafka.sasl.mechanism"),
+    ({"kafka.metadata.broker.list": "x"}, "Kafka's name for it is kafka.bootstrap.servers"),
     ({"zzzzzzz": "1"}, "unknown option 'zzzzzzz'"),
     ({"kafka.nonsense": "1"}, "unknown client setting 'kafka.nonsense'; remove it: "),
     ({"kafka.bootstrap.servers": "host"}, "bootstrap.servers: 'host' is not HOST:PORT"),
     ({"kafka.bootstrap.servers": ","}, "bootstrap.servers is empty"),
-    ({"kafka.acks": "2"}, "kafka.acks=2: 0, 1, -1 or all is wanted"),
-    ({"kafka.isolation.level": "x"}, "kafka.isolation.level=x: read_uncommitted or read_committed is wanted"),
+    ({"kafka.acks": "2"}, "kafka.acks=2: set 0, 1, -1 or all"),
+    ({"kafka.isolation.level": "x"}, "kafka.isolation.level=x: set read_uncommitted or read_committed"),
     ({"kafka.request.timeout.ms": "0"}, "kafka.request.timeout.ms=0: set a number from 1 to 2147483647"),
-    ({"kafka.security.protocol": "SSL"}, "security.protocol=SSL is not supported yet"),
-    ({"kafka.sasl.mechanism": "PLAIN"}, "setting kafka.sasl.mechanism: TLS and SASL are not supported yet"),
+    ({"kafka.security.protocol": "TLS"}, "kafka.security.protocol=TLS: set PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL"),
+    (
+        {"kafka.sasl.mechanism": "PLAIN"},
+        "kafka.sasl.mechanism is set, but kafka.security.protocol=PLAINTEXT uses no SASL",
+    ),
     ({"kafka.compression.type": "brotli"}, "brotli"),
     *(
         ({f"kafka.{name}": "x"}, f"option kafka.{name} can't be set: {why}")
@@ -188,8 +193,8 @@ REFUSED_BY_BOTH = [
             ("key.serializer", "keys are binary or strings"),
             ("value.serializer", "values are binary or strings"),
             ("auto.offset.reset", "use startingOffsets and failOnDataLoss"),
-            ("enable.auto.commit", "Spark's checkpoint is the truth"),
-            ("interceptor.classes", "there are none"),
+            ("enable.auto.commit", "a query's progress is in Spark's checkpoint"),
+            ("interceptor.classes", "interceptors are not supported"),
         ]
     ),
 ]
@@ -206,9 +211,9 @@ def test_refused_by_source_and_sink(options: dict[str, str], message: str) -> No
 
 
 def test_no_servers() -> None:
-    with pytest.raises(ConfigError, match=r"option kafka\.bootstrap\.servers is not set"):
+    with pytest.raises(ConfigError, match=r"option kafka\.bootstrap\.servers is required"):
         source_options({"subscribe": "t"}, streaming=False)
-    with pytest.raises(ConfigError, match=r"option kafka\.bootstrap\.servers is not set"):
+    with pytest.raises(ConfigError, match=r"option kafka\.bootstrap\.servers is required"):
         sink_options({})
 
 
@@ -225,6 +230,21 @@ def test_what_spark_hands_to_a_streaming_sink_is_taken() -> None:
 @pytest.mark.parametrize("topic", ["", " "])
 def test_an_empty_topic_is_none(topic: str) -> None:
     assert sink_options(SERVERS | {"topic": topic}).topic is None
+
+
+def test_options_of_the_sink() -> None:
+    assert sink_options(SERVERS).create_topics is None
+    assert sink_options(SERVERS | {"CREATETOPICS": "3"}).create_topics == 3
+    assert sink_options(SERVERS | {"includeHeaders": "true"}) == sink_options(SERVERS)
+    for options, message in [
+        ({"createTopics": "0"}, "option createTopics=0 must be an integer of at least 1"),
+        ({"createTopics": "2147483648"}, "option createTopics=2147483648 must be at most 2147483647"),
+        ({"includeHeaders": "yes"}, "option includeHeaders=yes must be true or false"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            sink_options(SERVERS | options)
+    with pytest.raises(ConfigError, match="option createTopics is for writing"):
+        source_options(BASE | {"createTopics": "3"}, streaming=False)
 
 
 @pytest.mark.parametrize("name", ["assign", "subscribe", "subscribePattern", *READING, *READING_WITH_ANOTHER])

@@ -56,7 +56,7 @@ def task(servers: str, rows: list[tuple[Key, bytes]], failure: Exception | None 
         if failure is not None:
             raise failure
 
-    sink.BatchWriter(sink_options(options), SCHEMA).write(batches())
+    sink.BatchQueryWriter(sink_options(options), SCHEMA).write(batches())
 
 
 class Story:
@@ -171,7 +171,7 @@ def test_idle_producers_are_few_and_not_old() -> None:
 
         def use(name: str) -> None:
             with cache.borrow({"bootstrap.servers": brokers.servers, "client.id": name}) as producer:
-                producer.send("t", b"v", partition=0)
+                producer.send_arrow(pa.record_batch({"value": [b"v"]}), "t", None, 0)
 
         for number in range(producer_cache._MOST_IDLE + 1):
             use(f"c{number}")
@@ -256,6 +256,11 @@ def test_settings_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
         task(brokers.servers, [(A, b"v")], client_id="secret", request_timeout_ms="500")
     assert "the producer" in caplog.text
     assert "secret" not in caplog.text
+
+
+def test_passwords_are_not_in_an_entrys_repr() -> None:
+    entry = producer_cache._Entry((("sasl.password", "hunter2"),), object(), 0.0)  # type: ignore[arg-type]
+    assert "hunter2" not in repr(entry)
 
 
 def producer_ids(servers: str, topic: str, partitions: int) -> set[int]:

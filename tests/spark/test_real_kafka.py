@@ -22,7 +22,7 @@ from pyspark.sql.functions import col, lit
 
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.spark.options import source_options
-from spark_klog.spark.source import FilteringBatchReader
+from spark_klog.spark.source import FilteringBatchQueryReader
 from spark_klog.spark.stream import RangePartition
 from tests.support.kafka import Kafka, Version
 
@@ -228,7 +228,7 @@ def test_an_upper_bound_of_time_counts_with_log_append_time(
     finally:
         spark.conf.unset(name)
     options = source_options({"kafka.bootstrap.servers": servers, "subscribe": topic}, streaming=False)
-    reader = FilteringBatchReader(options, WITHOUT_HEADERS)
+    reader = FilteringBatchQueryReader(options, WITHOUT_HEADERS)
     late = LessThan(("timestamp",), bound.astimezone(timezone.utc))
     assert list(reader.pushFilters([late])) == [late]
     [planned] = reader.partitions()

@@ -12,8 +12,8 @@ from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError, ProtocolError
 from spark_klog.spark.options import source_options
-from spark_klog.spark.planning import OffsetRange
-from spark_klog.spark.reading import read_ranges
+from spark_klog.spark.planning.ranges import OffsetRange
+from spark_klog.spark.tasks.reading import read_ranges
 
 from .support import create_topic, delete_records, produce, values
 
@@ -66,7 +66,7 @@ def test_only_what_is_gone_is_given_up(faulty: EmbeddedCluster, topic: str, capl
     told = [message.partition("true): ")[2] for message in caplog.messages]
     assert told == [
         f"{topic}-0: wanted [0, 35), available [35, 100) (retention)",
-        f"{topic}-0 was read up to offset 100, it is another log now (truncated): available [35, 100)",
+        f"{topic}-0 was read up to offset 100, but its log was truncated since: available [35, 100)",
     ]
     with pytest.raises(DataLossError, match=r"wanted \[0, 35\)"):
         offsets(faulty, topic, 100)

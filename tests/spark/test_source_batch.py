@@ -21,10 +21,10 @@ from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError
 from spark_klog.spark.options import source_options
-from spark_klog.spark.planning import OffsetRange
-from spark_klog.spark.reading import read_ranges
-from spark_klog.spark.source import BatchReader
+from spark_klog.spark.planning.ranges import OffsetRange
+from spark_klog.spark.source import BatchQueryReader
 from spark_klog.spark.stream import StreamReader
+from spark_klog.spark.tasks.reading import read_ranges
 from tests.support.batches import walk
 from tests.support.broker import KlogBroker
 from tests.support.kafka import free_port
@@ -157,8 +157,8 @@ def test_fewer_columns_in_another_order(spark: SparkSession, two_topics: str) ->
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        (StructField("value", StringType()), "column value is binary, the schema given says string: read it as it is"),
-        (StructField("vlaue", BinaryType()), "no such columns: vlaue; known are key, value"),
+        (StructField("value", StringType()), "column value is binary, but the schema says string: read it as it is"),
+        (StructField("vlaue", BinaryType()), "no such columns: vlaue; the known ones are key, value"),
     ],
 )
 def test_a_wrong_schema_is_refused(spark: SparkSession, two_topics: str, field: StructField, message: str) -> None:
@@ -187,7 +187,7 @@ def test_a_start_that_resolves_after_the_end_is_refused(spark: SparkSession, ser
 def test_a_topic_that_goes_before_its_task_runs(servers: str) -> None:
     settings = {"kafka.bootstrap.servers": servers, "kafka.request.timeout.ms": "500", "subscribe": "gone"}
     ranges = [OffsetRange("gone", 0, 3, 9)]
-    with pytest.raises(DataLossError, match="gone-0 is gone"):
+    with pytest.raises(DataLossError, match="gone-0 was deleted"):
         list(read_ranges(source_options(settings, streaming=False), ranges, WITHOUT_HEADERS))
     settings["failOnDataLoss"] = "false"
     assert list(read_ranges(source_options(settings, streaming=False), ranges, WITHOUT_HEADERS)) == []
@@ -203,7 +203,7 @@ def test_a_topic_that_is_made_anew_before_its_task_runs(servers: str, topic: str
         settings |= {"startingOffsets": "earliest", "failOnDataLoss": mode}
         options = source_options(settings, streaming=is_streaming)
         if not is_streaming:
-            batch = BatchReader(options, WITHOUT_HEADERS)
+            batch = BatchQueryReader(options, WITHOUT_HEADERS)
             (partition,) = batch.partitions()
             return lambda: list(batch.read(partition))
         stream = StreamReader(options, WITHOUT_HEADERS)
@@ -216,7 +216,9 @@ def test_a_topic_that_is_made_anew_before_its_task_runs(servers: str, topic: str
     delete_topic(servers, topic)
     create_topic(servers, topic)
     produce(servers, topic, values(10, start=50))
-    with pytest.raises(DataLossError, match=rf"{topic}-0: wanted \[0, 10\) of a topic that is gone; another one has"):
+    with pytest.raises(
+        DataLossError, match=rf"{topic}-0: wanted \[0, 10\) of a deleted topic; a new topic has its name"
+    ):
         fails()
     assert goes_on() == []
 
@@ -257,7 +259,7 @@ BEYOND = [
     # (startingOffsets, endingOffsets of batch-b, which has [0, 3)), what is wanted, what remains
     ("9", "12", "[9, 12)", []),
     ("1", "12", "[1, 12)", part("batch-b", 0, 1, 3)),
-    ("9", "-1", "[9, 9)", []),
+    ("9", "-1", "offset 9", []),
 ]
 
 
@@ -290,11 +292,11 @@ def test_offsets_beyond_the_log(
         ({"subscribe": "batch-b,nosuch"}, "topic nosuch does not exist at 127.0.0.1:"),
         ({"assign": '{"batch-b":[0,4,5]}'}, "topic batch-b has no partition 4, 5"),
         ({"subscribe": "batch-b", "startingOfsets": "earliest"}, "did you mean startingOffsets?"),
-        ({"subscribe": "batch-b", "assign": '{"batch-b":[0]}'}, "assign and subscribe exclude each other"),
+        ({"subscribe": "batch-b", "assign": '{"batch-b":[0]}'}, "found assign and subscribe"),
         (
             {"subscribe": "batch-b", "startingOffsets": '{"batch-b":{"1":0}}'},
-            "option startingOffsets must name exactly the partitions that are read: it lacks batch-b-0; "
-            "it names, and they are not read: batch-b-1",
+            "option startingOffsets must name exactly the partitions that are read: missing: batch-b-0; "
+            "not read: batch-b-1",
         ),
     ],
 )
@@ -336,7 +338,7 @@ def test_writing_while_a_query_is_planned_is_no_loss(servers: str, topic: str, e
         ends: list[int] = []
 
         def saw_the_log_grow() -> bool:
-            reader = BatchReader(source_options(options, streaming=False), WITHOUT_HEADERS)
+            reader = BatchQueryReader(source_options(options, streaming=False), WITHOUT_HEADERS)
             ends.extend(item.end for partition in reader.partitions() for item in partition.ranges)
             return len(set(ends)) >= 10
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from spark_klog.columns.schema import WITHOUT_HEADERS
-from spark_klog.spark import reading
 from spark_klog.spark.options import source_options
-from spark_klog.spark.planning import OffsetRange
+from spark_klog.spark.planning.ranges import OffsetRange
+from spark_klog.spark.tasks import reading
 from tests.support.scripted_broker import ScriptedCluster
 
 

@@ -1,4 +1,4 @@
-"""The kernels that are there: the reference, and the native one where it was built."""
+"""The available kernels: the reference, and the native one if it was built."""
 
 from __future__ import annotations
 

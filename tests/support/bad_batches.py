@@ -1,4 +1,4 @@
-"""Batches of any magic, damaged ones among them, and how they are read."""
+"""Make batches of any magic, sound and damaged, and read them with a kernel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIME = 1_700_000_000_000
 
 
 class Batch(NamedTuple):
-    """A batch of the records from `offset` on; `claim` is the number in its first eight bytes."""
+    """A batch of `records` records from `offset` on; `claim` is the number in its first eight bytes."""
 
     offset: int
     records: int
@@ -32,7 +32,7 @@ class Batch(NamedTuple):
 
 
 def batch(offset: int, count: int, magic: int = 2, codec: str = "none") -> Batch:
-    """Messages without a codec are batches of one."""
+    """A sound batch of `count` records (magic 2), or a message set."""
     if magic == 2:
         rows = [Row(offset + index, TIME, b"k", b"value %d" % (offset + index)) for index in range(count)]
         body = encode_rows(rows, offset, TIME)
@@ -66,7 +66,7 @@ def read(
     log_end: int = NO_END,
     **options: Any,
 ) -> tuple[list[int], list[BadBatch]]:
-    """Offsets of the records that were read, and the bad batches; keys and values are checked."""
+    """Read batches; return the records' offsets and the bad batches. Checks keys and values."""
     builder = kernel.builder(frozenset(["key", "value", "offset"]))
     bad: list[BadBatch] = []
     data = b"".join(item.data for item in batches)

@@ -1,4 +1,4 @@
-"""Record batches to feed to brokers and logs, and a walk over log files that shares no code with the package's."""
+"""Make record batches for brokers and logs, and walk log files without the package's code."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from spark_klog.records.batch_v2 import build_batch
-from spark_klog.records.reference import append_record
+from spark_klog.records.kernels.reference import append_record
 from spark_klog.wire.codecs import codec_by_name
 
 Pair = tuple["bytes | None", "bytes | None"]
 
 
 def make_batch(pairs: Sequence[Pair], timestamps: Sequence[int], codec: str = "none") -> bytearray:
-    """A batch of (key, value) pairs with create times in ms, offsets from 0 on."""
+    """A batch of (key, value) pairs with create times in ms and offsets from 0."""
     body = bytearray()
     for delta, ((key, value), timestamp) in enumerate(zip(pairs, timestamps, strict=True)):
         append_record(body, timestamp - timestamps[0], delta, key, value)
@@ -39,7 +39,7 @@ class OnDisk(NamedTuple):
 
 
 def walk(data: bytes) -> Iterator[OnDisk]:
-    """Every batch of a .log file's bytes."""
+    """Yield all batches in a .log file's bytes."""
     position = 0
     while position < len(data):
         base_offset, length = struct.unpack_from(">qi", data, position)

@@ -1,4 +1,4 @@
-"""One `klog broker` process, started as a user starts it."""
+"""Run one `klog broker` process, started as a user starts it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _STOP_SECONDS = 30.0
 
 
 def broker_command(data_dir: Path, port: int, *arguments: str) -> list[str]:
-    """The command line of a broker on 127.0.0.1; a setting `listeners` takes the place of --listen."""
+    """The command line of a broker on 127.0.0.1; a setting `listeners` replaces --listen."""
     command = [sys.executable, "-m", "spark_klog.cli", "broker"]
     if not any(argument.startswith("listeners=") for argument in arguments):
         command += ["--listen", f"{HOST}:{port}"]
-    # the tests' records have times of long ago
+    # the tests' records have old timestamps
     return [*command, "--data-dir", str(data_dir), "--set", "log.retention.ms=-1", *arguments]
 
 
 def refusal(command: list[str]) -> str:
-    """What a broker that can't start tells: its exit code must be 1, and no trace be shown."""
+    """The message of a broker that can't start; asserts exit code 1 and no traceback."""
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, ""), done
     assert "Traceback" not in done.stderr
@@ -34,7 +34,7 @@ def refusal(command: list[str]) -> str:
 
 
 class KlogBroker:
-    """A broker of ours on a fixed port; its log is `log`. It ends when this process does."""
+    """A broker of this project on a fixed port; its log is `log`. It ends with this process."""
 
     def __init__(self, work_dir: Path, *arguments: str, name: str = "broker") -> None:
         work_dir.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ class KlogBroker:
         return self._process.pid
 
     def start(self) -> None:
-        """Start, on the same data and port as before, and return when it is ready."""
+        """Start with the same data and port as before; return when it is ready."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 broker_command(self.data_dir, self.port, "--stop-with-stdin", *self._arguments),
@@ -72,11 +72,11 @@ class KlogBroker:
             raise ServerStartError(f"the broker is not ready:\n{self.log.read_text()[-4000:]}")
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """SIGTERM; returns the exit code."""
+        """Send SIGTERM; return the exit code."""
         return self._end(signal.SIGTERM)
 
     def _end(self, number: int) -> int:
@@ -99,15 +99,18 @@ class KlogBroker:
         status = Path(f"/proc/{self.pid}/status").read_text()
         return 1024 * int(status.split("VmRSS:")[1].split()[0])
 
-    def wait_for_log(self, text: str, seconds: float = 10) -> str:
-        """The line of its log that holds `text`; TimeoutError where it does not come."""
+    def wait_for_log(self, *texts: str, seconds: float = 10) -> str:
+        """Wait for a log line that contains all `texts`, and return it; TimeoutError.
+
+        A client's port alone names no line: another listener, or an earlier client, may have had the same.
+        """
         deadline = time.monotonic() + seconds
         while True:
             for line in self.log.read_text().splitlines():
-                if text in line:
+                if all(text in line for text in texts):
                     return line
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{text!r} is not in {self.log}")
+                raise TimeoutError(f"no line of {self.log} has {' and '.join(map(repr, texts))}")
             time.sleep(0.02)
 
     def __enter__(self) -> KlogBroker:

@@ -1,4 +1,4 @@
-"""Certificates for tests, by the openssl command."""
+"""Make certificates for tests with the openssl command."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def _openssl(*arguments: str | Path) -> None:
 
 @dataclass
 class Certificates:
-    """PEM files. `server` holds the key (encrypted by KEY_PASSWORD), its certificate and the signer's."""
+    """PEM files. `server` holds the key (encrypted with KEY_PASSWORD), its certificate and the signer's."""
 
     ca: Path
     server: Path
     client: Path
 
 
-def make_certificates(folder: Path) -> Certificates:
-    """A signer, a server at 127.0.0.1, and a client O=Example, CN=reader."""
+def make_certificates(folder: Path, *, expired: bool = False) -> Certificates:
+    """Make a signer, a server at 127.0.0.1, and a client O=Example, CN=reader; `expired` applies to the last two."""
     folder.mkdir(parents=True, exist_ok=True)
     ca_key, ca = folder / "ca.key", folder / "ca.pem"
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
@@ -37,8 +37,8 @@ def make_certificates(folder: Path) -> Certificates:
         _openssl("req", *curve, *extra, "-keyout", key, "-out", request, "-subj", subject)
         extensions = folder / f"{name}.ext"
         extensions.write_text("subjectAltName=IP:127.0.0.1\n")
-        signer = ("-CA", ca, "-CAkey", ca_key, "-CAcreateserial", "-days", "2", "-extfile", extensions)
-        _openssl("x509", "-req", "-in", request, "-out", certificate, *signer)
+        signer = ("-CA", ca, "-CAkey", ca_key, "-CAcreateserial", "-extfile", extensions)
+        _openssl("x509", "-req", "-in", request, "-out", certificate, *signer, "-days", "-1" if expired else "2")
         made[name] = folder / f"{name}.pem"
         made[name].write_text(key.read_text() + certificate.read_text() + ca.read_text())
     return Certificates(ca, made["server"], made["client"])

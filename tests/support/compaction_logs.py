@@ -1,4 +1,4 @@
-"""Logs to compact, made by hand, and what a compacted log holds, read by kafka-python and by us."""
+"""Make logs to compact, and read compacted logs with kafka-python and with the package."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from kafka.record.memory_records import MemoryRecords
 
-from spark_klog.log.compaction import Cleaner, CleaningRound, LastRecord, build_map
-from spark_klog.log.offset_map import OffsetMap
-from spark_klog.log.transaction_index import AbortedTransaction
+from spark_klog.log.compaction.offset_map import OffsetMap
+from spark_klog.log.compaction.passes import Cleaner, CleaningRound, LastRecord, build_map
+from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.records.batch import iter_batches
 from spark_klog.records.batch_v2 import BatchHeader, build_batch
 from spark_klog.records.contract import CREATE_TIME, NO_TIMESTAMP, NO_TIMESTAMP_TYPE, Record
@@ -27,14 +27,14 @@ from .record_model import Row, encode_rows
 NOW = 1_700_000_000_000
 RETENTION = 86_400_000
 ABORT, COMMIT = 0, 1
-# What DumpLogSegments says of the holes that compaction leaves, and of what is really wrong.
+# DumpLogSegments' messages about gaps that compaction leaves, and about real damage.
 _HOLE = re.compile(r"^(Non-consecutive offsets in .*|  \d+ is followed by \d+)$", re.MULTILINE)
 _WRONG = re.compile(r"Mismatches|not found|corrupt|Exception|Error|Ignoring|is[vV]alid: false|WARN|ERROR")
 TRANSACTIONAL, CONTROL, HORIZON = 0x10, 0x20, 0x40
 
 
 class Survivor(NamedTuple):
-    """What is compared of a record; of magic 0 there is no timestamp."""
+    """The compared fields of a record; magic 0 has no timestamp."""
 
     offset: int
     timestamp: int
@@ -71,7 +71,7 @@ def batch_of_rows(
 
 
 def marker(kind: int, offset: int, producer_id: int, epoch: int = 0) -> bytes:
-    """A control batch that ends a transaction."""
+    """The control batch of a transaction's end."""
     row = Row(offset, NOW, struct.pack(">hh", 0, kind), struct.pack(">hi", 0, 7))
     return batch_of_rows([row], producer=(producer_id, epoch, -1), attributes=TRANSACTIONAL | CONTROL)
 
@@ -89,7 +89,7 @@ def any_magic(rows: Sequence[Row], magic: int, codec: str) -> bytes:
 
 
 def survivors(data: bytes) -> list[Survivor]:
-    """The data records by our reader, which must be those of kafka-python's, byte for byte sound."""
+    """The data records of a log; asserts that the package's reader and kafka-python agree."""
     ours = [Survivor(record.offset, record.timestamp, record.key, record.value) for record in read_records(data)]
     theirs = []
     for batch in MemoryRecords(data):
@@ -104,12 +104,12 @@ def survivors(data: bytes) -> list[Survivor]:
 
 
 def headers(data: bytes) -> list[BatchHeader]:
-    """Those of a log of magic 2."""
+    """The headers of a log of magic 2."""
     return [header for header, _ in iter_batches(data) if isinstance(header, BatchHeader)]
 
 
 class Compacted(NamedTuple):
-    """What a round left: the log's bytes, where its map ended, and the transaction index."""
+    """The result of a round: the log's bytes, the end of the offset map, and the transaction index."""
 
     data: bytes
     end: int
@@ -128,7 +128,7 @@ def compact(
     offsets: OffsetMap | None = None,
     retain_legacy_tombstones: bool = True,
 ) -> Compacted:
-    """One round over a log that is one segment."""
+    """Run one round over a log of one segment."""
     aborted = list(aborted)
     offsets = OffsetMap(1 << 14) if offsets is None else offsets
     offsets.clear()
@@ -140,7 +140,7 @@ def compact(
 
 
 def dumped_with_holes(version: Version, *paths: Path) -> list[DumpedRecord]:
-    """The data records of .log files as DumpLogSegments prints them, having found nothing wrong but holes."""
+    """The data records of .log files by DumpLogSegments; asserts that it reports no problems except gaps."""
     try:
         output = dump_log(version, *paths)
     except DumpComplaint as complaint:

@@ -1,4 +1,4 @@
-"""Well-formed requests of a given size that hold as many elements as they can: what an element costs is what counts."""
+"""Well-formed requests of a given size with as many elements as possible, to measure the cost of an element."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Path = tuple[str, ...]
 
 
 def arrays(struct: Struct, version: int, path: Path = ()) -> Iterator[Path]:
-    """The arrays of a message, each as the names of the fields that lead to it."""
+    """Yield the arrays of a message, each as the path of field names to it."""
     for field in struct.fields:
         if version in field.versions and field.tag is None and isinstance(field.type, Array):
             yield (*path, field.name)
@@ -28,7 +28,7 @@ def arrays(struct: Struct, version: int, path: Path = ()) -> Iterator[Path]:
 def costly_frame(api: Api, version: int, path: Path, size: int, name: str, topic_id: uuid.UUID) -> bytes:
     """A request of about `size` bytes whose array at `path` repeats one small element.
 
-    `name` is that of every topic and group in it, `topic_id` that of every topic.
+    All topics and groups in it have the name `name`, all topics the id `topic_id`.
     """
 
     def value(kind: Type, field: str) -> Any:
@@ -52,19 +52,19 @@ def costly_frame(api: Api, version: int, path: Path, size: int, name: str, topic
         return result
 
     whole = message(api.request)
-    struct, place = api.request, whole
+    struct, parent = api.request, whole
     for step in path:
         field = next(field for field in struct.fields if field.name == step)
         assert isinstance(field.type, Array)
         kind = field.type.element
         if step != path[-1]:
             assert isinstance(kind, Struct)
-            place[step] = [message(kind)]
-            struct, place = kind, place[step][0]
+            parent[step] = [message(kind)]
+            struct, parent = kind, parent[step][0]
     element = value(kind, path[-1])
 
     def encoded(count: int) -> bytes:
-        place[path[-1]] = [element] * count
+        parent[path[-1]] = [element] * count
         return encode_request(api, version, 7, CLIENT_ID, whole).to_bytes()
 
     each = (len(encoded(101)) - len(encoded(1))) / 100

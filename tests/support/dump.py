@@ -1,4 +1,4 @@
-"""DumpLogSegments of real Apache Kafka: run over segment files, complaining where it does, and its records parsed."""
+"""Run Apache Kafka's DumpLogSegments over segment files, raise if it complains, and parse its records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from .kafka import Kafka, Version
 
-# What DumpLogSegments writes where something is wrong. (0.10.2.2 does say "Non-secutive".)
+# DumpLogSegments' messages about problems. (0.10.2.2 does print "Non-secutive".)
 _COMPLAINT = re.compile(
     r"Mismatches|Non-(con)?secutive|not found|corrupt|Found |Exception|Error|Ignoring|is[vV]alid: false|WARN|ERROR"
 )
@@ -26,7 +26,7 @@ _OLD_RECORD = re.compile(
 
 
 class DumpComplaint(Exception):
-    """DumpLogSegments found something wrong; the text is what it wrote."""
+    """DumpLogSegments found a problem; the text is its output."""
 
 
 class DumpedRecord(NamedTuple):
@@ -37,14 +37,14 @@ class DumpedRecord(NamedTuple):
     timestamp_type: str
     """CreateTime, LogAppendTime or NoTimestampType."""
     timestamp: int
-    """-1 where there is none."""
+    """-1 if there is none."""
     key: str | None
-    """0.10.2.2 prints no key where the value is null: None then, too."""
+    """None also in records with a null value by 0.10.2.2, which then prints no key."""
     value: str | None
 
 
 class DumpedBatch(NamedTuple):
-    """A batch as DumpLogSegments prints it; in magic 0 and 1 a message, which may hold others, compressed."""
+    """A batch as DumpLogSegments prints it; in magic 0 and 1 a message, perhaps a compressed wrapper."""
 
     last_offset: int
     position: int
@@ -53,12 +53,12 @@ class DumpedBatch(NamedTuple):
 
 
 def dump_files(version: Version, paths: list[Path], *options: str) -> str:
-    """What the DumpLogSegments of that version writes about .log, .index or .timeindex files."""
+    """The output of this version's DumpLogSegments for .log, .index or .timeindex files; `DumpComplaint`."""
     with tempfile.TemporaryDirectory() as work_dir:
         files = ",".join(str(path.absolute()) for path in paths)
         done = Kafka(version, Path(work_dir)).tool("kafka.tools.DumpLogSegments", "--files", files, *options)
     output = done.stdout + done.stderr
-    # What the records contain and the files are called is no complaint.
+    # Remove contents of records and names of files, which could look like complaints.
     text = _CONTENT.sub("", output)
     for path in paths:
         text = text.replace(str(path.absolute()), "")
@@ -68,16 +68,16 @@ def dump_files(version: Version, paths: list[Path], *options: str) -> str:
 
 
 def dump_log(version: Version, *paths: Path, deep: bool = True) -> str:
-    """A dump of .log files: for `dumped_records`, or if not `deep`, for `dumped_batches`."""
+    """Dump .log files: for `dumped_records`, or if not `deep` for `dumped_batches`."""
     if not deep:
         return dump_files(version, list(paths))
-    if version == "0.10.2.2":  # its deep iteration doesn't look at the CRC of a message that holds others
+    if version == "0.10.2.2":  # its deep iteration does not check the CRC of a wrapper
         dump_files(version, list(paths))
     return dump_files(version, list(paths), "--deep-iteration", "--print-data-log")
 
 
 def dumped_records(output: str) -> list[DumpedRecord]:
-    """The records of a deep dump, but for control records. Their keys and values must be printable ASCII."""
+    """The records of a deep dump, except control records. Keys and values must be printable ASCII."""
     records = []
     magic, is_control = -1, False
     for line in output.split("\n"):
@@ -99,7 +99,7 @@ def dumped_records(output: str) -> list[DumpedRecord]:
 
 
 def dumped_batches(output: str) -> list[DumpedBatch]:
-    """The batches of a dump that is not deep."""
+    """The batches of a dump made without `deep`."""
     return [
         DumpedBatch(int(match[1] or match[3]), int(match[4]), int(match[5]), match[6].lower())
         for line in output.split("\n")
@@ -114,7 +114,7 @@ def _key_and_value(line: str, key_size: int, value_size: int) -> tuple[str | Non
 
 
 def _cut(line: str, label: str, size: int) -> tuple[str, str | None]:
-    """`line` without what it has under `label` at its end, and that; going by its size, whatever it contains."""
+    """(`line` without `label` and value at its end, the value); the value is the last `size` characters."""
     if size < 0:
         return line, None
     start = len(line) - size

@@ -1,4 +1,4 @@
-"""A broker that answers fetches with any bytes that a test wants."""
+"""A broker that answers fetches with arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def _string(text: str) -> bytes:
 
 
 class FakeBroker(socketserver.ThreadingTCPServer):
-    """Speaks Fetch up to `version` (at most 3), and gives of `log` what such a broker gives: cut at the size asked for.
+    """Supports Fetch up to `version` (at most 3) and, like old brokers, truncates `log` at the requested size.
 
-    It has topic `TOPIC` with partition 0. `log` is (last offset, bytes) of message after message.
+    It has topic `TOPIC` with partition 0. `log` is (last offset, bytes) of each message.
     """
 
     daemon_threads = True
@@ -38,11 +38,11 @@ class FakeBroker(socketserver.ThreadingTCPServer):
         super().__init__((HOST, 0), _Connection)
         self.version = version
         self.log: list[tuple[int, bytes]] = []
-        #: Bytes of records in an answer, whatever is asked for.
+        #: Maximum bytes of records in an answer, whatever is requested.
         self.most = MAX_FRAME
-        #: Where records begin, whatever is asked for.
+        #: The first offset in answers, whatever is requested; None: the requested one.
         self.start: int | None = None
-        #: The high watermark, where it is not the offset after the last message's.
+        #: The high watermark; None: the offset after the last message.
         self.end: int | None = None
         self.asked: list[Asked] = []
 
@@ -61,8 +61,8 @@ class FakeBroker(socketserver.ThreadingTCPServer):
             return brokers + struct.pack(">ih", 1, 0) + _string(TOPIC) + struct.pack(">i", 1) + partition
         topic = struct.pack(">i", 1) + _string(TOPIC) + struct.pack(">ii", 1, 0)
         if key == LIST_OFFSETS:
-            wanted = struct.unpack(">q", body[-8:])[0]
-            return topic + struct.pack(">hqq", 0, -1, 0 if wanted == -2 else self._end)
+            timestamp = struct.unpack(">q", body[-8:])[0]
+            return topic + struct.pack(">hqq", 0, -1, 0 if timestamp == -2 else self._end)
         assert key == FETCH
         total = struct.unpack_from(">i", body, 12)[0] if version >= 3 else None
         partition_number, offset, max_bytes = struct.unpack(">iqi", body[-16:])

@@ -1,21 +1,40 @@
-"""What a scripted broker does to one request and its answer, see `scripted_broker`."""
+"""Faults that a scripted broker applies to a request and its answer, see `scripted_broker`."""
 
 from __future__ import annotations
 
+import os
+import random
 import struct
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tests.support.kafka_python_wire import Message
 
+_SECONDS = float(os.environ.get("SPARK_KLOG_FAULT_SECONDS", "3"))
+_FIRST_SEED = int(os.environ.get("SPARK_KLOG_FAULT_SEED", "0"))
+
+
+def run_seeds(run: Callable[[int], object]) -> None:
+    """Call `run` with one seed after the other for SPARK_KLOG_FAULT_SECONDS, at least one; a failure names its seed."""
+    end = time.monotonic() + _SECONDS
+    seed = _FIRST_SEED
+    while seed == _FIRST_SEED or time.monotonic() < end:
+        try:
+            run(seed)
+        except BaseException:
+            print(f"SPARK_KLOG_FAULT_SEED={seed}")  # noqa: T201
+            raise
+        seed += 1
+
 
 @dataclass(frozen=True)
 class Fault:
-    """What becomes of one request and its answer."""
+    """A fault of one request and its answer."""
 
-    #: Changes the answer, a dict of its fields.
+    #: Changes the answer's fields, a dict.
     change: Callable[[Message], None] = lambda answer: None
-    #: Changes the answer's frame, from the correlation id on.
+    #: Changes the answer's frame, which begins with the correlation id.
     rewrite: Callable[[bytes], bytes] = lambda frame: frame
     #: False: the request has no effect.
     is_applied: bool = True
@@ -25,7 +44,7 @@ class Fault:
     times: int = 1
     #: Seconds between the bytes of the answer.
     drip: float = 0.0
-    #: The answer is sent after the next one of the connection.
+    #: The answer is sent after the connection's next one.
     is_held: bool = False
     #: The connection is closed afterwards.
     closes: bool = False
@@ -36,12 +55,12 @@ def sound() -> Fault:
 
 
 def error(code: int, partition: int | None = None) -> Fault:
-    """The code in the innermost places of the answer that have one, of one partition or of all; without effect."""
+    """Set the error code in the answer's innermost entries, of one partition or of all; the request has no effect."""
     return Fault(lambda answer: _set_error(answer, code, partition), is_applied=partition is not None)
 
 
 def top_error(code: int) -> Fault:
-    """The code as the answer's own, with nothing else in it."""
+    """Set the answer's top-level error code, with empty lists."""
 
     def change(answer: Message) -> None:
         _empty(answer)
@@ -51,7 +70,7 @@ def top_error(code: int) -> Fault:
 
 
 def throttled(ms: int) -> Fault:
-    """Kafka's quotas: no error, nothing in the answer, and for how long to be silent."""
+    """Throttle as Kafka's quotas do: an empty answer without error, with a throttle time."""
 
     def change(answer: Message) -> None:
         _empty(answer)
@@ -61,17 +80,17 @@ def throttled(ms: int) -> Fault:
 
 
 def slowed(ms: int) -> Fault:
-    """A full answer that asks for silence afterwards."""
+    """A full answer with a throttle time."""
     return Fault(lambda answer: answer.update(throttle_time_ms=ms))
 
 
 def empty() -> Fault:
-    """An answer with nothing in its lists."""
+    """An answer with empty lists; the request has no effect."""
     return Fault(_empty, is_applied=False)
 
 
 def renamed() -> Fault:
-    """An answer of another topic, resource or group than asked for."""
+    """An answer for another topic, resource or group than requested."""
     return Fault(lambda answer: _rename(answer))
 
 
@@ -94,33 +113,57 @@ def double() -> Fault:
 
 
 def dripped(seconds: float) -> Fault:
-    """So many seconds between the bytes of the answer."""
+    """Wait this long between the bytes of the answer."""
     return Fault(drip=seconds)
 
 
 def reordered() -> Fault:
-    """The answer comes after the next one of the same connection."""
+    """The answer comes after the connection's next one."""
     return Fault(is_held=True)
 
 
 def dropped() -> Fault:
-    """The connection ends before the request has an effect."""
+    """The connection closes before the request has an effect."""
     return Fault(is_applied=False, times=0, closes=True)
 
 
 def lost() -> Fault:
-    """The request has its effect; the connection ends instead of an answer."""
+    """The request has its effect; the connection closes instead of an answer."""
     return Fault(times=0, closes=True)
 
 
 def cut() -> Fault:
-    """Half the bytes of the answer in a frame of their size."""
+    """Half the answer's bytes, in a frame of matching size."""
     return Fault(rewrite=lambda frame: frame[: max(4, len(frame) // 2)])
 
 
 def misaddressed() -> Fault:
-    """An answer to a request that nobody made."""
+    """An answer with an unknown correlation id."""
     return Fault(rewrite=lambda frame: struct.pack(">i", 0x7ABBCCDD) + frame[4:])
+
+
+def chosen(choose: random.Random, codes: Sequence[int], *, has_top_errors: bool = False) -> Fault:
+    """A random fault; `has_top_errors` if the answers have an error code beside those of their entries."""
+    makers: list[Callable[[], Fault]] = [
+        lambda: error(choose.choice(codes), choose.choice([None, 0, 1, 2])),
+        *([lambda: top_error(choose.choice(codes))] if has_top_errors else []),
+        lambda: throttled(choose.randrange(100)),
+        lambda: slowed(choose.randrange(100)),
+        lambda: late(choose.random() / 5),
+        lambda: dripped(choose.random() / 1000),
+        sound,
+        empty,
+        renamed,
+        repeated,
+        double,
+        dropped,
+        lost,
+        cut,
+        misaddressed,
+        silent,
+        reordered,
+    ]
+    return choose.choice(makers)()
 
 
 def _lists(answer: Message) -> Iterator[list[Message]]:

@@ -1,7 +1,7 @@
-"""What clients did and saw, as a checker reads it: writes with their outcome, reads with what came.
+"""The history of clients for a checker: writes with their outcomes, and reads with their records.
 
-Times are ticks of one counter, so that of two moments in different threads it is known which was first. A process is
-one client from its making to its end; another one that takes over its work has another name.
+Times are ticks of one counter, which orders events of different threads. A process is one client instance; an instance
+that takes over its work has another name.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from enum import Enum
 
 
 class Outcome(Enum):
-    """How a write ended, as far as its client can know."""
+    """The outcome of a write, as far as its client knows."""
 
     OK = "acknowledged"
-    FAILED = "aborted"  # it has not happened, and never will
-    UNKNOWN = "unknown"  # it has happened, or will, or never: but as a whole
+    FAILED = "aborted"  # it did not happen and never will
+    UNKNOWN = "unknown"  # it may happen now, later or never, but only as a whole
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A record given to a producer; `offset` is what the broker answered, None where no answer came."""
+    """A record given to a producer; `offset` is from the broker's answer, None if no answer came."""
 
     partition: int
     value: str
@@ -31,21 +31,21 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One record of an idempotent producer, or all records of a transaction, in the order in which they were sent."""
+    """One record of an idempotent producer, or all records of a transaction in the order of sending."""
 
     process: str
     outcome: Outcome
     sent: tuple[Sent, ...]
     is_transaction: bool
     began: int
-    #: When the commit of a transaction was asked for.
+    #: When the commit of the transaction was requested.
     commit_began: int
     ended: int
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A record that a consumer was given."""
+    """A record that a consumer received."""
 
     partition: int
     offset: int
@@ -54,11 +54,11 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What one poll gave, in its order. A process reads all partitions from their first offset on, and never seeks."""
+    """The records of one poll, in order. A process reads all partitions from the first offset and never seeks."""
 
     process: str
-    is_committed: bool  # its isolation level is read_committed
-    #: Everything, read in one by a reader of its own, after all writes have ended.
+    is_committed: bool  # the consumer's isolation level is read_committed
+    #: The read of a separate reader of everything, after all writes have ended.
     is_final: bool
     seen: tuple[Seen, ...]
     began: int
@@ -67,12 +67,12 @@ class Read:
 
 @dataclass
 class History:
-    """`writes` in any order, `reads` of a process in the order of its polls. Threads may append."""
+    """`writes` are in any order, `reads` of a process in the order of its polls. Threads may append."""
 
     writes: list[Write] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
     _ticks: Iterator[int] = field(default_factory=itertools.count, repr=False)
 
     def tick(self) -> int:
-        """The time: greater than any that was told before, in whatever thread."""
+        """The current time: greater than all returned before, in any thread."""
         return next(self._ticks)

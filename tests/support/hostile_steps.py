@@ -1,6 +1,6 @@
-"""Steps of a client that sends valid frames of hostile values, and a plain record of what the broker has acknowledged.
+"""A client that sends valid frames with hostile values, and a record of what the broker has acknowledged.
 
-The record is what a restart must serve: the bytes of each batch as they were produced, and each group's last commit.
+After a restart the broker must serve this record: the bytes of each produced batch, and each group's last commit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.raw_client import RawClient
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 _CRC_POSITION, _CRC_START = 17, 21
-#: (position, form) of the header's fields that a checksum covers.
+#: (position, struct format) of the header's fields that the checksum covers.
 _FIELDS = ((21, ">h"), (23, ">i"), (27, ">q"), (35, ">q"), (43, ">q"), (51, ">h"), (53, ">i"), (57, ">i"))
 _EDGES = (0, 1, -1, 2, -2, 7, 1000, 0x7FFF, 0x7FFFFFFE, 0x7FFFFFFF, -0x80000000, (1 << 63) - 1, -(1 << 63))
 _RETRIABLE = (3, 5, 14, 15, 16, 41)
@@ -31,30 +31,30 @@ Key = tuple[str, int]
 
 
 def lying(batch: bytes | bytearray, source: random.Random) -> bytes:
-    """The batch with hostile values in its header, and the right checksum."""
+    """The batch with hostile values in its header and a correct checksum."""
     changed = bytearray(batch)
     for _ in range(source.choice((1, 1, 2, 3))):
         position, form = source.choice(_FIELDS)
         limit = 1 << (8 * struct.calcsize(form) - 1)
         struct.pack_into(form, changed, position, source.choice([edge for edge in _EDGES if -limit <= edge < limit]))
-    if source.random() < 0.5:  # so that count and last offset delta agree
+    if source.random() < 0.5:  # make count and last offset delta agree
         struct.pack_into(">i", changed, 57, (struct.unpack_from(">i", changed, 23)[0] + 1) & 0x7FFFFFFF)
     struct.pack_into(">I", changed, _CRC_POSITION, crc32c(bytes(changed[_CRC_START:])))
     return bytes(changed)
 
 
 class Acknowledged:
-    """What the broker has acknowledged, by topic and partition, and by group."""
+    """The data that the broker has acknowledged, by topic and partition, and by group."""
 
     def __init__(self) -> None:
         self.partitions: dict[str, int] = {}
-        #: By base offset: the batch from its checksum on.
+        #: By base offset: the batch's bytes from the checksum on.
         self.batches: dict[Key, dict[int, bytes]] = {}
         self.starts: dict[Key, int] = {}
         self.commits: dict[tuple[str, str, int], tuple[int, str]] = {}
 
     def forget(self, topic: str) -> None:
-        """The topic was deleted."""
+        """Forget a deleted topic."""
         count = self.partitions.pop(topic)
         for index in range(count):
             self.batches.pop((topic, index), None)
@@ -63,7 +63,7 @@ class Acknowledged:
 
 
 class HostileClient:
-    """Takes steps from a seed. Topics and groups of its own have names that begin with "kept"."""
+    """A client that takes random steps from a seed. Its topics and groups have names that begin with "kept"."""
 
     def __init__(self, seed: object) -> None:
         self.random = random.Random(repr(seed))
@@ -72,7 +72,7 @@ class HostileClient:
         self.trace: list[str] = []
 
     def step(self, client: RawClient) -> None:
-        """One step; ConnectionError where the broker closes the connection."""
+        """Take one step; ConnectionError if the broker closes the connection."""
         steps: list[Callable[[RawClient], None]] = [
             *(self._create, self._delete, self._delete_records),
             *[self._produce] * 6,
@@ -85,7 +85,7 @@ class HostileClient:
         self.trace = [*self.trace[-30:], chosen.__name__]
         chosen(client)
 
-    def _place(self) -> Key | None:
+    def _partition(self) -> Key | None:
         topics = sorted(self.acknowledged.partitions)
         if not topics:
             return None
@@ -103,22 +103,22 @@ class HostileClient:
             self.acknowledged.partitions[name] = count
 
     def _delete(self, client: RawClient) -> None:
-        if self.random.random() < 0.3 and (place := self._place()) is not None:
-            request = {"topic_names": [place[0]], "timeout_ms": 10_000}
+        if self.random.random() < 0.3 and (key := self._partition()) is not None:
+            request = {"topic_names": [key[0]], "timeout_ms": 10_000}
             (deleted,) = client.request(apis.DELETE_TOPICS, 3, request)["responses"]
             assert deleted["error_code"] == 0, deleted
-            self.acknowledged.forget(place[0])
+            self.acknowledged.forget(key[0])
 
     def _delete_records(self, client: RawClient) -> None:
-        if (place := self._place()) is None:
+        if (key := self._partition()) is None:
             return
-        offset = self.random.choice((*_EDGES, *self.acknowledged.batches.get(place, ())))
-        entry = {"name": place[0], "partitions": [{"partition_index": place[1], "offset": offset}]}
+        offset = self.random.choice((*_EDGES, *self.acknowledged.batches.get(key, ())))
+        entry = {"name": key[0], "partitions": [{"partition_index": key[1], "offset": offset}]}
         request = {"topics": [entry], "timeout_ms": 10_000}
         (done,) = client.request(apis.DELETE_RECORDS, 1, request)["topics"][0]["partitions"]
         assert done["error_code"] in (0, 1), done
         if not done["error_code"]:
-            self.acknowledged.starts[place] = done["low_watermark"]
+            self.acknowledged.starts[key] = done["low_watermark"]
 
     def _good(self) -> bytes:
         now = time.time_ns() // 1_000_000
@@ -128,40 +128,40 @@ class HostileClient:
         ]
         return bytes(make_batch(rows, [now] * count, self.random.choice(CODECS)))
 
-    def _send(self, client: RawClient, place: Key, records: bytes, version: int = 8) -> int:
-        data = [{"name": place[0], "partition_data": [{"index": place[1], "records": records}]}]
+    def _send(self, client: RawClient, key: Key, records: bytes, version: int = 8) -> int:
+        data = [{"name": key[0], "partition_data": [{"index": key[1], "records": records}]}]
         request = {"acks": -1, "timeout_ms": 10_000, "topic_data": data}
         entry = client.request(apis.PRODUCE, version, request)["responses"][0]["partition_responses"][0]
         if not entry["error_code"]:
-            batches = self.acknowledged.batches.setdefault(place, {})
+            batches = self.acknowledged.batches.setdefault(key, {})
             batches[entry["base_offset"]] = records[_CRC_POSITION:]
         return int(entry["error_code"])
 
     def _produce(self, client: RawClient) -> None:
-        if (place := self._place()) is not None:
-            code = self._send(client, place, self._good(), self.random.choice((3, 8, 9)))
-            assert code == 0, (place, code)
+        if (key := self._partition()) is not None:
+            code = self._send(client, key, self._good(), self.random.choice((3, 8, 9)))
+            assert code == 0, (key, code)
 
     def _lie(self, client: RawClient) -> None:
-        if (place := self._place()) is None:
+        if (key := self._partition()) is None:
             return
         good, lie = self._good(), lying(self._good(), self.random)
         records = self.random.choice((lie, lie, lie, lie + lie, good + lie, lie[:-5], b""))
-        code = self._send(client, place, records)
+        code = self._send(client, key, records)
         if len(records) != len(lie):  # more or less than one batch
             assert code != 0, records[:200].hex()
 
     def _commit(self, client: RawClient) -> None:
-        if (place := self._place()) is None:
+        if (key := self._partition()) is None:
             return
         group = self.random.choice(("kept-group", "kept-other"))
         offset, metadata = self.random.choice(_EDGES), self.random.choice(("", "m", "é" * 100))
-        entry = {"partition_index": place[1], "committed_offset": offset, "committed_metadata": metadata}
-        topics = [{"name": place[0], "partitions": [entry]}]
+        entry = {"partition_index": key[1], "committed_offset": offset, "committed_metadata": metadata}
+        topics = [{"name": key[0], "partitions": [entry]}]
         request = {"group_id": group, "generation_id_or_member_epoch": -1, "topics": topics}
         answer = client.request(apis.OFFSET_COMMIT, 6, request)["topics"][0]["partitions"][0]
         if not answer["error_code"]:
-            self.acknowledged.commits[group, place[0], place[1]] = offset, metadata
+            self.acknowledged.commits[group, key[0], key[1]] = offset, metadata
 
     def _join(self, client: RawClient) -> None:
         protocols = [{"name": "range", "metadata": self.random.randbytes(self.random.randrange(40))}]
@@ -172,10 +172,10 @@ class HostileClient:
         client.socket.settimeout(0.5)
         with contextlib.suppress(TimeoutError):
             answer = client.request(apis.JOIN_GROUP, self.random.choice((0, 2, 5)), request)
-            place = {name: answer[name] for name in ("generation_id", "member_id")} | {"group_id": "joined"}
-            client.request(apis.HEARTBEAT, 3, place)
+            member = {name: answer[name] for name in ("generation_id", "member_id")} | {"group_id": "joined"}
+            client.request(apis.HEARTBEAT, 3, member)
             entry = {"member_id": answer["member_id"], "assignment": bytes(self.random.randrange(50))}
-            client.request(apis.SYNC_GROUP, 3, place | {"assignments": [entry] * self.random.choice((0, 1, 2))})
+            client.request(apis.SYNC_GROUP, 3, member | {"assignments": [entry] * self.random.choice((0, 1, 2))})
             leaving = {"group_id": "joined", "member_id": answer["member_id"]}
             client.request(apis.LEAVE_GROUP, 1, leaving)
             client.socket.settimeout(_SECONDS)
@@ -183,8 +183,8 @@ class HostileClient:
         raise ConnectionError("the answer waits for the other members")
 
     def _transaction(self, client: RawClient) -> None:
-        """Hostile in its epochs, its sequence, its partitions; markers come into the logs of the record."""
-        if (place := self._place()) is None:
+        """A transaction with hostile epochs, sequence or partitions; writes markers into the recorded logs."""
+        if (key := self._partition()) is None:
             return
         name = f"transaction-{self.random.randrange(3)}"
         request = {"transactional_id": name, "transaction_timeout_ms": self.random.choice((1000, 60_000, *_EDGES[:11]))}
@@ -193,26 +193,26 @@ class HostileClient:
             return
         epoch = self.random.choice((found["producer_epoch"],) * 4 + (0, -1, 0x7FFF))
         producer = {"transactional_id": name, "producer_id": found["producer_id"], "producer_epoch": epoch}
-        partitions = [place[1], *self.random.sample(range(-1, 3), 2)][: self.random.choice((1, 1, 3))]
+        partitions = [key[1], *self.random.sample(range(-1, 3), 2)][: self.random.choice((1, 1, 3))]
         adding = {f"v3_and_below_{key}": value for key, value in producer.items()}
-        adding |= {"v3_and_below_topics": [{"name": place[0], "partitions": partitions}]}
+        adding |= {"v3_and_below_topics": [{"name": key[0], "partitions": partitions}]}
         client.request(apis.ADD_PARTITIONS_TO_TXN, 3, adding)
         batch = bytearray(self._good())
         struct.pack_into(">h", batch, 21, struct.unpack_from(">h", batch, 21)[0] | 0x10)
         sequence = self.random.choice((0, 0, 0, 0x7FFFFFFF, -1))
         struct.pack_into(">qhi", batch, 43, found["producer_id"], epoch, sequence)
         struct.pack_into(">I", batch, _CRC_POSITION, crc32c(bytes(batch[_CRC_START:])))
-        data = [{"name": place[0], "partition_data": [{"index": place[1], "records": bytes(batch)}]}]
+        data = [{"name": key[0], "partition_data": [{"index": key[1], "records": bytes(batch)}]}]
         request = {"transactional_id": name, "acks": -1, "timeout_ms": 10_000, "topic_data": data}
         entry = client.request(apis.PRODUCE, 8, request)["responses"][0]["partition_responses"][0]
         if not entry["error_code"]:
-            self.acknowledged.batches.setdefault(place, {})[entry["base_offset"]] = bytes(batch[_CRC_POSITION:])
+            self.acknowledged.batches.setdefault(key, {})[entry["base_offset"]] = bytes(batch[_CRC_POSITION:])
         if self.random.random() < 0.8:
             client.request(apis.END_TXN, 1, producer | {"committed": self.random.random() < 0.5})
 
 
 def check_served(broker: KlogBroker, acknowledged: Acknowledged) -> None:
-    """All that was acknowledged is served: batches byte by byte, and the offsets of groups."""
+    """Assert that the broker serves all acknowledged data: batches byte by byte, and the offsets of groups."""
     with RawClient(broker.port, _SECONDS) as client:
         for (topic, index), batches in acknowledged.batches.items():
             start = acknowledged.starts.get((topic, index), 0)

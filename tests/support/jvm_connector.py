@@ -1,4 +1,4 @@
-"""Spark's own Kafka connector, in an environment of its own: it needs another pyspark than the project does."""
+"""Run Spark's own Kafka connector in a separate environment: it needs another pyspark than the project."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .maven import RegistryUnreachable, cache_root, resolve
 
 log = logging.getLogger(__name__)
 
-#: The newest that the connector's jars are to be had for.
+#: The newest version that has connector jars.
 PYSPARK = "4.1.1"
-#: All that the connector needs beyond Spark's own jars. (Its token provider is not in every mirror at 4.1.1.)
+#: The connector's jars that Spark does not include. (Not every mirror has its token provider at 4.1.1.)
 _ARTIFACTS = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
@@ -35,13 +35,13 @@ _STOP_SECONDS = 30
 
 
 def connector_jars() -> str:
-    """The connector's jars, as `spark.jars` wants them; what they depend on comes with Spark, at Spark's versions."""
+    """The connector's jars in the syntax of `spark.jars`; Spark includes their dependencies, at its own versions."""
     folder = resolve(f"spark-sql-kafka-alone-{PYSPARK}", _ARTIFACTS, dependencies=False)
     return ",".join(str(jar) for jar in sorted(folder.glob("*.jar")))
 
 
 def connector_python() -> Path:
-    """The Python that has the pyspark; the first call installs it, `RegistryUnreachable` where it can't be had."""
+    """The Python with this pyspark; the first call installs it, `RegistryUnreachable` if that fails."""
     root = cache_root()
     folder = root / f"pyspark-{PYSPARK}"
     python, complete = folder / "bin" / "python", folder / ".complete"
@@ -83,7 +83,7 @@ def _pip_install(python: Path, package: str) -> None:
 
 
 def child_environment(python: Path | str) -> dict[str, str]:
-    """This process's environment without what would lead `python` to another Spark or other modules."""
+    """This process's environment without variables that point `python` to another Spark or other modules."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -93,7 +93,7 @@ def child_environment(python: Path | str) -> dict[str, str]:
 
 
 class JvmReaderFailed(Exception):
-    """The process of `jvm_reader.py` gave no answer; the text ends with the tail of its log."""
+    """The `jvm_reader.py` process did not answer; the text ends with the tail of its log."""
 
 
 class JvmReader:
@@ -115,7 +115,7 @@ class JvmReader:
             )
 
     def read(self, reads: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Have all reads done and the process ended; see `jvm_reader.py` for the reads and their answers."""
+        """Do all reads, then end the process; see `jvm_reader.py` for the reads and their answers."""
         try:
             output, _ = self._process.communicate(json.dumps(reads), _READ_SECONDS)
         except subprocess.TimeoutExpired:
@@ -135,5 +135,5 @@ class JvmReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._process.poll() is None:
-            self._process.kill()  # its JVM ends with it: their pipe closes
+            self._process.kill()  # its JVM ends too, as the pipe between them closes
             self._process.wait(_STOP_SECONDS)

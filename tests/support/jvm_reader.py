@@ -1,4 +1,4 @@
-"""Reads topics by Spark's own Kafka connector into Parquet, in one session. Imports nothing of the project.
+"""Read topics with Spark's own Kafka connector into Parquet, in one session. Imports nothing of the project.
 
     python jvm_reader.py JAR,JAR...
 
@@ -19,13 +19,13 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-#: Reads at a time: the connector spends much of one in waiting for a broker.
+#: Concurrent reads: the connector mostly waits for a broker.
 _AT_ONCE = 4
 _SECONDS = 120
 
 
 def main() -> None:
-    # Standard output is for the answer alone: what Spark's processes write there goes to standard error.
+    # Standard output is only for the answer: redirect the output of Spark's processes to standard error.
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     spark = (

@@ -28,39 +28,46 @@ HOST = "127.0.0.1"
 Version = Literal["0.10.2.2", "3.9.1", "4.1.0"]
 
 _ARTIFACTS: dict[Version, tuple[str, ...]] = {
-    # Java 9 and later bring no javax.xml.bind.
+    # Java 9 and later do not include javax.xml.bind.
     "0.10.2.2": ("org.apache.kafka:kafka_2.11:0.10.2.2", "javax.xml.bind:jaxb-api:2.3.1"),
     "3.9.1": ("org.apache.kafka:kafka_2.13:3.9.1", "org.apache.kafka:kafka-tools:3.9.1"),
-    # 4.1.0 brings no logger, the others do.
+    # Unlike the others, 4.1.0 includes no logger.
     "4.1.0": (
         "org.apache.kafka:kafka_2.13:4.1.0",
         "org.apache.kafka:kafka-tools:4.1.0",
         "org.slf4j:slf4j-simple:1.7.36",
     ),
 }
+#: Whether to test with all versions; CI tests only the most important one.
+_ALL_VERSIONS = os.environ.get("SPARK_KLOG_KAFKAS") == "all"
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 _LOG_TAIL_LINES = 60
-_QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # for what is short-lived or idle
+_QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # for short-lived or idle processes
 _PR_SET_PDEATHSIG = 1
-# Loaded here, not in the child: between fork and exec a child should do as little as possible.
+# Loaded here, not in the child, which should do as little as possible between fork and exec.
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_random = random.SystemRandom()  # not the global one: a seeded test run would always draw the same ports
+_random = random.SystemRandom()  # not the global one: seeded tests would always draw the same ports
 _ports_given: set[int] = set()
 
 
 class ServerStartError(Exception):
-    """A server ended before, or was not, ready in time; the text ends with the tail of its log."""
+    """A server ended before it was ready, or was not ready in time; the text ends with the tail of its log."""
+
+
+def versions(first: Version, *others: Version) -> list[Version]:
+    """The versions for a test's parameters: `others` are for `make soak`, which sets SPARK_KLOG_KAFKAS=all."""
+    return [first, *others] if _ALL_VERSIONS else [first]
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nothing listens on, and that no other call in this test run has returned.
+    """A free TCP port of 127.0.0.1 that no other call in this test run has returned.
 
-    The processes of a run draw from ports of their own: one must not take the port of another's broker that is just
-    down, to be started again.
+    Each process of a run has its own range of ports, so that none takes the port of another's broker that is stopped
+    for a restart.
 
-    It lies below the ephemeral range: a client that keeps connecting to a stopped server's ephemeral port
-    can be given that same port as its own, connects to itself, and the server cannot start again.
+    The port is below the ephemeral range: a client that keeps connecting to a stopped server's ephemeral port can get
+    this port as its own and connect to itself, and then the server can't start again.
     """
     try:
         ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
@@ -86,7 +93,7 @@ def _dies_with(parent: int) -> Callable[[], None]:
     def set_parent_death_signal() -> None:
         if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
             os._exit(126)
-        if os.getppid() != parent:  # it died before the prctl: no signal will come
+        if os.getppid() != parent:  # the parent died before the prctl: no signal will come
             os._exit(126)
 
     return set_parent_death_signal
@@ -100,7 +107,7 @@ def _write_properties(path: Path, properties: Mapping[str, object]) -> Path:
 class _JavaServer:
     """A Java server in a process of its own, which dies with the thread that started it.
 
-    (PR_SET_PDEATHSIG is about the thread: start servers from the main thread.)
+    PR_SET_PDEATHSIG applies to the thread, so start servers from the main thread.
     """
 
     def __init__(self, name: str, work_dir: Path) -> None:
@@ -122,12 +129,12 @@ class _JavaServer:
 
     @property
     def pid(self) -> int | None:
-        """The process id, or None while the server is not running."""
+        """The process id; None while the server is not running."""
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
 
     def start(self) -> None:
-        """Start, on the same data and port as before, and return when ready."""
+        """Start with the same data and port as before; return when ready."""
         if self.pid is not None:
             return
         with self.output.open("ab") as output:
@@ -153,11 +160,11 @@ class _JavaServer:
             raise
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL if that does not end it."""
+        """Send SIGTERM, and SIGKILL if the server does not end."""
         self._end(signal.SIGTERM)
 
     def _end(self, signal_number: int) -> None:
@@ -179,9 +186,9 @@ class _JavaServer:
 
 
 class ZooKeeperServer(_JavaServer):
-    """A standalone ZooKeeper, by default of pyspark's own jars: nothing to download.
+    """A standalone ZooKeeper, by default from pyspark's jars, so that nothing is downloaded.
 
-    Its data and its output go to `log_dir`. Session timeouts are 2 to 20 times `tick_ms`, and end at its multiples.
+    Its data and output are in `log_dir`. Session timeouts are 2 to 20 times `tick_ms`, and expire at its multiples.
     """
 
     def __init__(
@@ -211,7 +218,7 @@ class ZooKeeperServer(_JavaServer):
         self.stop()
 
     def _command(self) -> Sequence[str]:
-        # A file, not the arguments PORT DIR: with those it listens on every address of the machine.
+        # A file, since with the arguments PORT DIR it would listen on every address of the machine.
         config = _write_properties(
             self._work_dir / "zookeeper.properties",
             {
@@ -222,7 +229,7 @@ class ZooKeeperServer(_JavaServer):
                 "admin.enableServer": "false",
                 "4lw.commands.whitelist": "srvr",
                 "maxClientCnxns": 0,
-                "forceSync": "no",  # a killed process loses nothing without fsync; only a machine would
+                "forceSync": "no",  # without fsync only a crash of the machine would lose data
             },
         )
         return [
@@ -268,10 +275,12 @@ class Kafka(_JavaServer):
         overrides: Mapping[str, object] | None = None,
         heap: str = "512m",
         beside: Kafka | None = None,
+        listeners: Mapping[str, str] | None = None,
     ) -> None:
-        """`overrides` are broker properties, which replace those that are set here.
+        """`overrides` are broker properties that replace the defaults.
 
-        `beside` is another broker, whose ZooKeeper is used: the two are a cluster, and it is to be closed last.
+        `listeners` are further listeners, with their security protocols by name; `ports` has their ports.
+        `beside` is another broker whose ZooKeeper is shared: the two form a cluster; close `beside` last.
         """
         super().__init__("kafka", work_dir)
         self.broker_id: int = 1 if beside is None else beside.broker_id + 1
@@ -282,17 +291,20 @@ class Kafka(_JavaServer):
         self._port = free_port()
         self._heap = heap
         self._zookeeper: ZooKeeperServer | None = None
+        self.ports = {name: free_port() for name in listeners or {}}
+        more = "".join(f",{name}://{HOST}:{port}" for name, port in self.ports.items())
+        protocols = "".join(f",{name}:{protocol}" for name, protocol in (listeners or {}).items())
         controller: dict[str, object]
         if version == "4.1.0":
             controller_address = f"{HOST}:{free_port()}"
             controller = {
                 "node.id": self.broker_id,
                 "process.roles": "broker,controller",
-                "listeners": f"PLAINTEXT://{self.bootstrap_servers},CONTROLLER://{controller_address}",
-                "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+                "listeners": f"PLAINTEXT://{self.bootstrap_servers},CONTROLLER://{controller_address}{more}",
+                "listener.security.protocol.map": f"PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT{protocols}",
                 "controller.listener.names": "CONTROLLER",
                 "controller.quorum.voters": f"{self.broker_id}@{controller_address}",
-                # A broker that starts after a kill is let in only when the session of the killed one ends.
+                # After a kill, a broker can only register when the killed one's session has ended.
                 "broker.heartbeat.interval.ms": 500,
                 "broker.session.timeout.ms": 3000,
                 "share.coordinator.state.topic.num.partitions": 1,
@@ -308,7 +320,8 @@ class Kafka(_JavaServer):
             assert self._zookeeper is not None, "brokers beside each other need a ZooKeeper"
             controller = {
                 "broker.id": self.broker_id,
-                "listeners": f"PLAINTEXT://{self.bootstrap_servers}",
+                "listeners": f"PLAINTEXT://{self.bootstrap_servers}{more}",
+                "listener.security.protocol.map": f"PLAINTEXT:PLAINTEXT{protocols}",
                 "zookeeper.connect": self._zookeeper.connect,
             }
         self._config = _write_properties(
@@ -326,7 +339,7 @@ class Kafka(_JavaServer):
                 "transaction.state.log.num.partitions": 1,
                 "transaction.state.log.replication.factor": 1,
                 "transaction.state.log.min.isr": 1,
-                # Retention goes by the records' timestamps, and tests append records of years ago.
+                # Retention uses the records' timestamps, and tests append records with old ones.
                 "log.retention.ms": -1,
                 **(overrides or {}),
             },
@@ -372,13 +385,13 @@ class Kafka(_JavaServer):
                 self._zookeeper.stop()
 
     def create_topic(self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> None:
-        """Create a topic, and return when each of its partitions has a leader."""
+        """Create a topic; return when each partition has a leader."""
         admin = self._admin()
         topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(configs or {}))
         admin.create_topics([topic])[name].result(timeout=30)
         deadline = time.monotonic() + 30
         while True:
-            # All topics: to ask for one that the broker does not know yet would auto-create it.
+            # All topics: a request for one topic that the broker does not know yet would auto-create it.
             metadata = admin.list_topics(timeout=10).topics.get(name)
             known = [] if metadata is None else list(metadata.partitions.values())
             if len(known) == partitions and all(p.error is None and p.leader >= 0 for p in known):
@@ -390,7 +403,7 @@ class Kafka(_JavaServer):
     def tool(
         self, class_name: str, *args: str, stdin: str = "", timeout: float = 60
     ) -> subprocess.CompletedProcess[str]:
-        """Run a Java main of the broker's jars; the caller looks at the exit code and the output."""
+        """Run a main class of the broker's jars; the caller checks the exit code and the output."""
         return subprocess.run(
             [*self._java(), *_QUICK_START, class_name, *args],
             cwd=self._work_dir,
@@ -404,7 +417,7 @@ class Kafka(_JavaServer):
         )
 
     def start_tool(self, class_name: str, *args: str, errors: IO[bytes]) -> subprocess.Popen[str]:
-        """Start a Java main whose output is read while it runs; it dies with the thread that started it."""
+        """Start a main class whose output is read while it runs; it dies with the thread that started it."""
         return subprocess.Popen(
             [*self._java(), *_QUICK_START, class_name, *args],
             cwd=self._work_dir,
@@ -420,7 +433,7 @@ class Kafka(_JavaServer):
         return [
             "java",
             f"-Xmx{self._heap}",
-            "-Dfile.encoding=UTF-8",  # else that of the locale, also for standard output
+            "-Dfile.encoding=UTF-8",  # otherwise the locale's, also for standard output
             *self._logging_options(),
             "-cp",
             f"{self.libs}/*",
@@ -430,7 +443,7 @@ class Kafka(_JavaServer):
         return [*self._java(), "kafka.Kafka", str(self._config)]
 
     def _is_ready(self) -> bool:
-        # A client made before there is something to connect to backs off, and notices the broker late.
+        # A client made before the broker listens backs off, and notices the broker late.
         with contextlib.suppress(OSError, KafkaException):
             socket.create_connection((HOST, self._port), timeout=2).close()
             metadata = self._admin().list_topics(timeout=5)
@@ -438,11 +451,11 @@ class Kafka(_JavaServer):
         return False
 
     def _admin(self) -> AdminClient:
-        # log_level: a refused connection during the start is expected and not for standard error.
+        # log_level: refused connections are expected during the start; keep them off standard error.
         return AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
 
     def _logging_options(self) -> list[str]:
-        """Warnings and errors only, so that the tail of the log shows the cause of a failed start."""
+        """Log only warnings and errors, so that the tail of the log shows the cause of a failed start."""
         if self.version == "4.1.0":
             return ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
         config = _write_properties(
@@ -464,10 +477,9 @@ class Kafka(_JavaServer):
             raise ServerStartError(f"StorageTool format failed:\n{done.stdout}{done.stderr}")
 
     def _delete_stale_registration(self) -> None:
-        """Delete what a killed broker left in ZooKeeper.
+        """Delete the ephemeral nodes of a killed broker in ZooKeeper.
 
-        Its ephemeral nodes live on until its session times out, and a broker that finds its own id
-        registered does not start.
+        They live on until its session times out, and a broker does not start while its id is registered.
         """
         fresh = not (self.log_dir / "meta.properties").exists()
         if self._zookeeper is None or fresh or (self.log_dir / ".kafka_cleanshutdown").exists():

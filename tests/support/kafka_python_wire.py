@@ -1,7 +1,7 @@
-"""Requests and answers by kafka-python's own classes, over a socket: nothing of this package's protocol is used.
+"""Send requests and read answers with kafka-python's classes; uses no protocol code of this package.
 
-Messages are dicts by the names of Kafka's schema files, in snake case. A request may name fields that its version
-lacks: they are left out.
+Messages are dicts with the names of Kafka's schema files, in snake case. Fields that a request's version lacks are left
+out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kafka.record.memory_records import MemoryRecords, MemoryRecordsBuilder
 from tests.support.kafka import HOST
 
 _ROOMS = (producer, consumer, metadata, admin)
-#: Where the versions are that Kafka 4 has removed from its schema files, and kafka-python from its newer classes.
+#: The modules with versions that Kafka 4 removed from its schema files, and kafka-python from its newer classes.
 _OLD_ROOMS: dict[str, Any] = {
     "Produce": old_produce,
     "Fetch": old_fetch,
@@ -52,7 +52,7 @@ Message = dict[str, Any]
 
 
 def make_records(magic: int, values: list[bytes], timestamp: int, key: bytes | None = None, codec: int = 0) -> bytes:
-    """A message set, or a batch, by kafka-python; `codec` is Kafka's number of it."""
+    """Make a message set or a batch with kafka-python; `codec` is Kafka's codec id."""
     builder = MemoryRecordsBuilder(magic, codec, 1 << 30)
     for number, value in enumerate(values):
         assert builder.append(timestamp + number, key, value) is not None
@@ -61,7 +61,7 @@ def make_records(magic: int, values: list[bytes], timestamp: int, key: bytes | N
 
 
 def read_records(data: bytes) -> list[tuple[int, int, bytes]]:
-    """(magic, offset, value) of each record; CRCs are checked, a partial message at the end is left out."""
+    """(magic, offset, value) of each record; checks CRCs, ignores a partial message at the end."""
     records, found = MemoryRecords(data), []
     while (batch := records.next_batch()) is not None:
         assert batch.validate_crc()
@@ -81,7 +81,7 @@ class KafkaPythonWire:
         self.socket.close()
 
     def ask(self, name: str, version: int, message: Mapping[str, Any]) -> Message:
-        """The answer of an API; AssertionError where it is not exactly one message."""
+        """Send a request and return the answer; AssertionError if it is not exactly one message."""
         request = _class(name, "Request", version)
         is_old = hasattr(request, "SCHEMA")
         self.send(_encoded_old(request, message) if is_old else _encoded(request, version, message))
@@ -105,13 +105,13 @@ class KafkaPythonWire:
 
 
 def encode(name: str, version: int, message: Mapping[str, Any]) -> bytes:
-    """A request's frame without its size."""
+    """Encode a request's frame without its size."""
     request = _class(name, "Request", version)
     return _encoded_old(request, message) if hasattr(request, "SCHEMA") else _encoded(request, version, message)
 
 
 class Request(NamedTuple):
-    """A request as a broker gets it."""
+    """A request as a broker receives it."""
 
     name: str
     version: int
@@ -120,11 +120,11 @@ class Request(NamedTuple):
 
 
 def decode_request(frame: bytes) -> Request:
-    """A request's frame without its size, in one of the versions that kafka-python's newer classes know."""
+    """Decode a request's frame without its size, in a version that kafka-python's newer classes know."""
     key, version, correlation_id, size = struct.unpack_from(">hhih", frame)
     request = _REQUESTS[key]
     flexible = request.flexible_version_q(version)
-    start = 10 + max(0, size) + flexible  # no tagged field in the header
+    start = 10 + max(0, size) + flexible  # the header has no tagged fields
     decode = request._struct.compiled_decode_from(version, compact=flexible, tagged=flexible, data_class=request)
     item, end = decode(memoryview(frame), start)
     assert end == len(frame), f"{len(frame) - end} bytes left over"
@@ -134,7 +134,7 @@ def decode_request(frame: bytes) -> Request:
 
 
 def encode_response(request: Request, message: Mapping[str, Any]) -> bytes:
-    """The frame of an answer without its size."""
+    """Encode an answer's frame without its size."""
     cls = _class(request.name, "Response", request.version)
     tags = b"\0" if cls.flexible_version_q(request.version) and request.name != "ApiVersions" else b""
     body = _item(cls._struct, cls, message, request.version).encode(version=request.version)
@@ -142,7 +142,7 @@ def encode_response(request: Request, message: Mapping[str, Any]) -> bytes:
 
 
 def known_versions(name: str) -> tuple[int, int, int]:
-    """(key, first, last version) that `decode_request` and `encode_response` take."""
+    """(key, first version, last version) that `decode_request` and `encode_response` support."""
     request = next(request for request in _REQUESTS.values() if request.__name__ == name + "Request")
     return (request.API_KEY, *request.valid_versions)
 

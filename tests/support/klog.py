@@ -1,4 +1,4 @@
-"""The `klog` command, run as a user runs it."""
+"""Run the `klog` command as a user runs it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ def klog_command(*arguments: str) -> list[str]:
 
 
 def klog(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run it to its end; the caller looks at the exit code and the output."""
+    """Run the command to its end; the caller checks the exit code and the output."""
     return subprocess.run(klog_command(*arguments), capture_output=True, text=True, timeout=60)
 
 
 def klog_lines(*arguments: str) -> list[dict[str, Any]]:
-    """Its lines of JSON; it must succeed and say nothing else."""
+    """The command's lines of JSON; asserts that it succeeds and prints nothing else."""
     done = klog(*arguments, "--json")
     assert (done.returncode, done.stderr) == (0, ""), done
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def klog_refusal(*arguments: str, code: int = 1) -> str:
-    """The last line of what it says when it refuses."""
+    """The last line of the error message; asserts the exit code."""
     done = klog(*arguments)
     assert (done.returncode, done.stdout) == (code, ""), done
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Logs of Kafka 0.7 made by hand, by the design chapter's layout; no code is shared with the package."""
+"""Make logs of Kafka 0.7 by the design chapter's layout; shares no code with the package."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ GZIP, SNAPPY = 1, 2
 
 
 def message(payload: bytes, magic: int = 1, attributes: int = 0) -> bytes:
-    """INT32 length, magic, attributes (magic 1), CRC-32 of the payload, payload."""
+    """A message: INT32 length, magic, attributes (magic 1), CRC-32 of the payload, payload."""
     head = struct.pack(">bb", 1, attributes) if magic else b"\x00"
     content = head + struct.pack(">I", zlib.crc32(payload)) + payload
     return struct.pack(">i", len(content)) + content
 
 
 def compressed(payloads: Sequence[bytes], codec: int) -> bytes:
-    """A message that holds others; snappy as the Java library of that time wrote it: one block in xerial's frame."""
+    """A compressed message set; snappy as the Java library of that time wrote it: one block in xerial's frame."""
     inner = b"".join(message(payload) for payload in payloads)
     if codec == GZIP:
         return message(gzip.compress(inner), attributes=GZIP)
@@ -30,7 +30,7 @@ def compressed(payloads: Sequence[bytes], codec: int) -> bytes:
 
 
 def write_log(folder: Path, files: Sequence[Sequence[bytes]], start: int = 0) -> list[int]:
-    """Files of messages one after the other, the first named by `start`; the offsets of all messages, and the end."""
+    """Write consecutive files of messages, the first named `start`; return all messages' offsets, and the end."""
     folder.mkdir(parents=True, exist_ok=True)
     offsets = [start]
     for messages in files:

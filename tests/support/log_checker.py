@@ -1,15 +1,15 @@
-"""Finds what a log that keeps its promises can't have done, in a history of its clients.
+"""Find anomalies in a history of a log's clients that a correct log can't produce.
 
-The anomalies are those of Jepsen's checks of Kafka (jepsen.tests.kafka, used for Redpanda and Bufstream), as far as
-clients that don't write what they read can show them: cycles of transactions are left out. Two checks are stronger,
-because there are final reads of everything. A lost write is found at the end of the log too, and also when somebody had
-read it before. And what was acknowledged before another write began must have the smaller offset, whoever wrote.
+The anomalies are those of Jepsen's checks of Kafka (jepsen.tests.kafka, used for Redpanda and Bufstream), except cycles
+of transactions, since the clients here do not write what they read. Two checks are stronger, because there are final
+reads of everything: lost writes are also found at the end of the log and after an earlier read, and a write that was
+acknowledged before another one began must have the smaller offset, whichever process wrote them.
 
-A fault has one name where that is possible. At an offset with two values nothing else is said of these values; a
-transaction of unknown outcome of which a part is missing is torn, of an acknowledged one the part is lost.
+If possible, a fault has one name. If an offset has two values, no other anomalies of these values are reported. If a
+part of a transaction is missing, the transaction is torn if its outcome is unknown, and the part is lost if it was
+acknowledged.
 
-Offsets without a value are no fault: markers of transactions have them, and, for who reads committed records, what
-was aborted.
+Offsets without a value are not a fault: they may be transaction markers or, with read_committed, aborted records.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from enum import Enum
 
 from .history import History, Outcome, Write
 
-#: (partition, value): a value is sent once, to one partition.
+#: (partition, value). Each value is sent once, to one partition.
 Item = tuple[int, str]
 #: (partition, offset)
-Place = tuple[int, int]
+Position = tuple[int, int]
 
 
 class Kind(Enum):
     """The names of the anomalies."""
 
-    #: What was acknowledged, or had been read, is not in a final read.
+    #: A value that was acknowledged or read before is not in a final read.
     LOST_WRITE = "lost write"
     #: A value is at two offsets.
     DUPLICATE = "duplicate"
-    #: A reader of committed records was given one of an aborted transaction.
+    #: A read_committed consumer received a record of an aborted transaction.
     ABORTED_READ = "aborted read"
-    #: The same, of a transaction whose commit was not yet asked for.
+    #: A read_committed consumer received a record before the transaction's commit was requested.
     PRECOMMITTED_READ = "precommitted read"
-    #: A value that nobody sent to this partition was read.
+    #: A value was read that no process sent to this partition.
     PHANTOM = "phantom"
-    #: A consumer was given an offset that is not beyond all it had before.
+    #: A consumer received an offset that is not larger than all before.
     NONMONOTONIC_POLL = "non-monotonic poll"
-    #: A consumer never was given what others of its isolation level saw, though it came further.
+    #: A consumer skipped a record that others with its isolation level saw, and read later ones.
     POLL_SKIP = "poll skip"
-    #: A write has a smaller offset than one that its process sent before, or that was acknowledged before it began.
+    #: A write has a smaller offset than an earlier one of its process, or than one acknowledged before it began.
     NONMONOTONIC_SEND = "non-monotonic send"
     #: Two values were read, or acknowledged, at one offset.
     INCONSISTENT_OFFSET = "inconsistent offset"
-    #: Of a transaction of unknown outcome some records are visible, and some are not.
+    #: Only some records of a transaction with unknown outcome are visible.
     TORN_TRANSACTION = "torn transaction"
 
 
 @dataclass(frozen=True)
 class Anomaly:
-    """One fault, and where: `process` is who saw it, or who wrote where nobody saw."""
+    """A fault and its location; `process` is the one that saw it, or else the writer."""
 
     kind: Kind
     partition: int
@@ -67,7 +67,7 @@ class Anomaly:
 
 
 def anomalies(history: History) -> list[Anomaly]:
-    """All that is wrong, by kind; ValueError without final reads of both isolation levels, as nothing would be lost."""
+    """All anomalies, by kind. ValueError without final reads of both isolation levels, which find lost writes."""
     finals = {read.is_committed for read in history.reads if read.is_final}
     if finals != {True, False}:
         raise ValueError("the history has no final read of each isolation level")
@@ -92,31 +92,31 @@ class _Check:
     def __init__(self, history: History) -> None:
         self._writes = sorted(history.writes, key=lambda write: write.began)
         self._reads = history.reads
-        #: Who wrote a value.
+        #: The write of each value.
         self._writer: dict[Item, Write] = {}
-        #: Which values are told of a place, and by whom first.
-        self._told: dict[Place, dict[str, str]] = defaultdict(dict)
+        #: The values reported at each place, with the first process that reported each.
+        self._reported: dict[Position, dict[str, str]] = defaultdict(dict)
         for write in self._writes:
             for sent in write.sent:
                 self._writer[sent.partition, sent.value] = write
                 if sent.offset is not None:
-                    self._told[sent.partition, sent.offset].setdefault(sent.value, write.process)
+                    self._reported[sent.partition, sent.offset].setdefault(sent.value, write.process)
         for read in self._reads:
             for seen in read.seen:
-                self._told[seen.partition, seen.offset].setdefault(seen.value, read.process)
-        #: The offsets of a value; disputed ones are left out.
+                self._reported[seen.partition, seen.offset].setdefault(seen.value, read.process)
+        #: The offsets of each value, without those that have several values.
         self._offsets: dict[Item, list[int]] = defaultdict(list)
-        for (partition, offset), values in self._told.items():
+        for (partition, offset), values in self._reported.items():
             if len(values) == 1:
                 self._offsets[partition, next(iter(values))].append(offset)
 
     def _offset(self, item: Item) -> int | None:
-        """Where a value is, if that is one undisputed place."""
+        """The offset of a value, if it has exactly one."""
         offsets = self._offsets.get(item, ())
         return offsets[0] if len(offsets) == 1 else None
 
     def inconsistent_offsets(self) -> Iterator[Anomaly]:
-        for (partition, offset), values in self._told.items():
+        for (partition, offset), values in self._reported.items():
             if len(values) > 1:
                 for value, process in values.items():
                     yield Anomaly(Kind.INCONSISTENT_OFFSET, partition, offset, value, process)
@@ -125,7 +125,7 @@ class _Check:
         for (partition, value), offsets in self._offsets.items():
             if len(offsets) > 1:
                 for offset in offsets:
-                    yield Anomaly(Kind.DUPLICATE, partition, offset, value, self._told[partition, offset][value])
+                    yield Anomaly(Kind.DUPLICATE, partition, offset, value, self._reported[partition, offset][value])
 
     def phantoms(self) -> Iterator[Anomaly]:
         for read in self._reads:
@@ -134,7 +134,7 @@ class _Check:
                     yield Anomaly(Kind.PHANTOM, seen.partition, seen.offset, seen.value, read.process)
 
     def uncommitted_reads(self) -> Iterator[Anomaly]:
-        """Of aborted transactions, and of those that were still open."""
+        """Reads of records of aborted transactions, and of transactions that were still open."""
         for read in self._reads:
             if not read.is_committed:
                 continue
@@ -148,7 +148,7 @@ class _Check:
                     yield Anomaly(Kind.PRECOMMITTED_READ, seen.partition, seen.offset, seen.value, read.process)
 
     def _seen_by(self, is_committed: bool) -> dict[Item, str]:
-        """What readers were given that were no final ones, and who was the first. Only what was sent."""
+        """The sent values that non-final readers received, with the first reader of each."""
         return {
             (seen.partition, seen.value): read.process
             for read in reversed(self._reads)
@@ -158,19 +158,19 @@ class _Check:
         }
 
     def lost_writes(self) -> Iterator[Anomaly]:
-        """Who reads all must also find records of transactions that were not committed, if they were answered."""
+        """Values missing in final reads. Read_uncommitted ones must have aborted records too, if acknowledged."""
         committed = {item for item, write in self._writer.items() if write.outcome is Outcome.OK}
         answered = {
             (sent.partition, sent.value) for write in self._writes for sent in write.sent if sent.offset is not None
         }
         seen = {item for item in self._seen_by(True) if self._writer[item].outcome is not Outcome.FAILED}
-        wanted = {True: committed | seen, False: committed | answered | self._seen_by(False).keys() | seen}
+        expected = {True: committed | seen, False: committed | answered | self._seen_by(False).keys() | seen}
         finals: dict[tuple[str, bool], set[Item]] = defaultdict(set)
         for read in self._reads:
             if read.is_final:
                 finals[read.process, read.is_committed] |= {(seen.partition, seen.value) for seen in read.seen}
         for (process, is_committed), found in finals.items():
-            for partition, value in sorted(wanted[is_committed] - found):
+            for partition, value in sorted(expected[is_committed] - found):
                 yield Anomaly(Kind.LOST_WRITE, partition, self._offset((partition, value)), value, process)
 
     def torn_transactions(self) -> Iterator[Anomaly]:
@@ -192,7 +192,7 @@ class _Check:
                 last[read.process, seen.partition] = max(before, seen.offset)
 
     def polls_over(self) -> Iterator[Anomaly]:
-        """Not of final readers: what they skip is lost."""
+        """Skipped records, except of final readers, where they are lost writes."""
         visible: dict[bool, dict[int, set[int]]] = {True: defaultdict(set), False: defaultdict(set)}
         had: dict[tuple[str, bool, int], set[int]] = defaultdict(set)
         for read in self._reads:
@@ -206,7 +206,7 @@ class _Check:
             last = max(offsets)
             for offset in sorted(visible[is_committed][partition] - offsets):
                 if offset < last:
-                    value = next(iter(self._told[partition, offset]))
+                    value = next(iter(self._reported[partition, offset]))
                     yield Anomaly(Kind.POLL_SKIP, partition, offset, value, process)
 
     def sends_back(self) -> Iterator[Anomaly]:
@@ -228,7 +228,7 @@ class _Check:
                 of_process[write.process, sent.partition] = max(before, offset)
 
     def _ends(self) -> Iterator[tuple[int, int, int]]:
-        """(when, partition, offset) of what was acknowledged."""
+        """(time of the acknowledgement, partition, offset) of acknowledged values."""
         for write in self._writes:
             if write.outcome is Outcome.OK:
                 for sent in write.sent:

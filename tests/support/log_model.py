@@ -1,4 +1,4 @@
-"""What a log should hold: the batches that were appended, and all that follows from them."""
+"""A model of a log: the appended batches, and the state derived from them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from spark_klog.records.batch_v2 import build_batch
-from spark_klog.records.reference import append_record
+from spark_klog.records.kernels.reference import append_record
 from spark_klog.wire.codecs import codec_by_name
 from tests.support.batches import walk
 
 ABORT, COMMIT = 0, 1
 TRANSACTIONAL, CONTROL = 0x10, 0x20
-#: As many batches of a producer are known as duplicates.
+#: The number of a producer's last batches that are recognized as duplicates.
 KNOWN = 5
 
 
@@ -27,7 +27,7 @@ class Record(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A batch as it was appended; `marker` for a control batch, `sequence` -1 without."""
+    """An appended batch; `marker` is set for a control batch, `sequence` is -1 without one."""
 
     base: int
     data: bytes
@@ -57,7 +57,7 @@ def encoded(
     sequence: int = -1,
     attributes: int = 0,
 ) -> bytes:
-    """A batch as a producer sends it, or for CONTROL as a broker writes it."""
+    """Encode a batch as a producer sends it, or with CONTROL as a broker writes it."""
     body = bytearray()
     for delta, ((key, value), timestamp) in enumerate(zip(pairs, timestamps, strict=True)):
         append_record(body, timestamp - timestamps[0], delta, key, value)
@@ -72,18 +72,18 @@ def marker_pair(kind: int) -> tuple[bytes, bytes]:
 
 
 def stored(data: bytes, offset: int) -> bytes:
-    """As the log should hold it: base offset and leader epoch are the broker's."""
+    """The batch as the log should store it: the broker sets base offset and leader epoch."""
     return struct.pack(">q", offset) + data[8:12] + struct.pack(">i", 0) + data[16:]
 
 
 @dataclass
 class Derived:
-    """What follows from the batches: which producers are known, where open transactions begin, what is committed."""
+    """State derived from batches: known producers, starts of open transactions, aborted and ended records."""
 
     producers: dict[int, tuple[int, list[Batch]]] = field(default_factory=dict)
     open: dict[int, int] = field(default_factory=dict)
     aborted: set[int] = field(default_factory=set)  # offsets of records
-    ended: set[int] = field(default_factory=set)  # those of transactions that have ended, and all that are of none
+    ended: set[int] = field(default_factory=set)  # offsets of records outside of transactions, or in ended ones
 
 
 def derive(batches: Iterable[Batch]) -> Derived:
@@ -113,9 +113,9 @@ def derive(batches: Iterable[Batch]) -> Derived:
 
 
 def committed_in(data: bytes, aborted: Iterable[tuple[int, int]]) -> set[int]:
-    """Base offsets of the batches that a read_committed consumer takes of what a broker answers.
+    """Base offsets of the batches in a broker's answer that a read_committed consumer accepts.
 
-    As Kafka's own: `aborted` are (producer id, first offset); an abort marker ends its producer's.
+    Works as Kafka's consumer: `aborted` are (producer id, first offset); an abort marker ends its producer's entry.
     """
     waiting = deque(sorted(aborted, key=lambda item: item[1]))
     now: set[int] = set()
@@ -137,24 +137,24 @@ def committed_in(data: bytes, aborted: Iterable[tuple[int, int]]) -> set[int]:
 
 
 def _marker_type(record: bytes) -> int:
-    # length, attributes, two deltas, all of one byte here, then the key's length
+    # length, attributes, two deltas and the key's length have one byte each; then the key: version, type
     return int(struct.unpack_from(">h", record, 7)[0])
 
 
 class Model:
-    """One log: what was appended since it was created, and what may be there beside it after a crash."""
+    """One log: the batches appended since it was created, and those that may be there after a crash."""
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
         self.unsure: list[list[Batch]] = []  # appends that failed
         self.start = self.largest_start = 0
-        self.clean_offset = 0  # up to there compaction may have removed records
+        self.clean_offset = 0  # compaction may have removed records before it
         self.derived = derive([])
 
     @property
     def end(self) -> int:
         end = self.batches[-1].last + 1 if self.batches else 0
-        return max(end, self.largest_start)  # a start that was noted outlives records that were not flushed
+        return max(end, self.largest_start)  # a recorded start offset survives a crash, unflushed records may not
 
     def add(self, batches: list[Batch]) -> None:
         self.batches += batches

@@ -1,8 +1,7 @@
-"""Faults planted into histories that have none, one at a time, so that a checker can be seen to name them.
+"""Plant single faults into sound histories, to test that a checker finds them.
 
-Each function changes what clients saw as a log with that fault would have shown it to all of them, and returns the new
-history with the items that must be named; None where the history has no place for the fault. Which place is chosen is
-up to the `Random`.
+Each function changes what all clients saw, as a log with that fault would have shown it. It returns the new history and
+the items that the checker must report, or None if the history has no place for the fault. `rng` chooses the place.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from .history import History, Outcome, Read, Seen, Sent, Write
 from .log_checker import Item, Kind
 
 Planted = tuple[History, set[Item]]
-#: (partition, offset): what is there.
+#: Values by (partition, offset).
 Log = dict[tuple[int, int], str]
 
 
 def _log(history: History, *, is_committed: bool) -> Log:
-    """What the final readers of this isolation level saw."""
+    """The values that the final readers of this isolation level saw."""
     return {
         (seen.partition, seen.offset): seen.value
         for read in history.reads
@@ -37,19 +36,19 @@ def _where(history: History, item: Item) -> int:
     return next(offset for (partition, offset), value in log.items() if (partition, value) == item)
 
 
-def _free_places(history: History) -> list[tuple[int, int]]:
-    """Offsets without a value, and some beyond the end."""
+def _free_positions(history: History) -> list[tuple[int, int]]:
+    """Offsets without a value, and some after the end."""
     log = _log(history, is_committed=False)
     ends: dict[int, int] = defaultdict(int)
     for partition, offset in log:
         ends[partition] = max(ends[partition], offset + 1)
-    places = [(partition, offset) for partition, end in ends.items() for offset in range(end + 3)]
-    told = {(sent.partition, sent.offset) for write in history.writes for sent in write.sent}
-    return [place for place in places if place not in log and place not in told]
+    positions = [(partition, offset) for partition, end in ends.items() for offset in range(end + 3)]
+    reported = {(sent.partition, sent.offset) for write in history.writes for sent in write.sent}
+    return [each for each in positions if each not in log and each not in reported]
 
 
 def _without(history: History, item: Item, hides: Callable[[Read], bool]) -> History:
-    """The history whose reads lack a value, where `hides` says so."""
+    """The history without a value in the reads for which `hides` is true."""
     reads = [
         replace(read, seen=tuple(seen for seen in read.seen if (seen.partition, seen.value) != item))
         if hides(read)
@@ -60,7 +59,7 @@ def _without(history: History, item: Item, hides: Callable[[Read], bool]) -> His
 
 
 def _with(history: History, added: Seen, sees: Callable[[Read], bool]) -> History:
-    """The history where each process that reads beyond the place, or to the end of all, is given a record there."""
+    """The history in which each process that reads beyond the place, or reads all, also receives the record there."""
     reads = list(history.reads)
     done: set[str] = set()
     for number, read in enumerate(reads):
@@ -91,7 +90,7 @@ def _visible(history: History) -> set[Item]:
 
 
 def lost_write(history: History, rng: Random) -> Planted | None:
-    """An acknowledged value is in no read, or not in the final ones."""
+    """An acknowledged value is in no read, or only missing in the final ones."""
     acknowledged = [item for write in history.writes if write.outcome is Outcome.OK for item in _items(write)]
     if not acknowledged:
         return None
@@ -101,27 +100,27 @@ def lost_write(history: History, rng: Random) -> Planted | None:
 
 
 def duplicate(history: History, rng: Random) -> Planted | None:
-    """A value is at another offset of its partition, too."""
+    """A value is at a second offset of its partition."""
     log = sorted(_log(history, is_committed=True).items())
     if not log:
         return None
     (partition, offset), value = rng.choice(log)
-    # behind the first one, as who reads that far may see it
-    free = rng.choice([place[1] for place in _free_places(history) if place[0] == partition and place[1] > offset])
+    # after the first one, so that readers who come that far see both
+    free = rng.choice([each[1] for each in _free_positions(history) if each[0] == partition and each[1] > offset])
     return _with(history, Seen(partition, free, value), lambda _: True), {(partition, value)}
 
 
 def phantom(history: History, rng: Random) -> Planted | None:
-    """A value that nobody sent is read."""
-    places = _free_places(history)
-    if not places:
+    """A value is read that no process sent."""
+    positions = _free_positions(history)
+    if not positions:
         return None
-    partition, offset = rng.choice(places)
+    partition, offset = rng.choice(positions)
     return _with(history, Seen(partition, offset, "nobody"), lambda _: True), {(partition, "nobody")}
 
 
 def aborted_read(history: History, rng: Random) -> Planted | None:
-    """A value of an aborted transaction, which is in the log, is visible."""
+    """A value of an aborted transaction is visible with read_committed."""
     hidden = {(partition, value) for (partition, _), value in _log(history, is_committed=False).items()}
     aborted = [
         item for write in history.writes if write.outcome is Outcome.FAILED for item in _items(write) if item in hidden
@@ -134,7 +133,7 @@ def aborted_read(history: History, rng: Random) -> Planted | None:
 
 
 def precommitted_read(history: History, rng: Random) -> Planted | None:
-    """A transaction's values were visible before its commit was asked for."""
+    """A transaction's values are visible before its commit was requested."""
     found = [
         (write, read)
         for write, read in _first_readers(history)
@@ -150,7 +149,7 @@ def precommitted_read(history: History, rng: Random) -> Planted | None:
 
 
 def _first_readers(history: History) -> list[tuple[Write, Read]]:
-    """Writes, with the first read of committed records that was given one of theirs."""
+    """Writes, with the first read_committed read that received one of their records."""
     writers = {item: write for write in history.writes for item in _items(write)}
     first: dict[int, tuple[Write, Read]] = {}
     for read in sorted(history.reads, key=lambda read: read.ended):
@@ -161,7 +160,7 @@ def _first_readers(history: History) -> list[tuple[Write, Read]]:
 
 
 def torn_transaction(history: History, rng: Random) -> Planted | None:
-    """Of a transaction whose commit was not answered a part is not visible."""
+    """A part of a transaction whose commit was not answered is not visible."""
     visible = _visible(history)
     whole = [
         write
@@ -177,7 +176,7 @@ def torn_transaction(history: History, rng: Random) -> Planted | None:
 
 
 def polls_repeated(history: History, rng: Random) -> Planted | None:
-    """A consumer is given again what it had in the poll before."""
+    """A consumer receives the records of its last poll again."""
     polls = _polls(history)
     pairs = [(first, second) for found in polls.values() for first, second in pairwise(found)]
     if not pairs:
@@ -191,7 +190,7 @@ def polls_repeated(history: History, rng: Random) -> Planted | None:
 
 
 def polls_reordered(history: History, rng: Random) -> Planted | None:
-    """A consumer is given two polls in the wrong order."""
+    """A consumer receives two polls in the wrong order."""
     pairs = [
         (first, second, common)
         for found in _polls(history).values()
@@ -208,7 +207,7 @@ def polls_reordered(history: History, rng: Random) -> Planted | None:
 
 
 def _polls(history: History) -> dict[str, list[int]]:
-    """The indexes of the polls that gave something, by process."""
+    """The indexes of the polls with records, by process."""
     found: dict[str, list[int]] = defaultdict(list)
     for number, read in enumerate(history.reads):
         if read.seen and not read.is_final:
@@ -221,7 +220,7 @@ def _partitions(read: Read) -> set[int]:
 
 
 def poll_skip(history: History, rng: Random) -> Planted | None:
-    """A consumer goes on beyond a value that it was not given."""
+    """A consumer reads past a value that it did not receive."""
     last: dict[tuple[str, int], int] = {}
     given: list[tuple[Read, Seen]] = []
     for read in history.reads:
@@ -237,7 +236,7 @@ def poll_skip(history: History, rng: Random) -> Planted | None:
 
 
 def nonmonotonic_send(history: History, rng: Random) -> Planted | None:
-    """What a producer sent to a partition is in the log in another order."""
+    """A producer's records in a partition are in the log in another order."""
     sends: dict[tuple[str, int], list[Sent]] = defaultdict(list)
     for write in sorted(history.writes, key=lambda write: write.began):
         if write.outcome is Outcome.OK and not write.is_transaction:
@@ -251,11 +250,11 @@ def nonmonotonic_send(history: History, rng: Random) -> Planted | None:
 
 
 def _exchanged(history: History, first: Sent, second: Sent) -> History:
-    """The history in which all saw each of two values, and were answered it, where the other one was."""
+    """The history in which two values have exchanged their offsets, in reads and in answers."""
     other = {first.value: second.value, second.value: first.value}
-    places = {first.value: second.offset, second.value: first.offset}
+    positions = {first.value: second.offset, second.value: first.offset}
     writes = [
-        replace(write, sent=tuple(replace(sent, offset=places.get(sent.value, sent.offset)) for sent in write.sent))
+        replace(write, sent=tuple(replace(sent, offset=positions.get(sent.value, sent.offset)) for sent in write.sent))
         for write in history.writes
     ]
     reads = [
@@ -266,7 +265,7 @@ def _exchanged(history: History, first: Sent, second: Sent) -> History:
 
 
 def inconsistent_offset(history: History, rng: Random) -> Planted | None:
-    """In one poll two values stand at each other's offsets; readers of both isolation levels know them."""
+    """In one poll two values are at each other's offsets; readers of both isolation levels saw them correctly."""
     visible = _visible(history)
     pairs = [
         (number, first, second)
@@ -285,7 +284,7 @@ def inconsistent_offset(history: History, rng: Random) -> Planted | None:
     return History(history.writes, reads), {(seen.partition, seen.value) for seen in (first, second)}
 
 
-#: What each plants.
+#: The kind of anomaly that each function plants.
 MUTATIONS: dict[Callable[[History, Random], Planted | None], Kind] = {
     lost_write: Kind.LOST_WRITE,
     duplicate: Kind.DUPLICATE,

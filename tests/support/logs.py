@@ -1,4 +1,4 @@
-"""Logs of a data directory, made as the broker makes them."""
+"""Create logs in a data directory as the broker does."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from spark_klog.log.partition_log import PartitionLog
 
 
 def add_log(logs: LogDirectory, topic: str, partition: int, overrides: Mapping[str, Any] | None = None) -> PartitionLog:
-    """Make a partition's log, and serve it."""
+    """Create a partition's log and serve it."""
     log = logs.logs[topic, partition] = logs.make(topic, partition, overrides=overrides)
     return log

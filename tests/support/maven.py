@@ -1,4 +1,4 @@
-"""Folders of jars from Maven, kept in a cache outside the checkout."""
+"""Get jars from Maven into folders of a cache outside the checkout."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from xml.sax.saxutils import escape
 _ATTEMPTS = 5
 _FIRST_PAUSE_SECONDS = 2.0
 _ATTEMPT_TIMEOUT_SECONDS = 900
-# Written last, into the folder that is then renamed: a folder without it was not made by `resolve`.
+# Written last, before the folder is renamed: `resolve` did not make a folder without it.
 _MARKER = ".artifacts"
 
 
 class RegistryUnreachable(Exception):
-    """The artifacts could not be had from the registry; the text ends with the last output of mvn."""
+    """The registry did not deliver the artifacts; the text ends with the last output of mvn."""
 
 
 def cache_root() -> Path:
@@ -31,7 +31,7 @@ def cache_root() -> Path:
 
 
 def resolve(name: str, artifacts: Sequence[str], dependencies: bool = True) -> Path:
-    """The folder with the jars of `artifacts` ("group:artifact:version") and of all they need at run time.
+    """The folder with the jars of `artifacts` ("group:artifact:version") and of their run-time dependencies.
 
     Downloads on the first call for `name`, or when its artifacts have changed. Without `dependencies`: those jars only.
     """
@@ -88,7 +88,7 @@ def _pom(artifacts: Sequence[str], dependencies: bool) -> str:
 
 def _download(pom: str, artifacts: Sequence[str], folder: Path) -> None:
     mvn = _find_mvn()
-    for left_by_a_killed_process in folder.parent.glob(".download-*"):  # ours alone: the lock is held
+    for left_by_a_killed_process in folder.parent.glob(".download-*"):  # no other process uses it: the lock is held
         shutil.rmtree(left_by_a_killed_process, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=".download-", dir=folder.parent))
     try:
@@ -96,7 +96,7 @@ def _download(pom: str, artifacts: Sequence[str], folder: Path) -> None:
         jars = work / "jars"
         command = [
             mvn,
-            "-U",  # else a miss is remembered, and the retry does not ask again
+            "-U",  # otherwise mvn remembers a miss, and a retry does not ask again
             "-B",
             "-q",
             "dependency:copy-dependencies",
@@ -128,7 +128,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     seconds: float = _ATTEMPT_TIMEOUT_SECONDS,
 ) -> tuple[int, str]:
-    """Exit status (-1: it did not end in time), and the tail of standard output and error together."""
+    """Run a command; return its exit code (-1 after a timeout) and the tail of standard output and error."""
     try:
         done = subprocess.run(
             command,
@@ -153,7 +153,7 @@ def _find_mvn() -> str:
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise RegistryUnreachable("mvn is not on PATH, and installing it takes root and apt-get")
     output = ""
-    # A failed update is no reason to give up: the lists at hand may do.
+    # Ignore a failed update: the existing lists may suffice.
     for command in (["apt-get", "update"], ["apt-get", "install", "-y", "maven"]):
         _, output = run(command)
     mvn = shutil.which("mvn")

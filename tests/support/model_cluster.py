@@ -1,16 +1,18 @@
-"""Brokers that are a model: what they append is a list, and a test decides what becomes of each Produce request.
+"""Model brokers: they append to lists, and a test decides the fate of each Produce request.
 
-The brokers share one replicated log, so that a leader may move at any moment. What producers with ids may append is
-decided here as KIP-98 and Kafka's `ProducerAppendInfo` say, with no code of ours; batches are read by kafka-python.
+The brokers share one replicated log, so that a leader may move at any time. Checks of producer ids follow KIP-98 and
+Kafka's `ProducerAppendInfo`, without the package's code; kafka-python reads the batches.
 """
 
 from __future__ import annotations
 
+import queue
 import socket
 import struct
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,10 +35,10 @@ _KEPT_BATCHES = 5
 
 @dataclass
 class Fate:
-    """What becomes of one Produce request.
+    """The fate of one Produce request.
 
-    `errors` are answered for partitions instead of appending, those of `after` though it is appended. `delay` is in
-    seconds, before or after the append; `answers` says how many there are: 0 closes the connection.
+    `errors` are answered for partitions without appending, `after` are answered although the batch is appended. `delay`
+    is in seconds, before or after the append; `answers` is the number of answers: 0 closes the connection.
     """
 
     errors: dict[Key, int] = field(default_factory=dict)
@@ -53,12 +55,12 @@ class Fate:
     wrong_id: bool = False
 
 
-#: Given the broker's node id and the partitions of a request.
+#: Returns the fate of a request, given the broker's node id and the request's partitions.
 Script = Callable[[int, list[Key]], Fate]
 
 
 class _Producer:
-    """What a partition knows of a producer id: (first, last) sequences of its last batches."""
+    """A partition's state of a producer id: (first, last) sequences of its last batches."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -66,26 +68,34 @@ class _Producer:
 
 
 class ModelCluster:
-    """`log` is each partition's record values, `leaders` who leads (-1: nobody), `requests` what was asked of whom."""
+    """`log` has each partition's record values, `leaders` the leaders (-1: none), `requests` (node, partitions)."""
 
     def __init__(self, nodes: int, topics: dict[str, int], script: Script | None = None) -> None:
         self.lock = threading.Lock()
         self.script = script or (lambda node, keys: Fate())
         self.topics = topics
         keys = [(topic, number) for topic, count in topics.items() for number in range(count)]
-        self.leaders: dict[Key, int] = {key: place % nodes for place, key in enumerate(keys)}
+        self.leaders: dict[Key, int] = {key: index % nodes for index, key in enumerate(keys)}
         self.log: dict[Key, list[bytes]] = {key: [] for key in keys}
         self.requests: list[tuple[int, list[Key]]] = []
         self.batches_received: Counter[Key] = Counter()
-        #: (producer id, epoch, base sequence) of what came for each partition.
+        #: (producer id, epoch, base sequence) of the batches received for each partition.
         self.numbers: dict[Key, list[tuple[int, int, int]]] = {key: [] for key in keys}
-        #: The last versions that the brokers speak; None: not at all.
+        #: The last versions that the brokers support; None: not supported.
         self.produce_version = 12
         self.init_version: int | None = 5
-        #: Errors that InitProducerId answers first.
+        #: Errors of the next InitProducerId answers.
         self.init_errors: list[int] = []
+        #: The epoch of new producer ids.
+        self.init_epoch = 0
+        #: How many more InitProducerId requests close the connection.
+        self.init_drops = 0.0
         self.inits = 0
         self.cluster_id = "model"
+        #: Whether an unknown producer may begin with any sequence, as from Kafka 2.5 on.
+        self.takes_any_first = False
+        #: The most requests that a connection had sent when one of them was answered.
+        self.most_in_flight = 0
         self._producers: dict[Key, dict[int, _Producer]] = {key: {} for key in keys}
         self._brokers = [_Broker(self, node) for node in range(nodes)]
 
@@ -111,8 +121,11 @@ class ModelCluster:
             return self._metadata(message)
         assert key == INIT_PRODUCER_ID.key
         self.inits += 1
+        if self.init_drops > 0:
+            self.init_drops -= 1
+            return None
         code = self.init_errors.pop(0) if self.init_errors else 0
-        return {"error_code": code, "producer_id": -1 if code else 1000 + self.inits, "producer_epoch": 0}
+        return {"error_code": code, "producer_id": -1 if code else 1000 + self.inits, "producer_epoch": self.init_epoch}
 
     def _metadata(self, message: Any) -> Any:
         names = list(self.topics) if message["topics"] is None else [entry["name"] for entry in message["topics"]]
@@ -151,15 +164,19 @@ class ModelCluster:
             entries = []
             for entry in topic["partition_data"]:
                 key = topic["name"], entry["index"]
-                code = fate.errors.get(key, _NONE)
+                code, base_offset = fate.errors.get(key, _NONE), -1
                 if not code and key not in self.leaders:
                     code = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
                 if not code and self.leaders[key] != node:
                     code = int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
                 if not code:
+                    before = len(self.log[key])
                     code = self._append(key, bytes(entry["records"])) or fate.after.get(key, _NONE)
+                    if not code and len(self.log[key]) > before:
+                        base_offset = before
                 if key not in fate.left_out:
-                    entries.append({"index": entry["index"], "error_code": code, "record_errors": []})
+                    answer = {"index": entry["index"], "error_code": code, "record_errors": []}
+                    entries.append(answer | {"base_offset": base_offset})
             responses.append({"name": topic["name"], "partition_responses": entries})
         if not fate.moves_before:
             self.leaders.update(fate.moves)
@@ -193,7 +210,7 @@ class ModelCluster:
         if known is None or epoch > known.epoch:
             if known is not None and first != 0:
                 return int(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
-            if known is None and first != 0:  # as brokers of 0.11 to 2.4 do
+            if known is None and first != 0 and not self.takes_any_first:
                 return int(ErrorCode.UNKNOWN_PRODUCER_ID)
             known = self._producers[key][producer_id] = _Producer(epoch)
         elif (first, last) in known.batches:
@@ -204,17 +221,17 @@ class ModelCluster:
         return None
 
     def expect(self, key: Key, producer_id: int, last: int) -> None:
-        """Make `last` the last sequence of what a producer has written."""
+        """Set the last sequence that a producer has written."""
         self._producers[key][producer_id].batches.append((last, last))
 
     def forget_producers(self) -> None:
-        """What brokers do with producers that have not written for a day."""
+        """Forget all producers, as brokers do after a day without writes."""
         with self.lock:
             for producers in self._producers.values():
                 producers.clear()
 
     def make_anew(self, topic: str, partitions: int) -> None:
-        """Delete a topic and create it again, empty."""
+        """Delete a topic and create it again."""
         with self.lock:
             for number in range(self.topics[topic]):
                 for state in (self.leaders, self.log, self.numbers, self._producers):
@@ -231,7 +248,7 @@ class ModelCluster:
             self.topics[topic] += count
 
     def disconnect(self, node: int) -> None:
-        """End a broker's connections."""
+        """Close a broker's connections."""
         self._brokers[node].disconnect()
 
     def close(self) -> None:
@@ -246,7 +263,7 @@ class ModelCluster:
 
 
 class _Broker:
-    """A listener with a thread a connection."""
+    """A listener with a thread per connection."""
 
     def __init__(self, cluster: ModelCluster, node: int) -> None:
         self.node = node
@@ -270,19 +287,33 @@ class _Broker:
             thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
+        """Handle requests in the order in which they arrive, one at a time, while others are read."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        reader = threading.Thread(target=self._read, args=(connection, frames), daemon=True)
+        reader.start()
         with connection:
             try:
-                while len(prefix := connection.recv(4, socket.MSG_WAITALL)) == 4:
-                    frame = connection.recv(struct.unpack(">i", prefix)[0], socket.MSG_WAITALL)
-                    if not self._handle(connection, frame):
+                while (frame := frames.get()) is not None:
+                    if not self._handle(connection, frame, frames):
                         return
             except OSError:
                 pass
             finally:
                 self._connections.discard(connection)
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+                reader.join(20)
 
-    def _handle(self, connection: socket.socket, frame: bytes) -> bool:
+    def _read(self, connection: socket.socket, frames: queue.SimpleQueue[bytes | None]) -> None:
+        try:
+            while len(prefix := connection.recv(4, socket.MSG_WAITALL)) == 4:
+                frames.put(connection.recv(struct.unpack(">i", prefix)[0], socket.MSG_WAITALL))
+        except OSError:
+            pass
+        frames.put(None)
+
+    def _handle(self, connection: socket.socket, frame: bytes, following: queue.SimpleQueue[bytes | None]) -> bool:
         """Answer a request; False closes the connection."""
         reader = Reader(frame)
         key, version, correlation_id = decode_request_header(reader)
@@ -292,6 +323,8 @@ class _Broker:
         if key != PRODUCE.key:
             with self._cluster.lock:
                 answer = self._cluster.answer(self.node, key, version, message)
+            if answer is None:
+                return False
         else:
             with self._cluster.lock:
                 fate = self._cluster.begin_produce(self.node, message)
@@ -299,6 +332,7 @@ class _Broker:
                 return False
             self._closed.wait(fate.delay_before)
             with self._cluster.lock:
+                self._cluster.most_in_flight = max(self._cluster.most_in_flight, 1 + following.qsize())
                 answer = self._cluster.produce(self.node, message, fate)
             self._closed.wait(fate.delay_after)
             times = fate.answers if message["acks"] else 0
@@ -320,7 +354,7 @@ class _Broker:
         self._closed.set()
         try:
             self._listener.shutdown(socket.SHUT_RDWR)
-        except OSError:  # closed before
+        except OSError:  # already closed
             pass
         self._listener.close()
         self.disconnect()

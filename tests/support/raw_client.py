@@ -16,7 +16,7 @@ _CORRELATION_ID = 7
 
 
 def error_codes(answer: Any) -> list[int]:
-    """All error codes of an answer, or of a part of it."""
+    """All error codes in an answer or in a part of it."""
     if isinstance(answer, dict):
         own = [answer[name] for name in ("error_code", "partition_error_code") if name in answer]
         return own + [code for entry in answer.values() for code in error_codes(entry)]
@@ -24,7 +24,7 @@ def error_codes(answer: Any) -> list[int]:
 
 
 class RawClient:
-    """A socket with just enough to send frames."""
+    """A socket that sends frames."""
 
     def __init__(self, port: int, timeout: float = 20) -> None:
         self.socket = socket.create_connection((HOST, port), timeout)
@@ -37,7 +37,7 @@ class RawClient:
         return self.receive_exactly(size)
 
     def receive_exactly(self, size: int) -> bytes:
-        """The next `size` bytes; ConnectionResetError where the broker closes before."""
+        """Receive `size` bytes; ConnectionResetError if the broker closes first."""
         data = b""
         while len(data) < size:
             received = self.socket.recv(size - len(data))
@@ -53,7 +53,7 @@ class RawClient:
         return answer
 
     def produce(self, topic: str, records: bytes | None, version: int) -> tuple[int, int]:
-        """(error code, base offset) of what is produced to partition 0."""
+        """Produce to partition 0; return (error code, base offset)."""
         data = [{"name": topic, "partition_data": [{"index": 0, "records": records}]}]
         answer = self.request(PRODUCE, version, {"acks": -1, "timeout_ms": 1000, "topic_data": data})
         entry = answer["responses"][0]["partition_responses"][0]
@@ -62,14 +62,14 @@ class RawClient:
     def fetch(
         self, topic: str, offset: int, version: int, max_bytes: int = 1_000_000, index: int = 0
     ) -> tuple[int, bytes]:
-        """(error code, records) of one partition, without waiting."""
+        """Fetch one partition without waiting; return (error code, records)."""
         partition = {"partition": index, "fetch_offset": offset, "partition_max_bytes": max_bytes}
         request = {"max_wait_ms": 0, "min_bytes": 1, "topics": [{"topic": topic, "partitions": [partition]}]}
         entry = self.request(FETCH, version, request)["responses"][0]["partitions"][0]
         return entry["error_code"], bytes(entry["records"] or b"")
 
     def is_closed(self) -> bool:
-        """Whether the broker closes the connection without a byte; TimeoutError where it does nothing."""
+        """Whether the broker closes the connection without sending a byte; TimeoutError if it does nothing."""
         try:
             return self.socket.recv(1) == b""
         except ConnectionResetError:

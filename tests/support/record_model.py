@@ -1,6 +1,6 @@
 """A model of records in plain Python: an encoder written from KIP-98 and KIP-82, and Arrow's view of columns.
 
-It shares no code with the package's kernels, so that they can be checked against it.
+It shares no code with the package's kernels, so that tests can compare them with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Row(NamedTuple):
 
 
 def varint(value: int) -> bytes:
-    """Zig-zag, base 128."""
+    """Encode an integer: zig-zag, base 128."""
     number = 2 * value if value >= 0 else -2 * value - 1
     groups = [number % 128]
     while number := number // 128:
@@ -39,7 +39,7 @@ def _field(value: bytes | None) -> bytes:
 
 
 def encode_row(row: Row, base_offset: int, base_timestamp: int) -> bytes:
-    """One record."""
+    """Encode one record."""
     content = b"\x00" + varint(row.timestamp - base_timestamp) + varint(row.offset - base_offset)
     content += _field(row.key) + _field(row.value) + varint(len(row.headers))
     for name, value in row.headers:
@@ -48,7 +48,7 @@ def encode_row(row: Row, base_offset: int, base_timestamp: int) -> bytes:
 
 
 def encode_rows(rows: Iterable[Row], base_offset: int, base_timestamp: int) -> bytes:
-    """The body of a batch."""
+    """Encode the body of a batch."""
     return b"".join(encode_row(row, base_offset, base_timestamp) for row in rows)
 
 
@@ -80,7 +80,7 @@ def _headers(column: HeadersColumn, count: int) -> list[Any]:
 
 
 def to_lists(columns: RecordColumns) -> dict[str, list[Any]]:
-    """The columns that there are, as Arrow reads their buffers."""
+    """Read the existing columns' buffers with Arrow."""
     count = columns.count
     result: dict[str, list[Any]] = {}
     for name, column in (("key", columns.key), ("value", columns.value)):
@@ -101,7 +101,7 @@ def to_lists(columns: RecordColumns) -> dict[str, list[Any]]:
 
 
 def expected_lists(rows: Sequence[Row], append_time: int | None = None) -> dict[str, list[Any]]:
-    """What `to_lists` must give for all columns of these rows."""
+    """The expected result of `to_lists` for all columns of these rows."""
     return {
         "key": [row.key for row in rows],
         "value": [row.value for row in rows],
@@ -113,7 +113,7 @@ def expected_lists(rows: Sequence[Row], append_time: int | None = None) -> dict[
 
 
 def binary_column(values: Sequence[bytes | str | None], kind: pa.DataType | None = None) -> BinaryColumn:
-    """Buffers that Arrow makes of the values."""
+    """The buffers that Arrow makes of the values."""
     array = pa.array(values, kind or pa.binary())
     validity, offsets, data = array.buffers()
     return BinaryColumn(
@@ -125,7 +125,7 @@ def binary_column(values: Sequence[bytes | str | None], kind: pa.DataType | None
 
 
 def record_columns(rows: Sequence[Row]) -> RecordColumns:
-    """Buffers that Arrow makes of the rows: what a kernel is given to encode."""
+    """The buffers that Arrow makes of the rows: the input of a kernel's encoder."""
     lists = pa.array(
         [[name for name, _ in row.headers] if row.headers else None for row in rows], pa.list_(pa.string())
     )

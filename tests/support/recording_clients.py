@@ -1,6 +1,6 @@
-"""Producers and consumers of confluent-kafka in threads, which write down what they did and saw.
+"""Producers and consumers of confluent-kafka in threads that record what they did and saw.
 
-They go on whatever happens to the broker. What they do is decided by a seed; when it happens is not.
+They continue whatever happens to the broker. A seed decides what they do, but not when.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _QUICK = {
     "retry.backoff.max.ms": 100,
     "log_level": 0,
 }
-#: A record that is not answered for so long would be an error; kills are much more frequent.
+#: Timeout of a record; kills of the broker are much more frequent.
 _PATIENCE_MS = 300_000
 _SECONDS = 60.0
-#: What an idempotent producer has in its queue while the broker is away.
+#: The most records in an idempotent producer's queue.
 _MAX_QUEUED = 500
 
 
 class Client(ABC):
-    """A thread with a seed; `finish` ends it, and raises what went wrong in it."""
+    """A thread with a seed; `finish` ends it and raises its error, if any."""
 
     def __init__(self, name: str, servers: str, topic: str, history: History, seed: int) -> None:
         self.name = name
         self.history = history
-        #: What the client library complained of, by name.
+        #: Errors that the client library reported, by name.
         self.errors: Counter[str] = Counter()
         self._servers = servers
         self._topic = topic
@@ -58,7 +58,7 @@ class Client(ABC):
     def _run(self) -> None: ...
 
     def stop(self) -> None:
-        """Begin the end."""
+        """Tell the thread to stop."""
         self._is_over.set()
 
     def finish(self) -> None:
@@ -77,7 +77,7 @@ class Client(ABC):
 
 
 class IdempotentClient(Client):
-    """A producer that is thrown away with all that it has in flight, now and then, and made anew."""
+    """A producer that is now and then replaced by a new one, sometimes without waiting for its records in flight."""
 
     def _run(self) -> None:
         number = 0
@@ -113,7 +113,7 @@ class IdempotentClient(Client):
         def delivered(error: KafkaError | None, message: Message) -> None:
             outcome, offset = Outcome.OK, message.offset()
             if error is not None:
-                # what was not written may have been sent before, and then put back into the queue
+                # a purged record may have been sent before, and put back into the queue for a retry
                 self.errors[error.name()] += 1
                 outcome, offset = Outcome.UNKNOWN, None
             sent = Sent(partition, value, offset if offset is not None and offset >= 0 else None)
@@ -123,10 +123,10 @@ class IdempotentClient(Client):
 
 
 class TransactionalClient(Client):
-    """Transactions over partitions, most of them committed; a new instance of the same id takes over after errors.
+    """Transactions over several partitions, mostly committed; after errors a new instance of the same id takes over.
 
-    Some are aborted, some are left open by an instance that is thrown away. In some the next instance has begun when
-    the old one asks for the commit, and for some commits nobody waits.
+    Some are aborted, some are left open by an instance that is dropped. In some the next instance has already begun
+    when the old one requests the commit, and for some commits the client does not wait.
     """
 
     def _run(self) -> None:
@@ -139,10 +139,10 @@ class TransactionalClient(Client):
                 if not self._transaction(producer, process, number):
                     break
                 time.sleep(self._rng.choice([0, 0, 0.02]))
-        self._make()  # which ends what is open
+        self._make()  # ends the open transaction
 
     def _make(self) -> Producer:
-        """The next instance, when it is let in."""
+        """Make the next instance, and retry until the broker accepts it."""
         producer = Producer(
             {
                 "bootstrap.servers": self._servers,
@@ -165,7 +165,7 @@ class TransactionalClient(Client):
                     raise
 
     def _transaction(self, producer: Producer, process: str, number: int) -> bool:
-        """One transaction; False where the producer can't be used any more."""
+        """Do one transaction; False if the producer can't be used any more."""
         offsets: dict[str, int] = {}
 
         def delivered(error: KafkaError | None, message: Message) -> None:
@@ -177,7 +177,7 @@ class TransactionalClient(Client):
             (self._rng.randrange(PARTITIONS), f"{process}-{number}-{index}") for index in range(self._rng.randint(1, 6))
         ]
         end = self._rng.choices(["commit", "abort", "leave", "overtake", "hurry"], [70, 15, 4, 4, 7])[0]
-        # after a kill a new instance is up sooner than librdkafka has found the coordinator again
+        # after a kill, a new instance is ready before librdkafka has found the coordinator again
         patience = self._rng.choice([0.002, 0.01]) if end == "hurry" else self._rng.choice([0.5, 1, _SECONDS])
         outcome, is_usable, commit_began = Outcome.FAILED, False, began
         try:
@@ -201,7 +201,7 @@ class TransactionalClient(Client):
         except KafkaException as error:
             self.errors[error.args[0].name()] += 1
             if end == "overtake" and error.args[0].fatal():
-                outcome = Outcome.FAILED  # the next instance had aborted it before
+                outcome = Outcome.FAILED  # the next instance has aborted it
             elif error.args[0].txn_requires_abort():
                 is_usable = self._abort(producer)
                 outcome = Outcome.FAILED if is_usable else outcome
@@ -219,7 +219,7 @@ class TransactionalClient(Client):
 
 
 class RecordingConsumer(Client):
-    """Reads all partitions from their beginning on, anew every `lives_for` seconds; at the end up to the ends."""
+    """A consumer that reads all partitions from the beginning, and starts over every `lives_for` seconds."""
 
     def __init__(
         self, name: str, servers: str, topic: str, history: History, seed: int, *, is_committed: bool, lives_for: float
@@ -230,7 +230,7 @@ class RecordingConsumer(Client):
         super().__init__(name, servers, topic, history, seed)
 
     def read_up_to(self, ends: dict[int, int]) -> None:
-        """Stop there."""
+        """Stop when these offsets are reached."""
         self._ends = ends
         self.stop()
 
@@ -289,17 +289,17 @@ class RecordingConsumer(Client):
 
 
 def read_finally(servers: str, topic: str, history: History) -> None:
-    """All records by readers of two clients and both isolation levels."""
+    """Read all records with two client libraries and both isolation levels."""
     readers = {
         ("by confluent-kafka", True): places_by_confluent,
         ("by kafka-python", True): places_by_kafka_python,
         ("all by confluent-kafka", False): places_by_confluent,
     }
-    for (process, is_committed), places in readers.items():
+    for (process, is_committed), read in readers.items():
         began = history.tick()
         seen = tuple(
             Seen(partition, offset, value)
             for partition in range(PARTITIONS)
-            for offset, value in places(servers, topic, partition, committed=is_committed)
+            for offset, value in read(servers, topic, partition, committed=is_committed)
         )
         history.reads.append(Read(process, is_committed, True, seen, began, history.tick()))

@@ -1,20 +1,20 @@
-"""A cluster of brokers whose answers a test writes: late, double, empty, throttled, wrong.
+"""A cluster of brokers with scripted faults: late, double, empty, throttled or wrong answers.
 
-Requests are decoded and answers encoded by kafka-python's classes: nothing of this package's protocol is used. Without
-a script the brokers are sound ones that keep everything in memory. What can go wrong is in `tests.support.faults`:
+kafka-python's classes decode requests and encode answers; no protocol code of this package is used. Without a script
+the brokers work correctly and keep everything in memory. The faults are in `tests.support.faults`:
 
     with ScriptedCluster({"t": 2}, nodes=2) as brokers:
         brokers.append("t", 0, [b"a", b"b"])
         brokers.on("Fetch", error(NOT_LEADER), throttled(300), dropped())  # for the next three Fetch requests
-        brokers.always("Metadata", late(0.2))                              # for all that have no other fault
+        brokers.always("Metadata", late(0.2))                              # for all requests without another fault
         cluster = Cluster.connect({"bootstrap.servers": brokers.bootstrap_servers})
         ...
         assert brokers.count("Fetch") == 4
-        assert brokers.values("t", 0) == [b"a", b"b"]   # what was produced, in order, duplicates and all
+        assert brokers.values("t", 0) == [b"a", b"b"]   # all produced values in order, including duplicates
 
-`brokers.leaders["t", 0] = 1` moves a leader (-1: there is none), `brokers.coordinator` and `brokers.controller` are
-nodes too. A node that is asked for what another one leads answers NOT_LEADER_OR_FOLLOWER. Produce knows idempotent
-producers: the last sequence again is answered as before, a gap is OUT_OF_ORDER_SEQUENCE_NUMBER.
+`brokers.leaders["t", 0] = 1` moves a leader (-1: none); `brokers.coordinator` and `brokers.controller` are node ids
+too. A node that is not the leader answers NOT_LEADER_OR_FOLLOWER. Produce handles idempotent producers: it repeats
+the answer for the last sequence, and a gap is OUT_OF_ORDER_SEQUENCE_NUMBER.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.support.sound_brokers import NOW, SoundBrokers
 
 
 class Asked(NamedTuple):
-    """A request that a node got; `at` is a reading of `time.monotonic`, `connection` numbers the cluster's."""
+    """A request received by a node; `at` is a reading of `time.monotonic`, `connection` a number in the cluster."""
 
     node: int
     connection: int
@@ -44,7 +44,7 @@ class Asked(NamedTuple):
 
 
 class ScriptedCluster(SoundBrokers):
-    """Brokers 0 to `nodes` - 1 on ports of their own. `versions` are those that they speak, by API, see the module."""
+    """Brokers 0 to `nodes` - 1, each on its own port. `versions` are the supported ones by API, see the module."""
 
     def __init__(
         self, topics: Mapping[str, int], nodes: int = 1, versions: Mapping[str, tuple[int, int]] | None = None
@@ -64,23 +64,23 @@ class ScriptedCluster(SoundBrokers):
         return ",".join(f"{HOST}:{port}" for port in self.ports)
 
     def on(self, name: str, *faults: Fault) -> None:
-        """One fault for each of the next requests of an API."""
+        """Set one fault for each of the next requests of an API."""
         with self._lock:
             self._script.setdefault(name, []).extend(faults)
 
     def always(self, name: str, fault: Fault) -> None:
-        """A fault for all requests of an API that have none of their own."""
+        """Set a fault for all requests of an API that have no fault of `on`."""
         with self._lock:
             self._always[name] = fault
 
     def clear(self) -> None:
-        """From now on all answers are sound."""
+        """Remove all faults."""
         with self._lock:
             self._script.clear()
             self._always.clear()
 
     def append(self, topic: str, partition: int, values: list[bytes], size: int = 1000) -> None:
-        """Append records, `size` to a batch."""
+        """Append records in batches of `size`."""
         with self._changed:
             for start in range(0, len(values), size):
                 self.logs[topic, partition].append(make_records(2, values[start : start + size], NOW))
@@ -92,7 +92,7 @@ class ScriptedCluster(SoundBrokers):
         return [value for _, _, value in read_records(data)]
 
     def count(self, name: str) -> int:
-        """Requests of an API so far."""
+        """The number of requests of an API so far."""
         with self._lock:
             return sum(asked.name == name for asked in self.asked)
 
@@ -142,7 +142,7 @@ class ScriptedCluster(SoundBrokers):
                 pass
 
     def _answer(self, node: int, number: int, connection: socket.socket, frame: bytes, held: list[bytes]) -> bool:
-        """Serve one request; False if the connection ends."""
+        """Serve one request; False closes the connection."""
         request = decode_request(frame)
         with self._lock:
             self.asked.append(Asked(node, number, request.name, request.version, request.message, time.monotonic()))
@@ -175,7 +175,7 @@ class ScriptedCluster(SoundBrokers):
 
 
 def _read_frame(connection: socket.socket) -> bytes | None:
-    """None at the end of the connection."""
+    """Read a frame; None at the end of the connection."""
     data = bytearray()
     size = 4
     while len(data) < size:

@@ -1,4 +1,4 @@
-"""A broker with a listener of each security protocol, and what clients need to come by them."""
+"""A broker with a listener for each security protocol, and settings of clients for them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PASSWORDS = {"alice": "alice's, secret=1", "bob": "bob-ü-secret-2"}
 
 
 def add_user(file: Path, name: str, password: str, *options: str) -> None:
-    """By the command, as a user does it."""
+    """Add a user to the file with the command that users run."""
     command = [sys.executable, "-m", "spark_klog.cli", "users", "add", name, "--file", str(file), "--password-stdin"]
     subprocess.run([*command, *options], input=f"{password}\n".encode(), check=True, capture_output=True)
 
 
 class SecureBroker(KlogBroker):
-    """Users are alice and bob of PASSWORDS; `rules` follow in the file."""
+    """A broker with the users alice and bob of PASSWORDS; `rules` are appended to the users' file."""
 
     def __init__(
         self, work_dir: Path, certificates: Certificates, rules: str = "", settings: dict[str, str] | None = None
@@ -53,7 +53,7 @@ class SecureBroker(KlogBroker):
     def client(
         self, protocol: str, mechanism: str | None = None, user: str = "alice", password: str | None = None
     ) -> dict[str, Any]:
-        """librdkafka's settings."""
+        """Settings for librdkafka."""
         settings = {"bootstrap.servers": self.servers(protocol), "security.protocol": protocol}
         if "SSL" in protocol:
             settings["ssl.ca.location"] = str(self.certificates.ca)
@@ -66,11 +66,11 @@ class SecureBroker(KlogBroker):
         return settings
 
     def kcat(self, protocol: str, mechanism: str | None = None, **who: Any) -> list[str]:
-        """The same as arguments of kcat."""
+        """Arguments for kcat."""
         return [part for item in self.client(protocol, mechanism, **who).items() for part in ("-X", "=".join(item))]
 
     def kafka_python(self, protocol: str, mechanism: str | None = None, user: str = "alice") -> dict[str, Any]:
-        """The same for kafka-python."""
+        """Settings for kafka-python."""
         return {
             "bootstrap_servers": self.servers(protocol),
             "security_protocol": protocol,
@@ -81,7 +81,7 @@ class SecureBroker(KlogBroker):
         }
 
     def java(self, protocol: str, mechanism: str | None = None, user: str = "alice") -> str:
-        """The same as a properties file of the Java clients."""
+        """Properties file for the Java clients."""
         lines = [f"security.protocol={protocol}", "enable.idempotence=false"]
         if "SSL" in protocol:
             lines += ["ssl.truststore.type=PEM", f"ssl.truststore.location={self.certificates.ca}"]

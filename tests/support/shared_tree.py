@@ -1,4 +1,4 @@
-"""What the tests of brokers with a real ZooKeeper share: looking at it from outside, and Kafka 0.10.2.2's own tools."""
+"""Support for tests of brokers with a real ZooKeeper: inspect it from outside, run Kafka 0.10.2.2's own tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .kafka import kafka_libs
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
-    """Return when it is true; AssertionError after `seconds`."""
+    """Wait until `condition` is true; AssertionError after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it does not come"
@@ -35,7 +35,7 @@ def node(tree: KazooClient, path: str) -> dict[str, Any]:
 
 def create_topic(servers: str, topic: str, partitions: int, config: dict[str, str] | None = None) -> None:
     new = NewTopic(topic, partitions, 1, config=config or {})
-    client = admin(servers)  # held: its calls end with it
+    client = admin(servers)  # keep a reference: its calls end with the client
     client.create_topics([new])[topic].result(20)
 
 
@@ -49,15 +49,15 @@ def known_brokers(servers: str) -> int:
 
 
 def leaders(servers: str, topic: str) -> dict[int, int]:
-    """Leaders by partition, as a broker tells them; -1 where there is none, {} where there is no topic."""
+    """Leaders by partition in a broker's metadata; -1 for none, {} if the topic does not exist."""
     metadata = admin(servers).list_topics(timeout=10).topics.get(topic)
     return {} if metadata is None else {number: entry.leader for number, entry in metadata.partitions.items()}
 
 
 def expire_session(tree: KazooClient, path: str) -> None:
-    """End the session that made an ephemeral node: another client takes it over, and closes it.
+    """End the session that made an ephemeral node: another client takes the session over and closes it.
 
-    ZooKeeper gives out a session to who has its password: 16 bytes of java.util.Random, seeded with the session's id
+    ZooKeeper accepts a client with the session's password: 16 bytes of java.util.Random, seeded with the session's id
     and a constant (ZooKeeperServer.generatePasswd).
     """
     session = tree.get(path)[1].ephemeralOwner
@@ -76,7 +76,7 @@ def expire_session(tree: KazooClient, path: str) -> None:
 
 
 def old_tool(name: str, connect: str, *arguments: str) -> str:
-    """What a main class of Kafka 0.10.2.2 says; AssertionError where it fails."""
+    """Run a main class of Kafka 0.10.2.2 and return its output; AssertionError if it fails."""
     command = ["java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
     command += ["-cp", f"{kafka_libs('0.10.2.2')}/*", name, "--zookeeper", connect, *arguments]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)

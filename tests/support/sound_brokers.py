@@ -1,4 +1,4 @@
-"""The sound part of scripted brokers: their state, in memory, and the answer of each API to a sound request."""
+"""The correct part of scripted brokers: their state in memory, and the answers of each API."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.support.kafka_python_wire import Message, Request, known_versions
 
 TopicPartition = tuple[str, int]
 UNKNOWN_TOPIC_OR_PARTITION, NO_LEADER, NOT_LEADER, NOT_COORDINATOR, TOPIC_EXISTS = 3, 5, 6, 16, 36
+FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH = 74, 75
 INVALID_PARTITIONS, NOT_CONTROLLER, OUT_OF_ORDER_SEQUENCE_NUMBER = 37, 41, 45
 NOW = 1_700_000_000_000
 
@@ -25,10 +26,29 @@ class _Log:
     end: int = 0
     batches: list[tuple[int, bytes]] = field(default_factory=list)
     producers: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    #: The leader epoch, from the first `elect` on; -1 before.
+    epoch: int = -1
+
+    def elect(self, end: int) -> None:
+        """Begin the next leader epoch, of a leader whose log ends at the first offset of a batch."""
+        self.epoch += 1
+        self.batches = [item for item in self.batches if item[0] < end]
+        self.end = end
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        """The last epoch up to this one that has records, and its end."""
+        found = -1, self.start
+        for number, (_, batch) in enumerate(self.batches):
+            (there,) = struct.unpack_from(">i", batch, 12)
+            if there <= epoch:
+                found = there, self.batches[number + 1][0] if number + 1 < len(self.batches) else self.end
+        return found
 
     def append(self, batch: bytes) -> int:
-        """Append one batch of magic 2; its first offset."""
+        """Append one batch of magic 2; return its first offset."""
         base = self.end
+        if self.epoch >= 0:
+            batch = batch[:12] + struct.pack(">i", self.epoch) + batch[16:]
         (last_delta,) = struct.unpack_from(">i", batch, 23)
         self.batches.append((base, struct.pack(">q", base) + batch[8:]))
         self.end = base + last_delta + 1
@@ -36,7 +56,7 @@ class _Log:
 
 
 class SoundBrokers:
-    """Brokers 0 to `len(ports)` - 1. `versions` are those that they speak, by API."""
+    """Brokers 0 to `len(ports)` - 1. `versions` are the supported ones by API."""
 
     def __init__(
         self, topics: Mapping[str, int], ports: list[int], versions: Mapping[str, tuple[int, int]] | None = None
@@ -47,9 +67,11 @@ class SoundBrokers:
         self.coordinator = self.controller = len(ports) - 1
         self.offsets: dict[str, dict[TopicPartition, int]] = {}
         self.configs: dict[str, dict[str, str]] = {}
-        #: Why a topic or partition is as it is in Metadata, by topic or (topic, partition).
+        #: Error codes in Metadata, by topic or (topic, partition).
         self.metadata_errors: dict[str | TopicPartition, int] = {}
         self._versions = versions or {}
+        #: APIs that the brokers do not have.
+        self.hidden: set[str] = set()
         self._next_producer_id = 1000
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -69,9 +91,25 @@ class SoundBrokers:
             return UNKNOWN_TOPIC_OR_PARTITION
         return 0 if self.leaders[key] == node else NOT_LEADER
 
+    def _epoch_error(self, key: TopicPartition, wanted: Message) -> int:
+        asked, epoch = wanted.get("current_leader_epoch", -1), self.logs[key].epoch
+        if -1 in (asked, epoch) or asked == epoch:
+            return 0
+        return FENCED_LEADER_EPOCH if asked < epoch else UNKNOWN_LEADER_EPOCH
+
+    def _on_OffsetForLeaderEpoch(self, node: int, asked: Message, is_applied: bool) -> Message:
+        def entry(topic: str, wanted: Message) -> Message:
+            key = topic, wanted["partition"]
+            code = self._leader_error(node, key) or self._epoch_error(key, wanted)
+            epoch, end = (-1, -1) if code else self.logs[key].end_of_epoch(wanted["leader_epoch"])
+            return {"partition": key[1], "error_code": code, "leader_epoch": epoch, "end_offset": end}
+
+        return {"topics": _each(asked["topics"], "topic", "partitions", entry)}
+
     def _on_ApiVersions(self, node: int, asked: Message, is_applied: bool) -> Message:
         keys = []
-        for name in (item[len("_on_") :] for item in dir(self) if item.startswith("_on_")):
+        names = (item[len("_on_") :] for item in dir(self) if item.startswith("_on_"))
+        for name in (name for name in names if name not in self.hidden):
             key, first, last = known_versions(name)
             first, last = self._versions.get(name, (first, last))
             keys.append({"api_key": key, "min_version": first, "max_version": last})
@@ -89,6 +127,7 @@ class SoundBrokers:
                         "error_code": self.metadata_errors.get(key, 0 if leader >= 0 else NO_LEADER),
                         "partition_index": key[1],
                         "leader_id": leader,
+                        "leader_epoch": self.logs[key].epoch,
                         "replica_nodes": [max(0, leader)],
                         "isr_nodes": [max(0, leader)],
                     }
@@ -119,6 +158,8 @@ class SoundBrokers:
         def entry(topic: str, wanted: Message) -> Message:
             key, offset = (topic, wanted["partition"]), wanted["fetch_offset"]
             answer: Message = {"partition_index": key[1], "error_code": self._leader_error(node, key)}
+            if not answer["error_code"]:
+                answer["error_code"] = self._epoch_error(key, wanted)
             if answer["error_code"]:
                 return answer | {"high_watermark": -1, "records": b""}
             log = self.logs[key]
@@ -127,7 +168,9 @@ class SoundBrokers:
             data = b""
             for number, (_, batch) in enumerate(log.batches):
                 following = log.batches[number + 1][0] if number + 1 < len(log.batches) else log.end
-                if following > offset and (not data or len(data) + len(batch) <= wanted["partition_max_bytes"]):
+                if data and len(data) + len(batch) > wanted["partition_max_bytes"]:
+                    break
+                if following > offset:
                     data += batch
             return answer | {"high_watermark": log.end, "last_stable_offset": log.end, "records": data}
 
@@ -307,7 +350,7 @@ def _each(
 
 
 def _append(log: _Log, records: bytes) -> tuple[int, int]:
-    """(error code, first offset) of a produced batch of magic 2."""
+    """Append a produced batch of magic 2; return (error code, first offset)."""
     producer_id, epoch, sequence, count = struct.unpack_from(">qhii", records, 43)
     if producer_id < 0:
         return 0, log.append(records)

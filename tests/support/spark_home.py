@@ -1,8 +1,8 @@
-"""A SPARK_HOME whose Python processes start soon.
+"""A SPARK_HOME with fast starts of Python processes.
 
-Spark puts python/lib/pyspark.zip first on the path of each Python process that it starts. That archive holds sources
-only, so each process compiles them again, which takes 1.9 s of CPU instead of 0.5 s; and Spark waits only 10 s for the
-process of a streaming source. Here that path leads to the installed pyspark: the same modules, compiled.
+Spark puts python/lib/pyspark.zip first on the path of each Python process that it starts. The archive has only sources,
+so each process compiles them again, which takes 1.9 s of CPU instead of 0.5 s; and Spark waits only 10 s for the
+process of a streaming source. Here this path is a link to the installed pyspark: the same modules, compiled.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def make_spark_home(folder: Path) -> Path:
-    """Link what pyspark has installed into an empty folder, which is then a SPARK_HOME."""
+    """Make an empty folder a SPARK_HOME by links to the installed pyspark."""
     spec = importlib.util.find_spec("pyspark")  # finds a package without importing it
     assert spec is not None
     assert spec.submodule_search_locations

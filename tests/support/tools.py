@@ -1,4 +1,4 @@
-"""Command line tools of others: kcat (Debian: kafkacat), and the runtimes of clients in other languages."""
+"""Third-party command line tools: kcat (Debian: kafkacat), and runtimes of clients in other languages."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _unreachable: dict[str, RegistryUnreachable] = {}
 
 
 class ToolFailed(Exception):
-    """A tool ended with another exit code than 0; the text holds what it wrote to standard error."""
+    """A tool failed; the text contains its standard error."""
 
 
 @cache
 def program(names: tuple[str, ...], package: str) -> str:
-    """The first of these on the PATH; Debian's `package` is installed where none is there and we are root.
+    """The first of these programs on the PATH; if there is none and this process is root, install Debian's `package`.
 
-    `RegistryUnreachable` where it can't be had, which is tried once.
+    `RegistryUnreachable` if that fails; it is tried only once.
     """
     found = _find(names)
     if found is not None:
@@ -36,7 +36,7 @@ def program(names: tuple[str, ...], package: str) -> str:
         raise RegistryUnreachable(f"{names[0]} is not on PATH, and installing it takes root and apt-get")
     root = cache_root()
     root.mkdir(parents=True, exist_ok=True)
-    with (root / ".lock").open("w") as lock:  # Maven's, too: apt-get runs once at a time
+    with (root / ".lock").open("w") as lock:  # the same lock as for Maven: only one apt-get at a time
         fcntl.flock(lock, fcntl.LOCK_EX)
         output = ""
         for attempt in range(_ATTEMPTS):
@@ -57,7 +57,7 @@ def _find(names: tuple[str, ...]) -> str | None:
 
 
 def kcat_path() -> str:
-    """The `kcat` binary; as `program`."""
+    """The path of the `kcat` binary, see `program`."""
     return program(("kcat", "kafkacat"), "kafkacat")
 
 
@@ -79,7 +79,7 @@ def _run(command: Sequence[str]) -> str:
 
 
 def kcat(*arguments: str, stdin: bytes = b"", timeout: float = 60) -> bytes:
-    """Run kcat and return its standard output; `ToolFailed` where it fails."""
+    """Run kcat and return its standard output; `ToolFailed` if it fails."""
     done = subprocess.run([kcat_path(), *arguments], input=stdin, capture_output=True, timeout=timeout)
     if done.returncode:
         raise ToolFailed(f"kcat {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr.decode()}")

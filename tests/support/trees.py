@@ -1,4 +1,4 @@
-"""What the tests of the trees share: waiting, a thread in the background, processes and file systems to test with."""
+"""Support for tests of trees: waiting, a background thread, processes and file systems."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 class Background:
-    """Runs `step` over and over in a thread until the block ends, which then raises what `step` raised."""
+    """Call `step` repeatedly in a thread until the block ends; the block then raises what `step` raised."""
 
     def __init__(self, step: Callable[[], object]) -> None:
         self._step = step
@@ -65,7 +65,7 @@ class FastArrowFiles(ArrowFiles):
 
 
 class RigidFileSystem:
-    """A local file system whose move goes over no file, as that of HDFS."""
+    """A local file system whose move does not overwrite a file, as in HDFS."""
 
     type_name = "rigid"
 
@@ -87,7 +87,7 @@ def skip_without_ephemerals(kind: str) -> None:
 
 
 def creator(uri: str, path: str) -> subprocess.Popen[bytes]:
-    """A process that has made the ephemeral node `path` and holds it."""
+    """Start a process that creates the ephemeral node `path` and holds it."""
     script = f"""
         import sys
         from spark_klog.directories.opening import open_tree

@@ -1,4 +1,4 @@
-"""The wheel that `pip install` makes of this project."""
+"""Build the project's wheel as `pip install` does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECONDS = 500
 
 
 def build_wheel(folder: Path, **environment: str) -> Path:
-    """Build a copy of the sources, made in `folder`, with changes to the environment."""
+    """Copy the sources to `folder` and build them there, with changes to the environment."""
     copy = folder / "sources"
     for name in _SOURCES:
         source = _ROOT / name
@@ -42,7 +42,7 @@ def build_wheel(folder: Path, **environment: str) -> Path:
 
 
 def wheel_of_run(root: Path) -> Path:
-    """The wheel of this checkout, built by the first process of the test run that asks; `root` is the run's folder."""
+    """The wheel of this checkout; the first process that calls this builds it. `root` is the test run's folder."""
     folder = root / "wheel"
     with (root / "wheel.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -50,7 +50,7 @@ def wheel_of_run(root: Path) -> Path:
             building = root / "wheel-building"
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir()
-            build_wheel(building, CFLAGS="-O0")  # what compiles soon is enough here
+            build_wheel(building, CFLAGS="-O0")  # compiles faster, which is enough here
             building.rename(folder)
     (wheel,) = (folder / "dist").glob("spark_klog-*.whl")
     return wheel

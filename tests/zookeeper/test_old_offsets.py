@@ -111,7 +111,7 @@ def test_a_group_of_old_consumers_moves_to_kafka(tree: KazooClient, chroot: str,
     assert [line["written"] for line in klog_lines(*to, "--to-offset", "3")] == [True]
     assert consume(4, offsets_storage="zookeeper") == [3, 4, 5, 6]
     assert stored(zookeeper) == [7]
-    assert "holds no offsets" in klog_refusal("offsets", "show", "--group", "old", "--from", coordinator)
+    assert "has no offsets" in klog_refusal("offsets", "show", "--group", "old", "--from", coordinator)
     assert consume(3, offsets_storage="kafka", dual_commit_enabled="true") == [7, 8, 9]
     assert stored(zookeeper) == stored(coordinator) == [10]
     assert consume(2, offsets_storage="kafka", dual_commit_enabled="false") == [10, 11]

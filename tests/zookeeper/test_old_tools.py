@@ -122,7 +122,7 @@ def test_topics_of_theirs_are_served(tree: KazooClient, chroot: str, make_broker
         wait_for((folder / "klog.json").exists)
         assert json.loads((folder / "klog.json").read_text()) == {"retention_ms": -1, "segment_bytes": 4000}
         assert f"topic_id: {registered['topic_id']}\n" in (folder / "partition.metadata").read_text()
-    first.wait_for_log("topic theirs: setting preallocate=true: only false is served; it is ignored")
+    first.wait_for_log("topic theirs: setting preallocate=true: only false is supported; it is ignored")
     roundtrip(servers, "theirs", 3)
     text = old_tool("kafka.admin.TopicCommand", chroot, "--describe", "--topic", "theirs")
     assert described(text) == [(number, led[number], [led[number]], [led[number]]) for number in range(3)]

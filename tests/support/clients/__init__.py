@@ -1,4 +1,4 @@
-"""Clients of others behind one face, a file a client; `ALL` has them in the order of the table in README."""
+"""Third-party clients behind one interface, a file each; `ALL` has the order of the table in README."""
 
 from __future__ import annotations
 

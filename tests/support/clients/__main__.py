@@ -1,4 +1,4 @@
-"""Prints the table of README: the clients, and what the matrix has them do."""
+"""Print the table of clients in README, with what the matrix tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def row(kind: type[Client]) -> tuple[str, ...]:
 
 
 def table() -> str:
-    """In Markdown."""
+    """The table in Markdown."""
     lines = [_HEAD, tuple("---" for _ in _HEAD), *(row(kind) for kind in ALL)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

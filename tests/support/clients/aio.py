@@ -58,10 +58,10 @@ class AioKafka(Client):
     async def _consume(self, topic: str, starts: Mapping[int, int], count: int) -> list[Seen]:
         found: list[Seen] = []
         async with AIOKafkaConsumer(bootstrap_servers=self.servers, check_crcs=True) as consumer:
-            places = {TopicPartition(topic, partition): offset for partition, offset in starts.items()}
-            consumer.assign(list(places))
-            for place, offset in places.items():
-                consumer.seek(place, offset)
+            offsets = {TopicPartition(topic, partition): offset for partition, offset in starts.items()}
+            consumer.assign(list(offsets))
+            for key, offset in offsets.items():
+                consumer.seek(key, offset)
             try:
                 while len(found) < count:
                     record = await asyncio.wait_for(consumer.getone(), SECONDS)
@@ -72,15 +72,15 @@ class AioKafka(Client):
         return found
 
     async def _offset_at(self, topic: str, partition: int, timestamp: int) -> int:
-        place = TopicPartition(topic, partition)
+        key = TopicPartition(topic, partition)
         async with AIOKafkaConsumer(bootstrap_servers=self.servers) as consumer:
-            consumer.assign([place])
-            found = (await consumer.offsets_for_times({place: timestamp}))[place]
+            consumer.assign([key])
+            found = (await consumer.offsets_for_times({key: timestamp}))[key]
         return -1 if found is None else found.offset
 
 
 class _Member(Member):
-    """It sends heartbeats by a loop that goes on between the calls."""
+    """A member whose event loop also runs between calls, for heartbeats."""
 
     def __init__(self, servers: str, topic: str, group: str, session_ms: int) -> None:
         self._loop = asyncio.new_event_loop()
@@ -108,7 +108,7 @@ class _Member(Member):
     def poll(self, seconds: float) -> tuple[set[int], list[tuple[int, int]]]:
         polled = self._do(self._consumer.getmany(timeout_ms=int(seconds * 1000)))
         found = [(record.partition, record.offset) for records in polled.values() for record in records]
-        return {place.partition for place in self._consumer.assignment()}, found
+        return {key.partition for key in self._consumer.assignment()}, found
 
     def commit(self) -> None:
         self._do(self._consumer.commit())

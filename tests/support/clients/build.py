@@ -1,4 +1,4 @@
-"""Programs that are built, or installed, once and kept in the cache outside the checkout."""
+"""Build or install programs once, and keep them in the cache outside the checkout."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SECONDS = 300
 
 
 class BuildFailed(Exception):
-    """A compiler refused; the text ends with what it said."""
+    """A compiler failed; the text ends with its output."""
 
 
 def built(name: str, sources: Sequence[Path], build: Callable[[Path], None]) -> Path:
-    """The folder that `build` filled for exactly these sources; made on the first call."""
+    """The folder that `build` filled from exactly these sources; built on the first call."""
     digest = hashlib.sha256()
     for source in sources:
         digest.update(f"{source.name} {source.stat().st_size}\n".encode() + source.read_bytes())
@@ -43,7 +43,7 @@ def built(name: str, sources: Sequence[Path], build: Callable[[Path], None]) -> 
 
 
 def download(command: Sequence[str], folder: Path) -> None:
-    """Run a package manager; `RegistryUnreachable` where it fails again and again."""
+    """Run a package manager; `RegistryUnreachable` if it fails repeatedly."""
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
@@ -54,7 +54,7 @@ def download(command: Sequence[str], folder: Path) -> None:
 
 
 def compile_program(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
-    """Run a compiler, which needs no network; `BuildFailed` where it fails."""
+    """Run a compiler, which needs no network; `BuildFailed` if it fails."""
     status, output = run(command, folder, environment, _SECONDS)
     if status:
         raise BuildFailed(f"{' '.join(command)} ended with {status}:\n{output}")

@@ -1,4 +1,4 @@
-"""What the matrix asks of a client."""
+"""The interface that the matrix of clients tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SESSION_MS = 10_000
 
 
 class Record(NamedTuple):
-    """`timestamp` is in milliseconds, `NO_TIMESTAMP` where there is none."""
+    """A record; `timestamp` is in ms, or `NO_TIMESTAMP`."""
 
     timestamp: int
     key: bytes | None
@@ -30,47 +30,47 @@ class Seen(NamedTuple):
 
 
 class Member(ABC):
-    """A member of a group, that subscribes to one topic and commits when it is told to."""
+    """A group member that subscribes to one topic and commits when `commit` is called."""
 
     @abstractmethod
     def poll(self, seconds: float) -> tuple[set[int], list[tuple[int, int]]]:
-        """What comes in that time: (the partitions that it has at the end, (partition, offset) of each record)."""
+        """Poll for this time; return the partitions owned at the end, and (partition, offset) of each record."""
 
     @abstractmethod
     def commit(self) -> None:
-        """Commit what `poll` has returned; that is durable when this returns."""
+        """Commit what `poll` has returned; the commit is durable when this returns."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Leave the group without another commit, and end."""
+        """Leave the group without another commit, and close."""
 
 
 def as_magic(record: Record, magic: int) -> Record:
-    """What the format keeps: headers came with magic 2 (KIP-82), timestamps with magic 1 (KIP-32)."""
+    """The record as this format stores it: headers need magic 2 (KIP-82), timestamps magic 1 (KIP-32)."""
     if magic < 2:
         record = record._replace(headers=())
     return record if magic else record._replace(timestamp=NO_TIMESTAMP)
 
 
 class Client(ABC):
-    """One client, of which `servers` is the bootstrap; the class attributes are its row of the table."""
+    """One client; `servers` are its bootstrap servers, the class attributes its row in the table."""
 
     name: ClassVar[str]
-    #: Those that it writes.
+    #: The codecs that it can write.
     codecs: ClassVar[tuple[str, ...]] = CODECS
-    #: The format that it writes and reads.
+    #: The record format that it writes and reads.
     magic: ClassVar[int] = 2
-    #: Whether it has an admin client that creates topics; without one it has the broker do so.
+    #: Whether it has an admin client to create topics; otherwise the broker auto-creates them.
     has_admin: ClassVar[bool] = True
-    #: Whether the caller gives the timestamps of records.
+    #: Whether the caller can set the timestamps of records.
     sets_timestamps: ClassVar[bool] = True
-    #: Whether it finds offsets by time.
+    #: Whether it can look up offsets by time.
     finds_times: ClassVar[bool] = True
-    #: Whether it joins groups.
+    #: Whether it supports groups.
     has_groups: ClassVar[bool] = True
-    #: Whether a member that leaves commits what it has read, asked or not.
+    #: Whether a member that leaves commits what it has read, even if not asked to.
     commits_when_leaving: ClassVar[bool] = False
-    #: Whether it writes header values that are null; else they are empty.
+    #: Whether it can write null header values; otherwise it writes empty ones.
     has_null_headers: ClassVar[bool] = True
 
     def __init__(self, servers: str) -> None:
@@ -78,32 +78,32 @@ class Client(ABC):
 
     @abstractmethod
     def create(self, topic: str, partitions: int) -> None:
-        """Create a topic; without an admin client it has the number of partitions that is the broker's default."""
+        """Create a topic; without an admin client it gets the broker's default number of partitions."""
 
     @abstractmethod
     def produce(self, topic: str, partition: int, codec: str, records: Sequence[Record]) -> list[int] | None:
-        """Produce with acks=all, idempotent where that is the default.
+        """Produce with acks=all, idempotent if that is the client's default.
 
-        The offsets acknowledged, None where the client does not tell.
+        Returns the acknowledged offsets, or None if the client does not expose them.
         """
 
     @abstractmethod
     def consume(self, topic: str, starts: Mapping[int, int], count: int) -> list[Seen]:
-        """`count` records, fewer after `SECONDS`, of the partitions assigned, each from an offset on; no group."""
+        """Read `count` records of partitions from the offsets `starts`, without a group; fewer after `SECONDS`."""
 
     def offset_at(self, topic: str, partition: int, timestamp: int) -> int:
-        """The first offset whose timestamp is not less; -1 or, as some clients have it, the end where none is."""
+        """The first offset with this timestamp or a later one; if there is none -1, or the end (some clients)."""
         raise NotImplementedError(f"{self.name} does not look up times")
 
     def member(self, topic: str, group: str, session_ms: int = SESSION_MS) -> Member:
-        """A new member, which reads from the beginning where nothing is committed."""
+        """Make a member, which reads from the beginning if nothing is committed."""
         raise NotImplementedError(f"{self.name} joins no groups")
 
     def close(self) -> None:  # noqa: B027 - most have nothing to end
-        """End its connections and processes."""
+        """Close its connections and processes."""
 
     def carries(self, record: Record) -> Record:
-        """A record as this client writes it."""
+        """The record as this client writes it."""
         if not self.has_null_headers:
             record = record._replace(headers=tuple((name, value or b"") for name, value in record.headers))
         return as_magic(record, self.magic)

@@ -1,4 +1,4 @@
-"""confluent-kafka (librdkafka), as it is and told by `broker.version.fallback` that the broker is old."""
+"""confluent-kafka (librdkafka), with default settings, and set to an old broker with `broker.version.fallback`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Confluent(Client):
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(SECONDS)
 
     def produce(self, topic: str, partition: int, codec: str, records: Sequence[Record]) -> list[int]:
-        # Long enough for all to be in one batch: librdkafka leaves alone what would become no smaller.
+        # Long enough for all records to share a batch: librdkafka does not compress if that saves nothing.
         producer = Producer(self._configured(**{"compression.type": codec, "acks": "all", "linger.ms": 100}))
         offsets: list[int] = []
 
@@ -82,12 +82,12 @@ class _Member(Member):
             seen = _seen(message)
             found.append((seen.partition, seen.offset))
             self._next[seen.partition] = TopicPartition(message.topic() or "", seen.partition, seen.offset + 1)
-        return {place.partition for place in self._consumer.assignment()}, found
+        return {each.partition for each in self._consumer.assignment()}, found
 
     def commit(self) -> None:
-        mine = {place.partition for place in self._consumer.assignment()}
+        mine = {each.partition for each in self._consumer.assignment()}
         self._consumer.commit(
-            offsets=[place for partition, place in self._next.items() if partition in mine], asynchronous=False
+            offsets=[each for partition, each in self._next.items() if partition in mine], asynchronous=False
         )
 
     def leave(self) -> None:
@@ -95,9 +95,9 @@ class _Member(Member):
 
 
 class _Old(Confluent):
-    """It does not ask for ApiVersions, and writes and reads magic 0."""
+    """librdkafka without ApiVersions, which writes and reads magic 0."""
 
-    codecs = ("none", "gzip", "snappy")  # librdkafka's lz4 asks for more than such a broker
+    codecs = ("none", "gzip", "snappy")  # librdkafka's lz4 needs a newer broker
     magic = 0
     has_admin = False
     finds_times = False

@@ -21,7 +21,7 @@ class FranzGo(ProcessClient):
         def build(folder: Path) -> None:
             copy_into(folder, files)
             download([go, "mod", "download"], folder)
-            # Stripped, and without cgo: a minute less of one core.
+            # Stripped and without cgo: saves a minute of CPU.
             offline = {"GOPROXY": "off", "CGO_ENABLED": "0"}
             compile_program([go, "build", "-ldflags=-s -w", "-o", "driver", "."], folder, offline)
 

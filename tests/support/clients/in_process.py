@@ -1,4 +1,4 @@
-"""A Python client's member of a group as a process that can be killed; it obeys some of the lines of process.py.
+"""Run a Python client's group member in a process that can be killed; it takes some of the commands of process.py.
 
 python -m tests.support.clients.in_process CLASS SERVERS
 """

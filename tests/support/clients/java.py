@@ -1,4 +1,4 @@
-"""Apache Kafka's own clients of three versions: one program, with what differs in a class of its own."""
+"""Apache Kafka's own clients of three versions: one program; a separate class has the differences."""
 
 from __future__ import annotations
 

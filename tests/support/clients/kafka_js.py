@@ -1,6 +1,6 @@
-"""kafkajs, with codecs of others as it wants them.
+"""kafkajs, with its third-party codec plugins.
 
-It has no consumer without a group. Here its own fetch request and record decoder read from partitions assigned.
+It has no consumer without a group, so its fetch request and record decoder are used directly to read partitions.
 """
 
 from __future__ import annotations

@@ -35,10 +35,10 @@ class KafkaPython(Client):
 
     def consume(self, topic: str, starts: Mapping[int, int], count: int) -> list[Seen]:
         consumer = self._consumer()
-        places = {kafka.TopicPartition(topic, partition): offset for partition, offset in starts.items()}
-        consumer.assign(list(places))
-        for place, offset in places.items():
-            consumer.seek(place, offset)
+        offsets = {kafka.TopicPartition(topic, partition): offset for partition, offset in starts.items()}
+        consumer.assign(list(offsets))
+        for key, offset in offsets.items():
+            consumer.seek(key, offset)
         found: list[Seen] = []
         for record in consumer:
             timestamp = NO_TIMESTAMP if record.timestamp is None else record.timestamp
@@ -50,9 +50,9 @@ class KafkaPython(Client):
         return found
 
     def offset_at(self, topic: str, partition: int, timestamp: int) -> int:
-        place = kafka.TopicPartition(topic, partition)
+        key = kafka.TopicPartition(topic, partition)
         consumer = self._consumer()
-        found = consumer.offsets_for_times({place: timestamp})[place]
+        found = consumer.offsets_for_times({key: timestamp})[key]
         consumer.close()
         return -1 if found is None else int(found.offset)
 
@@ -83,7 +83,7 @@ class _Member(Member):
     def poll(self, seconds: float) -> tuple[set[int], list[tuple[int, int]]]:
         polled = self._consumer.poll(timeout_ms=int(seconds * 1000))
         found = [(record.partition, record.offset) for records in polled.values() for record in records]
-        return {place.partition for place in self._consumer.assignment()}, found
+        return {key.partition for key in self._consumer.assignment()}, found
 
     def commit(self) -> None:
         self._consumer.commit()

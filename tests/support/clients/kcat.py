@@ -47,12 +47,12 @@ class Kcat(Client):
             kcat(*arguments, stdin=_END.join(messages))
 
     def consume(self, topic: str, starts: Mapping[int, int], count: int) -> list[Seen]:
-        """All that is there: kcat ends at the end of the partition."""
+        """Read all records: kcat stops at the end of the partition."""
         found = []
         for partition, offset in starts.items():
-            place = ("-b", self.servers, "-t", topic, "-p", str(partition), "-o", str(offset))
+            source = ("-b", self.servers, "-t", topic, "-p", str(partition), "-o", str(offset))
             settings = ("-X", "check.crcs=true", "-X", "fetch.wait.max.ms=20")
-            output = kcat("-C", *place, "-e", "-q", *settings, "-f", r"@%p %o %T %K %S %h\n%k%s")
+            output = kcat("-C", *source, "-e", "-q", *settings, "-f", r"@%p %o %T %K %S %h\n%k%s")
             found += _parsed(output)
         return found
 
@@ -65,7 +65,7 @@ class Kcat(Client):
 
 
 class _Member(Member):
-    """A process that commits by itself, ten times a second."""
+    """A process that auto-commits ten times a second."""
 
     def __init__(self, servers: str, topic: str, group: str, session_ms: int) -> None:
         settings = (
@@ -100,8 +100,8 @@ class _Member(Member):
                         partition, offset = line.split(b",")
                         found.append((int(partition), int(offset)))
                     elif assigned := _REBALANCED.search(line):
-                        places = {int(number) for number in _PARTITION.findall(assigned.group(2))}
-                        self._partitions = places if assigned.group(1) == b"assigned" else set()
+                        numbers = {int(number) for number in _PARTITION.findall(assigned.group(2))}
+                        self._partitions = numbers if assigned.group(1) == b"assigned" else set()
         return self._partitions, found
 
     def commit(self) -> None:
@@ -134,6 +134,6 @@ def _parsed(output: bytes) -> list[Seen]:
 
 
 def _headers(text: bytes) -> tuple[tuple[str, bytes | None], ...]:
-    """NAME=VALUE,...; a value that is null is the word NULL."""
+    """Parse NAME=VALUE,...; the word NULL is a null value."""
     pairs = [header.partition(b"=") for header in text.split(b",")] if text else []
     return tuple((name.decode(), None if value == b"NULL" else value) for name, _, value in pairs)

@@ -1,18 +1,18 @@
-"""Clients in another language: a process that obeys lines.
+"""Clients in other languages, run as a process that takes commands.
 
-A request is a line of words, the answer is a line that begins with `ok` or `error`:
+A command is a line of words; the answer is a line that begins with `ok` or `error`:
 
     create TOPIC PARTITIONS                     ok
     produce TOPIC PARTITION CODEC RECORD...     ok OFFSET...
     consume TOPIC COUNT PARTITION:OFFSET...     ok PARTITION,OFFSET,RECORD...
     offset-at TOPIC PARTITION TIMESTAMP         ok OFFSET
-    join TOPIC GROUP SESSION_MS                 ok    (one member a process)
-    poll MILLISECONDS                           ok PARTITION... | PARTITION,OFFSET...    (what it has, what came)
+    join TOPIC GROUP SESSION_MS [ASSIGNOR]      ok    (one member a process; assignors are for Java's)
+    poll MILLISECONDS                           ok PARTITION... | PARTITION,OFFSET...    (owned, received)
     commit                                      ok [refused REASON]
     leave                                       ok
 
     RECORD is TIMESTAMP,KEY,VALUE followed by ,NAME:VALUE for each header. Bytes, and header names as UTF-8, are in
-    base64; `-` is null, `=` is empty. The process ends with its standard input.
+    base64; `-` is null, `=` is empty. The process ends when its standard input ends.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from pathlib import Path
 from tests.support.clients.client import SECONDS, SESSION_MS, Client, Member, Record, Seen
 from tests.support.maven import RegistryUnreachable
 
-#: A client may be patient itself; then this is to be the second to give up.
+#: Longer than the clients' own timeouts, so that they time out first.
 _ANSWER_SECONDS = 2 * SECONDS
 
 
 class ClientFailed(Exception):
-    """A client answered with an error, or ended; the text is what it told."""
+    """A client answered with an error, or its process ended; the text is its message."""
 
 
 class ProcessClient(Client):
-    """A client whose process starts with the first request; a registry is asked in vain but once."""
+    """A client whose process starts with the first command. A registry that fails is asked only once."""
 
     _process: subprocess.Popen[bytes] | None = None
     _unreachable: RegistryUnreachable | None = None
 
     @abstractmethod
     def command(self) -> tuple[list[str], Mapping[str, str]]:
-        """The command line, to which the servers are appended, and the environment."""
+        """The command line, without the servers that are appended, and the environment."""
 
     def create(self, topic: str, partitions: int) -> None:
         self.ask("create", topic, str(partitions))
@@ -53,19 +53,19 @@ class ProcessClient(Client):
         return [int(word) for word in self.ask("produce", topic, str(partition), codec, *words)]
 
     def consume(self, topic: str, starts: Mapping[int, int], count: int) -> list[Seen]:
-        places = [f"{partition}:{offset}" for partition, offset in starts.items()]
-        return [_seen(word) for word in self.ask("consume", topic, str(count), *places)]
+        offsets = [f"{partition}:{offset}" for partition, offset in starts.items()]
+        return [_seen(word) for word in self.ask("consume", topic, str(count), *offsets)]
 
     def offset_at(self, topic: str, partition: int, timestamp: int) -> int:
         (offset,) = self.ask("offset-at", topic, str(partition), str(timestamp))
         return int(offset)
 
     def member(self, topic: str, group: str, session_ms: int = SESSION_MS) -> Member:
-        """In a process of its own."""
+        """Make a member in a process of its own."""
         return _Member(type(self)(self.servers), topic, group, session_ms)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         if self._process is not None:
             self._process.kill()
 
@@ -84,19 +84,19 @@ class ProcessClient(Client):
         process.stdout.close()
 
     def ask(self, *words: str) -> list[str]:
-        """Send a request; the words of its answer. `ClientFailed` where it is an error, or does not come."""
+        """Send a command; return the words of the answer. `ClientFailed` for an error or no answer."""
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(" ".join(words).encode() + b"\n")
         process.stdin.flush()
-        # An answer is written at once: nothing of it stays in our buffer when the line has been read.
+        # The process writes one line per answer, so the buffer is empty after it is read and `select` works.
         readable, _, _ = select.select([process.stdout], [], [], _ANSWER_SECONDS)
         answer = process.stdout.readline().decode().split() if readable else ["error", "no", "answer"]
         if answer[:1] != ["ok"]:
             self.close()
-            told = " ".join(answer[1:]) or "it ended; see standard error"
-            raise ClientFailed(f"{self.name}, asked to {' '.join(words)[:80]}: {told}")
+            reason = " ".join(answer[1:]) or "it ended; see standard error"
+            raise ClientFailed(f"{self.name}, asked to {' '.join(words)[:80]}: {reason}")
         return answer[1:]
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -164,5 +164,5 @@ def _seen(word: str) -> Seen:
 
 
 def sources(folder: str) -> Path:
-    """The folder of a client's program, beside this file."""
+    """The folder with a client's source, beside this file."""
     return Path(__file__).parent / folder

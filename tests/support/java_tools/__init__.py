@@ -16,7 +16,7 @@ _SECONDS = 60
 
 
 class JavaTools:
-    """A context manager; the tools are of one version of Kafka."""
+    """The tools of one version of Kafka; a context manager."""
 
     def __init__(self, version: Version) -> None:
         libs = kafka_libs(version)
@@ -35,15 +35,15 @@ class JavaTools:
         )
 
     def run(self, name: str, *arguments: str) -> tuple[int, str]:
-        """(exit code, what a tool printed), by the name of its class."""
+        """Run a tool by its class name; return the exit code and the output."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("\t".join((name, *arguments)).encode() + b"\n")
         self._process.stdin.flush()
         readable, _, _ = select.select([self._process.stdout], [], [], _SECONDS)
         assert readable, f"{name} took more than {_SECONDS} s"
-        code, _, told = self._process.stdout.readline().decode().partition(" ")
-        return int(code), base64.b64decode(told).decode()
+        code, _, output = self._process.stdout.readline().decode().partition(" ")
+        return int(code), base64.b64decode(output).decode()
 
     def __enter__(self) -> JavaTools:
         return self

@@ -1,1 +1,1 @@
-"""Producers of transactions, by several clients."""
+"""Transactional producers of several clients."""

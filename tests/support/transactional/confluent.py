@@ -1,4 +1,4 @@
-"""confluent-kafka's producers behind the words of java.py, so that tests run with both."""
+"""confluent-kafka's producers with the commands of java.py, so that tests run with both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ConfluentClient:
         self._producers: dict[str, Producer] = {}
 
     def ask(self, *words: str) -> list[str]:
-        """The words of the answer; `KafkaException`."""
+        """Run a command; return the words of the answer. `KafkaException`."""
         what, name, *rest = words
         if what == "open":
             settings = dict(word.split("=", 1) for word in rest)
@@ -40,8 +40,8 @@ class ConfluentClient:
         elif what == "offsets":
             group, topic, partition, offset = rest
             consumer = Consumer({**self._servers, "group.id": group})
-            place = TopicPartition(topic, int(partition), int(offset))
-            producer.send_offsets_to_transaction([place], consumer.consumer_group_metadata(), _SECONDS)
+            committed = TopicPartition(topic, int(partition), int(offset))
+            producer.send_offsets_to_transaction([committed], consumer.consumer_group_metadata(), _SECONDS)
             consumer.close()
         else:
             raise ValueError(what)

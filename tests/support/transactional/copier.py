@@ -1,6 +1,6 @@
-"""Kafka's TransactionalMessageCopier: it copies what a topic holds to another one, with the offsets, in transactions.
+"""Run Kafka's TransactionalMessageCopier, which copies a topic to another one with its offsets, in transactions.
 
-It tells its progress as lines of JSON and ends at what was the end of its input when it started.
+It prints its progress as lines of JSON, and stops at the end offset that its input had at the start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MAIN = "org.apache.kafka.tools.TransactionalMessageCopier"
 
 
 class Copier:
-    """One copier, which may be killed and started again: what it names itself (transactional id, group) stays."""
+    """One copier, which may be killed and restarted with the same transactional id and group."""
 
     def __init__(self, kafka: Kafka, log: Path, *arguments: str) -> None:
         self._kafka, self._arguments = kafka, arguments
@@ -29,7 +29,7 @@ class Copier:
 
     @property
     def copied(self) -> int:
-        """How many records it has told to have committed, in all its processes."""
+        """The number of records that all its processes have reported as committed."""
         return self._before + self._now
 
     def start_if_ended(self) -> None:
@@ -44,7 +44,7 @@ class Copier:
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            if line.endswith("\n"):  # else it was killed within it
+            if line.endswith("\n"):  # otherwise it was killed while writing the line
                 self._now = json.loads(line)["totalProcessed"]
 
     def _reap(self) -> None:
@@ -59,11 +59,11 @@ class Copier:
 
     @property
     def is_done(self) -> bool:
-        """Whether it came to the end of its input."""
+        """Whether it reached the end of its input."""
         return self._process is not None and self._process.poll() == 0
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._reap()

@@ -1,9 +1,9 @@
-"""The Java client's producers, with names, in one process that obeys lines.
+"""The Java client's producers, by name, in one process that takes commands.
 
 open NAME SETTING=VALUE...                    init NAME, begin NAME, commit NAME, abort NAME, close NAME
 send NAME TOPIC PARTITION VALUE...            ok OFFSET...
-offsets NAME GROUP TOPIC PARTITION OFFSET     within the transaction
-read TOPIC PARTITION SETTING=VALUE...         ok VALUE..., up to the end that there is
+offsets NAME GROUP TOPIC PARTITION OFFSET     commit the offset within the transaction
+read TOPIC PARTITION SETTING=VALUE...         ok VALUE..., up to the current end
 
 An answer is "ok WORD..." or "error CLASS: TEXT".
 """
@@ -24,11 +24,11 @@ _SOURCE = Path(__file__).with_name("Transactions.java")
 
 
 class JavaError(Exception):
-    """An exception of Java; the text begins with the name of its class."""
+    """A Java exception; the text begins with the name of its class."""
 
 
 class JavaClient:
-    """A process with producers and readers of a version; a context manager."""
+    """A process with producers and readers of one version; a context manager."""
 
     def __init__(self, version: Version, servers: str, log: Path) -> None:
         libs = kafka_libs(version)
@@ -49,7 +49,7 @@ class JavaClient:
         )
 
     def ask(self, *words: str) -> list[str]:
-        """The words of the answer; `JavaError`."""
+        """Run a command; return the words of the answer. `JavaError`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write((" ".join(words) + "\n").encode())

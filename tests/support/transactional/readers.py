@@ -1,4 +1,4 @@
-"""What consumers of several clients see of a partition, up to its end."""
+"""Read a partition up to its end with consumers of several clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECONDS = 20.0
 
 
 def by_confluent(servers: str, topic: str, partition: int, *, committed: bool = True) -> list[str]:
-    """All values; with `committed` as read_committed does."""
+    """All values; with `committed` at isolation level read_committed."""
     return [value for _, value in places_by_confluent(servers, topic, partition, committed=committed)]
 
 
@@ -35,7 +35,7 @@ def places_by_confluent(servers: str, topic: str, partition: int, *, committed: 
             message = consumer.poll(0.2)
             if message is None:
                 continue
-            if message.error() is not None:  # the end
+            if message.error() is not None:  # end of the partition
                 return found
             found.append((message.offset() or 0, (message.value() or b"").decode()))
     finally:
@@ -44,7 +44,7 @@ def places_by_confluent(servers: str, topic: str, partition: int, *, committed: 
 
 
 def by_kafka_python(servers: str, topic: str, partition: int, *, committed: bool = True) -> list[str]:
-    """The same by kafka-python."""
+    """All values by kafka-python; with `committed` at isolation level read_committed."""
     return [value for _, value in places_by_kafka_python(servers, topic, partition, committed=committed)]
 
 
@@ -54,14 +54,14 @@ def places_by_kafka_python(servers: str, topic: str, partition: int, *, committe
         bootstrap_servers=servers,
         isolation_level="read_committed" if committed else "read_uncommitted",
     )
-    place = kafka_python.TopicPartition(topic, partition)
+    key = kafka_python.TopicPartition(topic, partition)
     found: list[tuple[int, str]] = []
     with contextlib.closing(consumer):
-        consumer.assign([place])
-        consumer.seek_to_beginning(place)
-        end = consumer.end_offsets([place])[place]
+        consumer.assign([key])
+        consumer.seek_to_beginning(key)
+        end = consumer.end_offsets([key])[key]
         deadline = time.monotonic() + _SECONDS
-        while consumer.position(place) < end:
+        while consumer.position(key) < end:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no end of {topic}-{partition} in {_SECONDS} s, but {found}")
             for records in consumer.poll(timeout_ms=200).values():

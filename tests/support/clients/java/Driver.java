@@ -70,7 +70,7 @@ public final class Driver {
         String topic = words.length > 1 ? words[1] : "";
         switch (words[0]) {
             case "join":
-                join(topic, words[2], words[3]);
+                join(topic, words[2], words[3], words.length > 4 ? words[4] : null);
                 return Collections.emptyList();
             case "poll":
                 return poll(Integer.parseInt(words[1]));
@@ -147,8 +147,11 @@ public final class Driver {
         return found;
     }
 
-    private void join(String topic, String group, String sessionMs) {
+    private void join(String topic, String group, String sessionMs, String assignors) {
         Properties settings = settings(servers);
+        if (assignors != null) {
+            settings.put("partition.assignment.strategy", assignors);
+        }
         settings.put("group.id", group);
         settings.put("enable.auto.commit", "false");
         settings.put("auto.offset.reset", "earliest");

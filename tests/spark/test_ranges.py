@@ -18,7 +18,7 @@ from spark_klog.spark.offsets import (
     parse_offsets,
     parse_timestamps,
 )
-from spark_klog.spark.planning import (
+from spark_klog.spark.planning.ranges import (
     DELETED,
     NOT_YET,
     RECREATED,
@@ -31,11 +31,11 @@ from spark_klog.spark.planning import (
     check_order,
     check_resolved,
     clip,
-    plan_batch,
-    ranges,
-    waiting,
-    wanted_times,
+    nonempty_ranges,
+    plan_micro_batch,
+    unread,
 )
+from spark_klog.spark.planning.resolution import split_times
 
 A, B, C = ("a", 0), ("a", 1), ("b", 0)
 
@@ -47,14 +47,14 @@ def offsets_spec(text: str) -> Spec:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a":{"0":1}}', "it lacks a-1, b-0$"),
-        ('{"a":{"0":1,"1":1},"b":{"0":1,"7":1},"c":{"0":1}}', "it names, and they are not read: b-7, c-0$"),
-        ('{"a":{"0":1,"2":1},"b":{"0":1}}', "it lacks a-1; it names, and they are not read: a-2$"),
+        ('{"a":{"0":1}}', "missing: a-1, b-0$"),
+        ('{"a":{"0":1,"1":1},"b":{"0":1,"7":1},"c":{"0":1}}', "not read: b-7, c-0$"),
+        ('{"a":{"0":1,"2":1},"b":{"0":1}}', "missing: a-1; not read: a-2$"),
     ],
 )
 def test_check_covers_names_what_differs(text: str, message: str) -> None:
     for spec in (offsets_spec(text), parse_timestamps("x", text, True)):
-        with pytest.raises(ConfigError, match=f"option startingOffsets must name exactly .*: {message}"):
+        with pytest.raises(ConfigError, match=f"option startingOffsets must name exactly .*: .*{message}"):
             check_covers("startingOffsets", spec, [A, B, C])
 
 
@@ -122,18 +122,21 @@ def test_check_covers_accepts(spec: Spec) -> None:
         (TimeSpec(each=((A, 5), (B, 0), (C, 7))), {}, {A: 5, B: 0, C: 7}),
     ],
 )
-def test_wanted_times(spec: OffsetSpec | TimeSpec, given_offsets: Offsets, asked: Offsets) -> None:
-    assert wanted_times(spec, [A, B, C]) == (given_offsets, asked)
+def test_split_times(spec: OffsetSpec | TimeSpec, given_offsets: Offsets, asked: Offsets) -> None:
+    assert split_times(spec, [A, B, C]) == (given_offsets, asked)
 
 
 def test_ranges() -> None:
     start = {A: 0, B: 5, C: 7}
-    assert ranges(start, {C: 9, A: 3, B: 5, ("d", 0): 4}) == [OffsetRange("a", 0, 0, 3), OffsetRange("b", 0, 7, 9)]
-    assert ranges(start, {A: 0, B: 4}) == []
+    assert nonempty_ranges(start, {C: 9, A: 3, B: 5, ("d", 0): 4}) == [
+        OffsetRange("a", 0, 0, 3),
+        OffsetRange("b", 0, 7, 9),
+    ]
+    assert nonempty_ranges(start, {A: 0, B: 4}) == []
 
 
 def test_waiting() -> None:
-    assert waiting({A: 1, B: 5, ("d", 0): 0}, {A: 4, B: 3, C: 9}) == {A: 3, B: 0, C: 0}
+    assert unread({A: 1, B: 5, ("d", 0): 0}, {A: 4, B: 3, C: 9}) == {A: 3, B: 0, C: 0}
 
 
 @pytest.mark.parametrize(
@@ -176,6 +179,7 @@ def test_clip_keeps_what_is_there_and_names_what_is_cut(given_logs: dict[tuple[s
 
 def test_lost_says_what_was_wanted_and_what_there_is() -> None:
     assert str(Lost("a", 0, 1, 5, 3, 4, RETENTION)) == "a-0: wanted [1, 5), available [3, 4) (retention)"
+    assert str(Lost("a", 0, 5, 5, 3, 4, RETENTION)) == "a-0: wanted offset 5, available [3, 4) (retention)"
 
 
 @pytest.mark.parametrize(
@@ -231,7 +235,7 @@ def test_plan_batch(
     def only(value: int | None) -> Offsets:
         return {} if value is None else {A: value}
 
-    found = plan_batch(only(start), only(end), only(low), [T] if is_recreated else [])
+    found = plan_micro_batch(only(start), only(end), only(low), [T] if is_recreated else [])
     assert found == (
         [OffsetRange(*A, *wanted)] if wanted else [],
         [Lost(*A, *lost)] if lost else [],
@@ -239,7 +243,7 @@ def test_plan_batch(
 
 
 def test_a_start_that_the_log_has_not_reached_yet() -> None:
-    assert plan_batch({A: 8}, {A: 5}, {A: 2}, [], is_first=True) == ([], [Lost(*A, 8, 8, 2, 5, NOT_YET)])
+    assert plan_micro_batch({A: 8}, {A: 5}, {A: 2}, [], is_first=True) == ([], [Lost(*A, 8, 8, 2, 5, NOT_YET)])
 
 
 KEYS = [(topic, partition) for topic in ("a", "b", "c") for partition in range(3)]
@@ -250,7 +254,7 @@ some_offsets = st.dictionaries(st.sampled_from(KEYS), st.integers(0, 40))
 def test_plan_batch_accounts_for_every_offset(
     start: Offsets, end: Offsets, earliest: Offsets, recreated: set[str]
 ) -> None:
-    planned, lost = plan_batch(start, end, earliest, recreated)
+    planned, lost = plan_micro_batch(start, end, earliest, recreated)
     assert all(item.start < item.end for item in planned)
     assert all(item.start <= item.end for item in lost)
     assert len({item[:2] for item in planned}) == len(planned)

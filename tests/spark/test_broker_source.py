@@ -10,10 +10,10 @@ import pytest
 
 from spark_klog.client.config import client_config
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError
-from spark_klog.spark import discovery
 from spark_klog.spark.offsets import BeforeEndSpec, GroupSpec, Offsets, OffsetSpec, Spec, TimeSpec, TopicPartition
 from spark_klog.spark.options import SplitLimits, Subscription
-from spark_klog.spark.planning import OffsetRange
+from spark_klog.spark.planning import broker_source
+from spark_klog.spark.planning.ranges import OffsetRange
 
 A, B, C = ("a", 0), ("a", 1), ("b", 0)
 
@@ -66,7 +66,7 @@ def logs() -> Iterator[Any]:
             ("__consumer_offsets", 0): (0, []),
         }
     )
-    with mock.patch.object(discovery, "list_offsets", there.list_offsets):
+    with mock.patch.object(broker_source, "list_offsets", there.list_offsets):
         yield there
 
 
@@ -84,7 +84,7 @@ def logs() -> Iterator[Any]:
     ],
 )
 def test_partitions(logs: Any, subscription: Subscription, expected: list[TopicPartition]) -> None:
-    assert discovery.partitions_of(logs, subscription) == expected
+    assert broker_source.partitions_of(logs, subscription) == expected
 
 
 @pytest.mark.parametrize(
@@ -107,18 +107,18 @@ def test_partitions(logs: Any, subscription: Subscription, expected: list[TopicP
 )
 def test_what_does_not_exist(logs: Any, subscription: Subscription, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{message}(, or set subscribePattern to read topics that .*)?$"):
-        discovery.partitions_of(logs, subscription)
+        broker_source.partitions_of(logs, subscription)
 
 
 def test_what_is_missing_may_be_left_out(logs: Any) -> None:
     for wanted in (Subscription(topics=("c", "x/y", "a")), Subscription(assign={"a": [1, 0, 2], "c": [0]})):
-        assert sorted(discovery.partitions_of(logs, wanted, missing_ok=True)) == [A, B]
+        assert sorted(broker_source.partitions_of(logs, wanted, missing_ok=True)) == [A, B]
 
 
 def test_other_errors_of_a_topic_are_passed_on(logs: Any) -> None:
     error = ProtocolError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "topic a")
     with mock.patch.object(logs, "partitions", side_effect=error), pytest.raises(ProtocolError) as caught:
-        discovery.partitions_of(logs, Subscription(topics=("a",)))
+        broker_source.partitions_of(logs, Subscription(topics=("a",)))
     assert caught.value is error
 
 
@@ -140,13 +140,13 @@ def test_other_errors_of_a_topic_are_passed_on(logs: Any) -> None:
     ],
 )
 def test_places(logs: Any, spec: Spec, expected: Offsets) -> None:
-    assert discovery.resolve(logs, spec, [A, B, C], "x") == expected
+    assert broker_source.resolve(logs, spec, [A, B, C], "x") == expected
 
 
 def test_given_offsets_are_not_asked_for(logs: Any) -> None:
-    discovery.resolve(logs, OffsetSpec(each=((A, 11), (B, 5))), [A, B], "x")
+    broker_source.resolve(logs, OffsetSpec(each=((A, 11), (B, 5))), [A, B], "x")
     assert logs.asked == []
-    discovery.resolve(logs, OffsetSpec(each=((A, 11), (B, -1))), [A, B], "x")
+    broker_source.resolve(logs, OffsetSpec(each=((A, 11), (B, -1))), [A, B], "x")
     assert logs.asked == [{B: -1}]
 
 
@@ -164,36 +164,36 @@ def test_a_strict_time_without_a_record(logs: Any, spec: TimeSpec, names: str) -
         "set startingOffsetsByTimestampStrategy=latest"
     )
     with pytest.raises(ConfigError, match=message):
-        discovery.resolve(logs, spec, [A, B, C], "x")
+        broker_source.resolve(logs, spec, [A, B, C], "x")
 
 
 def test_a_strict_time_with_records(logs: Any) -> None:
-    assert discovery.resolve(logs, TimeSpec(100, strict=True), [A, B], "x") == {A: 10, B: 0}
+    assert broker_source.resolve(logs, TimeSpec(100, strict=True), [A, B], "x") == {A: 10, B: 0}
 
 
 def test_where_a_group_is(logs: Any) -> None:
     """Partitions that the group has not committed are read from their first record on."""
     progress: Any = mock.Mock()
     progress.fetch.return_value = {A: 12}
-    assert discovery.resolve(logs, GroupSpec("g"), [A, B, C], "x", progress) == {A: 12, B: 0, C: 5}
+    assert broker_source.resolve(logs, GroupSpec("g"), [A, B, C], "x", progress) == {A: 12, B: 0, C: 5}
     progress.fetch.assert_called_once_with([A, B, C])
     assert logs.asked == [{B: -2, C: -2}]
 
 
 def test_no_partitions(logs: Any) -> None:
     for spec in (OffsetSpec(-1), TimeSpec(5, strict=True)):
-        assert discovery.resolve(logs, spec, [], "x") == {}
+        assert broker_source.resolve(logs, spec, [], "x") == {}
     assert logs.asked == []
 
 
 def test_sizes_are_asked_for_only_where_they_count(logs: Any) -> None:
     wanted = [OffsetRange(*A, 10, 14), OffsetRange(*B, 0, 1)]
-    with mock.patch.object(discovery, "record_sizes", return_value={A: 50.0}) as sizes:
-        found = discovery.tasks(logs, wanted, SplitLimits(min_partitions=1, max_records=9))
+    with mock.patch.object(broker_source, "record_sizes", return_value={A: 50.0}) as sizes:
+        found = broker_source.tasks(logs, wanted, SplitLimits(min_partitions=1, max_records=9))
         assert found == [(item,) for item in wanted]
-        assert discovery.tasks(logs, [], SplitLimits(max_bytes=1)) == []
+        assert broker_source.tasks(logs, [], SplitLimits(max_bytes=1)) == []
         sizes.assert_not_called()
-        found = discovery.tasks(logs, wanted, SplitLimits(max_bytes=100))
+        found = broker_source.tasks(logs, wanted, SplitLimits(max_bytes=100))
         assert found == [(OffsetRange(*A, 10, 12),), (OffsetRange(*A, 12, 14),), (OffsetRange(*B, 0, 1),)]
         sizes.assert_called_once_with(logs, {A: 10, B: 0})
 
@@ -206,10 +206,10 @@ def test_a_group_that_has_committed_nothing_is_told_of(logs: Any, caplog: pytest
             return {}
 
     nothing: Any = Nothing()
-    assert discovery.resolve(logs, GroupSpec("g"), [A, B], "startingOffsets", nothing) == {A: 10, B: 0}
+    assert broker_source.resolve(logs, GroupSpec("g"), [A, B], "startingOffsets", nothing) == {A: 10, B: 0}
     assert caplog.messages == [
-        "option startingOffsets=group: group g has committed no offset of the partitions that are read (is its name "
-        "right?); all of them begin at their first record"
+        "option startingOffsets=group: group g has no committed offset of the partitions that are read; check its "
+        "name. All of them start at their first record"
     ]
 
 
@@ -219,7 +219,7 @@ def test_partitions_without_an_offset_of_the_group_are_named(logs: Any, caplog: 
             return {A: 12}
 
     one: Any = One()
-    discovery.resolve(logs, GroupSpec("g"), [A, B, C], "startingOffsets", one)
+    broker_source.resolve(logs, GroupSpec("g"), [A, B, C], "startingOffsets", one)
     assert caplog.messages == [
-        "option startingOffsets=group: group g has no offset of a-1, b-0; these begin at their first record"
+        "option startingOffsets=group: group g has no committed offset of a-1, b-0; these start at their first record"
     ]

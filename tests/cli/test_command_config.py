@@ -1,0 +1,114 @@
+"""`--command-config` with a file as Kafka's own tools take it: commands by TLS and SASL."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs.batch_load import _arguments
+from spark_klog.cli.clusters import cluster_settings
+from tests.support.certificates import make_certificates
+from tests.support.secure_broker import PASSWORDS, SecureBroker
+
+
+@pytest.fixture(scope="module")
+def broker(module_server_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
+    with SecureBroker(module_server_dir, make_certificates(tmp_path_factory.mktemp("certificates"))) as running:
+        yield running
+
+
+def _klog(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "spark_klog.cli", *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize(("protocol", "mechanism"), [("SSL", None), ("SASL_SSL", "SCRAM-SHA-512")])
+def test_commands(broker: SecureBroker, tmp_path: Path, protocol: str, mechanism: str | None) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text(broker.java(protocol, mechanism))
+    way = ("--bootstrap-server", broker.servers(protocol), "--command-config", str(file))
+    topic = f"by-{protocol.lower()}"
+    for command in (
+        ("topics", "create", topic),
+        ("topics", "describe", topic),
+        ("topics", "alter", topic, "--partitions", "3"),
+        ("groups", "list"),
+    ):
+        done = _klog(*command, *way)
+        assert (done.returncode, done.stderr) == (0, ""), command
+    listed = _klog("topics", "list", *way, "--json")
+    assert topic in {json.loads(line)["name"] for line in listed.stdout.splitlines()}
+    store = f"kafka://{broker.servers(protocol)}"
+    changed = ("offsets", "set", "--group", "g", "--to", store, "--topic", f"{topic}:0", "--to-offset", "0")
+    done = _klog(*changed, "--command-config", str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    done = _klog("offsets", "show", "--group", "g", "--from", store, "--command-config", str(file), "--json")
+    assert (done.returncode, topic in done.stdout) == (0, True), done.stderr
+
+
+def test_a_wrong_password(broker: SecureBroker, tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text(broker.java("SASL_SSL", "SCRAM-SHA-512").replace(PASSWORDS["alice"], "wrong-secret"))
+    way = ("--bootstrap-server", broker.servers("SASL_SSL"), "--command-config", str(file))
+    done = _klog("--log-level", "DEBUG", "topics", "list", *way)
+    assert done.returncode == 1
+    assert f"broker {broker.servers('SASL_SSL')} refuses SCRAM-SHA-512" in done.stderr
+    assert "wrong-secret" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_servers_of_the_file(broker: SecureBroker, tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text(broker.java("SSL", None) + f"bootstrap.servers={broker.servers('SSL')}\n")
+    way = ("--command-config", str(file))
+    for command in (("topics", "create", "by-file"), ("groups", "list")):
+        done = _klog(*command, *way)
+        assert (done.returncode, done.stderr) == (0, ""), command
+    to_files = ("offsets", "set", "--group", "by-file", "--to", str(tmp_path / "offsets"))
+    done = _klog(*to_files, "--topic", "by-file:0", "--to-earliest", *way)
+    assert (done.returncode, done.stderr) == (0, "")
+    options = _arguments(["--topics=t", "--output=o", "--checkpoint=c", *way])
+    assert cluster_settings(options.bootstrap_servers, options.command_config)["bootstrap.servers"] == broker.servers(
+        "SSL"
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("topics", "delete", "t", "--yes"),
+        ("topics", "list"),
+        ("groups", "list"),
+        ("groups", "describe", "g"),
+        ("offsets", "set", "--group=g", "--to=folder", "--topic=t", "--to-latest"),
+    ],
+)
+def test_two_clusters_are_refused(tmp_path: Path, command: tuple[str, ...]) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("bootstrap.servers=other:9092\n")
+    done = _klog(*command, "--bootstrap-server", "127.0.0.1:1", "--command-config", str(file))
+    assert done.returncode == 1
+    assert f"--bootstrap-server 127.0.0.1:1 and bootstrap.servers in {file} differ (other:9092)" in done.stderr
+
+
+def test_a_password_in_an_address_is_not_shown(tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    for address in ("SASL_SSL://alice:s3kr1t@h:9093", "alice:s3kr1t@h:9093"):
+        file.write_text(f"bootstrap.servers={address}\n")
+        for arguments in (
+            ("topics", "list", "--bootstrap-server", address),
+            ("topics", "list", "--command-config", str(file)),
+            ("topics", "list", "--command-config", str(file), "--bootstrap-server", "h:1"),
+            ("offsets", "show", "--group", "g", "--from", f"kafka://{address}"),
+            ("offsets", "show", "--group", "g", "--from", address),
+        ):
+            done = _klog(*arguments)
+            assert done.returncode != 0
+            assert "has a character @, and is not shown" in done.stderr
+            assert "s3kr1t" not in done.stdout + done.stderr

@@ -1,0 +1,79 @@
+"""The consumer's reads under random faults of scripted brokers: nothing is lost, nothing comes twice.
+
+SPARK_KLOG_FAULT_SECONDS (3) says for how long, SPARK_KLOG_FAULT_SEED (0) where to begin.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+from spark_klog.client import Consumer
+from spark_klog.errors import ErrorCode, KlogError, NoOffsetForPartition, OffsetOutOfRange, RecordTooLarge
+from tests.support import faults
+from tests.support.scripted_broker import ScriptedCluster
+
+_APIS = ("ApiVersions", "Metadata", "ListOffsets", "Fetch", "Fetch", "Fetch", "Fetch")
+_CODES = [int(code) for code in ErrorCode if code] + [999]
+_PARTITIONS, _RECORDS, _NODES = 4, 60, 3
+_DEADLINE = 60.0
+
+
+def _values(partition: int) -> list[bytes]:
+    return [b"%d-%d" % (partition, number) for number in range(_RECORDS)]
+
+
+def _take(consumer: Consumer, is_arrow: bool) -> list[tuple[int, int, bytes | None]]:
+    """(partition, offset, value) of what one poll gives; errors are those of the faults, but for lost offsets."""
+    try:
+        if not is_arrow:
+            return [(record.partition, record.offset, record.value) for record in consumer.poll(0.2)]
+        batch = consumer.poll_arrow(0.2)
+        rows = [] if batch is None else batch.to_pylist()
+        return [(row["partition"], row["offset"], row["value"]) for row in rows]
+    except (OffsetOutOfRange, NoOffsetForPartition, RecordTooLarge):
+        raise
+    except KlogError:
+        return []
+
+
+def _run(seed: int) -> None:
+    choose = random.Random(seed)
+    with ScriptedCluster({"t": _PARTITIONS}, nodes=_NODES) as brokers:
+        for partition in range(_PARTITIONS):
+            brokers.append("t", partition, _values(partition), size=choose.choice([1, 7, 60]))
+        given = {
+            "bootstrap.servers": brokers.bootstrap_servers,
+            "request.timeout.ms": 1000,
+            "fetch.max.wait.ms": choose.choice([0, 50, 500]),
+            "retry.backoff.ms": 2,
+            "retry.backoff.max.ms": 50,
+            "auto.offset.reset": choose.choice(["earliest", "none"]),
+            "max.poll.records": choose.choice([1, 10, 500]),
+            "max.partition.fetch.bytes": choose.choice([100, 500, 1 << 20]),
+        }
+        with Consumer(given) as consumer:
+            start = {partition: choose.choice([0, 30]) for partition in range(_PARTITIONS)}
+            consumer.assign([("t", partition, offset) for partition, offset in start.items()])
+            found: dict[int, list[bytes | None]] = {partition: [] for partition in start}
+            deadline = time.monotonic() + _DEADLINE
+            calm_at = time.monotonic() + 2
+            while any(len(found[number]) < _RECORDS - start[number] for number in start):
+                assert time.monotonic() < deadline, found
+                if time.monotonic() > calm_at:
+                    brokers.clear()
+                    for partition in start:
+                        if brokers.leaders["t", partition] < 0:
+                            brokers.leaders["t", partition] = choose.randrange(_NODES)
+                elif choose.random() < 0.5:
+                    brokers.on(choose.choice(_APIS), faults.chosen(choose, _CODES, has_top_errors=True))
+                    brokers.leaders["t", choose.randrange(_PARTITIONS)] = choose.randrange(-1, _NODES)
+                for partition, offset, value in _take(consumer, choose.random() < 0.5):
+                    assert offset == start[partition] + len(found[partition]), (partition, offset)
+                    found[partition].append(value)
+            for partition, values in found.items():
+                assert values == _values(partition)[start[partition] :]
+
+
+def test_random_faults() -> None:
+    faults.run_seeds(_run)

@@ -1,0 +1,109 @@
+"""An interrupt (Ctrl-C) anywhere in a poll loses no record and returns none twice."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from spark_klog.client import Consumer
+from tests.support.consumers import SECONDS
+from tests.support.scripted_broker import ScriptedCluster
+
+_MODULES = tuple(f"consumer/{name}.py" for name in ("consumer", "guard", "handover", "fetching", "records", "arrow"))
+#: Functions in which the call ends or begins: the caller has the records, or they are not touched.
+_OUTSIDE = ("poll", "poll_arrow", "used", "_next", "begin")
+#: Every so many lines: some hundred places, in another order in each round of the loop.
+_STEP = 7
+
+
+class _Interrupt:
+    """Raise KeyboardInterrupt at the line numbered `at` of the consumer's modules; `is_over` if there is none."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+        self.is_over = True
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        code = frame.f_code
+        is_ours = code.co_filename.endswith(_MODULES) and code.co_name not in _OUTSIDE
+        if event == "line" and is_ours:
+            self._at -= 1
+            if self._at == 0:
+                self.is_over = False
+                raise KeyboardInterrupt
+        return self if is_ours else None
+
+
+@pytest.mark.parametrize("is_arrow", [False, True])
+def test_an_interrupt_at_many_lines(is_arrow: bool) -> None:
+    values = [b"%d" % number for number in range(12)]
+    with ScriptedCluster({"t": 1}) as brokers:
+        brokers.append("t", 0, values, size=6)
+        settings = {"bootstrap.servers": brokers.bootstrap_servers, "max.poll.records": 5, "fetch.max.wait.ms": 10}
+        with Consumer({**settings, "max.partition.fetch.bytes": 100}) as consumer:
+            consumer.assign([("t", 0)])
+            at, is_over = 0, False
+            while not is_over:
+                at += _STEP
+                consumer.seek("t", 0, 0)
+                interrupt = _Interrupt(at)
+                assert _read(consumer, is_arrow, interrupt, len(values)) == list(enumerate(values)), at
+                is_over = interrupt.is_over
+    assert at > 100, at
+
+
+def _read(consumer: Consumer, is_arrow: bool, interrupt: _Interrupt, count: int) -> list[tuple[int, bytes | None]]:
+    found: list[tuple[int, bytes | None]] = []
+    before = sys.gettrace()
+    deadline = time.monotonic() + SECONDS
+    while len(found) < count and time.monotonic() < deadline:
+        try:
+            if interrupt.is_over:
+                sys.settrace(interrupt)
+            found += _poll(consumer, is_arrow)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+    return found
+
+
+def _poll(consumer: Consumer, is_arrow: bool) -> list[tuple[int, bytes | None]]:
+    if not is_arrow:
+        return [(record.offset, record.value) for record in consumer.poll(SECONDS)]
+    batch = consumer.poll_arrow(SECONDS)
+    return [] if batch is None else [(row["offset"], row["value"]) for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_exception_in_the_block_commits_nothing(fails: bool) -> None:
+    with ScriptedCluster({"t": 1}) as brokers:
+        brokers.append("t", 0, [b"a"])
+        settings = {"bootstrap.servers": brokers.bootstrap_servers, "group.id": "g", "auto.offset.reset": "earliest"}
+
+        def process() -> None:
+            with Consumer({**settings, "auto.commit.interval.ms": 600_000}) as consumer:
+                consumer.assign([("t", 0)])
+                assert len(consumer.poll(SECONDS)) == 1
+                if fails:
+                    raise LookupError
+
+        if fails:
+            with pytest.raises(LookupError):
+                process()
+        else:
+            process()
+        assert brokers.count("OffsetCommit") == (0 if fails else 1)
+
+
+def test_a_poll_of_nothing_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with ScriptedCluster({"t": 1}) as brokers:
+        with Consumer({"bootstrap.servers": brokers.bootstrap_servers}) as consumer:
+            assert [consumer.poll(0), consumer.poll(0)] == [[], []]
+    assert [
+        record.getMessage() for record in caplog.records if "no partitions are assigned" in record.getMessage()
+    ] == ["poll returns nothing: no partitions are assigned, call assign or subscribe first"]

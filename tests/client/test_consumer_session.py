@@ -1,0 +1,121 @@
+"""Fetch sessions of the consumer, against the broker's own, and the replica that it fetches from."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given, strategies as st
+
+from spark_klog.broker.fetches import fetch_sessions as broker_side
+from spark_klog.client import Consumer
+from spark_klog.client.consumer.session import FetchParameters, FetchSession
+from spark_klog.errors import DecodeError, ErrorCode, ProtocolError
+from tests.support.scripted_broker import ScriptedCluster
+
+_KEYS = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 3))
+_WANTED = st.builds(FetchParameters, st.integers(0, 3), st.sampled_from([100, 200]), st.integers(-1, 1))
+_STEPS = st.lists(st.tuples(st.dictionaries(_KEYS, _WANTED, min_size=1), st.sampled_from(["", "lost", "evicted"])))
+
+
+def _ask(sessions: Any, request: dict[str, Any], now: float) -> Any:
+    """What the broker makes of a request: its session, or an error code."""
+    entries = [
+        (broker_side.PartitionKey(topic["topic"], UUID(int=0), entry["partition"]), entry)
+        for topic in request["topics"]
+        for entry in topic["partitions"]
+    ]
+    forgotten = [
+        broker_side.PartitionKey(topic["topic"], UUID(int=0), partition)
+        for topic in request["forgotten_topics_data"]
+        for partition in topic["partitions"]
+    ]
+    return sessions.find(request["session_id"], request["session_epoch"], entries, forgotten, now)
+
+
+@given(_STEPS)
+def test_the_broker_fetches_what_the_client_wants(
+    steps: list[tuple[dict[tuple[str, int], FetchParameters], str]],
+) -> None:
+    sessions = broker_side.FetchSessions(10, 0)
+    client = FetchSession()
+    for number, (wanted, trouble) in enumerate(steps):
+        if trouble == "evicted":
+            sessions._sessions.clear()
+        found = _ask(sessions, client.request(wanted), number)
+        if isinstance(found, ErrorCode):
+            assert trouble == "evicted"
+            with pytest.raises(ProtocolError):
+                client.accept({"error_code": found, "responses": []}, "fetch")
+            client.restart()
+            found = _ask(sessions, client.request(wanted), number)
+        session, is_incremental = found
+        fetched = {
+            (key.topic, key.partition): (entry["fetch_offset"], entry["partition_max_bytes"])
+            for key, entry in session.partitions
+        }
+        assert fetched == {key: item[:2] for key, item in wanted.items()}
+        if trouble == "lost":
+            client.restart()
+            continue
+        told = {} if is_incremental else wanted
+        responses = [{"topic": topic, "partitions": [{"partition_index": number}]} for topic, number in told]
+        answer = {"error_code": 0, "session_id": session.id, "responses": responses, "throttle_time_ms": 0}
+        assert client.accept(answer, "fetch").keys() == told.keys()
+
+
+def test_an_answer_about_another_partition() -> None:
+    client = FetchSession()
+    client.request({("a", 0): FetchParameters(0, 1, -1)})
+    answer = {"error_code": 0, "session_id": 7, "responses": [{"topic": "b", "partitions": [{"partition_index": 0}]}]}
+    with pytest.raises(DecodeError, match="b-0, not asked for"):
+        client.accept(answer, "fetch")
+
+
+class _WithReplicas(ScriptedCluster):
+    """Node 1 is the leader of t-0; it sends consumers of the rack "r" to node 0, which refuses once it `has_moved`."""
+
+    has_moved = False
+
+    def _on_Fetch(self, node: int, asked: dict[str, Any], is_applied: bool) -> dict[str, Any]:
+        leader = self.leaders["t", 0]
+        if node == leader and asked["rack_id"] == "r" and not self.has_moved:
+            entry = {"partition_index": 0, "error_code": 0, "high_watermark": 20, "records": b""}
+            return {
+                "error_code": 0,
+                "responses": [{"topic": "t", "partitions": [entry | {"preferred_read_replica": 0}]}],
+            }
+        return super()._on_Fetch(node, asked, is_applied)
+
+    def _leader_error(self, node: int, key: tuple[str, int]) -> int:
+        return super()._leader_error(node, key) if self.has_moved else 0
+
+
+def _fetched_from(brokers: ScriptedCluster) -> list[int]:
+    return [asked.node for asked in list(brokers.asked) if asked.name == "Fetch"]
+
+
+def test_the_nearest_replica_is_read_until_it_refuses() -> None:
+    with _WithReplicas({"t": 1}, nodes=2) as brokers:
+        brokers.leaders["t", 0] = 1
+        brokers.append("t", 0, [b"%d" % number for number in range(20)], size=10)
+        settings = {"bootstrap.servers": brokers.bootstrap_servers, "client.rack": "r", "fetch.max.wait.ms": 50}
+        with Consumer(settings) as consumer:
+            consumer.assign([("t", 0, 0)])
+            found: list[bytes | None] = []
+            deadline = time.monotonic() + 30
+            while len(found) < 20 and time.monotonic() < deadline:
+                found += [record.value for record in consumer.poll(1.0)]
+            nodes = _fetched_from(brokers)
+            assert nodes[0] == 1
+            assert set(nodes[1:]) == {0}
+            brokers.has_moved = True
+            while _fetched_from(brokers)[-1] != 1 and time.monotonic() < deadline:
+                assert consumer.poll(0.1) == []
+            brokers.append("t", 0, [b"20"])
+            while len(found) < 21 and time.monotonic() < deadline:
+                found += [record.value for record in consumer.poll(1.0)]
+        assert found == [b"%d" % number for number in range(21)]
+        assert _fetched_from(brokers)[-1] == 1

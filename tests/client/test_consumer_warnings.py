@@ -1,0 +1,143 @@
+"""What a consumer says when it gets no records because something is wrong."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_klog.client import Consumer
+from spark_klog.errors import ErrorCode, ProtocolError
+from tests.support import faults
+from tests.support.broker import KlogBroker
+from tests.support.consumers import SECONDS, Server, short
+from tests.support.scripted_broker import ScriptedCluster
+
+
+@pytest.fixture(scope="module")
+def server(module_server_dir: Path) -> Iterator[Server]:
+    with KlogBroker(module_server_dir / "klog") as broker:
+        yield Server(broker.bootstrap_servers, None)
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def _poll_until(consumer: Consumer, condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition() and time.monotonic() < deadline:
+        consumer.poll(0.1)
+    assert condition()
+
+
+@pytest.mark.parametrize("has_group", [False, True])
+def test_a_wrong_port_is_a_warning_with_the_address(caplog: pytest.LogCaptureFixture, has_group: bool) -> None:
+    settings = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "enable.auto.commit": False}
+    with Consumer(settings) as consumer:
+        if has_group:
+            consumer.subscribe(["t"])
+        else:
+            consumer.assign([("t", 0, 0)])
+        assert consumer.poll_arrow(1.0) is None  # the loop of a user
+        found = _warnings(caplog)
+        assert found
+        assert re.search(r"no records from .*127\.0\.0\.1:1.*[Rr]efused", found[0])
+        assert "request.timeout.ms" not in found[0]
+        consumer.poll(0.1)
+        assert len(_warnings(caplog)) == len(found)  # not at each poll
+        consumer.poll(2.5)
+        assert not any("giving up" in warning for warning in _warnings(caplog))
+
+
+def test_a_topic_that_does_not_exist_is_an_error(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    topic = server.topic()
+    server.send(topic, short(3))
+    with server.consumer(auto_offset_reset="earliest") as consumer:
+        for wrong, name in ((f"{topic}-wrong", f"topic {topic}-wrong"), (topic, f"{topic}-7")):
+            consumer.assign([(topic, 0), (wrong, 7)])
+            _poll_until(consumer, lambda: consumer.position(topic, 0) == 3)  # the other one is read
+            with pytest.raises(ProtocolError, match=name) as failed:
+                consumer.poll(SECONDS)
+            assert failed.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert any(name in text for text in _warnings(caplog))
+            consumer.assign([])
+
+
+def test_a_partition_without_a_leader_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with ScriptedCluster({"t": 1}) as brokers:
+        brokers.leaders["t", 0] = -1
+        brokers.append("t", 0, [b"a"])
+        with Consumer({"bootstrap.servers": brokers.bootstrap_servers}) as consumer:
+            consumer.assign([("t", 0, 0)])
+            assert consumer.poll(0.2) == []
+            assert [text for text in _warnings(caplog) if "LEADER_NOT_AVAILABLE" in text and "t-0" in text]
+            brokers.leaders["t", 0] = 0
+            assert [record.value for record in consumer.poll(SECONDS)] == [b"a"]
+
+
+def test_a_broker_that_restarts_is_no_unknown_topic(caplog: pytest.LogCaptureFixture) -> None:
+    """A partition that was known once is waited for."""
+    with ScriptedCluster({"t": 1}) as brokers:
+        brokers.append("t", 0, [b"a"])
+        with Consumer({"bootstrap.servers": brokers.bootstrap_servers, "metadata.max.age.ms": 50}) as consumer:
+            consumer.assign([("t", 0, 0)])
+            assert [record.value for record in consumer.poll(SECONDS)] == [b"a"]
+            brokers.always("Fetch", faults.error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            brokers.always("Metadata", faults.error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            begin = time.monotonic()
+            while time.monotonic() < begin + 1.5:
+                assert consumer.poll(0.1) == []
+            assert [text for text in _warnings(caplog) if "UNKNOWN_TOPIC_OR_PARTITION" in text]
+            brokers.clear()
+            brokers.append("t", 0, [b"b"])
+            assert [record.value for record in consumer.poll(SECONDS)] == [b"b"]
+
+
+@pytest.mark.parametrize("wanted", ["names", "^", "[^]", "pattern"])
+def test_subscribed_topics_that_do_not_exist(server: Server, caplog: pytest.LogCaptureFixture, wanted: str) -> None:
+    topic = server.topic()
+    missing = f"{topic}-missing"
+    forms: dict[str, Any] = {
+        "names": [topic, missing],
+        "^": f"^{missing}",
+        "[^]": [topic, f"^{missing}"],
+        "pattern": re.compile(f"{missing}.*"),
+    }
+    with server.consumer(group_id=topic + wanted) as consumer:
+        consumer.subscribe(forms[wanted])
+        _poll_until(consumer, lambda: any(missing in text for text in _warnings(caplog)))
+        if wanted in ("names", "[^]"):
+            _poll_until(consumer, lambda: consumer.assignment() == [(topic, 0)])
+        assert len([text for text in _warnings(caplog) if missing in text]) == 1
+
+
+def test_text_that_begins_with_a_caret_is_a_pattern(server: Server) -> None:
+    first, second, third = (server.topic() for _ in range(3))
+    for topic in (first, second, third):
+        server.send(topic, short(2))
+    with server.consumer(group_id=first, auto_offset_reset="earliest") as consumer:
+        consumer.subscribe([f"^{first[:-2]}", second])  # names that begin so, as in librdkafka
+        _poll_until(consumer, lambda: consumer.assignment() == sorted([(first, 0), (second, 0)]))
+        consumer.subscribe(f"^{third}$")
+        _poll_until(consumer, lambda: consumer.assignment() == [(third, 0)])
+
+
+def test_a_partition_with_open_offsets_holds_up_no_other() -> None:
+    with ScriptedCluster({"t": 2}) as brokers:
+        for partition in range(2):
+            brokers.append("t", partition, [b"%d" % partition])
+        brokers.always("OffsetFetch", faults.error(ErrorCode.UNSTABLE_OFFSET_COMMIT, 0))
+        given = {"bootstrap.servers": brokers.bootstrap_servers, "group.id": "g", "enable.auto.commit": False}
+        with Consumer({**given, "auto.offset.reset": "earliest"}) as consumer:
+            consumer.assign([("t", 0), ("t", 1)])
+            begin = time.monotonic()
+            assert [record.value for record in consumer.poll(SECONDS)] == [b"1"]
+            assert time.monotonic() < begin + SECONDS / 2
+            brokers.clear()
+            assert [record.value for record in consumer.poll(SECONDS)] == [b"0"]

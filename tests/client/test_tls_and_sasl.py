@@ -1,0 +1,319 @@
+"""The client by TLS and SASL at our broker: every protocol and mechanism, and what is said of what is refused."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.fetcher import fetch_range
+from spark_klog.client.offsets import list_offsets
+from spark_klog.client.producer import Producer
+from spark_klog.errors import (
+    AuthenticationError,
+    ConfigError,
+    ConnectionFailed,
+    HandshakeInterrupted,
+    KlogError,
+    RequestTimedOut,
+    SaslError,
+    TlsError,
+)
+from spark_klog.protocol.tables.list_offsets import LATEST
+from tests.support.certificates import KEY_PASSWORD, Certificates, make_certificates
+from tests.support.kafka import HOST
+from tests.support.kafka_python_wire import read_records
+from tests.support.secure_broker import PASSWORDS, SecureBroker
+from tests.support.topics import create_topic
+
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+WAYS = [
+    ("SSL", None),
+    *((protocol, mechanism) for protocol in ("SASL_PLAINTEXT", "SASL_SSL") for mechanism in MECHANISMS),
+]
+JAAS = "org.apache.kafka.common.security"
+#: Nothing of what is refused for good is tried for longer.
+SOON = 5.0
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Of another authority."""
+    return make_certificates(tmp_path_factory.mktemp("others"))
+
+
+@pytest.fixture(scope="module")
+def broker(module_server_dir: Path, certificates: Certificates) -> Iterator[SecureBroker]:
+    settings = {"ssl.truststore.location": str(certificates.ca), "ssl.client.auth": "requested"}
+    with SecureBroker(module_server_dir, certificates, settings=settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def strict_broker(module_server_dir: Path, certificates: Certificates) -> Iterator[SecureBroker]:
+    """One that wants clients to show a certificate."""
+    settings = {"ssl.truststore.location": str(certificates.ca), "ssl.client.auth": "required"}
+    with SecureBroker(module_server_dir / "strict", certificates, settings=settings) as running:
+        yield running
+
+
+def _round_trip(settings: dict[str, str], topic: str, count: int = 200) -> None:
+    """More than what fits into one TLS record, written and read."""
+    values = [os.urandom(10_000) for _ in range(count)]
+    with Cluster.connect(settings) as cluster:
+        create_topic(cluster, topic, 1)
+        producer = Producer(cluster)
+        for value in values:
+            producer.send(topic, value)
+        producer.flush()
+        assert list_offsets(cluster, {(topic, 0): LATEST}) == {(topic, 0): count}
+        found = [
+            value
+            for fetched in fetch_range(cluster, topic, 0, 0, count)
+            for _, _, value in read_records(bytes(fetched.data))
+        ]
+    assert found == values
+
+
+def _refused(settings: dict[str, str], kind: type[KlogError], soon: float = SOON) -> str:
+    begin = time.monotonic()
+    with pytest.raises(kind) as caught:
+        Cluster.connect(settings)
+    assert time.monotonic() - begin < soon
+    text = str(caught.value)
+    for secret in (*PASSWORDS.values(), KEY_PASSWORD, "wrong-secret"):
+        assert secret not in text
+    return text
+
+
+@pytest.mark.parametrize(("protocol", "mechanism"), WAYS)
+def test_every_way(broker: SecureBroker, protocol: str, mechanism: str | None) -> None:
+    for user in PASSWORDS if mechanism else ["alice"]:
+        _round_trip(broker.client(protocol, mechanism, user), f"way-{protocol}-{mechanism}-{user}")
+
+
+def test_settings_of_java(broker: SecureBroker, certificates: Certificates) -> None:
+    settings = {
+        "bootstrap.servers": broker.servers("SASL_SSL"),
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.jaas.config": f'kafkashaded.{JAAS}.scram.ScramLoginModule required username="alice" '
+        f'password="{PASSWORDS["alice"]}";',
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.certificates": certificates.ca.read_text(),
+    }
+    _round_trip(settings, "java")
+
+
+def _client_certificates(certificates: Certificates, folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """The client's certificate in each form that it may have."""
+    pem = certificates.client.read_text()
+    key, chain = pem[: pem.index("-----BEGIN CERT")], pem[pem.index("-----BEGIN CERT") :]
+    encrypted = folder / "encrypted.key"
+    command = ["openssl", "pkcs8", "-topk8", "-in", str(certificates.client), "-out", str(encrypted)]
+    subprocess.run([*command, "-passout", "pass:client-secret"], check=True, capture_output=True)
+    (folder / "key.pem").write_text(key)
+    (folder / "chain.pem").write_text(chain)
+    yield "one PEM file", {"ssl.keystore.location": str(certificates.client), "ssl.keystore.type": "PEM"}
+    yield "PEM text", {"ssl.keystore.key": key, "ssl.keystore.certificate.chain": chain}
+    store = folder / "store.p12"
+    command = ["openssl", "pkcs12", "-export", "-in", str(certificates.client), "-out", str(store)]
+    subprocess.run([*command, "-passout", "pass:client-secret"], check=True, capture_output=True)
+    passwords = {"ssl.keystore.password": "client-secret"}
+    yield "PKCS12", {"ssl.keystore.location": str(store), "ssl.keystore.type": "PKCS12"} | passwords
+    jks = folder / "store.jks"
+    keytool = ["keytool", "-importkeystore", "-srckeystore", str(store), "-destkeystore", str(jks), "-noprompt"]
+    keytool += ["-srcstorepass", "client-secret", "-deststorepass", "client-secret", "-deststoretype", "JKS"]
+    subprocess.run(keytool, check=True, capture_output=True)
+    yield "JKS", {"ssl.keystore.location": str(jks), "ssl.keystore.type": "JKS"} | passwords
+    yield (
+        "librdkafka's files",
+        {"ssl.key.location": str(folder / "key.pem"), "ssl.certificate.location": str(folder / "chain.pem")},
+    )
+    yield (
+        "an encrypted key",
+        {"ssl.keystore.key": encrypted.read_text(), "ssl.certificate.pem": chain, "ssl.key.password": "client-secret"},
+    )
+
+
+def test_client_certificates(strict_broker: SecureBroker, certificates: Certificates, tmp_path: Path) -> None:
+    for _, settings in _client_certificates(certificates, tmp_path):
+        with Cluster.connect(strict_broker.client("SSL") | settings) as cluster:
+            assert cluster.nodes == [0]
+
+
+@pytest.mark.parametrize("kind", ["PKCS12", "JKS"])
+def test_trust_stores_of_keytool(broker: SecureBroker, certificates: Certificates, tmp_path: Path, kind: str) -> None:
+    store = tmp_path / "trust"
+    keytool = ["keytool", "-importcert", "-noprompt", "-alias", "ca", "-file", str(certificates.ca)]
+    keytool += ["-keystore", str(store), "-storetype", kind, "-storepass", "store-secret"]
+    subprocess.run(keytool, check=True, capture_output=True)
+    settings = broker.client("SSL")
+    del settings["ssl.ca.location"]
+    settings |= {"ssl.truststore.location": str(store), "ssl.truststore.password": "store-secret"}
+    for declared in ("PKCS12", "JKS"):  # keytool's .jks files often are PKCS12
+        with Cluster.connect(settings | {"ssl.truststore.type": declared}) as cluster:
+            assert cluster.nodes == [0]
+    text = _refused(settings | {"ssl.truststore.password": "wrong-secret"}, ConfigError)
+    assert f"ssl.truststore.location={store} can't be opened: " in text
+    store.write_bytes(store.read_bytes()[:-100])
+    assert f"ssl.truststore.location={store} can't be opened: " in _refused(settings, ConfigError)
+
+
+def test_client_certificates_that_are_refused(
+    strict_broker: SecureBroker, certificates: Certificates, others: Certificates, tmp_path: Path
+) -> None:
+    settings = strict_broker.client("SSL")
+    text = _refused(settings, KlogError)
+    assert strict_broker.servers("SSL") in text
+    assert "ssl.keystore.location" in text
+    text = _refused(settings | {"ssl.keystore.location": str(others.client)}, KlogError)
+    assert "ssl.keystore.location" in text
+    forms = dict(_client_certificates(certificates, tmp_path))
+    wrong = settings | forms["an encrypted key"] | {"ssl.key.password": "wrong-secret"}
+    assert "can't be decrypted: check ssl.key.password" in _refused(wrong, ConfigError)
+    del wrong["ssl.key.password"]  # nobody is asked for it at a terminal
+    assert "can't be decrypted: check ssl.key.password" in _refused(wrong, ConfigError)
+    mixed = settings | forms["librdkafka's files"] | {"ssl.certificate.location": str(others.client)}
+    assert "is not the key of the certificate in ssl.certificate.location" in _refused(mixed, ConfigError)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_wrong_password(broker: SecureBroker, mechanism: str) -> None:
+    text = _refused(broker.client("SASL_SSL", mechanism, password="wrong-secret"), SaslError)
+    assert f"broker {broker.servers('SASL_SSL')} refuses {mechanism}: " in text
+    assert "Check name and password of user 'alice'" in text
+
+
+def test_a_mechanism_that_is_not_enabled(broker: SecureBroker) -> None:
+    settings = {
+        "bootstrap.servers": broker.servers("SASL_PLAINTEXT"),
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.jaas.config": f"{JAAS}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub='a';",
+    }
+    assert "refuses OAUTHBEARER: it offers PLAIN, SCRAM-SHA-256, SCRAM-SHA-512" in _refused(settings, SaslError)
+
+
+def test_another_authority(broker: SecureBroker, others: Certificates) -> None:
+    text = _refused(broker.client("SSL") | {"ssl.ca.location": str(others.ca)}, TlsError)
+    assert f"the certificate of broker {broker.servers('SSL')} is signed by an authority that is not trusted" in text
+    assert "ssl.ca.location must hold" in text
+    unchecked = broker.client("SSL") | {"enable.ssl.certificate.verification": "false"}
+    with Cluster.connect(unchecked | {"ssl.ca.location": str(others.ca)}):
+        pass
+
+
+def test_another_host_name(broker: SecureBroker) -> None:
+    settings = broker.client("SSL") | {"bootstrap.servers": f"localhost:{broker.ports['SSL']}"}
+    text = _refused(settings, TlsError)
+    assert f"the certificate of broker localhost:{broker.ports['SSL']} is not for this host name" in text
+    with Cluster.connect(settings | {"ssl.endpoint.identification.algorithm": ""}):
+        pass
+
+
+def test_an_expired_certificate(tmp_path: Path, server_dir: Path) -> None:
+    expired = make_certificates(tmp_path, expired=True)
+    with SecureBroker(server_dir, expired) as broker:
+        text = _refused(broker.client("SASL_SSL", "PLAIN"), TlsError)
+    assert f"the certificate of broker {broker.servers('SASL_SSL')} has expired: the broker needs a new one" in text
+
+
+def test_protocols_that_do_not_fit_the_port(broker: SecureBroker) -> None:
+    def at(port: str, settings: dict[str, str]) -> dict[str, str]:
+        return settings | {"bootstrap.servers": broker.servers(port), "socket.connection.setup.timeout.ms": "1500"}
+
+    text = _refused(at("PLAINTEXT", broker.client("SSL")), HandshakeInterrupted)
+    assert "closed the connection during the TLS handshake: does it use TLS on this port?" in text
+    text = _refused(at("SSL", broker.client("PLAINTEXT")), KlogError)
+    assert "TLS on this port" in text
+    assert "set security.protocol to SSL" in text
+    text = _refused(at("SASL_SSL", broker.client("SASL_PLAINTEXT", "PLAIN")), KlogError)
+    assert "set security.protocol to SASL_SSL" in text
+    text = _refused(at("SASL_PLAINTEXT", broker.client("PLAINTEXT")), ConnectionFailed)
+    assert "if it requires SASL on this port, set security.protocol to SASL_PLAINTEXT" in text
+    text = _refused(at("PLAINTEXT", broker.client("SASL_PLAINTEXT", "PLAIN")), SaslError)
+    assert "this port takes no SASL: set security.protocol to PLAINTEXT or SSL" in text
+
+
+def test_no_attempt_follows_a_refusal(broker: SecureBroker) -> None:
+    """A storm of them would lock an account out."""
+    before = broker.log.read_text().count("wrong name or password")
+    settings = broker.client("SASL_PLAINTEXT", "SCRAM-SHA-256", password="wrong-secret")
+    _refused(settings, AuthenticationError)
+    time.sleep(0.3)
+    assert broker.log.read_text().count("wrong name or password") == before + 1
+
+
+def test_files_that_are_not_there_or_something_else(broker: SecureBroker, tmp_path: Path) -> None:
+    settings = broker.client("SSL")
+    text = _refused(settings | {"ssl.ca.location": str(tmp_path / "none.pem")}, ConfigError)
+    assert text == f"ssl.ca.location={tmp_path}/none.pem can't be read: No such file or directory"
+    (tmp_path / "text").write_text("no certificate")
+    text = _refused(settings | {"ssl.ca.location": str(tmp_path / "text")}, ConfigError)
+    assert text == f"ssl.ca.location={tmp_path}/text must be PEM, PKCS12 or JKS"
+
+
+def test_a_certificate_that_is_renewed_counts_at_once(
+    strict_broker: SecureBroker, certificates: Certificates, others: Certificates, tmp_path: Path
+) -> None:
+    own = tmp_path / "client.pem"
+    own.write_bytes(others.client.read_bytes())
+    settings = strict_broker.client("SSL") | {"ssl.keystore.location": str(own)}
+    _refused(settings, KlogError)
+    own.write_bytes(certificates.client.read_bytes())
+    with Cluster.connect(settings):
+        pass
+
+
+class _Silent:
+    """A server that takes connections, does with each what it is told, and then holds it open in silence."""
+
+    def __init__(self, greet: Callable[[socket.socket], None] = lambda peer: None) -> None:
+        self._listener = socket.create_server((HOST, 0))
+        self._taken: list[socket.socket] = []
+        self._greet = greet
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            self._taken.append(peer)
+            self._greet(peer)
+
+    def close(self) -> None:
+        for taken in (self._listener, *self._taken):
+            taken.close()
+
+
+@pytest.mark.parametrize(("protocol", "mechanism"), [("SSL", None), ("SASL_SSL", "PLAIN"), ("SASL_PLAINTEXT", "PLAIN")])
+def test_a_silent_broker_holds_up_nobody(broker: SecureBroker, protocol: str, mechanism: str | None) -> None:
+    """One that answers no handshake, before one that does."""
+    silent = _Silent()
+    try:
+        settings = broker.client(protocol, mechanism) | {"request.timeout.ms": "3000"}
+        with Cluster.connect(
+            settings | {"bootstrap.servers": f"{HOST}:{silent.port},{broker.servers(protocol)}"}
+        ) as cluster:
+            assert cluster.nodes == [0]
+        alone = settings | {"bootstrap.servers": f"{HOST}:{silent.port}", "request.timeout.ms": "700"}
+        with pytest.raises((ConnectionFailed, RequestTimedOut)):
+            Cluster.connect(alone)
+    finally:
+        silent.close()

@@ -1,0 +1,156 @@
+"""The decision log in a checkpoint: one driver a number, whatever the others do and whenever they die."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.spark.exactly_once.decision_log import DecisionLog, checkpoint_folder
+from spark_klog.spark.exactly_once.protocol import Claim, Decision, Ended, Entry, Log, Transaction
+
+DECISION = Decision(3, (Transaction("klog-a-0", 7, 2, 0), Transaction("klog-b-0", 1 << 40, 32766, 5)))
+
+
+def fill(log: DecisionLog, *entries: Entry) -> None:
+    for entry in entries:
+        assert log.append(log.read().end, entry)
+
+
+def test_entries_are_read_by_another_driver(tmp_path: Path) -> None:
+    log = DecisionLog(tmp_path)
+    assert log.read() == Log()
+    fill(log, Claim(), DECISION, Ended(), Claim())
+    other = DecisionLog(tmp_path)
+    assert other.read() == Log((DECISION, Ended(), Claim()), 1)
+    assert other.identity == log.identity
+    assert json.loads((tmp_path / "klog_sink" / "1").read_text()) == {
+        "version": 1,
+        "log": log.identity,
+        "entry": "decision",
+        "batch": 3,
+        "transactions": [["klog-a-0", 7, 2, 0], ["klog-b-0", 1 << 40, 32766, 5]],
+    }
+
+
+def test_a_number_is_taken_once_and_never_again(tmp_path: Path) -> None:
+    log = DecisionLog(tmp_path)
+    fill(log, Claim(), Claim())
+    late = DecisionLog(tmp_path, log.identity)
+    assert not late.append(1, DECISION)
+    assert log.read() == Log((Claim(), Claim()))
+    fill(log, DECISION, Ended(), Claim(), DECISION)
+    assert log.read().first == 5
+    assert sorted(os.listdir(tmp_path / "klog_sink")) == ["5"]
+    for number in range(6):  # their files are removed
+        assert not late.append(number, DECISION)
+    assert log.read() == Log((DECISION,), 5)
+    assert sorted(os.listdir(tmp_path / "klog_sink")) == ["5"]
+
+
+def test_a_driver_of_a_log_that_was_removed_appends_nothing(tmp_path: Path) -> None:
+    late = DecisionLog(tmp_path)
+    fill(late, Claim())
+    (tmp_path / "klog_sink" / "0").unlink()
+    log = DecisionLog(tmp_path)
+    fill(log, Claim())
+    assert log.identity != late.identity
+    assert not late.append(1, DECISION)
+    assert not late.append(5, DECISION)
+    assert log.read() == Log((Claim(),))
+
+
+def _append(folder: Path, barrier: object, won: object) -> None:
+    log = DecisionLog(folder, "6ba7b810-9dad-11d1-80b4-00c04fd430c8")
+    for number in range(50):
+        barrier.wait()  # type: ignore[attr-defined]
+        if log.append(number, Claim()):
+            won.put(number)  # type: ignore[attr-defined]
+
+
+def test_of_drivers_at_once_one_wins(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier, won = context.Barrier(3, timeout=60), context.Queue()
+    drivers = [context.Process(target=_append, args=(tmp_path, barrier, won)) for _ in range(3)]
+    for driver in drivers:
+        driver.start()
+    assert sorted(won.get(timeout=60) for _ in range(50)) == list(range(50))
+    for driver in drivers:
+        driver.join(60)
+        assert driver.exitcode == 0
+    assert won.empty()
+
+
+def _append_for_ever(folder: Path, seen: object) -> None:
+    log = DecisionLog(folder)
+    while True:
+        end = log.read().end
+        assert log.append(end, Decision(end, ()))
+        seen.send(end)  # type: ignore[attr-defined]
+
+
+def test_a_killed_driver_leaves_a_log_that_goes_on(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    end = 0
+    for _ in range(10):
+        receive, send = context.Pipe(False)
+        driver = context.Process(target=_append_for_ever, args=(tmp_path, send))
+        driver.start()
+        send.close()
+        appended = -1
+        for _ in range(5):
+            assert receive.poll(60)
+            appended = receive.recv()
+        assert driver.pid is not None
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.join(60)
+        found = DecisionLog(tmp_path).read()
+        assert found.end > max(appended, end)
+        assert found.entries == (Decision(found.end - 1, ()),)
+        end = found.end
+    assert len(os.listdir(tmp_path / "klog_sink")) <= 3
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    log = DecisionLog(tmp_path)
+    fill(log, DECISION, Ended(), Claim(), Claim())
+    path = tmp_path / "klog_sink" / "2"
+    for text in ("", "{", "[]", '{"version": 2}', '{"version": 1, "entry": "decision", "log": "x"}'):
+        path.write_text(text)
+        with pytest.raises(DecodeError, match=r"klog_sink/2 is no entry of a decision log"):
+            log.read()
+    path.unlink()
+    with pytest.raises(DecodeError, match=r"klog_sink/2 is missing"):
+        log.read()
+
+
+def test_a_checkpoint_with_batches_and_no_log_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "commits").mkdir()
+    DecisionLog(tmp_path)
+    (tmp_path / "commits" / "0").touch()
+    with pytest.raises(ConfigError, match=r"make that directory, empty"):
+        DecisionLog(tmp_path)
+    (tmp_path / "klog_sink").mkdir()
+    fill(DecisionLog(tmp_path), Claim())
+
+
+def test_locations(tmp_path: Path) -> None:
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    for location in (
+        str(folder),
+        f"file:{tmp_path}/a%20b",
+        f"file://{tmp_path}/a%20b",
+        f"file://localhost{tmp_path}/a%20b",
+    ):
+        assert checkpoint_folder(location) == folder
+    for location in ("s3a://bucket/a", "hdfs:///a", "abfss://c@a.example/b", "file://host/a", "dbfs:/a"):
+        with pytest.raises(ConfigError, match=r"needs a checkpointLocation that is a local or mounted folder"):
+            checkpoint_folder(location)
+    with pytest.raises(ConfigError, match=r"is no folder of the driver's machine"):
+        checkpoint_folder(str(tmp_path / "none"))

@@ -1,0 +1,207 @@
+"""The driver's part at our broker and Kafka: claims, decisions, restarts between any two steps, and what times out.
+
+Tasks are producers of this process; the results are what librdkafka reads with read_committed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spark_klog.client.admin.admin import Admin
+from spark_klog.client.producer import Producer
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ProtocolError
+from spark_klog.spark.exactly_once.decision_log import DecisionLog
+from spark_klog.spark.exactly_once.driver import Claimed, NotDecided, claim, decide, settle
+from spark_klog.spark.exactly_once.protocol import DecidedButAborted, Decision, Superseded, Transaction
+from tests.support.kafka import Kafka, versions
+from tests.support.transactional.readers import by_confluent
+
+_SECONDS = 60
+SHORT = {"transaction.timeout.ms": "5000"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=["ours", *(pytest.param(version, marks=pytest.mark.peer) for version in versions("3.9.1", "4.1.0"))],
+)
+def servers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[str]:
+    if request.param == "ours":
+        with EmbeddedCluster(data_dir=module_server_dir / "ours") as cluster:
+            yield cluster.bootstrap_servers
+        return
+    often = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
+    with Kafka(request.param, module_server_dir / request.param, often) as kafka:
+        yield kafka.bootstrap_servers
+
+
+class Query:
+    """A query with one partition to write to."""
+
+    def __init__(self, servers: str, topic: str, checkpoint: Path) -> None:
+        self.topic, self.location = topic, str(checkpoint)
+        self.settings = {"bootstrap.servers": servers, "transaction.timeout.ms": "60000"}
+        self._checkpoint = checkpoint
+        self._producers: list[Producer] = []
+        with Admin({"bootstrap.servers": servers}) as admin:
+            admin.create_topic(topic, 1)
+
+    def claim(self) -> Claimed:
+        return claim(self.settings, self.location)
+
+    def task(self, claimed: Claimed, number: int, *values: bytes) -> Transaction:
+        """A task whose worker is new."""
+        name = f"{claimed.id_prefix}{number}-{time.time_ns()}"
+        producer = Producer({**self.settings, "transactional.id": name})
+        self._producers.append(producer)
+        producer.init_transactions()
+        producer.begin_transaction()
+        for value in values:
+            producer.send(self.topic, value)
+        found = producer.prepare_transaction()
+        assert found is not None
+        return Transaction(found.transactional_id, found.producer_id, found.epoch, number)
+
+    def decide(self, claimed: Claimed, batch: int, *transactions: Transaction) -> None:
+        decide(self.settings, self.location, claimed, batch, transactions)
+
+    def append_decision(self, claimed: Claimed, *transactions: Transaction) -> None:
+        """Decide micro-batch 0, and die."""
+        log = DecisionLog(self._checkpoint, claimed.identity)
+        assert log.append(claimed.begun.number, Decision(0, transactions))
+
+    def settle(self, claimed: Claimed) -> None:
+        settle(self.settings, self.location, claimed)
+
+    def state(self, one: Transaction) -> str:
+        with Admin({"bootstrap.servers": self.settings["bootstrap.servers"]}) as admin:
+            return admin.describe_transactions([one.transactional_id]).check()[one.transactional_id].state
+
+    def read_until(self, *values: str) -> None:
+        """Wait until these are committed, and all that is in the topic has ended: the last record is `end`."""
+        claimed = self.claim()
+        end = self.task(claimed, 0, b"end")
+        decide(self.settings, self.location, claimed, claimed.begun.decided + 1, [end])
+        deadline = time.monotonic() + _SECONDS
+        while "end" not in (found := by_confluent(self.settings["bootstrap.servers"], self.topic, 0)):
+            assert time.monotonic() < deadline
+        assert sorted(found) == sorted(["end", *values])
+
+    def close(self) -> None:
+        for producer in self._producers:
+            producer.close()
+
+
+@pytest.fixture
+def query(servers: str, topic: str, tmp_path: Path) -> Iterator[Query]:
+    made = Query(servers, topic, tmp_path)
+    yield made
+    made.close()
+
+
+def test_what_no_driver_has_decided_is_aborted(query: Query) -> None:
+    first = query.claim()
+    copy, failed = query.task(first, 0, b"copy"), query.task(first, 1, b"failed")
+    query.decide(first, 0, query.task(first, 0, b"a"), query.task(first, 1, b"b"))
+    assert {query.state(copy), query.state(failed)} <= {"PrepareAbort", "CompleteAbort"}
+    second = query.claim()
+    lost = query.task(second, 0, b"lost")
+    assert query.claim().begun.decided == 0
+    assert query.state(lost) in ("PrepareAbort", "CompleteAbort")
+    query.read_until("a", "b")
+
+
+def test_a_driver_that_dies_after_its_decision(query: Query) -> None:
+    claimed = query.claim()
+    tasks = [query.task(claimed, 0, b"a"), query.task(claimed, 1, b"b")]
+    query.append_decision(claimed, *tasks)
+    again = query.claim()
+    assert again.begun.decided == 0
+    query.decide(again, 0)  # tasks have written nothing
+    assert query.claim().begun.decided == 0
+    query.read_until("a", "b")
+
+
+def test_two_runs_of_a_checkpoint(query: Query) -> None:
+    old = query.claim()
+    task = query.task(old, 0, b"old")
+    new = query.claim()
+    written = query.task(new, 0, b"new")
+    with pytest.raises(NotDecided, match="the transaction of task 0 is over"):
+        query.decide(old, 0, task)  # it was aborted
+    late = query.task(old, 0, b"late")
+    with pytest.raises(Superseded):
+        query.decide(old, 0, late)
+    query.settle(old)  # touches nothing
+    assert query.state(written) == "Ongoing"
+    query.decide(new, 0, written)
+    query.read_until("new")
+
+
+def test_a_micro_batch_that_spark_gives_up(query: Query) -> None:
+    claimed = query.claim()
+    task = query.task(claimed, 0, b"given up")
+    query.settle(claimed)
+    assert query.state(task) in ("PrepareAbort", "CompleteAbort")
+    claimed = query.claim()
+    task = query.task(claimed, 0, b"decided")
+    query.append_decision(claimed, task)
+    query.settle(claimed)  # commits what is decided
+    assert query.state(task) in ("PrepareCommit", "CompleteCommit")
+    query.read_until("decided")
+
+
+def _wait_for_abort(query: Query, task: Transaction) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while query.state(task) == "Ongoing":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_transactions_that_time_out_before_the_decision(query: Query) -> None:
+    query.settings |= SHORT
+    claimed = query.claim()
+    task = query.task(claimed, 0, b"late")
+    _wait_for_abort(query, task)
+    with pytest.raises(NotDecided, match=r"micro-batch 0 took .* more than half of kafka\.transaction\.timeout\.ms"):
+        query.decide(claimed, 0, task)
+    with pytest.raises(NotDecided, match=r"micro-batch 0: the transaction of task 0 is over before it was decided"):
+        query.decide(dataclasses.replace(claimed, at=time.time()), 0, task)
+    query.settings |= {"transaction.timeout.ms": "60000"}
+    claimed = query.claim()
+    assert claimed.begun.decided == -1
+    query.decide(claimed, 0, query.task(claimed, 0, b"again"))
+    query.read_until("again")
+
+
+def test_transactions_that_time_out_after_the_decision(query: Query, tmp_path: Path) -> None:
+    claimed = query.claim()
+    in_time = query.task(claimed, 0, b"in time")
+    query.settings |= SHORT
+    late = query.task(claimed, 1, b"late")
+    query.append_decision(claimed, in_time, late)
+    _wait_for_abort(query, late)
+    for _ in range(2):  # until someone has decided what to do
+        with pytest.raises(DecidedButAborted, match=r"micro-batch 0: the rows of task 1 are not written.*klog_sink"):
+            query.claim()
+    assert query.state(in_time) in ("PrepareCommit", "CompleteCommit")
+    query.settings |= {"transaction.timeout.ms": "60000"}
+    for path in (tmp_path / "klog_sink").iterdir():  # as the error says
+        path.unlink()
+    claimed = query.claim()
+    assert claimed.begun.decided == -1
+    query.decide(claimed, 0, query.task(claimed, 0, b"in time", b"late"))
+    query.read_until("in time", "in time", "late")
+
+
+def test_a_decided_transaction_that_the_brokers_have_forgotten(query: Query) -> None:
+    claimed = query.claim()
+    unknown = Transaction(f"{claimed.id_prefix}unknown", 7, 0, 0)
+    query.append_decision(claimed, unknown)
+    with pytest.raises(ProtocolError, match=r"INVALID_PRODUCER_ID_MAPPING.*nobody knows whether it was committed"):
+        query.claim()

@@ -1,0 +1,182 @@
+"""Programs and brokers that are killed at any moment: a read_committed consumer finds each row once.
+
+SPARK_KLOG_KILLS says how many kills are made (2), SPARK_KLOG_SEED which ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from spark_klog.embedded import EmbeddedCluster
+from tests.jobs.support import Running, kill, named
+from tests.spark.support import Sent, create_topic, produce
+from tests.support.kafka import Kafka
+from tests.support.transactional.readers import by_confluent
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]  # each step has its deadline
+
+KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "2"))
+PARTITIONS = 3
+RECORDS_A_BATCH = 30
+#: More than are copied between the kills.
+RECORDS = 3000 * KILLS
+_PROGRAM = Path(__file__).with_name("copy_program.py")
+_SECONDS = 240.0
+_BROKER = "broker"
+
+
+def _workers(tree: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that pyspark.daemon has forked: tasks, and the driver's steps of the sink."""
+    return [child for daemon in named(tree, "pyspark.daemon") for child in _children(daemon)]
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return list(process.children())
+    except psutil.Error:
+        return []
+
+
+_TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
+    "jvm": lambda tree: named(tree, "org.apache.spark.deploy.SparkSubmit"),
+    _BROKER: lambda tree: [],
+    "workers": _workers,
+    "python driver": lambda tree: tree[:1],
+    "daemons": lambda tree: named(tree, "pyspark.daemon"),
+    "everything": lambda tree: tree,
+}
+
+
+class Brokers:
+    """A broker that can be killed, ours or Kafka's."""
+
+    def __init__(self, servers: str, restart: Callable[[], None]) -> None:
+        self.servers, self.restart = servers, restart
+
+
+@pytest.fixture(
+    params=[
+        "ours",
+        pytest.param(
+            "3.9.1",
+            marks=[pytest.mark.peer, pytest.mark.skipif("SPARK_KLOG_KILLS" not in os.environ, reason="make soak")],
+        ),
+        pytest.param(
+            "4.1.0",
+            marks=[pytest.mark.peer, pytest.mark.skipif("SPARK_KLOG_KILLS" not in os.environ, reason="make soak")],
+        ),
+    ]
+)
+def brokers(request: pytest.FixtureRequest, server_dir: Path) -> Iterator[Brokers]:
+    if request.param == "ours":
+        with EmbeddedCluster(data_dir=server_dir / "ours") as cluster:
+
+            def restart() -> None:
+                cluster.kill(0)
+                cluster.restart(0)
+
+            yield Brokers(cluster.bootstrap_servers, restart)
+        return
+    with Kafka(request.param, server_dir / "kafka") as kafka:
+
+        def restart_kafka() -> None:
+            kafka.kill()
+            kafka.start()
+
+        yield Brokers(kafka.bootstrap_servers, restart_kafka)
+
+
+class Copy:
+    """The program, and its checkpoint."""
+
+    def __init__(self, servers: str, topic: str, folder: Path, chance: random.Random) -> None:
+        self._settings = {"servers": servers, "from": f"{topic}-from", "to": topic}
+        self._folder, self._chance = folder.resolve(), chance
+        self._checkpoint = self._folder / "checkpoint"
+        self.runs = 0
+
+    def start(self, **settings: Any) -> Running:
+        given = {
+            **self._settings,
+            "checkpoint": str(self._checkpoint),
+            "tasks": self._chance.randint(3, 5),
+            "records": RECORDS_A_BATCH,
+            "to_the_end": False,
+            **settings,
+        }
+        self.runs += 1
+        return Running([sys.executable, str(_PROGRAM), json.dumps(given)], self._folder, self.runs)
+
+    def begun(self) -> int:
+        """The last micro-batch that has begun, -1 before there is one."""
+        names = [path.name for path in (self._checkpoint / "offsets").glob("[0-9]*")]
+        return max((int(name) for name in names if name.isdecimal()), default=-1)
+
+    def wait_for_a_moment(self, running: Running) -> None:
+        """Some time after some more micro-batches have begun."""
+        wanted = self.begun() + self._chance.randint(1, 3)
+        _wait(lambda: running.ended or self.begun() >= wanted, f"micro-batch {wanted}")
+        time.sleep(self._chance.uniform(0, 1))
+
+
+def _wait(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {_SECONDS:g} s"
+        time.sleep(0.02)
+
+
+def _read(servers: str, topic: str) -> Counter[str]:
+    return Counter(value for n in range(PARTITIONS) for value in by_confluent(servers, topic, n))
+
+
+def test_every_row_once(brokers: Brokers, topic: str, server_dir: Path) -> None:
+    seed = int(os.environ.get("SPARK_KLOG_SEED", "1"))
+    print(f"seed {seed}")  # noqa: T201 - pytest shows it with a failure
+    chance = random.Random(seed)
+    create_topic(brokers.servers, f"{topic}-from", PARTITIONS)
+    create_topic(brokers.servers, topic, PARTITIONS)
+    produce(brokers.servers, f"{topic}-from", [Sent(b"%d" % n, partition=n % PARTITIONS) for n in range(RECORDS)])
+    copy = Copy(brokers.servers, topic, server_dir, chance)
+    killed: Counter[str] = Counter()
+    running = copy.start()
+    try:
+        for turn in range(3 * KILLS):
+            if killed.total() == KILLS:
+                break
+            if running.ended:
+                running = copy.start()
+            copy.wait_for_a_moment(running)
+            target = [*_TARGETS][turn % len(_TARGETS)]
+            if target == _BROKER:
+                brokers.restart()
+                killed[target] += 1
+            elif kill(_TARGETS[target](running.tree())):
+                killed[target] += 1
+            if target in ("jvm", "python driver"):
+                assert running.ends_within(_SECONDS)
+        running.kill()
+        seen = _read(brokers.servers, topic)
+        assert max(seen.values(), default=0) <= 1
+        running = copy.start(records=None, to_the_end=True)
+        assert running.result(_SECONDS).code == 0
+    finally:
+        running.kill()
+    wanted = Counter(str(n) for n in range(RECORDS))
+    deadline = time.monotonic() + 30
+    while (found := _read(brokers.servers, topic)) != wanted and time.monotonic() < deadline:
+        time.sleep(0.5)  # coordinators answer before the markers are written
+    assert sorted((found - wanted).items())[:10] == []
+    assert sorted((wanted - found).items())[:10] == []
+    print(f"killed {dict(killed)} in {copy.runs} runs, after {copy.begun()} micro-batches, {len(seen)} rows")  # noqa: T201

@@ -1,0 +1,168 @@
+"""Exactly-once streams, topic to Spark to topic, read by librdkafka with read_committed; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_klog.client.admin.admin import Admin
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ConfigError
+from spark_klog.spark.options import sink_options
+from tests.spark.support import Sent, create_topic, error_of, produce, set_topic
+from tests.support.transactional.readers import by_confluent
+
+PARTITIONS = 3
+_SECONDS = 300
+
+
+@pytest.fixture(scope="module")
+def servers(cluster: EmbeddedCluster) -> str:
+    return cluster.bootstrap_servers
+
+
+def start(
+    spark: SparkSession,
+    servers: str,
+    topic: str,
+    checkpoint: object,
+    **more: str,
+) -> StreamingQuery:
+    """Copy TOPIC-from to the topic, ten records a micro-batch."""
+    stream = spark.readStream.format("klog").option("kafka.bootstrap.servers", servers)
+    stream = stream.option("subscribe", f"{topic}-from").option("startingOffsets", "earliest")
+    writer = stream.option("maxOffsetsPerTrigger", 10).load().select("key", "value").writeStream.format("klog")
+    writer = writer.option("kafka.bootstrap.servers", servers).option("topic", topic)
+    writer = writer.options(**{"deliveryGuarantee": "exactly-once", **more})
+    if checkpoint is not None:
+        writer = writer.option("checkpointLocation", str(checkpoint))
+    return writer.trigger(availableNow=True).start()
+
+
+def copy(spark: SparkSession, servers: str, topic: str, checkpoint: object, **more: str) -> None:
+    assert start(spark, servers, topic, checkpoint, **more).awaitTermination(_SECONDS)
+
+
+def fill(servers: str, topic: str, first: int, end: int) -> None:
+    produce(servers, f"{topic}-from", [Sent(b"%d" % n, partition=n % PARTITIONS) for n in range(first, end)])
+
+
+def prepare(servers: str, topic: str, records: int) -> None:
+    create_topic(servers, f"{topic}-from", PARTITIONS)
+    create_topic(servers, topic, PARTITIONS)
+    fill(servers, topic, 0, records)
+
+
+def read(servers: str, topic: str, *, committed: bool = True) -> Counter[str]:
+    return Counter(value for n in range(PARTITIONS) for value in by_confluent(servers, topic, n, committed=committed))
+
+
+def once(records: int) -> Counter[str]:
+    return Counter(str(n) for n in range(records))
+
+
+def test_runs_one_after_the_other(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
+    prepare(servers, topic, 40)
+    copy(spark, servers, topic, tmp_path / "checkpoint")
+    assert read(servers, topic) == once(40)
+    fill(servers, topic, 40, 60)
+    copy(spark, servers, topic, f"file://{tmp_path}/checkpoint")
+    assert read(servers, topic) == read(servers, topic, committed=False) == once(60)
+    assert len(os.listdir(tmp_path / "checkpoint" / "klog_sink")) <= 5  # a decision, its end, and the next
+    last = json.loads(
+        max((tmp_path / "checkpoint" / "klog_sink").iterdir(), key=lambda path: int(path.name)).read_text()
+    )
+    with Admin({"bootstrap.servers": servers}) as admin:
+        ids = [one for one in admin.list_transactions() if one.transactional_id.startswith(f"klog-{last['log']}-")]
+    assert {one.state for one in ids} == {"CompleteCommit"}
+    assert len(ids) <= 2 * PARTITIONS + 2  # of 18 tasks: workers use their ids again
+
+
+def test_a_run_that_ended_after_the_decision(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
+    """Spark repeats the micro-batch: its tasks write nothing. Micro-batches before it are refused."""
+    prepare(servers, topic, 20)
+    copy(spark, servers, topic, tmp_path)
+    assert read(servers, topic) == once(20)
+    commits = tmp_path / "commits"
+    last = max(int(path.name) for path in commits.iterdir() if path.name.isdecimal())
+    (commits / str(last)).unlink()  # as if the run had ended just before
+    (commits / f".{last}.crc").unlink()
+    fill(servers, topic, 20, 30)
+    copy(spark, servers, topic, tmp_path)
+    assert read(servers, topic) == read(servers, topic, committed=False) == once(30)
+
+    for folder in ("commits", "offsets"):  # a checkpoint that went back
+        for path in (tmp_path / folder).iterdir():
+            if path.name.strip(".").split(".")[0] != "0":
+                path.unlink()
+    query = start(spark, servers, topic, tmp_path)
+    error = error_of(lambda: query.awaitTermination(_SECONDS))
+    assert "Spark runs micro-batch 1, but the last decision" in error
+    assert read(servers, topic) == once(30)
+
+
+def test_failed_tasks_leave_nothing_open(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
+    create_topic(servers, f"{topic}-from")
+    create_topic(servers, topic, PARTITIONS, **{"max.message.bytes": "1000"})
+    produce(servers, f"{topic}-from", [Sent(b"%d" % n) for n in range(9)])
+    produce(servers, f"{topic}-from", [Sent(b"x" * 2000)])
+    query = start(spark, servers, topic, tmp_path)
+    assert "MESSAGE_TOO_LARGE" in error_of(lambda: query.awaitTermination(_SECONDS))
+    with Admin({"bootstrap.servers": servers}) as admin:
+        assert admin.list_transactions(states=["Ongoing"]) == []
+    assert read(servers, topic) == Counter()
+    set_topic(servers, topic, "max.message.bytes", "10000")
+    copy(spark, servers, topic, tmp_path)
+    assert read(servers, topic) == once(9) + Counter(["x" * 2000])
+
+
+def test_a_checkpoint_of_an_at_least_once_query(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
+    prepare(servers, topic, 10)
+    copy(spark, servers, topic, tmp_path, deliveryGuarantee="at-least-once")
+    fill(servers, topic, 10, 16)
+    query = start(spark, servers, topic, tmp_path)
+    assert "make that directory, empty" in error_of(lambda: query.awaitTermination(_SECONDS))
+    (tmp_path / "klog_sink").mkdir()
+    copy(spark, servers, topic, tmp_path)
+    assert read(servers, topic) == once(16)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"deliveryGuarantee": "once"}, "must be one of at-least-once, exactly-once", id="unknown"),
+        pytest.param({"kafka.acks": "1"}, "needs kafka.acks=all and kafka.enable.idempotence=true", id="acks"),
+        pytest.param({"kafka.transactional.id": "mine"}, "exactly-once writes in transactions", id="id"),
+    ],
+)
+def test_refused_options(options: dict[str, str], message: str) -> None:
+    given = {"kafka.bootstrap.servers": "h:1", "checkpointlocation": "/x", "deliveryGuarantee": "exactly-once"}
+    assert sink_options(given, streaming=True).checkpoint == "/x"
+    assert sink_options(given, streaming=True).client["transaction.timeout.ms"] == "900000"
+    with pytest.raises(ConfigError, match=message):
+        sink_options({**given, **options}, streaming=True)
+
+
+def test_a_checkpoint_that_the_writer_does_not_name(
+    spark: SparkSession, servers: str, topic: str, tmp_path: Path
+) -> None:
+    prepare(servers, topic, 10)
+    spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path))
+    try:
+        query = start(spark, servers, topic, None)
+        error = error_of(lambda: query.awaitTermination(_SECONDS))
+    finally:
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+    assert "needs the option checkpointLocation on the writer" in error
+
+
+def test_batch_writes_are_refused(spark: SparkSession, servers: str, topic: str) -> None:
+    writer = spark.range(3).selectExpr("cast(id as string) as value").write.format("klog").mode("append")
+    writer = writer.options(**{"kafka.bootstrap.servers": servers, "topic": topic, "deliveryGuarantee": "exactly-once"})
+    assert "is for streams (writeStream): a batch write, in foreachBatch too" in error_of(writer.save)

@@ -1,0 +1,60 @@
+"""Transactional ids of a worker: used again, but not within the micro-batch that they were used in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from spark_klog.client.admin.admin import Admin
+from spark_klog.client.delivery.transactions import PreparedTransaction
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.spark import producer_cache
+from spark_klog.spark.producer_cache import ProducerCache
+from tests.support.transactional.readers import by_confluent
+
+PREFIX = "klog-test-"
+TASKS = producer_cache._MOST_IDLE + 3
+
+
+@pytest.fixture
+def cache() -> Iterator[ProducerCache]:
+    made = ProducerCache()
+    yield made
+    made.forget()
+
+
+def task(cache: ProducerCache, servers: str, topic: str, claim: int, value: str) -> PreparedTransaction:
+    settings = {"bootstrap.servers": servers}
+    with cache.borrow_transactional(settings, PREFIX, claim) as producer:
+        producer.send_arrow(pa.record_batch({"value": [value.encode()]}), topic, None, 0)
+        producer.flush()
+        if value == "failed":
+            raise EOFError
+        found = producer.prepare_transaction()
+    assert found is not None
+    return found
+
+
+def test_ids_of_claims(cluster: EmbeddedCluster, topic: str, cache: ProducerCache) -> None:
+    servers = cluster.bootstrap_servers
+    with Admin({"bootstrap.servers": servers}) as admin:
+        admin.create_topic(topic, 1)
+        names = []
+        for claim in (3, 6, 9):
+            found = [task(cache, servers, topic, claim, f"{claim} {n}") for n in range(TASKS)]
+            names.append({one.transactional_id for one in found})
+            admin.end_transactions(found, commits=True).check()  # also of producers that are closed
+        assert names == [names[0]] * 3
+        assert len(names[0]) == TASKS
+        with pytest.raises(EOFError):
+            task(cache, servers, topic, 12, "failed")
+        assert admin.list_transactions(states=["Ongoing"]) == []
+        other = task(cache, servers, topic, 12, "12")
+        again = [task(cache, servers, topic, 15, f"15 {n}") for n in range(TASKS)]
+        assert {one.transactional_id for one in again} == names[0]
+        admin.end_transactions([other], commits=False)  # its producer has another epoch now
+        admin.end_transactions(again, commits=True).check()
+    wanted = [f"{claim} {n}" for claim in (3, 6, 9, 15) for n in range(TASKS)]
+    assert sorted(by_confluent(servers, topic, 0)) == sorted(wanted)

@@ -1,0 +1,57 @@
+"""Fixtures for tests of the admin client: brokers of all kinds, our client and confluent-kafka's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from spark_klog.client import Admin
+from tests.support.broker import KlogBroker
+from tests.support.consumers import SECONDS, Server
+from tests.support.kafka import Kafka, versions
+
+_VERSIONS = versions("4.1.0", "0.10.2.2", "3.9.1")
+_SETTINGS = {
+    # before 1.0 the default is false
+    "delete.topic.enable": "true",
+    # for tests of ACLs; clients without authentication may do everything
+    "super.users": "User:ANONYMOUS",
+}
+_AUTHORIZERS = {
+    "3.9.1": "kafka.security.authorizer.AclAuthorizer",
+    "4.1.0": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+}
+
+
+@pytest.fixture(scope="module", params=["klog", *(pytest.param(name, marks=pytest.mark.peer) for name in _VERSIONS)])
+def server(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[Server]:
+    name, folder = request.param, module_server_dir / request.param
+    if name == "klog":
+        with KlogBroker(folder) as broker:
+            yield Server(broker.bootstrap_servers, None)
+        return
+    settings = _SETTINGS | ({"authorizer.class.name": _AUTHORIZERS[name]} if name in _AUTHORIZERS else {})
+    with Kafka(name, folder, settings) as kafka:
+        yield Server(kafka.bootstrap_servers, name)
+
+
+@pytest.fixture
+def admin(server: Server) -> Iterator[Admin]:
+    with Admin({"bootstrap.servers": server.servers}) as there:
+        yield there
+
+
+@pytest.fixture
+def theirs(server: Server) -> AdminClient:
+    return AdminClient({"bootstrap.servers": server.servers, "log_level": 0})
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

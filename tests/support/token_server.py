@@ -1,0 +1,69 @@
+"""A server of OAuth tokens for client credentials, and unsigned tokens, which Kafka accepts by default."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from base64 import b64decode, urlsafe_b64encode
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from .kafka import HOST
+
+
+def unsigned_token(user: str, lifetime: float = 3600.0) -> str:
+    """A JWS without signature; with a negative lifetime it is expired."""
+
+    def part(value: dict[str, Any]) -> str:
+        return urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
+
+    now = time.time()
+    claims = {"sub": user, "iat": now - 7200, "exp": now + lifetime}
+    return f"{part({'alg': 'none'})}.{part(claims)}."
+
+
+class TokenServer:
+    """A server that gives tokens of `lifetime` seconds to the client `client_id` with `secret`, and counts them."""
+
+    client_id, secret = "klog-client", "client:secret/1"
+
+    def __init__(self, lifetime: float = 3600.0) -> None:
+        self.given = 0
+        self.lifetime = lifetime
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                form = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                pair = b64decode(self.headers["Authorization"].removeprefix("Basic ")).decode()
+                if pair != f"{server.client_id}:{server.secret}" or "grant_type=client_credentials" not in form:
+                    self._answer(401, {"error": "invalid_client", "error_description": f"not {pair}"})
+                    return
+                server.given += 1
+                token = unsigned_token("alice", server.lifetime)
+                self._answer(200, {"access_token": token, "expires_in": server.lifetime, "token_type": "Bearer"})
+
+            def _answer(self, code: int, body: dict[str, Any]) -> None:
+                data = json.dumps(body).encode()
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer((HOST, 0), Handler)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self._server.server_address[1]}/token"
+
+    def __enter__(self) -> TokenServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()

@@ -1,0 +1,22 @@
+"""Topics for tests, made by the package's admin client through a cluster that the test has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from spark_klog.client import Admin
+from spark_klog.client.cluster import Cluster
+
+
+def create_topic(cluster: Cluster, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> None:
+    """Create a topic with one replica, at a broker of any version."""
+    Admin(cluster).create_topic(name, partitions, replication_factor=1, configs=configs)
+
+
+def delete_topic(cluster: Cluster, name: str) -> None:
+    Admin(cluster).delete_topic(name)
+
+
+def list_topics(cluster: Cluster) -> list[str]:
+    """The names of all topics except internal ones, sorted."""
+    return [topic.name for topic in Admin(cluster).list_topics()]
