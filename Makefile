@@ -8,7 +8,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: demo test soak asan check bench clean
 
-$(VENV)/%.installed: pyproject.toml $(wildcard spark_klog/records/_kernel*.p*)
+$(VENV)/%.installed: pyproject.toml $(wildcard spark_klog/records/kernels/_kernel*.p*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
 	touch $@
@@ -22,13 +22,15 @@ test: $(VENV)/test.installed
 # The long runs of which CI has a short slice: tens of kills, a storm of rebalances, ten minutes of fuzzing for each target.
 soak: $(VENV)/test.installed
 	SPARK_KLOG_KILLS=30 $(BIN)/python -m pytest --timeout=3600 -k 'kill or acknowledged' tests/broker tests/zookeeper tests/jobs tests/log tests/spark $(ARGS)
+	SPARK_KLOG_KAFKAS=all $(BIN)/python -m pytest tests/client $(ARGS)
 	SPARK_KLOG_MASTERS=all $(BIN)/python -m pytest tests/spark/test_cluster_masters.py $(ARGS)
 	SPARK_KLOG_MODEL_SECONDS=3600 $(BIN)/python -m pytest --timeout=7200 tests/log/test_log_model.py $(ARGS)
 	SPARK_KLOG_FUZZ_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/fuzz tests/broker/test_api_fuzz.py tests/broker/test_fetch_sessions.py tests/broker/test_changes_at_once.py $(ARGS)
 	SPARK_KLOG_FUZZ_SECONDS=3600 SPARK_KLOG_ANSWER_MS=1000 $(BIN)/python -m pytest -k hostile_values tests/broker/test_api_fuzz.py $(ARGS)
 	SPARK_KLOG_SCRIPTED=full $(BIN)/python -m pytest --timeout=3600 tests/spark/test_scripted_brokers.py $(ARGS)
 	SPARK_KLOG_PRODUCER_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/client/test_producer_scripts.py tests/client/test_producer_brokers.py tests/spark/test_producer_cache.py $(ARGS)
-	SPARK_KLOG_FAULT_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/client/test_random_faults.py $(ARGS)
+	SPARK_KLOG_FAULT_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/client/test_random_faults.py tests/client/test_consumer_faults.py tests/client/test_tcp_faults.py $(ARGS)
+	SPARK_KLOG_EXACTLY_ONCE=full $(BIN)/python -m pytest --timeout=3600 tests/spark/exactly_once $(ARGS)
 
 # The native kernel under AddressSanitizer and UndefinedBehaviorSanitizer.
 asan: $(VENV)/test.installed
@@ -44,4 +46,4 @@ bench: $(VENV)/test.installed
 	$(BIN)/python -m benchmarks.run $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info spark_klog/records/_kernel.c spark_klog/records/*.so demo test-logs
+	rm -rf $(VENV) build dist *.egg-info spark_klog/records/kernels/_kernel.c spark_klog/records/kernels/*.so demo test-logs

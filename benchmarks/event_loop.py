@@ -15,7 +15,7 @@ from benchmarks.figures import Result, Side
 from benchmarks.groups import offset_batches
 from benchmarks.record_batches import record_batches
 from benchmarks.work import Bench, Work
-from spark_klog.broker.internal_topics import OFFSETS_TOPIC
+from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
 from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog

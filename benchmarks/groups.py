@@ -13,13 +13,13 @@ from benchmarks.client import Client, frame
 from benchmarks.figures import Result, Side
 from benchmarks.record_batches import take_turns
 from benchmarks.work import Bench, Work
-from spark_klog.broker.coordinator.records import Committed, OffsetKey, encode_offset, encode_offset_key
-from spark_klog.broker.offset_manager import OffsetManager
+from spark_klog.broker.groups.offset_manager import OffsetManager
+from spark_klog.broker.groups.records import Committed, OffsetKey, encode_offset, encode_offset_key
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.apis import CREATE_TOPICS, FIND_COORDINATOR, JOIN_GROUP, OFFSET_COMMIT, SYNC_GROUP
 from spark_klog.records.batch_v2 import build_batch
-from spark_klog.records.reference import append_record
+from spark_klog.records.kernels.reference import append_record
 
 _COMMIT_VERSION = 7
 _PIPELINE = 100

@@ -24,6 +24,7 @@ from benchmarks.breakdown import BREAKDOWN
 from benchmarks.broker_side import BROKER
 from benchmarks.codecs import CODECS
 from benchmarks.connections import CONNECTIONS
+from benchmarks.consumer import CONSUMER
 from benchmarks.consuming import CONSUME
 from benchmarks.decode import DECODE
 from benchmarks.directory_read import DIRECTORY_READ
@@ -60,6 +61,7 @@ WORK: tuple[Work, ...] = (
     BROKER,
     PRODUCE,
     CONSUME,
+    CONSUMER,
     END_TO_END,
     CONNECTIONS,
     GROUPS,
