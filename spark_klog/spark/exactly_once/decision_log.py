@@ -11,6 +11,7 @@ is removed, a new entry counts only if no entry with a higher number is there; t
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import uuid
@@ -27,24 +28,30 @@ FOLDER = "klog_sink"
 _VERSION = 1
 _TEMPORARY = ".new-"
 _LOCAL = ("", "file")
+#: Spark writes it into a checkpoint when the query starts.
+_OF_SPARK = "metadata"
+#: What os.link raises on file systems without hard links: FUSE mounts of object stores, FAT and others.
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
 def checkpoint_folder(location: str) -> Path:
-    """The local folder of an option checkpointLocation; `ConfigError` if it is on a file system that is not local.
+    """The local folder of an option checkpointLocation, which Spark has made by now.
 
-    The folder must exist, as Spark has made it by now: otherwise Spark's default file system is another one.
+    Raises `ConfigError` if it is on a file system that is not local, or if the folder is another one than Spark's.
     """
     parts = urlsplit(location)
     if parts.scheme not in _LOCAL or parts.netloc not in ("", "localhost"):
         raise ConfigError(
             "deliveryGuarantee=exactly-once needs a checkpointLocation that is a local or mounted folder of the "
-            f"driver, not {location}: its decision log relies on hard links"
+            f"driver, not {location}: its decision log relies on hard links. Use such a folder, or "
+            "deliveryGuarantee=at-least-once"
         )
     folder = Path(unquote(parts.path) if parts.scheme else location)
-    if not folder.is_dir():
+    if not (folder / _OF_SPARK).is_file():
         raise ConfigError(
-            f"checkpointLocation={location} is no folder of the driver's machine: deliveryGuarantee=exactly-once needs "
-            "a local or mounted one; write file:///PATH if Spark's default file system is another one"
+            f"checkpointLocation={location} is no folder of the driver's machine with Spark's checkpoint in it: "
+            "deliveryGuarantee=exactly-once needs a local or mounted one; write file:///PATH if Spark's default file "
+            "system is another one"
         )
     return folder
 
@@ -84,7 +91,10 @@ class DecisionLog:
         return Log(tuple(entries), first)
 
     def append(self, number: int, entry: Entry) -> bool:
-        """Make an entry durable; False, and no change, if the number is taken. Raises `OSError`."""
+        """Make an entry durable; False, and no change, if the number is taken.
+
+        Raises `ConfigError` on a file system without hard links, and other `OSError`.
+        """
         if number == 0:
             self._folder.mkdir(exist_ok=True)
             _flush_folder(self._folder.parent)
@@ -101,6 +111,13 @@ class DecisionLog:
                 os.link(temporary, path)
             except FileExistsError:
                 return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                raise ConfigError(
+                    f"{self._folder} is on a file system without hard links ({error.strerror}), which the decision log "
+                    "of deliveryGuarantee=exactly-once relies on: set checkpointLocation to a folder of another one"
+                ) from None
         finally:
             temporary.unlink(missing_ok=True)
         if max(self._numbers(), default=-1) > number:

@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from spark_klog.errors import KlogError
 from spark_klog.records.kernels import warn_if_slow
+from spark_klog.spark.exactly_once.decision_log import checkpoint_folder
 from spark_klog.spark.exactly_once.driver import Claimed, claim, decide, settle
 from spark_klog.spark.exactly_once.protocol import Transaction
 from spark_klog.spark.options import SinkOptions
@@ -57,7 +58,9 @@ class ExactlyOnceWriter(StreamWriter):
     """`df.writeStream.format("klog").option("deliveryGuarantee", "exactly-once")`."""
 
     def __init__(self, options: SinkOptions, checkpoint: str, schema: StructType) -> None:
+        """`ConfigError` if the checkpoint is no local folder: from here Spark shows it as it is, not as of pickling."""
         super().__init__(options, schema)
+        checkpoint_folder(checkpoint)
         self._checkpoint = checkpoint
         self._claimed: Claimed | None = None
 

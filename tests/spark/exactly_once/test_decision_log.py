@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -142,6 +143,9 @@ def test_a_checkpoint_with_batches_and_no_log_is_refused(tmp_path: Path) -> None
 def test_locations(tmp_path: Path) -> None:
     folder = tmp_path / "a b"
     folder.mkdir()
+    with pytest.raises(ConfigError, match=r"is no folder of the driver's machine with Spark's checkpoint in it"):
+        checkpoint_folder(str(folder))
+    (folder / "metadata").touch()
     for location in (
         str(folder),
         f"file:{tmp_path}/a%20b",
@@ -154,3 +158,17 @@ def test_locations(tmp_path: Path) -> None:
             checkpoint_folder(location)
     with pytest.raises(ConfigError, match=r"is no folder of the driver's machine"):
         checkpoint_folder(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(number, os.strerror(number), str(source), None, str(target))
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(ConfigError, match=r"klog_sink is on a file system without hard links \(.*checkpointLocation"):
+        DecisionLog(tmp_path).append(0, Claim())
+    assert os.listdir(tmp_path / "klog_sink") == []
+    number = errno.ENOSPC
+    with pytest.raises(OSError, match=os.strerror(number)):
+        DecisionLog(tmp_path).append(0, Claim())

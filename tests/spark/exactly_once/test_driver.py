@@ -47,6 +47,7 @@ class Query:
         self.topic, self.location = topic, str(checkpoint)
         self.settings = {"bootstrap.servers": servers, "transaction.timeout.ms": "60000"}
         self._checkpoint = checkpoint
+        (checkpoint / "metadata").touch()  # as Spark does
         self._producers: list[Producer] = []
         with Admin({"bootstrap.servers": servers}) as admin:
             admin.create_topic(topic, 1)

@@ -160,9 +160,3 @@ def test_a_checkpoint_that_the_writer_does_not_name(
     finally:
         spark.conf.unset("spark.sql.streaming.checkpointLocation")
     assert "needs the option checkpointLocation on the writer" in error
-
-
-def test_batch_writes_are_refused(spark: SparkSession, servers: str, topic: str) -> None:
-    writer = spark.range(3).selectExpr("cast(id as string) as value").write.format("klog").mode("append")
-    writer = writer.options(**{"kafka.bootstrap.servers": servers, "topic": topic, "deliveryGuarantee": "exactly-once"})
-    assert "is for streams (writeStream): a batch write, in foreachBatch too" in error_of(writer.save)
