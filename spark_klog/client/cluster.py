@@ -66,6 +66,11 @@ class Cluster:
         self._silent: set[tuple[str, int]] = set()
         self._deadline = math.inf
         self._limit = "request.timeout.ms"
+        #: Seconds without an answer of any broker after which calls give up, whatever time they have left; a thread
+        #: other than the cluster's may lower it.
+        self.patience = math.inf
+        #: When brokers stopped answering, a reading of `time.monotonic`; None while one answers.
+        self._unreached_since: float | None = None
         self.controller_id = -1
         #: From the last metadata; None from brokers before 0.10.1.
         self.cluster_id: str | None = None
@@ -173,6 +178,7 @@ class Cluster:
                             connection = self._open(self._connections, address)
                             answer = connection.request(api, message(connection.version_of(api)), deadline=share)
                             self._silent.discard(address)
+                            self._unreached_since = None
                             return answer
                     except (ConnectionFailed, RequestTimedOut) as error:
                         self._silent.add(address)
@@ -185,7 +191,16 @@ class Cluster:
                 rounds += interrupted == len(candidates)
                 if rounds == _INTERRUPTED_ROUNDS and not self._brokers and self.config.security.protocol != PLAINTEXT:
                     raise HandshakeInterrupted("; ".join(failures))
-                backoff.pause(stranger or ConnectionFailed("; ".join(failures)))
+                failure = stranger or ConnectionFailed("; ".join(failures))
+                self._unreached_since = self._unreached_since or time.monotonic()
+                if self._has_no_patience():
+                    raise failure
+                backoff.pause(failure)
+
+    def _has_no_patience(self) -> bool:
+        """Whether no broker has answered for `patience`."""
+        since = self._unreached_since
+        return since is not None and time.monotonic() >= since + self.patience
 
     def leader(self, topic: str, partition: int) -> int:
         """The leader's node id; `ProtocolError` if the partition is unknown or has no leader now."""
@@ -375,6 +390,8 @@ class Cluster:
                 try:
                     return action()
                 except (ConnectionFailed, RequestTimedOut) as error:
+                    if self._has_no_patience():
+                        raise
                     failure: KlogError = error
                 except ProtocolError as error:
                     if not error.retriable:

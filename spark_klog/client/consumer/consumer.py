@@ -28,7 +28,7 @@ from spark_klog.client.consumer.handover import Handover
 from spark_klog.client.consumer.positions import Positions
 from spark_klog.client.consumer.records import ConsumerRecord, RecordDecoder
 from spark_klog.client.consumer.settings import consumer_config
-from spark_klog.client.consumer.subscription import GroupSide, RebalanceListener
+from spark_klog.client.consumer.subscription import CLOSE_SECONDS, GroupSide, RebalanceListener
 from spark_klog.client.consumer.troubles import Troubles
 from spark_klog.client.offsets import Committed, GroupMetadata
 from spark_klog.client.wakeup import Waker
@@ -359,22 +359,23 @@ class Consumer:
         """Make a waiting call of another thread, or else the next call, raise `WokenUp`. Any thread may call it."""
         self._guard.wakeup()
 
-    def close(self) -> None:
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Commit if enable.auto.commit is set, leave the group unless the member is static, close all connections.
 
-        Any thread may call it: a waiting call raises `ConsumerClosed`. Calls `on_revoked` first, and raises what it
-        raises when all is closed.
+        The requests for that take up to `timeout` s or request.timeout.ms, and some 2 s if no broker can be reached: a
+        warning tells what was not committed then. Any thread may call it: a waiting call raises `ConsumerClosed`. Calls
+        `on_revoked` first, and raises what it raises when all is closed.
         """
-        self._close(commits=True)
+        self._close(timeout, commits=True)
 
-    def _close(self, *, commits: bool) -> None:
+    def _close(self, timeout: float, *, commits: bool) -> None:
         with self._guard.closing():
             if self._waker.closed:
                 return
             self._handover.close()
             try:
                 if self._group is not None:
-                    self._group.close(commits=commits)
+                    self._group.close(timeout, commits=commits)
             finally:
                 self._fetches.close()
                 self._cluster.close()
@@ -392,4 +393,4 @@ class Consumer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        self._close(commits=kind is None)
+        self._close(CLOSE_SECONDS, commits=kind is None)

@@ -335,7 +335,7 @@ class GroupMember:
 
     def leave(self) -> None:
         """Stop heartbeats, and leave the group unless the member is static (KIP-345)."""
-        self._heartbeats.stop()
+        self._heartbeats.stop(self.cluster.deadline())
         self._drop_request()
         if not self._member_id or self._config.group_instance_id is not None:
             return

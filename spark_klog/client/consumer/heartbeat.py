@@ -55,6 +55,7 @@ class Heartbeats:
         self._polled_at = time.monotonic()
         self._is_stopping = False
         self._thread: threading.Thread | None = None
+        self._cluster = Cluster(config.client)
 
     def begin(self, member: Membership) -> None:
         """Start the heartbeats of this member."""
@@ -82,15 +83,17 @@ class Heartbeats:
             news, self._news = self._news, None
             return news
 
-    def stop(self) -> None:
+    def stop(self, deadline: float) -> None:
+        """Stop the thread; wait for it to the deadline, a reading of `time.monotonic`, at most 5 s."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify_all()
+        self._cluster.patience = 0.0
         if self._thread is not None:
-            self._thread.join(_STOP_SECONDS)
+            self._thread.join(max(0.0, min(_STOP_SECONDS, deadline - time.monotonic())))
 
     def _run(self) -> None:
-        with Cluster(self._config.client) as cluster:
+        with self._cluster as cluster:
             while True:
                 with self._changed:
                     while self._member is None and not self._is_stopping:

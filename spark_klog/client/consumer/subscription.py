@@ -20,6 +20,12 @@ from spark_klog.client.offsets import Committed, GroupMetadata
 from spark_klog.errors import CommitFailed, KlogError, ProtocolError
 
 _log = logging.getLogger(__name__)
+#: Seconds that closing may take, as in Kafka.
+CLOSE_SECONDS = 30.0
+#: What limits the requests of a close, for messages.
+_CLOSE_LIMIT = "the timeout of close"
+#: Seconds without an answer of any broker after which a close gives up: time to connect again after a break.
+_PATIENCE = 1.0
 
 
 class RebalanceListener:
@@ -197,10 +203,16 @@ class GroupSide:
             if self.is_subscribed:
                 self._member.leave()
 
-    def close(self, *, commits: bool = True) -> None:
-        """Unsubscribe and close the connections; `commits`: see `unsubscribe`."""
+    def close(self, timeout: float = CLOSE_SECONDS, *, commits: bool = True) -> None:
+        """Unsubscribe and close the connections within `timeout` s; `commits`: see `unsubscribe`.
+
+        Like Java's clients it takes no longer than request.timeout.ms, and unlike them not as long if no broker at all
+        can be reached.
+        """
+        self.cluster.patience = _PATIENCE
+        request_ms = self._config.client.request_timeout_ms
         try:
-            with self.cluster.within(self._config.client.request_timeout_ms):
+            with self.cluster.within(request_ms), self.cluster.within(1000 * max(0.0, timeout), _CLOSE_LIMIT):
                 try:
                     self._commits.finish()
                 finally:  # even if `on_done` raises

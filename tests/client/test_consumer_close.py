@@ -1,0 +1,74 @@
+"""How long `Consumer.close` takes at a broker that is gone or silent, and what it says."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from spark_klog.client import Consumer
+from tests.support.broker import KlogBroker
+from tests.support.consumers import SECONDS, Server, short
+
+#: Seconds: far from both the timeout of close and the time that it should take.
+_MIDDLE = 20.0
+
+
+def _member(server: Server, **settings: bool) -> Consumer:
+    """A member of a group that has read a record, with heartbeats."""
+    topic = server.topic()
+    server.send(topic, short(1))
+    consumer = server.consumer(group_id=topic, auto_offset_reset="earliest", **settings)
+    consumer.subscribe([topic])
+    deadline = time.monotonic() + SECONDS
+    while not consumer.poll(1.0):
+        assert time.monotonic() < deadline
+    return consumer
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_broker_that_is_gone_is_not_waited_for(
+    commits: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with KlogBroker(tmp_path) as broker:
+        consumer = _member(Server(broker.bootstrap_servers, None), enable_auto_commit=commits)
+        broker.kill()
+        begin = time.monotonic()
+        consumer.close()
+        assert time.monotonic() - begin < _MIDDLE  # the timeout is 30 s
+    said = [text for text in caplog.messages if "not committed" in text]
+    assert len(said) == commits
+    assert all(broker.bootstrap_servers in text for text in said)
+
+
+def test_a_broker_that_comes_back_gets_the_commit(tmp_path: Path) -> None:
+    """A connection that broke is made again."""
+    with KlogBroker(tmp_path) as broker:
+        server = Server(broker.bootstrap_servers, None)
+        consumer = _member(server)
+        ((topic, _),) = consumer.assignment()
+        broker.kill()
+        broker.start()
+        consumer.close()
+        with server.consumer(group_id=topic) as another:
+            assert another.committed([(topic, 0)])[topic, 0].offset == 1
+
+
+def test_a_silent_broker_is_waited_for_up_to_the_timeout(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with KlogBroker(tmp_path) as broker:
+        consumer = _member(Server(broker.bootstrap_servers, None))
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            begin = time.monotonic()
+            consumer.close(0.5)
+            assert time.monotonic() - begin < _MIDDLE
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+    said = [text for text in caplog.messages if "not committed" in text or "leaving group" in text]
+    assert said
+    assert not any("request.timeout.ms" in text for text in said)
