@@ -178,6 +178,20 @@ class RecordTooLarge(ErrorWithFields):
         )
 
 
+class RecordTooLargeToSend(ErrorWithFields):
+    """A record that was not added to a producer, as it is larger than max.request.size.
+
+    `size` and `limit` are bytes of a batch with this record alone before compression; `setting` names the limit.
+    """
+
+    def __init__(self, topic: str, size: int, limit: int, setting: str = "max.request.size") -> None:
+        self.topic, self.size, self.limit, self.setting = topic, size, limit, setting
+        super().__init__(
+            f"a record for {topic} takes {size} bytes, {setting}={limit}: it is not sent; make it smaller, or raise "
+            f"{setting} and, if need be, the topic's max.message.bytes"
+        )
+
+
 class NoOffsetForPartition(ErrorWithFields):
     """A partition without a position and without a committed offset, with auto.offset.reset=none."""
 

@@ -22,7 +22,14 @@ from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.config import without_effect
 from spark_klog.client.connection import Connection
 from spark_klog.client.delivery.background import Background, Turns
-from spark_klog.client.delivery.gathering import Gathering, check_bytes, check_headers, check_timestamp
+from spark_klog.client.delivery.gathering import (
+    MOST_OVERHEAD,
+    Gathering,
+    check_bytes,
+    check_headers,
+    check_timestamp,
+    largest_size,
+)
 from spark_klog.client.delivery.partitioner import StickyPartitioner
 from spark_klog.client.delivery.receipts import Delivery, OnDelivery
 from spark_klog.client.delivery.sender import Sender
@@ -34,6 +41,7 @@ from spark_klog.errors import (
     ConfigError,
     KlogError,
     ProducerClosed,
+    RecordTooLargeToSend,
     RequestTimedOut,
     TransactionAborted,
 )
@@ -113,6 +121,8 @@ class Producer:
         self._refreshed: dict[str, int] = {}
         #: Bytes of records in a batch before compression; a record is never split.
         self.batch_size = max(1, cluster.config.batch_size)
+        #: Keys and values that certainly fit into max.request.size together: for them `send` counts no bytes.
+        self._small = cluster.config.max_request_size - MOST_OVERHEAD
         self._partitioning = cluster.config.partitioning
         self._sticky = StickyPartitioner(self._available, self.batch_size)
 
@@ -150,8 +160,8 @@ class Producer:
 
         Without `partition` the murmur2 hash of the key decides, as in Kafka, or what partitioner.class or partitioner
         says; without a key a partition gets a batch, then the next one.
-        `TypeError` or `ConfigError` if a value is invalid, `BufferExhausted` after max.block.ms if buffer.memory is
-        full; the record is then not written.
+        `TypeError` or `ConfigError` if a value is invalid, `RecordTooLargeToSend` if it is beyond max.request.size,
+        `BufferExhausted` after max.block.ms if buffer.memory is full; the record is then not written.
 
         The `Delivery` tells when the record is confirmed. `on_delivery(error, metadata)` is called then, one of the two
         being None: in the producer's thread or in a call, in order for each partition. It may call `send`, but not
@@ -162,6 +172,8 @@ class Producer:
         headers = check_headers(headers)
         with self._turns:
             self._check("send")
+            if headers or len(key or b"") + len(value or b"") > self._small:
+                self._check_size(topic, largest_size(key, value, headers))
             timestamp = time.time_ns() // 1_000_000 if timestamp is None else check_timestamp(timestamp)
             count = self._count(topic)
             is_free = False
@@ -192,6 +204,11 @@ class Producer:
                 self._finish((topic, partition))
                 self._sender.step()
         return Delivery(gathering.receipt, index, timestamp)
+
+    def _check_size(self, topic: str, size: int) -> None:
+        limit = self._cluster.config.max_request_size
+        if size > limit:
+            raise RecordTooLargeToSend(topic, size, limit, self._cluster.config.named("max.request.size"))
 
     def _gather(self, key: TopicPartition) -> Gathering:
         """Begin a batch, and have the thread send it after linger.ms."""

@@ -215,7 +215,7 @@ def test_zstd_is_refused(kafka: Kafka, created: str) -> None:
 
 
 def test_too_large_a_message_is_refused(kafka: Kafka, created: str) -> None:
-    with _connect(kafka) as cluster:
+    with _connect(kafka, max_request_size="2000000") as cluster:
         with pytest.raises(ProtocolError, match=rf"produce to {created}-0.*MESSAGE_TOO_LARGE"):
             _send(cluster, created, [Line(0, CREATE, NOW, None, bytes(1_100_000))])
         _send(cluster, created, [Line(0, CREATE, NOW, None, bytes(900_000))])

@@ -295,11 +295,12 @@ def test_each_answer_that_is_not_plain(fate: Fate) -> None:
 def test_a_second_topic_after_a_full_request() -> None:
     """Metadata of a new topic is asked for while a Produce request is under way."""
     with scripted(1, {"t": 1, "u": 1}, Fate(delay_after=0.3)) as brokers:
-        with producing(brokers, batch_size="1000", max_request_size="1000") as producer:
-            producer.send("t", bytes(1500))
+        with producing(brokers, batch_size="1000", max_request_size="1200") as producer:
+            producer.send("t", bytes(1000))
+            producer.send("t", bytes(1000))
             producer.send("u", b"second")
             producer.flush()
-        assert {key: len(values) for key, values in brokers.log.items()} == {A: 1, ("u", 0): 1}
+        assert {key: len(values) for key, values in brokers.log.items()} == {A: 2, ("u", 0): 1}
 
 
 @pytest.mark.parametrize("idempotence", ["true", "false"])
@@ -381,7 +382,7 @@ def test_time_between_calls_is_not_held_against_a_batch() -> None:
 
 def test_an_answer_that_came_long_ago_is_taken() -> None:
     with ModelCluster(1, {"t": 1}) as brokers:
-        with producing(brokers, batch_size="10", max_request_size="10", request_timeout_ms="200") as producer:
+        with producing(brokers, batch_size="10", max_request_size="100", request_timeout_ms="200") as producer:
             producer.send("t", b"a full batch")
             time.sleep(0.4)
             producer.flush()
@@ -396,7 +397,7 @@ def test_a_throttled_broker_is_given_its_time_and_others_are_not_held_up() -> No
         return Fate(throttle_ms=300 if node == 0 else 0)
 
     with ModelCluster(2, {"t": 2}, script) as brokers:
-        with producing(brokers, batch_size="10", max_request_size="10") as producer:
+        with producing(brokers, batch_size="10", max_request_size="100") as producer:
             for number in range(6):
                 producer.send("t", b"number %06d" % number, partition=0 if number in (0, 5) else 1)
             producer.flush()
@@ -440,7 +441,7 @@ def test_how_many_requests_are_in_flight(most: int, idempotence: str, wanted: in
 
 def test_requests_of_other_partitions_need_no_sequences() -> None:
     with ModelCluster(1, {"t": 4}, lambda node, keys: Fate(delay_before=0.1)) as brokers:
-        with producing(brokers, acks="1", batch_size="100", max_request_size="100") as producer:
+        with producing(brokers, acks="1", batch_size="100", max_request_size="200") as producer:
             for number in range(4):
                 producer.send("t", bytes(100), partition=number)
             producer.flush()

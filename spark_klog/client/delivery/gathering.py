@@ -11,6 +11,10 @@ from spark_klog.records.contract import NO_TIMESTAMP, Headers
 from spark_klog.records.kernels.reference import append_record
 
 _MAX_INT64 = 0x7FFFFFFFFFFFFFFF
+#: Bytes of a batch's header, and the most of a record beside its key, value and headers, as Kafka's producer counts.
+_OVERHEAD = 61 + 21
+#: The same with the lengths of key and value, without headers.
+MOST_OVERHEAD = _OVERHEAD + 5 + 5 + 1
 
 
 class Gathering:
@@ -34,6 +38,23 @@ class Gathering:
         self.count += 1
         self.max_timestamp = max(self.max_timestamp, timestamp)
         return len(self.body) - before
+
+
+def largest_size(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+    """The most bytes that a batch with this record alone takes before compression, as Kafka's producer counts them."""
+    size = _OVERHEAD + _field_size(key) + _field_size(value) + _varint_size(len(headers))
+    for name, content in headers:
+        size += _field_size(name.encode()) + _field_size(content)
+    return size
+
+
+def _field_size(content: bytes | None) -> int:
+    return 1 if content is None else _varint_size(len(content)) + len(content)
+
+
+def _varint_size(length: int) -> int:
+    """Bytes of a zigzag varint of a number that is not negative."""
+    return max(1, (length.bit_length() + 7) // 7)
 
 
 def check_bytes(name: str, content: object) -> None:

@@ -1,0 +1,52 @@
+"""Records beyond max.request.size, which `Producer.send` refuses by kafka-python's count of bytes."""
+
+from __future__ import annotations
+
+import pytest
+from kafka.record.default_records import DefaultRecordBatchBuilder
+
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.config import client_config
+from spark_klog.client.delivery.gathering import largest_size
+from spark_klog.client.producer import Producer
+from spark_klog.errors import RecordTooLargeToSend
+from spark_klog.records.contract import Headers
+from tests.support.model_cluster import ModelCluster
+
+LENGTHS = [0, 1, 63, 64, 8191, 8192, 1 << 20]
+
+
+@pytest.mark.parametrize("headers", [[], [("ü", b"1"), ("b", None)], [("h", bytes(100))] * 64])
+def test_sizes_are_those_of_kafka_python(headers: list[tuple[str, bytes | None]]) -> None:
+    for key, value in [(None, None), *((bytes(length), bytes(length)) for length in LENGTHS)]:
+        wanted = DefaultRecordBatchBuilder.estimate_size_in_bytes(key, value, headers)
+        assert largest_size(key, value, tuple(headers)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("key", "headers"), [(None, ()), (b"k" * 300, ()), (None, [("h", b"v" * 300)]), (None, [("h" * 300, None)])]
+)
+def test_a_record_that_is_too_large_is_refused_and_others_are_written(key: bytes | None, headers: Headers) -> None:
+    limit = DefaultRecordBatchBuilder.estimate_size_in_bytes(key, bytes(500), list(headers))
+    settings = {"max.request.size": limit, "linger.ms": 600_000}
+    with ModelCluster(1, {"t": 1}) as brokers:
+        with Producer({"bootstrap.servers": brokers.servers, **settings}) as producer:
+            producer.send("t", b"before")
+            with pytest.raises(RecordTooLargeToSend) as refused:
+                producer.send("t", bytes(501), key=key, headers=headers)
+            fits = producer.send("t", bytes(500), key=key, headers=headers)
+            producer.flush()
+            assert fits.result(0).offset == 1
+        assert brokers.log["t", 0] == [b"before", bytes(500)]
+    error = refused.value
+    assert (error.topic, error.size, error.limit, error.setting) == ("t", limit + 1, limit, "max.request.size")
+    told = rf"a record for t takes {limit + 1} bytes, max.request.size={limit}: it is not sent"
+    assert told in str(error)
+
+
+def test_the_setting_is_named_as_it_was_typed() -> None:
+    with ModelCluster(1, {"t": 1}) as brokers:
+        settings = {"bootstrap.servers": brokers.servers, "max.request.size": "100"}
+        with Producer(Cluster(client_config(settings, "kafka."))) as producer:
+            with pytest.raises(RecordTooLargeToSend, match=r"kafka\.max\.request\.size=100"):
+                producer.send("t", bytes(100))
