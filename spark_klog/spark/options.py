@@ -48,7 +48,7 @@ _SOURCE = (
     "offsetsPath",
     "estimateRecordBytes",
 )
-_SINK = ("topic", "createTopics", "deliveryGuarantee")
+_SINK = ("topic", "createTopics", "deliveryGuarantee", "transactionalIdPrefix")
 _KNOWN = (*_SOURCE, *_SINK, "includeHeaders")
 #: Settings that users can't set, as with Spark's Kafka connector.
 _PROTECTED = {
@@ -59,7 +59,8 @@ _PROTECTED = {
     "auto.offset.reset": "use startingOffsets and failOnDataLoss",
     "enable.auto.commit": "a query's progress is in Spark's checkpoint",
     "interceptor.classes": "interceptors are not supported",
-    "transactional.id": "deliveryGuarantee=exactly-once writes in transactions and names them",
+    "transactional.id": "deliveryGuarantee=exactly-once writes in transactions and names them, see "
+    "transactionalIdPrefix",
 }
 #: Secrets that Spark does not redact by name, but shows in the plans of streams.
 _SHOWN_KEYS = frozenset({"ssl.keystore.key", "ssl.key.pem"})
@@ -70,6 +71,10 @@ _CHECKPOINT = "checkpointlocation"
 _SPARKS = frozenset({_CHECKPOINT, "queryname"})
 #: The default of transaction.timeout.ms in exactly-once writes: the brokers' default of transaction.max.timeout.ms.
 _TRANSACTION_MS = 900_000
+#: How the transactional ids of exactly-once writes begin, without the option transactionalIdPrefix.
+DEFAULT_ID_PREFIX = "klog-"
+#: In characters, far below Kafka's 32,767 bytes: the decision log repeats it for each task.
+_LONGEST_ID_PREFIX = 249
 #: The number of partitions in CreateTopics is an int32.
 _MOST_PARTITIONS = 0x7FFFFFFF
 #: Defaults for retries of ListOffsets: a broker may return latest offsets older than those it returned before.
@@ -174,13 +179,15 @@ class SourceOptions:
 class SinkOptions:
     """Checked options of a write. Topics that do not exist get `create_topics` partitions; None: they are an error.
 
-    `checkpoint` is the query's checkpoint if the write is exactly once, otherwise None.
+    `checkpoint` is the query's checkpoint if the write is exactly once, otherwise None. Its transactional ids begin
+    with `id_prefix`.
     """
 
     client: dict[str, str]
     topic: str | None
     create_topics: int | None = None
     checkpoint: str | None = None
+    id_prefix: str = DEFAULT_ID_PREFIX
 
 
 def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -397,8 +404,24 @@ def sink_options(options: Mapping[str, str], streaming: bool = False) -> SinkOpt
     if create is not None and create > _MOST_PARTITIONS:
         raise ConfigError(f"option createTopics={create} must be at most {_MOST_PARTITIONS}, Kafka's limit")
     guarantee = choice(own, "deliveryGuarantee", {name: name for name in ("at-least-once", "exactly-once")})
-    checkpoint = _checkpoint(options, settings, streaming) if guarantee == "exactly-once" else None
-    return SinkOptions(settings, own.get("topic", "").strip() or None, create, checkpoint)
+    is_exact = guarantee == "exactly-once"
+    checkpoint = _checkpoint(options, settings, streaming) if is_exact else None
+    return SinkOptions(settings, own.get("topic", "").strip() or None, create, checkpoint, _id_prefix(own, is_exact))
+
+
+def _id_prefix(own: dict[str, str], is_exact: bool) -> str:
+    """The option transactionalIdPrefix."""
+    text = own.get(canonical("transactionalIdPrefix"))
+    if text is None:
+        return DEFAULT_ID_PREFIX
+    if not is_exact:
+        raise ConfigError("option transactionalIdPrefix needs deliveryGuarantee=exactly-once: only that has such ids")
+    if text != text.strip() or not text.isprintable() or not 0 < len(text) <= _LONGEST_ID_PREFIX:
+        raise ConfigError(
+            f"option transactionalIdPrefix={text!r} must be 1 to {_LONGEST_ID_PREFIX} printable characters, without "
+            "spaces at its ends"
+        )
+    return text
 
 
 def _checkpoint(options: Mapping[str, str], settings: dict[str, str], streaming: bool) -> str:

@@ -1,8 +1,8 @@
 """The decision log of a query: CHECKPOINT/klog_sink/NUMBER, a file of JSON for each entry.
 
-    {"version": 1, "log": UUID, "entry": "claim"}
-    {"version": 1, "log": UUID, "entry": "decision", "batch": 5, "transactions": [[ID, PRODUCER_ID, EPOCH, TASK], ...]}
-    {"version": 1, "log": UUID, "entry": "ended"}
+    {"version": 1, "log": UUID, "prefix": "klog-", "entry": "claim"}
+    {..., "entry": "decision", "batch": 5, "transactions": [[TRANSACTIONAL_ID, PRODUCER_ID, EPOCH, TASK], ...]}
+    {..., "entry": "ended"}
 
 An entry is written to a temporary file, flushed, and hard-linked to its number: only one driver can make a link of that
 name. Entries before the last decision are removed when the log is read. So that no driver can take a number whose file
@@ -16,12 +16,14 @@ import json
 import os
 import uuid
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.spark.exactly_once.protocol import Claim, Decision, Ended, Entry, Log, Transaction
+from spark_klog.spark.options import DEFAULT_ID_PREFIX
 
 #: The folder in the checkpoint.
 FOLDER = "klog_sink"
@@ -56,13 +58,29 @@ def checkpoint_folder(location: str) -> Path:
     return folder
 
 
-class DecisionLog:
-    """The log in a checkpoint. `identity` distinguishes it from the logs of other queries; it is drawn with entry 0."""
+@dataclass(frozen=True)
+class Identity:
+    """What distinguishes a log from those of other queries: a UUID, which entry 0 draws, and transactionalIdPrefix."""
 
-    def __init__(self, checkpoint: Path, identity: str | None = None) -> None:
-        """`ConfigError` if the checkpoint has micro-batches but no log; `identity` is known if it was read before."""
+    prefix: str = DEFAULT_ID_PREFIX
+    log: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+    @property
+    def id_prefix(self) -> str:
+        """The beginning of the query's transactional ids, and of no other query's."""
+        return f"{self.prefix}{self.log}-"
+
+
+class DecisionLog:
+    """The log in a checkpoint. `identity` is that of its entries, once they are read."""
+
+    def __init__(self, checkpoint: Path, identity: Identity) -> None:
+        """`identity` is of the entries that were read before, or of a log that is empty.
+
+        `ConfigError` if the checkpoint has micro-batches but no log.
+        """
         self._folder = checkpoint / FOLDER
-        self.identity = identity or str(uuid.uuid4())
+        self.identity = identity
         if not self._folder.is_dir() and _has_batches(checkpoint):
             raise ConfigError(
                 f"the checkpoint has micro-batches, but no {self._folder}: the query has written at-least-once until "
@@ -73,7 +91,7 @@ class DecisionLog:
     def read(self) -> Log:
         """The entries from the last decision on; older ones are removed.
 
-        Raises `DecodeError` if a file is damaged or missing.
+        Raises `DecodeError` if a file is damaged or missing, `ConfigError` if it has another transactionalIdPrefix.
         """
         numbers = self._numbers()
         entries: list[Entry] = []
@@ -135,7 +153,7 @@ class DecisionLog:
     def _is_mine(self, number: int) -> bool:
         """Whether an entry is there, and of this log: someone may have emptied the folder and begun another one."""
         try:
-            return bool(json.loads((self._folder / str(number)).read_bytes())["log"] == self.identity)
+            return bool(json.loads((self._folder / str(number)).read_bytes())["log"] == self.identity.log)
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
@@ -144,11 +162,20 @@ class DecisionLog:
         try:
             found = json.loads(path.read_bytes())
             entry = _decoded(found)
-            self.identity = str(uuid.UUID(found["log"]))
+            # entries from before transactionalIdPrefix have none
+            identity = Identity(str(found.get("prefix", DEFAULT_ID_PREFIX)), str(uuid.UUID(found["log"])))
         except FileNotFoundError:
             raise DecodeError(f"{path} is missing: another run of this query goes on, or restore it") from None
         except (ValueError, KeyError, TypeError) as error:
             raise DecodeError(f"{path} is no entry of a decision log: {error!r}") from error
+        if identity.prefix != self.identity.prefix:
+            raise ConfigError(
+                f"option transactionalIdPrefix is {self.identity.prefix}, but the query has written with "
+                f"{identity.prefix} until now ({path}): what it left open could not be found and aborted. Set "
+                f"transactionalIdPrefix={identity.prefix} again; or stop the query and empty the directory {FOLDER} of "
+                "its checkpoint: rows of the micro-batch that was under way may be written twice then"
+            )
+        self.identity = identity
         return entry
 
     def _remove_before(self, first: int) -> None:
@@ -176,8 +203,9 @@ def _flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _encoded(identity: str, entry: Entry) -> dict[str, Any]:
-    fields: dict[str, Any] = {"version": _VERSION, "log": identity, "entry": type(entry).__name__.lower()}
+def _encoded(identity: Identity, entry: Entry) -> dict[str, Any]:
+    fields: dict[str, Any] = {"version": _VERSION, "log": identity.log, "prefix": identity.prefix}
+    fields["entry"] = type(entry).__name__.lower()
     if isinstance(entry, Decision):
         fields["batch"] = entry.batch
         fields["transactions"] = [

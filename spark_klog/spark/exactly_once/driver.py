@@ -17,7 +17,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.config import client_config
 from spark_klog.client.delivery.transactions import PreparedTransaction
 from spark_klog.errors import ErrorCode, KlogError, ProtocolError
-from spark_klog.spark.exactly_once.decision_log import DecisionLog, checkpoint_folder
+from spark_klog.spark.exactly_once.decision_log import DecisionLog, Identity, checkpoint_folder
 from spark_klog.spark.exactly_once.protocol import (
     Abort,
     Action,
@@ -52,22 +52,17 @@ class Claimed:
     """A claim as tasks get it: `identity` is the decision log's, `at` the driver's clock, in seconds since 1970."""
 
     begun: Begun
-    identity: str
+    identity: Identity
     at: float
 
-    @property
-    def id_prefix(self) -> str:
-        """The prefix of the query's transactional ids."""
-        return f"klog-{self.identity}-"
 
-
-def claim(settings: Mapping[str, str], location: str) -> Claimed:
-    """Begin a micro-batch; `location` is the query's checkpoint.
+def claim(settings: Mapping[str, str], location: str, prefix: str) -> Claimed:
+    """Begin a micro-batch; `location` is the query's checkpoint, `prefix` that of its transactional ids.
 
     Raises what `protocol.begin`, `DecisionLog` and the brokers' answers raise; `UnsupportedVersionError` before Kafka
     3.0, which has no ListTransactions.
     """
-    log = DecisionLog(checkpoint_folder(location))
+    log = DecisionLog(checkpoint_folder(location), Identity(prefix))
     at = time.time()
     with Admin(Cluster.connect(settings, PREFIX)) as admin:
         begun = _run(begin(), log, admin)
@@ -139,7 +134,7 @@ def _act(action: Action, log: DecisionLog, admin: Admin) -> Any:
         return _is_committed(admin, action.transaction)
     if isinstance(action, Abort):
         return _abort(admin, action.transaction)
-    return _open_transactions(admin, f"klog-{log.identity}-")
+    return _open_transactions(admin, log.identity.id_prefix)
 
 
 def _is_committed(admin: Admin, one: Transaction) -> bool:

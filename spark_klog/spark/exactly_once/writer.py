@@ -67,7 +67,7 @@ class ExactlyOnceWriter(StreamWriter):
     def __getstate__(self) -> dict[str, Any]:
         """Claim the micro-batch when Spark pickles the writer for its tasks."""
         if self._claimed is None:
-            self._claimed = claim(self._options.client, self._checkpoint)
+            self._claimed = claim(self._options.client, self._checkpoint, self._options.id_prefix)
         return self.__dict__
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenInTransaction:
@@ -83,7 +83,7 @@ class ExactlyOnceWriter(StreamWriter):
                 pass
             return WrittenInTransaction(0, claimed, None)
         options, number = self._options, claimed.begun.number
-        with PRODUCERS.borrow_transactional(options.client, claimed.id_prefix, number) as producer:
+        with PRODUCERS.borrow_transactional(options.client, claimed.identity.id_prefix, number) as producer:
             records = send_all(producer, options, iterator)
             found = producer.prepare_transaction()
         if found is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from spark_klog.errors import ConfigError, DecodeError
-from spark_klog.spark.exactly_once.decision_log import DecisionLog, checkpoint_folder
+from spark_klog.spark.exactly_once.decision_log import DecisionLog, Identity, checkpoint_folder
 from spark_klog.spark.exactly_once.protocol import Claim, Decision, Ended, Entry, Log, Transaction
 
 DECISION = Decision(3, (Transaction("klog-a-0", 7, 2, 0), Transaction("klog-b-0", 1 << 40, 32766, 5)))
@@ -24,15 +24,16 @@ def fill(log: DecisionLog, *entries: Entry) -> None:
 
 
 def test_entries_are_read_by_another_driver(tmp_path: Path) -> None:
-    log = DecisionLog(tmp_path)
+    log = DecisionLog(tmp_path, Identity())
     assert log.read() == Log()
     fill(log, Claim(), DECISION, Ended(), Claim())
-    other = DecisionLog(tmp_path)
+    other = DecisionLog(tmp_path, Identity())
     assert other.read() == Log((DECISION, Ended(), Claim()), 1)
     assert other.identity == log.identity
     assert json.loads((tmp_path / "klog_sink" / "1").read_text()) == {
         "version": 1,
-        "log": log.identity,
+        "log": log.identity.log,
+        "prefix": "klog-",
         "entry": "decision",
         "batch": 3,
         "transactions": [["klog-a-0", 7, 2, 0], ["klog-b-0", 1 << 40, 32766, 5]],
@@ -40,7 +41,7 @@ def test_entries_are_read_by_another_driver(tmp_path: Path) -> None:
 
 
 def test_a_number_is_taken_once_and_never_again(tmp_path: Path) -> None:
-    log = DecisionLog(tmp_path)
+    log = DecisionLog(tmp_path, Identity())
     fill(log, Claim(), Claim())
     late = DecisionLog(tmp_path, log.identity)
     assert not late.append(1, DECISION)
@@ -55,10 +56,10 @@ def test_a_number_is_taken_once_and_never_again(tmp_path: Path) -> None:
 
 
 def test_a_driver_of_a_log_that_was_removed_appends_nothing(tmp_path: Path) -> None:
-    late = DecisionLog(tmp_path)
+    late = DecisionLog(tmp_path, Identity())
     fill(late, Claim())
     (tmp_path / "klog_sink" / "0").unlink()
-    log = DecisionLog(tmp_path)
+    log = DecisionLog(tmp_path, Identity())
     fill(log, Claim())
     assert log.identity != late.identity
     assert not late.append(1, DECISION)
@@ -66,8 +67,34 @@ def test_a_driver_of_a_log_that_was_removed_appends_nothing(tmp_path: Path) -> N
     assert log.read() == Log((Claim(),))
 
 
+def test_a_restart_with_another_prefix_is_refused(tmp_path: Path) -> None:
+    log = DecisionLog(tmp_path, Identity("team-a."))
+    assert log.identity.id_prefix == f"team-a.{log.identity.log}-"
+    fill(log, DECISION, Ended())
+    for prefix in ("klog-", "team-a", "team-b."):
+        other = DecisionLog(tmp_path, Identity(prefix))
+        with pytest.raises(ConfigError, match=rf"option transactionalIdPrefix is {prefix}, but .* with team-a\. until"):
+            other.read()
+    again = DecisionLog(tmp_path, Identity("team-a."))
+    fill(again, Claim())
+    assert again.identity == log.identity
+    for path in (tmp_path / "klog_sink").iterdir():  # as the error says
+        path.unlink()
+    fill(DecisionLog(tmp_path, Identity("team-b.")), Claim())
+
+
+def test_a_log_from_before_prefixes(tmp_path: Path) -> None:
+    log = DecisionLog(tmp_path, Identity())
+    fill(log, Claim())
+    path = tmp_path / "klog_sink" / "0"
+    path.write_text(json.dumps({"version": 1, "log": log.identity.log, "entry": "claim"}))
+    again = DecisionLog(tmp_path, Identity())
+    assert again.read() == Log((Claim(),))
+    assert again.identity == log.identity
+
+
 def _append(folder: Path, barrier: object, won: object) -> None:
-    log = DecisionLog(folder, "6ba7b810-9dad-11d1-80b4-00c04fd430c8")
+    log = DecisionLog(folder, Identity(log="6ba7b810-9dad-11d1-80b4-00c04fd430c8"))
     for number in range(50):
         barrier.wait()  # type: ignore[attr-defined]
         if log.append(number, Claim()):
@@ -88,7 +115,7 @@ def test_of_drivers_at_once_one_wins(tmp_path: Path) -> None:
 
 
 def _append_for_ever(folder: Path, seen: object) -> None:
-    log = DecisionLog(folder)
+    log = DecisionLog(folder, Identity())
     while True:
         end = log.read().end
         assert log.append(end, Decision(end, ()))
@@ -110,7 +137,7 @@ def test_a_killed_driver_leaves_a_log_that_goes_on(tmp_path: Path) -> None:
         assert driver.pid is not None
         os.kill(driver.pid, signal.SIGKILL)
         driver.join(60)
-        found = DecisionLog(tmp_path).read()
+        found = DecisionLog(tmp_path, Identity()).read()
         assert found.end > max(appended, end)
         assert found.entries == (Decision(found.end - 1, ()),)
         end = found.end
@@ -118,7 +145,7 @@ def test_a_killed_driver_leaves_a_log_that_goes_on(tmp_path: Path) -> None:
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
-    log = DecisionLog(tmp_path)
+    log = DecisionLog(tmp_path, Identity())
     fill(log, DECISION, Ended(), Claim(), Claim())
     path = tmp_path / "klog_sink" / "2"
     for text in ("", "{", "[]", '{"version": 2}', '{"version": 1, "entry": "decision", "log": "x"}'):
@@ -132,12 +159,12 @@ def test_damage_is_named(tmp_path: Path) -> None:
 
 def test_a_checkpoint_with_batches_and_no_log_is_refused(tmp_path: Path) -> None:
     (tmp_path / "commits").mkdir()
-    DecisionLog(tmp_path)
+    DecisionLog(tmp_path, Identity())
     (tmp_path / "commits" / "0").touch()
     with pytest.raises(ConfigError, match=r"make that directory, empty"):
-        DecisionLog(tmp_path)
+        DecisionLog(tmp_path, Identity())
     (tmp_path / "klog_sink").mkdir()
-    fill(DecisionLog(tmp_path), Claim())
+    fill(DecisionLog(tmp_path, Identity()), Claim())
 
 
 def test_locations(tmp_path: Path) -> None:
@@ -167,8 +194,8 @@ def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "link", refuse)
     with pytest.raises(ConfigError, match=r"klog_sink is on a file system without hard links \(.*checkpointLocation"):
-        DecisionLog(tmp_path).append(0, Claim())
+        DecisionLog(tmp_path, Identity()).append(0, Claim())
     assert os.listdir(tmp_path / "klog_sink") == []
     number = errno.ENOSPC
     with pytest.raises(OSError, match=os.strerror(number)):
-        DecisionLog(tmp_path).append(0, Claim())
+        DecisionLog(tmp_path, Identity()).append(0, Claim())

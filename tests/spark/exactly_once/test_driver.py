@@ -15,7 +15,7 @@ import pytest
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.producer import Producer
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import ProtocolError
+from spark_klog.errors import ConfigError, ProtocolError
 from spark_klog.spark.exactly_once.decision_log import DecisionLog
 from spark_klog.spark.exactly_once.driver import Claimed, NotDecided, claim, decide, settle
 from spark_klog.spark.exactly_once.protocol import DecidedButAborted, Decision, Superseded, Transaction
@@ -44,7 +44,7 @@ class Query:
     """A query with one partition to write to."""
 
     def __init__(self, servers: str, topic: str, checkpoint: Path) -> None:
-        self.topic, self.location = topic, str(checkpoint)
+        self.topic, self.location, self.prefix = topic, str(checkpoint), "klog-"
         self.settings = {"bootstrap.servers": servers, "transaction.timeout.ms": "60000"}
         self._checkpoint = checkpoint
         (checkpoint / "metadata").touch()  # as Spark does
@@ -53,11 +53,11 @@ class Query:
             admin.create_topic(topic, 1)
 
     def claim(self) -> Claimed:
-        return claim(self.settings, self.location)
+        return claim(self.settings, self.location, self.prefix)
 
     def task(self, claimed: Claimed, number: int, *values: bytes) -> Transaction:
         """A task whose worker is new."""
-        name = f"{claimed.id_prefix}{number}-{time.time_ns()}"
+        name = f"{claimed.identity.id_prefix}{number}-{time.time_ns()}"
         producer = Producer({**self.settings, "transactional.id": name})
         self._producers.append(producer)
         producer.init_transactions()
@@ -115,6 +115,23 @@ def test_what_no_driver_has_decided_is_aborted(query: Query) -> None:
     assert query.claim().begun.decided == 0
     assert query.state(lost) in ("PrepareAbort", "CompleteAbort")
     query.read_until("a", "b")
+
+
+def test_a_restart_with_another_prefix(query: Query, tmp_path: Path) -> None:
+    query.prefix = "team-a."
+    claimed = query.claim()
+    task = query.task(claimed, 0, b"lost")
+    assert task.transactional_id.startswith("team-a.")
+    query.prefix = "klog-"
+    with pytest.raises(ConfigError, match=r"Set transactionalIdPrefix=team-a\. again"):
+        query.claim()
+    assert query.state(task) == "Ongoing"
+    assert sorted(path.name for path in (tmp_path / "klog_sink").iterdir()) == ["0"]
+    query.prefix = "team-a."
+    claimed = query.claim()
+    assert query.state(task) in ("PrepareAbort", "CompleteAbort")
+    query.decide(claimed, 0, query.task(claimed, 0, b"a"))
+    query.read_until("a")
 
 
 def test_a_driver_that_dies_after_its_decision(query: Query) -> None:
@@ -202,7 +219,7 @@ def test_transactions_that_time_out_after_the_decision(query: Query, tmp_path: P
 
 def test_a_decided_transaction_that_the_brokers_have_forgotten(query: Query) -> None:
     claimed = query.claim()
-    unknown = Transaction(f"{claimed.id_prefix}unknown", 7, 0, 0)
+    unknown = Transaction(f"{claimed.identity.id_prefix}unknown", 7, 0, 0)
     query.append_decision(claimed, unknown)
     with pytest.raises(ProtocolError, match=r"INVALID_PRODUCER_ID_MAPPING.*nobody knows whether it was committed"):
         query.claim()

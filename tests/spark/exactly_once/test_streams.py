@@ -69,17 +69,21 @@ def once(records: int) -> Counter[str]:
 
 def test_runs_one_after_the_other(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     prepare(servers, topic, 40)
-    copy(spark, servers, topic, tmp_path / "checkpoint")
+    prefix = {"transactionalIdPrefix": "team-a."}
+    copy(spark, servers, topic, tmp_path / "checkpoint", **prefix)
     assert read(servers, topic) == once(40)
     fill(servers, topic, 40, 60)
-    copy(spark, servers, topic, f"file://{tmp_path}/checkpoint")
+    query = start(spark, servers, topic, tmp_path / "checkpoint")
+    error = error_of(lambda: query.awaitTermination(_SECONDS))
+    assert "option transactionalIdPrefix is klog-, but the query has written with team-a. until now" in error
+    copy(spark, servers, topic, f"file://{tmp_path}/checkpoint", **prefix)
     assert read(servers, topic) == read(servers, topic, committed=False) == once(60)
     assert len(os.listdir(tmp_path / "checkpoint" / "klog_sink")) <= 5  # a decision, its end, and the next
     last = json.loads(
         max((tmp_path / "checkpoint" / "klog_sink").iterdir(), key=lambda path: int(path.name)).read_text()
     )
     with Admin({"bootstrap.servers": servers}) as admin:
-        ids = [one for one in admin.list_transactions() if one.transactional_id.startswith(f"klog-{last['log']}-")]
+        ids = [one for one in admin.list_transactions() if one.transactional_id.startswith(f"team-a.{last['log']}-")]
     assert {one.state for one in ids} == {"CompleteCommit"}
     assert len(ids) <= 2 * PARTITIONS + 2  # of 18 tasks: workers use their ids again
 
@@ -138,13 +142,25 @@ def test_a_checkpoint_of_an_at_least_once_query(spark: SparkSession, servers: st
     [
         pytest.param({"deliveryGuarantee": "once"}, "must be one of at-least-once, exactly-once", id="unknown"),
         pytest.param({"kafka.acks": "1"}, "needs kafka.acks=all and kafka.enable.idempotence=true", id="acks"),
-        pytest.param({"kafka.transactional.id": "mine"}, "exactly-once writes in transactions", id="id"),
+        pytest.param(
+            {"kafka.transactional.id": "mine"}, "exactly-once writes in .* see transactionalIdPrefix", id="id"
+        ),
+        pytest.param({"transactionalIdPrefix": ""}, "must be 1 to 249 printable characters", id="empty prefix"),
+        pytest.param({"transactionalIdPrefix": "a "}, "must be 1 to 249 printable characters", id="space"),
+        pytest.param({"transactionalIdPrefix": "a" * 250}, "must be 1 to 249 printable characters", id="long prefix"),
+        pytest.param(
+            {"transactionalIdPrefix": "a", "deliveryGuarantee": "at-least-once"},
+            "transactionalIdPrefix needs deliveryGuarantee=exactly-once",
+            id="prefix without transactions",
+        ),
     ],
 )
 def test_refused_options(options: dict[str, str], message: str) -> None:
     given = {"kafka.bootstrap.servers": "h:1", "checkpointlocation": "/x", "deliveryGuarantee": "exactly-once"}
     assert sink_options(given, streaming=True).checkpoint == "/x"
     assert sink_options(given, streaming=True).client["transaction.timeout.ms"] == "900000"
+    assert sink_options(given, streaming=True).id_prefix == "klog-"
+    assert sink_options({**given, "transactionalidprefix": "a."}, streaming=True).id_prefix == "a."
     with pytest.raises(ConfigError, match=message):
         sink_options({**given, **options}, streaming=True)
 
