@@ -6,6 +6,7 @@ Every exception that this package raises on purpose is a `KlogError`. Bytes from
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Mapping
 from inspect import signature
 from typing import Any
@@ -242,6 +243,17 @@ class ItemsFailed(ErrorWithFields):
 
 class BufferExhausted(KlogError):
     """Records take all of buffer.memory, and none left it within max.block.ms: the record was not added."""
+
+
+class DeliveryPending(ErrorWithFields, concurrent.futures.TimeoutError):
+    """A record that was neither confirmed nor failed when `Delivery.result` had waited `timeout` seconds."""
+
+    def __init__(self, topic: str, partition: int, timeout: float) -> None:
+        self.topic, self.partition, self.timeout = topic, partition, timeout
+        super().__init__(
+            f"the record for {topic}-{partition} was not confirmed within {timeout:g} s, the timeout of this call: it "
+            "may still be written before delivery.timeout.ms is over; wait longer, or flush the producer"
+        )
 
 
 class TransactionAborted(KlogError):

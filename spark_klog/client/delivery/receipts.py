@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import copy
 import logging
 import os
@@ -12,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from spark_klog.client.cluster import TopicPartition
-from spark_klog.errors import KlogError
+from spark_klog.errors import DeliveryPending, KlogError
 
 _log = logging.getLogger(__name__)
 
@@ -172,7 +171,8 @@ class Delivery:
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """Wait up to `timeout` seconds until the record is confirmed; raise its error if it failed.
 
-        `concurrent.futures.TimeoutError` if neither has happened in time. Do not call it in `on_delivery`.
+        `DeliveryPending`, a `concurrent.futures.TimeoutError`, if neither has happened in time. Do not call it in
+        `on_delivery`.
         """
         error = self.exception(timeout)
         if error is not None:
@@ -182,7 +182,7 @@ class Delivery:
     def exception(self, timeout: float | None = None) -> KlogError | None:
         """Wait like `result`, and return the record's error, None if it is confirmed."""
         if not self._receipt.done.wait(timeout):
-            raise concurrent.futures.TimeoutError
+            raise DeliveryPending(*self._receipt.key, timeout or 0.0)
         return self._receipt.error
 
     def __repr__(self) -> str:
