@@ -11,9 +11,10 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from spark_klog.broker.groups.group import Group, State
+from spark_klog.broker.groups.group import Group
 from spark_klog.broker.groups.member import Join
 from spark_klog.broker.groups.replies import Reply
+from spark_klog.broker.groups.state import State
 from spark_klog.errors import ErrorCode
 
 SESSION, REBALANCE = 10.0, 30.0

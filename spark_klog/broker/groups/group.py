@@ -1,11 +1,5 @@
 """State machine of one group (classic protocol; protocol guide "Group Membership", KIP-134, -345, -394, -814).
 
-    EMPTY        no members; there may be committed offsets
-    PREPARING    rebalance: the group waits for members to join
-    COMPLETING   all have joined: the group waits for the leader's assignment
-    STABLE       the leader has assigned
-    DEAD         the group has been removed
-
 The module does no I/O. The caller passes the clock (seconds, monotonic), calls `tick` at `wake_at`, and delivers each
 `Reply` to the request that its token names. `store` writes the group before members see the new state.
 """
@@ -15,35 +9,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from copy import copy
-from enum import Enum
 from math import inf
 from typing import Any
 from uuid import uuid4
 
 from spark_klog.broker.groups.member import Join, Member, choose_protocol, common_protocols
-from spark_klog.broker.groups.replies import Reply, refused_join, refused_sync
+from spark_klog.broker.groups.replies import Replies, Reply
+from spark_klog.broker.groups.state import TRANSITIONS, State
 from spark_klog.errors import ErrorCode
 
 _log = logging.getLogger(__name__)
-
-
-class State(Enum):
-    """State of a group, as DescribeGroups names it; see the module."""
-
-    EMPTY = "Empty"
-    PREPARING = "PreparingRebalance"
-    COMPLETING = "CompletingRebalance"
-    STABLE = "Stable"
-    DEAD = "Dead"
-
-
-_TRANSITIONS = {
-    State.EMPTY: {State.PREPARING, State.DEAD},
-    State.PREPARING: {State.COMPLETING, State.EMPTY, State.DEAD},
-    State.COMPLETING: {State.STABLE, State.PREPARING, State.DEAD},
-    State.STABLE: {State.PREPARING, State.DEAD},
-    State.DEAD: set(),
-}
 
 
 class Group:
@@ -78,7 +53,7 @@ class Group:
         #: Members of this generation that have not sent SyncGroup; `_sync_until` is their deadline.
         self._unsynced: set[str] = set()
         self._sync_until = inf
-        self._replies: list[Reply] = []
+        self._replies = Replies()
 
     # ----- requests of members
 
@@ -86,7 +61,7 @@ class Group:
         """Handle JoinGroup."""
         code = self._refusal(join)
         if code:
-            self._answer_join(token, code, join.member_id)
+            self._replies.refuse_join(token, code, join.member_id)
         elif join.instance_id is not None and not join.member_id:
             self._join_static(join, token, now)
         elif not join.member_id:
@@ -115,15 +90,15 @@ class Group:
         if not code and self.state is State.PREPARING:
             code = ErrorCode.REBALANCE_IN_PROGRESS
         if code:
-            self._answer_sync(token, code)
+            self._replies.refuse_sync(token, code)
             return self._taken()
         member = self.members[member_id]
         self._hear_of(member, now)
         self._unsynced.discard(member_id)
         if self.state is State.STABLE:
-            self._answer_sync(token, ErrorCode.NONE, member.assignment)
+            self._answer_synced(token, member.assignment)
             return self._taken()
-        self._replace_sync_token(member, token)
+        self._replies.replace_sync(member, token)
         if member_id == self.leader:
             self._assign(assignments, now)
         return self._taken()
@@ -194,7 +169,7 @@ class Group:
     def release(self, code: ErrorCode) -> list[Reply]:
         """Answer all waiting requests with an error."""
         for member in self.members.values():
-            self._refuse_waiting(member, code)
+            self._replies.refuse_waiting(member, code)
         return self._taken()
 
     def restart(self, now: float) -> None:
@@ -232,7 +207,7 @@ class Group:
         member_id = f"{join.client_id}-{uuid4()}"
         if join.requires_id:
             self._pending[member_id] = now + join.session_timeout_ms / 1000
-            self._answer_join(token, ErrorCode.MEMBER_ID_REQUIRED, member_id)
+            self._replies.refuse_join(token, ErrorCode.MEMBER_ID_REQUIRED, member_id)
         else:
             self._add(member_id, join, token, now)
 
@@ -251,7 +226,7 @@ class Group:
             if code:  # the log still has the old member
                 self._replace(member_id, old_id)
                 self.members[old_id] = before
-                self._answer_join(token, code, join.member_id)
+                self._replies.refuse_join(token, code, join.member_id)
             else:
                 self._hear_of(member, now)
                 self._answer_static(member, leader == old_id, join.can_skip, leader, token)
@@ -272,14 +247,14 @@ class Group:
         else:
             # the old leader's id, so that the member does not take itself for the leader and assign
             message = self._joined(member) | {"leader": old_leader or "", "members": []}
-            self._replies.append(Reply(token, message))
+            self._replies.add(token, message)
 
     def _replace(self, old_id: str, new_id: str) -> Member:
         member = self.members.pop(old_id)
         if old_id in self._unsynced:
             self._unsynced.remove(old_id)
             self._unsynced.add(new_id)
-        self._refuse_waiting(member, ErrorCode.FENCED_INSTANCE_ID)
+        self._replies.refuse_waiting(member, ErrorCode.FENCED_INSTANCE_ID)
         member.member_id = new_id
         self.members[new_id] = member
         assert member.instance_id is not None
@@ -307,7 +282,7 @@ class Group:
     def _rejoin(self, join: Join, token: object, now: float) -> None:
         code = self._member_code(join.member_id, join.instance_id)
         if code:
-            self._answer_join(token, code, join.member_id)
+            self._replies.refuse_join(token, code, join.member_id)
             return
         member = self.members[join.member_id]
         has_changed = member.protocols != join.protocols
@@ -318,7 +293,7 @@ class Group:
             self._answer_joined(member, token)
         else:
             if member.join_token is not None:
-                self._answer_join(member.join_token, ErrorCode.UNKNOWN_MEMBER_ID, member.member_id)
+                self._replies.refuse_join(member.join_token, ErrorCode.UNKNOWN_MEMBER_ID, member.member_id)
             member.update(join)
             member.join_token = token
             if self.state is State.PREPARING:
@@ -333,7 +308,7 @@ class Group:
         was_empty = self.state is State.EMPTY
         for member in self.members.values():
             if member.sync_token is not None:
-                self._answer_sync(member.sync_token, ErrorCode.REBALANCE_IN_PROGRESS)
+                self._replies.refuse_sync(member.sync_token, ErrorCode.REBALANCE_IN_PROGRESS)
                 member.sync_token = None
                 self._hear_of(member, now)
         self._go(State.PREPARING)
@@ -395,7 +370,10 @@ class Group:
             token, member.sync_token = member.sync_token, None
             if token is not None:
                 self._hear_of(member, now)
-                self._answer_sync(token, code, member.assignment)
+                if code:
+                    self._replies.refuse_sync(token, code)
+                else:
+                    self._answer_synced(token, member.assignment)
         if code:
             self._rebalance(now, f"its assignment could not be written ({code.name})")
 
@@ -411,7 +389,7 @@ class Group:
         self._unsynced.discard(member.member_id)
         if member.instance_id is not None:
             self.instances.pop(member.instance_id, None)
-        self._refuse_waiting(member, ErrorCode.UNKNOWN_MEMBER_ID)
+        self._replies.refuse_waiting(member, ErrorCode.UNKNOWN_MEMBER_ID)
         if self.leader == member.member_id:
             self.leader = next(iter(self.members), None)
 
@@ -419,7 +397,7 @@ class Group:
 
     def _go(self, state: State) -> None:
         if state is not self.state:
-            assert state in _TRANSITIONS[self.state], f"{self.state} to {state}"
+            assert state in TRANSITIONS[self.state], f"{self.state} to {state}"
             self.state = state
 
     @property
@@ -447,22 +425,6 @@ class Group:
     def _generation_code(self, generation: int) -> ErrorCode:
         return ErrorCode.NONE if generation == self.generation else ErrorCode.ILLEGAL_GENERATION
 
-    def _replace_sync_token(self, member: Member, token: object) -> None:
-        if member.sync_token is not None:
-            self._answer_sync(member.sync_token, ErrorCode.REBALANCE_IN_PROGRESS)
-        member.sync_token = token
-
-    def _refuse_waiting(self, member: Member, code: ErrorCode) -> None:
-        """Answer a member's waiting requests with an error."""
-        if member.join_token is not None:
-            self._answer_join(member.join_token, code, member.member_id)
-        if member.sync_token is not None:
-            self._answer_sync(member.sync_token, code)
-        member.join_token = member.sync_token = None
-
-    def _answer_join(self, token: object, code: ErrorCode, member_id: str) -> None:
-        self._replies.append(Reply(token, refused_join(code, member_id)))
-
     def _joined(self, member: Member) -> dict[str, Any]:
         member.is_named = True
         leads = member.member_id == self.leader
@@ -477,15 +439,14 @@ class Group:
         }
 
     def _answer_joined(self, member: Member, token: object, *, skips: bool = False) -> None:
-        self._replies.append(Reply(token, self._joined(member) | {"skip_assignment": skips}))
+        self._replies.add(token, self._joined(member) | {"skip_assignment": skips})
 
-    def _answer_sync(self, token: object, code: ErrorCode, assignment: bytes = b"") -> None:
-        protocol = {} if code else {"protocol_type": self.protocol_type, "protocol_name": self.protocol}
-        self._replies.append(Reply(token, refused_sync(code) | {"assignment": assignment} | protocol))
+    def _answer_synced(self, token: object, assignment: bytes) -> None:
+        protocol = {"protocol_type": self.protocol_type, "protocol_name": self.protocol}
+        self._replies.add(token, {"error_code": ErrorCode.NONE, "assignment": assignment} | protocol)
 
     def _taken(self) -> list[Reply]:
         """Return the replies that are due, and set `wake_at`."""
-        replies, self._replies = self._replies, []
         self.wake_at = min(
             (
                 *self._pending.values(),
@@ -495,4 +456,4 @@ class Group:
             ),
             default=inf,
         )
-        return replies
+        return self._replies.take()

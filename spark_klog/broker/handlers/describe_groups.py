@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.groups.group import Group, State
+from spark_klog.broker.groups.group import Group
 from spark_klog.broker.groups.member import Member
+from spark_klog.broker.groups.state import State
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 

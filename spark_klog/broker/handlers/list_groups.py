@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.groups.group import State
+from spark_klog.broker.groups.state import State
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 
