@@ -87,8 +87,8 @@ def test_no_broker_is_told_in_time(milliseconds: int) -> None:
     addresses = [f"{HOST}:{free_port()}" for _ in range(2)]
     begin = time.monotonic()
     with pytest.raises(ConnectionFailed) as failed:
-        _connect(",".join(addresses), milliseconds, 5000)
-    assert 0.9 * milliseconds / 1000 <= time.monotonic() - begin < milliseconds / 1000 + 2
+        _connect(",".join(addresses), milliseconds, 60_000)
+    assert 0.9 * milliseconds / 1000 <= time.monotonic() - begin < 20  # request.timeout.ms is a minute
     for address in addresses:
         assert f"no broker answers at {address}" in str(failed.value)
     with pytest.raises(ConnectionFailed):
@@ -127,11 +127,13 @@ _ANSWERS: dict[str, tuple[Answer, type[KlogError]]] = {
 @pytest.mark.parametrize("name", _ANSWERS)
 def test_a_peer_that_is_no_broker_is_named(peer: FakeBroker, name: str) -> None:
     peer.answer, expected = _ANSWERS[name]
+    # only where a connection fails does the client try again until the time is over
+    time_of_client = (300, 1000) if expected is ConnectionFailed else (60_000, 60_000)
     begin = time.monotonic()
     with pytest.raises(expected) as failed:
-        _connect(peer.address)
+        _connect(peer.address, *time_of_client)
     assert peer.address in str(failed.value)
-    assert time.monotonic() - begin < 4
+    assert time.monotonic() - begin < 20
 
 
 def test_another_server_among_the_addresses_is_passed_over(peer: FakeBroker) -> None:
@@ -143,7 +145,7 @@ def test_another_server_among_the_addresses_is_passed_over(peer: FakeBroker) -> 
         peer.answer = lambda request: _framed(
             request, _api_versions((3, 0, 0), (18, 0, 0)) if request[1] == 18 else metadata
         )
-        _connect(f"{other.address},{peer.address}")
+        _connect(f"{other.address},{peer.address}", 60_000, 60_000)
     finally:
         other.close()
 
@@ -153,7 +155,7 @@ def test_a_peer_that_says_nothing_is_named(peer: FakeBroker) -> None:
     begin = time.monotonic()
     with pytest.raises(ConnectionFailed, match=peer.address):
         _connect(peer.address, 300, 500)
-    assert 0.5 <= time.monotonic() - begin < 4
+    assert 0.5 <= time.monotonic() - begin < 20
 
 
 def test_an_announced_frame_that_does_not_come_costs_no_memory(peer: FakeBroker) -> None:

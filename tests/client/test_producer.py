@@ -8,11 +8,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.config import client_config
+from spark_klog.client.delivery import queues
 from spark_klog.client.producer import Producer
 from spark_klog.errors import (
     ConfigError,
@@ -371,20 +374,24 @@ def test_the_buffer_is_bounded() -> None:
             assert 10 <= next(sent) <= 25
 
 
-def test_time_between_calls_is_not_held_against_a_batch() -> None:
+def test_time_between_calls_is_not_held_against_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a producer without a thread, as one has that is given a cluster."""
+    waited = 0.0
+    monkeypatch.setattr(queues, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + waited))
     with ModelCluster(1, {"t": 1}) as brokers:
-        with producing(brokers, batch_size="10", delivery_timeout_ms="300") as producer:
+        given = settings(brokers, batch_size="10", delivery_timeout_ms="60000")
+        with Cluster.connect(given) as cluster, Producer(cluster) as producer:
             producer.send("t", b"a full batch")
-            time.sleep(0.5)
+            waited = 100.0
             producer.flush()
         assert brokers.log[A] == [b"a full batch"]
 
 
 def test_an_answer_that_came_long_ago_is_taken() -> None:
     with ModelCluster(1, {"t": 1}) as brokers:
-        with producing(brokers, batch_size="10", max_request_size="100", request_timeout_ms="200") as producer:
+        with producing(brokers, batch_size="10", max_request_size="100", request_timeout_ms="1000") as producer:
             producer.send("t", b"a full batch")
-            time.sleep(0.4)
+            time.sleep(1.2)
             producer.flush()
         assert brokers.batches_received[A] == 1
 
@@ -429,7 +436,9 @@ def test_sequences_wrap_around() -> None:
 )
 def test_how_many_requests_are_in_flight(most: int, idempotence: str, wanted: int) -> None:
     """Without idempotence, one batch of a partition is: sent again after another one, it would be out of order."""
-    with ModelCluster(1, {"t": 1}, lambda node, keys: Fate(delay_before=0.05)) as brokers:
+    with ModelCluster(1, {"t": 1}) as brokers:
+        behind = iter([0, wanted - 1])  # nothing follows a partition's first batch before its answer
+        brokers.script = lambda node, keys: Fate(behind=next(behind, 0), delay_before=0.05)
         more = {"batch_size": "100", "max_in_flight_requests_per_connection": str(most)}
         with producing(brokers, enable_idempotence=idempotence, **more) as producer:
             for number in range(12):
@@ -440,7 +449,7 @@ def test_how_many_requests_are_in_flight(most: int, idempotence: str, wanted: in
 
 
 def test_requests_of_other_partitions_need_no_sequences() -> None:
-    with ModelCluster(1, {"t": 4}, lambda node, keys: Fate(delay_before=0.1)) as brokers:
+    with scripted(1, {"t": 4}, Fate(behind=3)) as brokers:
         with producing(brokers, acks="1", batch_size="100", max_request_size="200") as producer:
             for number in range(4):
                 producer.send("t", bytes(100), partition=number)
@@ -466,8 +475,8 @@ def test_requests_behind_one_that_failed(code: ErrorCode, is_appended: bool) -> 
     def script(node: int, keys: list[Key]) -> Fate:
         seen.update(keys)
         if seen[A] == 3 and A in keys:
-            return Fate(after={A: code}) if is_appended else Fate(errors={A: code})
-        return Fate(delay_before=0.02)
+            return Fate(after={A: code}, behind=4) if is_appended else Fate(errors={A: code}, behind=4)
+        return Fate()
 
     with ModelCluster(1, {"t": 2}, script) as brokers:
         with producing(brokers, batch_size="100") as producer:

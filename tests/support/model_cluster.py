@@ -10,6 +10,7 @@ import queue
 import socket
 import struct
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,7 +39,8 @@ class Fate:
     """The fate of one Produce request.
 
     `errors` are answered for partitions without appending, `after` are answered although the batch is appended. `delay`
-    is in seconds, before or after the append; `answers` is the number of answers: 0 closes the connection.
+    is in seconds, before or after the append; `answers` is the number of answers: 0 closes the connection. The request
+    waits until `behind` others have come behind it on its connection, 20 s at most.
     """
 
     errors: dict[Key, int] = field(default_factory=dict)
@@ -53,6 +55,7 @@ class Fate:
     moves_before: bool = True
     forget_producers: bool = False
     wrong_id: bool = False
+    behind: int = 0
 
 
 #: Returns the fate of a request, given the broker's node id and the request's partitions.
@@ -330,6 +333,7 @@ class _Broker:
                 fate = self._cluster.begin_produce(self.node, message)
             if fate.drop_before:
                 return False
+            self._await_more(fate.behind, following)
             self._closed.wait(fate.delay_before)
             with self._cluster.lock:
                 self._cluster.most_in_flight = max(self._cluster.most_in_flight, 1 + following.qsize())
@@ -342,6 +346,11 @@ class _Broker:
         frame = bytes(encode_response(api, version, correlation_id, answer).to_bytes())
         connection.sendall((struct.pack(">i", len(frame)) + frame) * times)
         return True
+
+    def _await_more(self, count: int, following: queue.SimpleQueue[bytes | None]) -> None:
+        deadline = time.monotonic() + 20
+        while following.qsize() < count and time.monotonic() < deadline and not self._closed.wait(0.002):
+            pass
 
     def disconnect(self) -> None:
         for connection in list(self._connections):
