@@ -44,12 +44,12 @@ from spark_klog.directories.paths import Endpoint
 from spark_klog.directories.tree import Tree
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.log.directory import LogDirectory
-from spark_klog.log.files.names import check_topic_name
 from spark_klog.log.layout import check_alone
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
+from spark_klog.records.topic_names import check_topic_name
 
 _log = logging.getLogger(__name__)
 #: The client did not send a leader epoch.

@@ -11,7 +11,14 @@ from typing import TypeVar
 
 from spark_klog.error_codes import Remedy
 from spark_klog.errors import DecodeError, ErrorCode, ProtocolError
-from spark_klog.protocol.apis import CREATE_PARTITIONS, DELETE_TOPICS, FETCH, INIT_PRODUCER_ID, METADATA
+from spark_klog.protocol.apis import (
+    CREATE_PARTITIONS,
+    DELETE_TOPICS,
+    FETCH,
+    INIT_PRODUCER_ID,
+    METADATA,
+    TXN_OFFSET_COMMIT,
+)
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
 
@@ -31,6 +38,10 @@ _BY_API: dict[int, dict[ErrorCode, Remedy]] = {
 }
 
 
+_REBALANCED = (
+    "the group has rebalanced since group_metadata was called, other members may read these partitions: abort the "
+    "transaction, poll, and call group_metadata for each transaction"
+)
 #: What the user can do about an error, by API.
 _ADVICE: dict[int, dict[ErrorCode, str]] = {
     METADATA.key: {
@@ -40,6 +51,12 @@ _ADVICE: dict[int, dict[ErrorCode, str]] = {
     INIT_PRODUCER_ID.key: {
         ErrorCode.INVALID_TRANSACTION_TIMEOUT: "transaction.timeout.ms is larger than the broker's "
         "transaction.max.timeout.ms (15 minutes by default): lower the one or raise the other",
+    },
+    TXN_OFFSET_COMMIT.key: {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "the cluster has no such partition, check the topic's name and number",
+        ErrorCode.ILLEGAL_GENERATION: _REBALANCED,
+        ErrorCode.UNKNOWN_MEMBER_ID: _REBALANCED,
+        ErrorCode.REBALANCE_IN_PROGRESS: _REBALANCED,
     },
 }
 

@@ -386,6 +386,7 @@ class Cluster:
         """
         with self.within(timeout_ms or self.config.request_timeout_ms, limit) as deadline:
             backoff = Backoff(self.config, deadline, self._limit)
+            is_first = True
             while True:
                 try:
                     return action()
@@ -398,7 +399,9 @@ class Cluster:
                         raise
                     failure = error
                 backoff.pause(failure)
-                _log.info("trying again: %s", failure)
+                # what lasts is told by the back-off, at intervals that double
+                _log.log(logging.INFO if is_first else logging.DEBUG, "trying again: %s", failure)
+                is_first = False
                 self.refresh_after(failure)
 
     def controller(self) -> int:

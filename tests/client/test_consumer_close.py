@@ -71,4 +71,5 @@ def test_a_silent_broker_is_waited_for_up_to_the_timeout(tmp_path: Path, caplog:
             os.kill(broker.pid, signal.SIGCONT)
     said = [text for text in caplog.messages if "not committed" in text or "leaving group" in text]
     assert said
-    assert not any("request.timeout.ms" in text for text in said)
+    assert not any("(request.timeout.ms)" in text for text in said)
+    assert any("the timeout of close" in text for text in said)

@@ -14,8 +14,8 @@ from spark_klog.broker.metadata.registry import MAX_PARTITIONS, TopicCollides, T
 from spark_klog.broker.settings.described_settings import topic_entries
 from spark_klog.broker.settings.log_settings import topic_settings
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
-from spark_klog.log.files.names import check_topic_name
 from spark_klog.protocol.codec import Message
+from spark_klog.records.topic_names import check_topic_name
 
 _DEFAULT = -1
 

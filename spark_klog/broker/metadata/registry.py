@@ -20,7 +20,7 @@ from spark_klog.directories.offsets import OffsetDirectory
 from spark_klog.directories.tree import SESSION_SECONDS, Tree
 from spark_klog.errors import ConfigError, DirectoryError
 from spark_klog.log.directory import new_cluster_id
-from spark_klog.log.files.names import check_topic_name
+from spark_klog.records.topic_names import check_topic_name
 
 _log = logging.getLogger(__name__)
 #: Function from a topic's own settings to its new ones.

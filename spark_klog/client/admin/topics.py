@@ -13,6 +13,7 @@ from spark_klog.client.answers import answer_error
 from spark_klog.errors import ConfigError, ErrorCode, KlogError, UnsupportedVersionError
 from spark_klog.protocol.apis import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, METADATA
 from spark_klog.protocol.codec import Message
+from spark_klog.records.topic_names import check_topic_name
 
 _BROKERS_DEFAULT = -1
 #: The first versions of CreateTopics with validate_only (Kafka 0.10.2), and with the broker's defaults (KIP-464).
@@ -121,8 +122,13 @@ class TopicCalls(AdminCalls):
         ]
 
     def describe_topics(self, topics: Iterable[str]) -> Outcomes[str, TopicDescription]:
-        """Describe topics; a missing one has the error UNKNOWN_TOPIC_OR_PARTITION. Metadata, any broker."""
+        """Describe topics; a missing one has the error UNKNOWN_TOPIC_OR_PARTITION. Metadata, any broker.
+
+        `ConfigError` for a name that no topic can have.
+        """
         names = names_of("topics", topics)
+        for name in names:
+            check_topic_name(name)
 
         def ask(rest: list[str]) -> dict[str, TopicDescription | KlogError]:
             found = self.cluster.metadata(rest)

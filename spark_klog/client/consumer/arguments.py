@@ -11,6 +11,7 @@ from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.offsets import Committed, check_committable
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.list_offsets import EARLIEST
+from spark_klog.records.topic_names import check_topic_name
 
 _MAX_PARTITION, _MAX_OFFSET = 0x7FFFFFFF, 0x7FFFFFFFFFFFFFFF
 
@@ -74,16 +75,16 @@ def topics_of(topics: Any) -> tuple[Collection[str], re.Pattern[str] | None]:
         topics = [topics]
     if isinstance(topics, str | bytes) or not isinstance(topics, Iterable):
         raise TypeError(f"subscribe takes a list of topics or a pattern, not {_kind(topics)}: subscribe([{topics!r}])")
-    wanted = [_topic("subscribe", topic) for topic in topics]
+    wanted = list(topics)
     if not wanted:
         raise ConfigError("subscribe: the list of topics is empty; call unsubscribe to leave the group")
-    patterns = [topic for topic in wanted if topic.startswith("^")]
+    patterns = [topic for topic in wanted if isinstance(topic, str) and topic.startswith("^")]
     for text in patterns:
         try:
             re.compile(text)
         except re.error as error:
             raise ConfigError(f"subscribe: {text!r} is not a regular expression: {error}") from None
-    names = [topic for topic in wanted if not topic.startswith("^")]
+    names = [_topic("subscribe", topic) for topic in wanted if topic not in patterns]
     return names, re.compile("|".join(f"(?:{text}).*" for text in patterns)) if patterns else None
 
 
@@ -92,6 +93,10 @@ def _topic(call: str, topic: Any) -> str:
         raise TypeError(f"{call}: topic {topic!r} must be str, not {_kind(topic)}")
     if not topic:
         raise ConfigError(f"{call}: the name of a topic is empty")
+    try:
+        check_topic_name(topic)
+    except ConfigError as error:
+        raise ConfigError(f"{call}: {error}") from None
     return topic
 
 

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 #: Seconds that closing may take, as in Kafka.
 CLOSE_SECONDS = 30.0
 #: What limits the requests of a close, for messages.
-_CLOSE_LIMIT = "the timeout of close"
+_CLOSE_LIMIT = "the timeout of close, at most request.timeout.ms"
 #: Seconds without an answer of any broker after which a close gives up: time to connect again after a break.
 _PATIENCE = 1.0
 
@@ -210,9 +210,9 @@ class GroupSide:
         can be reached.
         """
         self.cluster.patience = _PATIENCE
-        request_ms = self._config.client.request_timeout_ms
+        longest_ms = min(1000 * max(0.0, timeout), self._config.client.request_timeout_ms)
         try:
-            with self.cluster.within(request_ms), self.cluster.within(1000 * max(0.0, timeout), _CLOSE_LIMIT):
+            with self.cluster.within(longest_ms, _CLOSE_LIMIT):
                 try:
                     self._commits.finish()
                 finally:  # even if `on_done` raises

@@ -35,7 +35,7 @@ from uuid import UUID, uuid4
 from spark_klog.errors import ConfigError, DecodeError, KlogError, OffsetOutOfRange
 from spark_klog.log.config import LogConfig
 from spark_klog.log.files.lock import locked
-from spark_klog.log.files.names import SUFFIX_07, check_topic_name, partition_of_folder
+from spark_klog.log.files.names import SUFFIX_07, partition_of_folder
 from spark_klog.log.files.partition_files import PARTITION_METADATA, read_topic_id
 from spark_klog.log.layout import check_data_directory
 from spark_klog.log.log_07 import Log07, NoMessageAtOffset
@@ -44,6 +44,7 @@ from spark_klog.log.segments.segment import LOG
 from spark_klog.records import kernels
 from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.contract import NO_TIMESTAMP, BinaryColumn, Kernel, RecordColumns
+from spark_klog.records.topic_names import check_topic_name
 from spark_klog.wire.codecs import NONE, Codec, codec_by_id
 
 OFFSET_MAP = "offsets-of-kafka-0.7"

@@ -12,8 +12,8 @@ from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.offsets import list_offsets
 from spark_klog.client.sampling import record_sizes, timestamp_types
 from spark_klog.errors import ConfigError, ProtocolError
-from spark_klog.log.files.names import check_topic_name
 from spark_klog.protocol.tables.list_offsets import LATEST, READ_UNCOMMITTED
+from spark_klog.records.topic_names import check_topic_name
 from spark_klog.spark.group_offsets import GroupProgress
 from spark_klog.spark.offsets import GroupSpec, Offsets, Spec, TopicPartition
 from spark_klog.spark.options import PREFIX, SourceOptions, SplitLimits, Subscription
