@@ -104,6 +104,28 @@ _LIBRDKAFKAS = {
     "socket.receive.buffer.bytes": "receive.buffer.bytes",
     "socket.send.buffer.bytes": "send.buffer.bytes",
     "socket.timeout.ms": "request.timeout.ms",
+    "topic.metadata.refresh.interval.ms": "metadata.max.age.ms",
+}
+#: librdkafka's settings that count something else than bytes, and Kafka's that do what they are for.
+_LIBRDKAFKAS_COUNTS = {
+    "batch.num.messages": "batch.size",
+    "queue.buffering.max.kbytes": "buffer.memory",
+    "queue.buffering.max.messages": "buffer.memory",
+    "queued.max.messages.kbytes": "fetch.max.bytes",
+    "queued.min.messages": "fetch.max.bytes",
+}
+#: kafka-python's settings whose names are not Kafka's with underscores.
+_KAFKA_PYTHONS = {
+    "sasl_oauth_token_provider": "sasl.oauthbearer.provider",
+    "sasl_plain_password": "sasl.password",
+    "sasl_plain_username": "sasl.username",
+    "ssl_cafile": "ssl.ca.location",
+    "ssl_certfile": "ssl.certificate.location",
+    "ssl_check_hostname": "ssl.endpoint.identification.algorithm",
+    "ssl_ciphers": "ssl.cipher.suites",
+    "ssl_crlfile": "ssl.crl.location",
+    "ssl_keyfile": "ssl.key.location",
+    "ssl_password": "ssl.key.password",
 }
 
 
@@ -277,12 +299,17 @@ def _hint(name: str, prefix: str) -> str:
     """What to do about an unknown setting."""
     if name in _LIBRDKAFKAS:
         return f"it is librdkafka's, Kafka's name for it is {prefix}{_LIBRDKAFKAS[name]}"
+    if name in _LIBRDKAFKAS_COUNTS:
+        return f"it is librdkafka's: set {prefix}{_LIBRDKAFKAS_COUNTS[name]}, in bytes"
+    if name in _KAFKA_PYTHONS:
+        return f"it is kafka-python's, write {prefix}{_KAFKA_PYTHONS[name]}"
     name = name.lower()
     for other in (name, name.removeprefix("kafka."), name.replace("_", ".")):
         if is_known(other):
             return f"write {prefix}{other}"
     known = [*sorted(_ELSEWHERE), *_KNOWN, *sorted(security_settings.NAMES), *sorted(_WITHOUT_EFFECT)]
-    close = difflib.get_close_matches(name, known, 1, 0.85)
+    beginning = [other for other in known if other.startswith(name)]
+    close = difflib.get_close_matches(name, known, 1, 0.85) or (beginning if len(beginning) == 1 else [])
     if close:
         return f"did you mean {prefix}{close[0]}?"
     return "remove it: only settings of Kafka's Java clients are known, not those of other clients"

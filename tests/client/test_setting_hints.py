@@ -1,0 +1,52 @@
+"""What is said of names of settings that other clients have."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from confluent_kafka import Producer as ConfluentProducer
+from kafka import KafkaConsumer, KafkaProducer
+
+from spark_klog.client.config import _KAFKA_PYTHONS, _LIBRDKAFKAS, _LIBRDKAFKAS_COUNTS, client_config, is_known
+from spark_klog.errors import ConfigError
+
+
+def _said(name: str, prefix: str = "") -> str:
+    with pytest.raises(ConfigError) as refused:
+        client_config({"bootstrap.servers": "h:1", name: "1"}, prefix)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("sasl.user", "did you mean sasl.username?"),
+        ("sasl.pass", "did you mean sasl.password?"),
+        ("bootstrap", "did you mean bootstrap.servers?"),
+        ("queue.buffering.max.kbytes", "it is librdkafka's: set buffer.memory, in bytes"),
+        ("queue.buffering.max.messages", "it is librdkafka's: set buffer.memory, in bytes"),
+        ("batch.num.messages", "it is librdkafka's: set batch.size, in bytes"),
+        ("topic.metadata.refresh.interval.ms", "it is librdkafka's, Kafka's name for it is metadata.max.age.ms"),
+        ("sasl_plain_username", "it is kafka-python's, write sasl.username"),
+        ("ssl_cafile", "it is kafka-python's, write ssl.ca.location"),
+        ("ssl", "remove it"),  # the beginning of many
+    ],
+)
+def test_names_of_other_clients(name: str, hint: str) -> None:
+    assert f"unknown client setting {name!r}; {hint}" in _said(name)
+
+
+def test_a_hint_has_the_prefix_of_the_user() -> None:
+    assert "set kafka.buffer.memory, in bytes" in _said("queue.buffering.max.kbytes", "kafka.")
+    assert "write kafka.ssl.ca.location" in _said("ssl_cafile", "kafka.")
+
+
+def test_the_names_are_those_of_the_clients() -> None:
+    ConfluentProducer({name: 1 for name in _LIBRDKAFKAS_COUNTS if name.startswith(("queue.", "batch."))})
+    with pytest.raises(Exception, match=re.escape("no.such.name")):
+        ConfluentProducer({"no.such.name": 1})
+    theirs = KafkaConsumer.DEFAULT_CONFIG.keys() | KafkaProducer.DEFAULT_CONFIG.keys()
+    assert theirs >= _KAFKA_PYTHONS.keys()
+    hinted = {*_LIBRDKAFKAS.values(), *_LIBRDKAFKAS_COUNTS.values(), *_KAFKA_PYTHONS.values()}
+    assert [name for name in hinted if not is_known(name)] == []
