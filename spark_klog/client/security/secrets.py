@@ -8,6 +8,7 @@ from collections.abc import Mapping
 _SECRETS = frozenset({"sasl.jaas.config", "ssl.keystore.key", "ssl.key.pem"})
 _SECRET_ENDS = ("password", "secret")
 _HIDDEN = "[hidden]"
+_NOT_SHOWN = "something that is not shown, as the secret is part of it"
 _NAME = re.compile(r"[a-z0-9._-]{1,100}")
 
 
@@ -40,9 +41,11 @@ class Settings(dict[str, str]):
 
 
 def without_secrets(text: str, secrets: tuple[str, ...], longest: int = 300) -> str:
-    """A peer's text made safe to show: secrets hidden, on one line, at most `longest` characters."""
-    for secret in secrets:
-        if secret:
-            text = text.replace(secret, _HIDDEN)
+    """A peer's text made safe to show: on one line, at most `longest` characters, and not at all if it holds a secret.
+
+    A secret may be a word of the peer's own sentence: what is left around it would tell which.
+    """
+    if any(secret and secret in text for secret in secrets):
+        return _NOT_SHOWN
     printable = "".join(char if char.isprintable() else " " for char in text)
     return printable if len(printable) <= longest else printable[:longest] + "..."
