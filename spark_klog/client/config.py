@@ -59,7 +59,6 @@ _WITHOUT_EFFECT = frozenset(
         "key.serializer",
         "max.poll.interval.ms",
         "max.poll.records",
-        "metadata.max.age.ms",
         "metadata.max.idle.ms",
         "metadata.recovery.rebootstrap.trigger.ms",
         "metadata.recovery.strategy",
@@ -162,6 +161,7 @@ class ClientConfig:
     lz4_level: int | None = _setting("compression.lz4.level", None, "level")
     zstd_level: int | None = _setting("compression.zstd.level", None, "level")
     decompressed_max_bytes: int = _setting("decompressed.max.bytes", MAX_DECOMPRESSED, "positive int")
+    metadata_max_age_ms: int = _setting("metadata.max.age.ms", 300_000, "positive long")
     max_block_ms: int = _setting("max.block.ms", 60_000, "positive long")
     transactional_id: str | None = _setting("transactional.id", None, "text")
     transaction_timeout_ms: int = _setting("transaction.timeout.ms", 60_000, "positive int")

@@ -33,6 +33,7 @@ from spark_klog.client.delivery.gathering import (
 from spark_klog.client.delivery.partitioner import StickyPartitioner
 from spark_klog.client.delivery.receipts import Delivery, OnDelivery
 from spark_klog.client.delivery.sender import Sender
+from spark_klog.client.delivery.topics import PartitionCounts
 from spark_klog.client.delivery.transactions import PreparedTransaction, Transactions
 from spark_klog.client.offsets import GroupMetadata
 from spark_klog.errors import (
@@ -76,10 +77,10 @@ class Producer:
     Settings (Kafka's names): bootstrap.servers, acks, enable.idempotence, max.in.flight.requests.per.connection,
     compression.type and compression.CODEC.level, partitioner.class, partitioner.ignore.keys, librdkafka's partitioner,
     batch.size, linger.ms (of `send`), max.request.size, buffer.memory, max.block.ms, delivery.timeout.ms,
-    retry.backoff.ms and retry.backoff.max.ms. Any call may raise an error of records sent before: a `ProtocolError`
-    naming the partition, or `RequestTimedOut` after delivery.timeout.ms. After an error every later call raises it
-    again and nothing more is written; each record that is not confirmed gets the error, and
-    may or may not be in the log.
+    metadata.max.age.ms (until new partitions are seen), retry.backoff.ms and retry.backoff.max.ms. Any call may raise
+    an error of records sent before: a `ProtocolError` naming the partition, or `RequestTimedOut` after
+    delivery.timeout.ms. After an error every later call raises it again and nothing more is written; each record that
+    is not confirmed gets the error, and may or may not be in the log.
 
     With transactional.id, records are written in transactions; read_committed consumers see all of them or none:
 
@@ -116,9 +117,7 @@ class Producer:
         self._max_block = cluster.config.max_block_ms / 1000
         self._gathering: dict[TopicPartition, Gathering] = {}
         self._gathered = 0
-        #: Numbers of partitions of the topics used since `refresh`, and of the topics that it asked for.
-        self._partitions: dict[str, int] = {}
-        self._refreshed: dict[str, int] = {}
+        self._counts = PartitionCounts(cluster)
         #: Bytes of records in a batch before compression; a record is never split.
         self.batch_size = max(1, cluster.config.batch_size)
         #: Keys and values that certainly fit into max.request.size together: for them `send` counts no bytes.
@@ -130,20 +129,17 @@ class Producer:
         """The number of partitions of a topic. The broker may create a missing topic; otherwise `ProtocolError`."""
         with self._turns:
             self._check_open("partitions")
-            return self._count(topic)
+            self._renew()
+            return self._counts.of(topic)
 
-    def _count(self, topic: str) -> int:
-        if topic not in self._partitions:
-            count = self._refreshed.pop(topic, None)
-            if count is None:
-                found = self._cluster.attempt(lambda: self._cluster.partitions([topic], create=True))
-                count = len(found[topic])
-            self._partitions[topic] = count
-        return self._partitions[topic]
+    def _renew(self) -> None:
+        """See new partitions after metadata.max.age.ms; a call does it first, as it relies on the same ones."""
+        if self._counts.renew():
+            self._sticky.end_turns()
 
     def _available(self, topic: str) -> list[int]:
         """Partitions with a leader in the last metadata; all if none has one."""
-        numbers = range(self._count(topic))
+        numbers = range(self._counts.of(topic))
         return [number for number in numbers if self._cluster.last_leader(topic, number) is not None] or list(numbers)
 
     def send(
@@ -175,7 +171,8 @@ class Producer:
             if headers or len(key or b"") + len(value or b"") > self._small:
                 self._check_size(topic, largest_size(key, value, headers))
             timestamp = time.time_ns() // 1_000_000 if timestamp is None else check_timestamp(timestamp)
-            count = self._count(topic)
+            self._renew()
+            count = self._counts.of(topic)
             is_free = False
             if partition is None:
                 partition = self._partitioning.of(key, count)
@@ -280,8 +277,9 @@ class Producer:
 
         with self._turns:
             self._check("send_arrow")
-            choose, size = self._sticky.next, self.batch_size
-            for name, partition, columns in arrow_records(rows, topic, self._count, choose, size, self._partitioning):
+            self._renew()
+            count, choose, size = self._counts.of, self._sticky.next, self.batch_size
+            for name, partition, columns in arrow_records(rows, topic, count, choose, size, self._partitioning):
                 self._add_columns((name, partition), columns)
             self._wake()
 
@@ -425,13 +423,8 @@ class Producer:
         """
         with self._turns:
             self._check_open("refresh")
-            cluster_id = self._cluster.cluster_id
-            topics = list(self._partitions)
-            self._partitions.clear()
             self._sticky.end_turns()
-            found = self._cluster.partitions(topics, missing_ok=True)
-            self._refreshed = {topic: len(numbers) for topic, numbers in found.items()}
-            return self._cluster.cluster_id == cluster_id
+            return self._counts.refresh()
 
     def close(self) -> None:
         """Flush and close the connections; abort an open transaction. A second call does nothing."""

@@ -238,7 +238,7 @@ class Fetches:
         item.succeeded()
         if entry["preferred_read_replica"] >= 0:
             item.replica = entry["preferred_read_replica"]
-            item.replica_until = time.monotonic() + self._config.metadata_max_age_ms / 1000
+            item.replica_until = time.monotonic() + self._config.client.metadata_max_age_ms / 1000
         records = entry["records"]
         if records is None or not len(records):
             return None

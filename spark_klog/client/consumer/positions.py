@@ -69,7 +69,7 @@ class Positions:
         """Find leaders and positions that the brokers know now."""
         now = time.monotonic()
         lacking = [item for item in self._assignment if item.leader is None]
-        is_old = now >= self._refreshed_at + self._config.metadata_max_age_ms / 1000
+        is_old = now >= self._refreshed_at + self._config.client.metadata_max_age_ms / 1000
         if (lacking or (is_old and len(self._assignment))) and now >= self._refresh_at:
             self._find_leaders(lacking)
         if self._out_of_range:

@@ -94,7 +94,6 @@ class ConsumerConfig:
     fetch_max_wait_ms: int = _setting("fetch.max.wait.ms", 500, "int")
     fetch_min_bytes: int = _setting("fetch.min.bytes", 1, "int")
     max_poll_records: int = _setting("max.poll.records", 500, "positive int")
-    metadata_max_age_ms: int = _setting("metadata.max.age.ms", 300_000, "positive long")
     #: Whether patterns leave out internal topics.
     exclude_internal_topics: bool = _setting("exclude.internal.topics", True, "boolean")
     #: Whether brokers with auto.create.topics.enable create missing topics. Off as in librdkafka, unlike in Java.

@@ -57,7 +57,7 @@ class SubscribedTopics:
 
         The leader joins again if a topic has new partitions, a member with a pattern if other topics match.
         """
-        age = self._config.metadata_max_age_ms / 1000
+        age = self._config.client.metadata_max_age_ms / 1000
         has_no_match = not self._topics and not self._counts and self._pattern is not None
         if has_no_match or 0 in self._counts.values():
             age = min(age, _MISSING_SECONDS)

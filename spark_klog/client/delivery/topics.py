@@ -1,0 +1,69 @@
+"""How many partitions the topics of a producer have, as of metadata that are not older than metadata.max.age.ms."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+
+from spark_klog.client.cluster import Cluster
+from spark_klog.errors import KlogError
+
+_log = logging.getLogger(__name__)
+#: The most that a call waits for newer metadata while it can go on with what is known.
+_RENEWAL_MS = 2_000
+#: Seconds until the next attempt after one that failed.
+_PAUSE = 20.0
+
+
+class PartitionCounts:
+    """Numbers of partitions by topic. Not thread-safe."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._max_age = cluster.config.metadata_max_age_ms / 1000
+        #: Of the topics used since `refresh`, and of those that it asked for.
+        self._known: dict[str, int] = {}
+        self._refreshed: dict[str, int] = {}
+        #: A reading of `time.monotonic`.
+        self._old_at = math.inf
+
+    def of(self, topic: str) -> int:
+        """The number of partitions of a topic. The broker may create a missing topic; otherwise `ProtocolError`."""
+        if topic not in self._known:
+            count = self._refreshed.pop(topic, None)
+            if count is None:
+                found = self._cluster.attempt(lambda: self._cluster.partitions([topic], create=True))
+                count = len(found[topic])
+            self._known[topic] = count
+            self._old_at = min(self._old_at, time.monotonic() + self._max_age)
+        return self._known[topic]
+
+    def renew(self) -> bool:
+        """Fetch the numbers if they are old; return whether one has changed. Without errors: the known ones stay."""
+        if time.monotonic() < self._old_at:
+            return False
+        self._refreshed.clear()
+        before = dict(self._known)
+        try:
+            with self._cluster.within(_RENEWAL_MS):
+                found = self._cluster.metadata(before)
+        except KlogError as error:
+            self._old_at = time.monotonic() + min(self._max_age, _PAUSE)
+            _log.warning("a producer's topics may have new partitions that it does not know: %s", error)
+            return False
+        self._old_at = time.monotonic() + self._max_age
+        for name, topic in found.items():
+            if topic["partitions"]:  # else it has an error, which the brokers answer to its records, too
+                self._known[name] = len(topic["partitions"])
+        return self._known != before
+
+    def refresh(self) -> bool:
+        """As `Producer.refresh`."""
+        cluster_id = self._cluster.cluster_id
+        topics = list(self._known)
+        self._known.clear()
+        found = self._cluster.partitions(topics, missing_ok=True)
+        self._refreshed = {topic: len(numbers) for topic, numbers in found.items()}
+        self._old_at = time.monotonic() + self._max_age
+        return self._cluster.cluster_id == cluster_id
