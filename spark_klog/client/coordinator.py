@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from spark_klog.client.answers import by_key, check_code
+from spark_klog.client.answers import answer_error, by_key
 from spark_klog.client.cluster import Cluster
-from spark_klog.errors import KlogError
+from spark_klog.errors import KlogError, ProtocolError
 from spark_klog.protocol.apis import FIND_COORDINATOR
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.coordinator import GROUP
@@ -16,27 +16,46 @@ from spark_klog.protocol.tables.coordinator import GROUP
 _FIRST_OF_SEVERAL = 4
 
 
-def find_coordinator(cluster: Cluster, key: str, kind: int = GROUP) -> int:
-    """The node id of the coordinator of a group or transactional id; `ProtocolError` if there is none now."""
+def find_coordinators(cluster: Cluster, keys: Iterable[str], kind: int = GROUP) -> dict[str, int | ProtocolError]:
+    """The node ids of the coordinators of groups or transactional ids; an error for those that have none now.
+
+    One request, to brokers before Kafka 3.0 one for each. Raises what `Cluster.any_broker` and `by_key` raise.
+    """
+    found: dict[str, int | ProtocolError] = {}
+    rest = list(dict.fromkeys(keys))
+    while rest:
+        answered = _ask(cluster, rest, kind)
+        for key, entry in answered.items():
+            what = f"coordinator of {'group' if kind == GROUP else 'transactional id'} {key}"
+            code = entry["error_code"]
+            found[key] = answer_error(FIND_COORDINATOR, code, what) if code else int(entry["node_id"])
+        rest = [key for key in rest if key not in answered]
+    if any(isinstance(node, int) for node in found.values()):
+        cluster.metadata([])
+    return found
+
+
+def _ask(cluster: Cluster, keys: list[str], kind: int) -> dict[str, Message]:
+    """The entries of a response: of all keys, or of the first one where the broker takes only one."""
     is_of_several = False
 
     def request(version: int) -> Message:
         nonlocal is_of_several
         is_of_several = version >= _FIRST_OF_SEVERAL
-        return {"coordinator_keys": [key], "key_type": kind} if is_of_several else {"key": key, "key_type": kind}
+        return {"coordinator_keys": keys, "key_type": kind} if is_of_several else {"key": keys[0], "key_type": kind}
 
     answer = cluster.any_broker(FIND_COORDINATOR, request)
-    entry = answer
-    if is_of_several:
-        found = ((str(item["key"]), item) for item in answer["coordinators"])
-        entry = by_key(FIND_COORDINATOR, answer, found, [key])[key]
-    check_code(
-        FIND_COORDINATOR,
-        entry["error_code"],
-        f"coordinator of {'group' if kind == GROUP else 'transactional id'} {key}",
-    )
-    cluster.metadata([])
-    return int(entry["node_id"])
+    if not is_of_several:
+        return {keys[0]: answer}
+    return by_key(FIND_COORDINATOR, answer, ((str(item["key"]), item) for item in answer["coordinators"]), keys)
+
+
+def find_coordinator(cluster: Cluster, key: str, kind: int = GROUP) -> int:
+    """The node id of the coordinator of a group or transactional id; `ProtocolError` if there is none now."""
+    found = find_coordinators(cluster, [key], kind)[key]
+    if isinstance(found, ProtocolError):
+        raise found
+    return found
 
 
 class Coordinators:
@@ -52,6 +71,14 @@ class Coordinators:
         if (kind, key) not in self._nodes:
             self._nodes[kind, key] = find_coordinator(self._cluster, key, kind)
         return self._nodes[kind, key]
+
+    def nodes(self, keys: Iterable[str], kind: int = GROUP) -> dict[str, int | ProtocolError]:
+        """The coordinators of several groups or transactional ids, as of `find_coordinators`."""
+        wanted = list(dict.fromkeys(keys))
+        missing = [key for key in wanted if (kind, key) not in self._nodes]
+        found = find_coordinators(self._cluster, missing, kind)
+        self._nodes.update({(kind, key): node for key, node in found.items() if isinstance(node, int)})
+        return {key: found[key] if key in found else self._nodes[kind, key] for key in wanted}
 
     def forget(self) -> None:
         """Look all coordinators up again: a request to one of them has failed."""

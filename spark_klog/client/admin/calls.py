@@ -12,7 +12,7 @@ from spark_klog.client.admin.outcomes import Outcomes
 from spark_klog.client.admin.settings import admin_config
 from spark_klog.client.answers import answer_error, by_key, worst
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.coordinator import find_coordinator
+from spark_klog.client.coordinator import Coordinators
 from spark_klog.errors import (
     AdminClosed,
     AuthenticationError,
@@ -53,6 +53,20 @@ class AdminCalls:
                 raise
         self._lock = threading.RLock()
         self._is_closed = False
+        self._found = Coordinators(self.cluster)
+        self._keeps_coordinators = False
+
+    @contextmanager
+    def same_coordinators(self) -> Iterator[None]:
+        """For the package's own use: the calls of the block share the coordinators that they found, until one fails.
+
+        Not for clients that live long: a coordinator that is silent since would take a call's whole time.
+        """
+        self._keeps_coordinators = True
+        try:
+            yield
+        finally:
+            self._keeps_coordinators = False
 
     @contextmanager
     def _call(self) -> Iterator[None]:
@@ -64,6 +78,8 @@ class AdminCalls:
         try:
             if self._is_closed:
                 raise AdminClosed("the admin client is closed")
+            if not self._keeps_coordinators:
+                self._found.forget()
             with self.cluster.within(1000 * (until - time.monotonic()), self._limit):
                 yield
         finally:
@@ -106,15 +122,16 @@ class AdminCalls:
 
         def ask_rest() -> None:
             nonlocal rest
-            try:
-                found.update(ask(rest))
-            except (ConnectionFailed, RequestTimedOut, ProtocolError) as refusal:
-                refused.update(dict.fromkeys(rest, refusal))
-                raise
-            refused.clear()
-            rest = [key for key in rest if is_passing(found[key])]
-            if rest:
-                raise worst([error for key in rest if isinstance(error := found[key], KlogError)])
+            with self._found.forgotten_on_error():
+                try:
+                    found.update(ask(rest))
+                except (ConnectionFailed, RequestTimedOut, ProtocolError) as refusal:
+                    refused.update(dict.fromkeys(rest, refusal))
+                    raise
+                refused.clear()
+                rest = [key for key in rest if is_passing(found[key])]
+                if rest:
+                    raise worst([error for key in rest if isinstance(error := found[key], KlogError)])
 
         try:
             if wanted:
@@ -192,11 +209,11 @@ class AdminCalls:
         """The groups or transactional ids by coordinator, and the errors of those that have none now."""
         by_node: dict[int, list[str]] = {}
         failures: dict[str, KlogError] = {}
-        for key in keys:
-            try:
-                by_node.setdefault(find_coordinator(self.cluster, key, kind), []).append(key)
-            except ProtocolError as error:
-                failures[key] = error
+        for key, node in self._found.nodes(keys, kind).items():
+            if isinstance(node, ProtocolError):
+                failures[key] = node
+            else:
+                by_node.setdefault(node, []).append(key)
         return by_node, failures
 
     def _change(

@@ -10,7 +10,6 @@ from spark_klog.client.admin.checks import items_of, name_of, names_of, number_o
 from spark_klog.client.admin.outcomes import Outcomes
 from spark_klog.client.answers import check_code
 from spark_klog.client.cluster import TopicPartition
-from spark_klog.client.coordinator import find_coordinator
 from spark_klog.client.delivery.transactions import PreparedTransaction
 from spark_klog.client.offsets import numbers_by_topic, partition_entries
 from spark_klog.errors import (
@@ -157,7 +156,9 @@ class TransactionCalls(AdminCalls):
         """
         wanted = items_of("transactions", transactions)
 
-        def ended(one: PreparedTransaction) -> Message | KlogError:
+        def ended(one: PreparedTransaction, node: int | ProtocolError) -> Message | KlogError:
+            if isinstance(node, ProtocolError):
+                return node
             what = f"{'commit' if commits else 'abort'} of a transaction of {one.transactional_id}"
             request = {
                 "transactional_id": one.transactional_id,
@@ -166,15 +167,18 @@ class TransactionCalls(AdminCalls):
                 "committed": commits,
             }
             try:
-                node = find_coordinator(self.cluster, one.transactional_id, TRANSACTION)
                 answer = self.cluster.request(node, END_TXN, request)
                 check_code(END_TXN, answer["error_code"], what)
             except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
                 return error
             return answer
 
+        def ask(rest: list[PreparedTransaction]) -> dict[PreparedTransaction, Message | KlogError]:
+            nodes = self._found.nodes([one.transactional_id for one in rest], TRANSACTION)
+            return {one: ended(one, nodes[one.transactional_id]) for one in rest}
+
         with self._call():
-            return without_results(self._each(wanted, lambda rest: {one: ended(one) for one in rest}))
+            return without_results(self._each(wanted, ask))
 
     def describe_producers(
         self, partitions: Iterable[TopicPartition]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -64,7 +65,7 @@ def claim(settings: Mapping[str, str], location: str, prefix: str) -> Claimed:
     """
     log = DecisionLog(checkpoint_folder(location), Identity(prefix))
     at = time.time()
-    with Admin(Cluster.connect(settings, PREFIX)) as admin:
+    with _admin(settings) as admin:
         begun = _run(begin(), log, admin)
     return Claimed(begun, log.identity, at)
 
@@ -74,7 +75,7 @@ def decide(
 ) -> None:
     """Commit a micro-batch. Raises `NotDecided`, and what `protocol.finish` and the brokers' answers raise."""
     log = DecisionLog(checkpoint_folder(location), claimed.identity)
-    with Admin(Cluster.connect(settings, PREFIX)) as admin:
+    with _admin(settings) as admin:
         if batch > claimed.begun.decided:
             _check_time(settings, claimed, batch)
             _check_open(admin, batch, transactions)
@@ -84,8 +85,15 @@ def decide(
 def settle(settings: Mapping[str, str], location: str, claimed: Claimed) -> None:
     """Abort what a failed micro-batch has written, unless it is decided or another run of the query has begun."""
     log = DecisionLog(checkpoint_folder(location), claimed.identity)
-    with Admin(Cluster.connect(settings, PREFIX)) as admin:
+    with _admin(settings) as admin:
         _run(give_up(claimed.begun), log, admin)
+
+
+@contextmanager
+def _admin(settings: Mapping[str, str]) -> Iterator[Admin]:
+    """An admin client for one step, which asks for the coordinators of its transactions once."""
+    with Admin(Cluster.connect(settings, PREFIX)) as admin, admin.same_coordinators():
+        yield admin
 
 
 def _check_time(settings: Mapping[str, str], claimed: Claimed, batch: int) -> None:

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from spark_klog.client.admin.admin import Admin
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.producer import Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, ProtocolError
+from spark_klog.protocol.codec import Message
+from spark_klog.protocol.schema import Api
 from spark_klog.spark.exactly_once.decision_log import DecisionLog
 from spark_klog.spark.exactly_once.driver import Claimed, NotDecided, claim, decide, settle
 from spark_klog.spark.exactly_once.protocol import DecidedButAborted, Decision, Superseded, Transaction
@@ -172,6 +175,23 @@ def test_a_micro_batch_that_spark_gives_up(query: Query) -> None:
     query.settle(claimed)  # commits what is decided
     assert query.state(task) in ("PrepareCommit", "CompleteCommit")
     query.read_until("decided")
+
+
+def test_coordinators_are_looked_up_once(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    claimed = query.claim()
+    tasks = [query.task(claimed, number, b"%d" % number) for number in range(5)]
+    asked: list[str] = []
+    any_broker = Cluster.any_broker
+
+    def count(self: Cluster, api: Api, message: Callable[[int], Message]) -> Message:
+        asked.append(api.name)
+        return any_broker(self, api, message)
+
+    monkeypatch.setattr(Cluster, "any_broker", count)
+    query.decide(claimed, 0, *tasks)
+    monkeypatch.undo()
+    assert asked.count("FindCoordinator") == 1
+    query.read_until("0", "1", "2", "3", "4")
 
 
 def _wait_for_abort(query: Query, task: Transaction) -> None:

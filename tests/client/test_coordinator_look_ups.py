@@ -1,0 +1,94 @@
+"""How often admin clients look coordinators up, and that they do when one has moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from spark_klog.client.admin.admin import Admin
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.coordinator import find_coordinators
+from spark_klog.client.delivery.transactions import PreparedTransaction
+from spark_klog.errors import ErrorCode, ProtocolError
+from spark_klog.protocol.tables.coordinator import GROUP, TRANSACTION
+from tests.support.kafka_python_wire import Message
+from tests.support.scripted_broker import ScriptedCluster
+from tests.support.sound_brokers import NOT_COORDINATOR
+
+REFUSED = "refused"
+_TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+
+
+class Brokers(ScriptedCluster):
+    """Two brokers; the coordinator of transactions ends them. Nobody may know of the id `refused`."""
+
+    def _on_FindCoordinator(self, node: int, asked: Message, is_applied: bool) -> Message:
+        answer = super()._on_FindCoordinator(node, asked, is_applied)
+        for entry in answer.get("coordinators", ()):
+            if entry["key"] == REFUSED:
+                entry |= {"error_code": _TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "node_id": -1, "host": "", "port": -1}
+        return answer
+
+    def _on_EndTxn(self, node: int, asked: Message, is_applied: bool) -> Message:
+        code = 0 if node == self.coordinator else NOT_COORDINATOR
+        return {"error_code": code, "producer_id": asked["producer_id"], "producer_epoch": asked["producer_epoch"]}
+
+
+@pytest.fixture
+def brokers() -> Iterator[Brokers]:
+    with Brokers({"t": 1}, nodes=2) as made:
+        yield made
+
+
+def cluster_of(brokers: ScriptedCluster) -> Cluster:
+    return Cluster.connect({"bootstrap.servers": brokers.bootstrap_servers, "retry.backoff.ms": "20"})
+
+
+def transactions(*names: str) -> list[PreparedTransaction]:
+    return [PreparedTransaction(name, number, 0) for number, name in enumerate(names)]
+
+
+def test_many_in_one_request(brokers: Brokers) -> None:
+    with cluster_of(brokers) as cluster:
+        found = find_coordinators(cluster, ["a", REFUSED, "b", "a"], TRANSACTION)
+    refusal = found.pop(REFUSED)
+    assert found == {"a": 1, "b": 1}
+    assert isinstance(refusal, ProtocolError)
+    assert refusal.code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    assert f"coordinator of transactional id {REFUSED}" in str(refusal)
+    (asked,) = [one for one in brokers.asked if one.name == "FindCoordinator"]
+    assert asked.message["coordinator_keys"] == ["a", REFUSED, "b"]
+
+
+def test_one_request_each_before_kafka_3() -> None:
+    with ScriptedCluster({"t": 1}, versions={"FindCoordinator": (0, 3)}) as brokers, cluster_of(brokers) as cluster:
+        before = brokers.count("Metadata")
+        assert find_coordinators(cluster, ["a", "b", "c"], GROUP) == {"a": 0, "b": 0, "c": 0}
+        assert find_coordinators(cluster, [], GROUP) == {}
+        assert brokers.count("FindCoordinator") == 3
+        assert brokers.count("Metadata") == before + 1
+
+
+def test_calls_look_up_anew(brokers: Brokers) -> None:
+    """A client may live longer than a coordinator."""
+    with Admin({"bootstrap.servers": brokers.bootstrap_servers}) as admin:
+        for number in (1, 2):
+            admin.end_transactions(transactions("a", "b", "c"), commits=True).check()
+            assert brokers.count("FindCoordinator") == number
+    assert brokers.count("EndTxn") == 6
+
+
+def test_calls_that_share_coordinators(brokers: Brokers) -> None:
+    with cluster_of(brokers) as cluster, Admin(cluster) as admin:
+        with admin.same_coordinators():
+            for one in transactions("a", "a", "a"):
+                admin.end_transactions([one], commits=True).check()
+            assert brokers.count("FindCoordinator") == 1
+            brokers.coordinator = 0
+            for one in transactions("a", "a"):
+                admin.end_transactions([one], commits=True).check()
+            assert brokers.count("FindCoordinator") == 2
+        assert [one.node for one in brokers.asked if one.name == "EndTxn"] == [1, 1, 1, 1, 0, 0]
+        refused = admin.end_transactions(transactions("a", REFUSED), commits=True)
+        assert [one.transactional_id for one in refused.failures] == [REFUSED]
