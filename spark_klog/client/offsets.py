@@ -25,6 +25,7 @@ from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 #: The offset in a response if no record has this timestamp or a later one.
 NO_OFFSET = -1
 _MAX_OFFSET = 0x7FFFFFFFFFFFFFFF
+_HAS_MEMBERS = "the group has members, and only they can commit: stop them first, or take another group"
 #: The first version of OffsetFetch that can return all offsets of a group (KIP-88).
 _FIRST_OF_ALL = 2
 #: The first version of OffsetFetch that takes several groups.
@@ -167,14 +168,20 @@ def topics_to_commit(offsets: Mapping[TopicPartition, Committed]) -> list[Messag
 
 
 def commit_errors(
-    answer: Message, partitions: Collection[TopicPartition], group: str
+    answer: Message, partitions: Collection[TopicPartition], group: str, *, is_member: bool = False
 ) -> dict[TopicPartition, ProtocolError]:
-    """The errors in the response to OffsetCommit, by partition."""
-    return {
-        key: answer_error(OFFSET_COMMIT, entry["error_code"], f"commit of {key[0]}-{key[1]} for group {group}")
-        for key, entry in by_key(OFFSET_COMMIT, answer, partition_entries(answer), partitions).items()
-        if entry["error_code"]
-    }
+    """The errors in the response to OffsetCommit, by partition; `is_member` if a member of the group has asked."""
+    failures = {}
+    for key, entry in by_key(OFFSET_COMMIT, answer, partition_entries(answer), partitions).items():
+        if code := entry["error_code"]:
+            what = f"commit of {key[0]}-{key[1]} for group {group}"
+            is_foreign = code == ErrorCode.UNKNOWN_MEMBER_ID and not is_member
+            failures[key] = (
+                ProtocolError(code, what, advice=_HAS_MEMBERS)
+                if is_foreign
+                else answer_error(OFFSET_COMMIT, code, what)
+            )
+    return failures
 
 
 def check_committable(key: TopicPartition, offset: int) -> None:

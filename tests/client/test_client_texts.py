@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from spark_klog.client import Admin, Consumer, GroupMetadata, Producer
-from spark_klog.errors import ConfigError, ErrorCode, ProtocolError
+from spark_klog.errors import CommitFailed, ConfigError, ErrorCode, ProtocolError
 from tests.support.broker import KlogBroker
-from tests.support.consumers import Server
+from tests.support.consumers import SECONDS, Server
 
 _RULE = "1 to 249 of a-z A-Z 0-9 . _ - are allowed"
 _ILLEGAL = ("bad name!", "a/b", "..", "x" * 250)
@@ -72,3 +73,26 @@ def test_offsets_of_a_member_of_an_earlier_generation(server: Server, producer: 
     topic = server.topic()
     with pytest.raises(ProtocolError, match=rf"{topic}-0.*the group has rebalanced.*call group_metadata"):
         producer.send_offsets_to_transaction({(topic, 0): 1}, GroupMetadata(topic, 3, "gone", None))
+
+
+def test_commits_beside_the_members_of_a_group(server: Server) -> None:
+    """Who is no member has not polled too seldom, as members may have."""
+    topic = server.topic()
+    with server.consumer(group_id=topic) as member, server.consumer(group_id=topic) as other:
+        member.subscribe([topic])
+        deadline = time.monotonic() + SECONDS
+        while not member.assignment():
+            assert time.monotonic() < deadline
+            member.poll(0.1)
+        with pytest.raises(CommitFailed, match="the group has members, and only they can commit") as failed:
+            other.commit({(topic, 0): 1})
+        assert "poll more often" not in str(failed.value)
+        found: list[object] = []
+        other.commit_async({(topic, 0): 1}, lambda offsets, error: found.append(error))
+        while not found:
+            assert time.monotonic() < deadline
+            other.poll(0.1)
+        assert "the group has members" in str(found[0])
+        with Admin({"bootstrap.servers": server.servers}) as admin:
+            with pytest.raises(ProtocolError, match="the group has members"):
+                admin.alter_group_offsets(topic, {(topic, 0): 1}).check()

@@ -38,6 +38,7 @@ class _UnderWay(NamedTuple):
     connection: Connection
     handle: Handle
     offsets: Offsets
+    is_member: bool
     until: float
     on_done: OnCommit | None
 
@@ -81,7 +82,7 @@ class Commits:
             with self._coordinators.forgotten_on_error():
                 node = self._coordinators.node(self._group)
                 answer = self._cluster.request(node, OFFSET_COMMIT, self._request(offsets, member))
-                self._check(answer, offsets)
+                self._check(answer, offsets, is_member=member is not None)
 
         self._cluster.attempt(ask, self._config.default_api_timeout_ms, "default.api.timeout.ms")
 
@@ -90,7 +91,8 @@ class Commits:
         if len(self._under_way) >= _MOST:
             self._finish_first(time.monotonic() + self._config.client.request_timeout_ms / 1000)
         try:
-            request = self._request(offsets, self._committer())
+            member = self._committer()
+            request = self._request(offsets, member)
             connection = self._cluster.plain_connection(self._coordinators.node(self._group))
             handle = connection.send(OFFSET_COMMIT, request, wait=False)
             assert handle is not None  # it is answered
@@ -99,7 +101,7 @@ class Commits:
             self._tell(offsets, error, on_done)
             return
         until = time.monotonic() + self._config.client.request_timeout_ms / 1000
-        self._under_way.append(_UnderWay(connection, handle, offsets, until, on_done))
+        self._under_way.append(_UnderWay(connection, handle, offsets, member is not None, until, on_done))
 
     def finish(self) -> None:
         """Wait for the commits in flight, each up to request.timeout.ms from its begin."""
@@ -128,7 +130,8 @@ class Commits:
     def _receive(self, first: _UnderWay, deadline: float) -> None:
         failure: KlogError | None = None
         try:
-            self._check(first.connection.receive(first.handle, deadline), first.offsets)
+            answer = first.connection.receive(first.handle, deadline)
+            self._check(answer, first.offsets, is_member=first.is_member)
         except KlogError as error:
             failure = error
         self._done(failure)
@@ -155,9 +158,11 @@ class Commits:
             }
         return request
 
-    def _check(self, answer: Message, offsets: Offsets) -> None:
-        failures = list(commit_errors(answer, offsets, self._group).values())
+    def _check(self, answer: Message, offsets: Offsets, *, is_member: bool) -> None:
+        failures = list(commit_errors(answer, offsets, self._group, is_member=is_member).values())
         for failure in failures:
+            if failure.code in _REBALANCED and not is_member:
+                raise CommitFailed(str(failure))
             if failure.code in _REBALANCED:
                 raise CommitFailed(
                     f"{failure}: the group has rebalanced, other members may read these partitions; poll more often, "
