@@ -7,12 +7,13 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
-from spark_klog.protocol.apis import FETCH, JOIN_GROUP, PRODUCE
+from spark_klog.protocol.apis import DESCRIBE_GROUPS, FETCH, JOIN_GROUP, PRODUCE
 from spark_klog.protocol.codec import decode_response, encode_request
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker, broker_command
@@ -20,7 +21,9 @@ from tests.support.kafka import HOST, free_port
 from tests.support.raw_client import RawClient
 from tests.support.tools import kcat
 
-_SECONDS = 4.0
+#: More than requests under way are waited for (5 s), and less than a fetch or a member waits.
+_SECONDS = 20.0
+_UNDER_WAY = "connections closed with requests under way"
 
 
 def wait_request(offset: int) -> bytes:
@@ -28,6 +31,25 @@ def wait_request(offset: int) -> bytes:
     partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1000}
     message = {"max_wait_ms": 30_000, "min_bytes": 1, "topics": [{"topic": "t", "partitions": [partition]}]}
     return encode_request(FETCH, 4, 7, "waits", message).to_bytes()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def state_of_group(client: RawClient) -> str:
+    (group,) = client.request(DESCRIBE_GROUPS, 0, {"groups": ["g"]})["groups"]
+    return str(group["group_state"])
+
+
+def read_all_before(broker: KlogBroker) -> None:
+    """Return when the broker has read what other connections sent: it answers one that comes after them."""
+    for _ in range(2):
+        with RawClient(broker.port) as last:
+            last.fetch("t", 0, 4)
 
 
 @pytest.mark.parametrize("round_", range(2))
@@ -67,7 +89,7 @@ def test_under_load_nothing_acknowledged_is_lost_and_the_next_start_is_clean(ser
         for writer in writers:
             writer.join()
     assert (broker.data_dir / ".kafka_cleanshutdown").exists()
-    assert "requests under way" not in broker.log.read_text()
+    assert _UNDER_WAY not in broker.log.read_text()
     before = broker.log.stat().st_size
     broker.start()
     started = broker.log.read_text()[before:]
@@ -90,10 +112,11 @@ def test_waiting_fetches_are_answered_at_once_and_silent_clients_are_closed(serv
         half = RawClient(broker.port)
         half.socket.sendall(b"\x00\x00\x01\x00half")
         silent = RawClient(broker.port)
-        time.sleep(0.3)
+        read_all_before(broker)
         began = time.monotonic()
         assert broker.stop() == 0
         assert time.monotonic() - began < _SECONDS
+        assert _UNDER_WAY not in broker.log.read_text()
         for client in waiting:
             _, answer = decode_response(FETCH, 4, client.receive_frame())
             (partition,) = answer["responses"][0]["partitions"]
@@ -117,7 +140,7 @@ def test_requests_that_had_arrived_are_answered(server_dir: Path) -> None:
             data = [{"name": "t", "partition_data": [{"index": 0, "records": records}]}]
             message = {"acks": 1, "timeout_ms": 1000, "topic_data": data}
             client.send_frame(encode_request(PRODUCE, 3, number, "sends", message).to_bytes())
-        time.sleep(0.3)
+        read_all_before(broker)
         assert broker.stop() == 0
         client.receive_frame()
         for number in range(10):
@@ -146,19 +169,20 @@ def test_a_client_that_takes_no_answers_holds_nobody_up_and_a_second_signal_wait
             message = {"max_wait_ms": 0, "topics": [{"topic": "t", "partitions": [partition]}]}
             for number in range(30):
                 deaf.send_frame(encode_request(FETCH, 4, number, "deaf", message).to_bytes())
-            time.sleep(0.5)
+            assert deaf.socket.recv(1, socket.MSG_PEEK)
+            time.sleep(0.5)  # until what fits into the buffers is sent
             began = time.monotonic()
             for _ in range(signals):
                 process.send_signal(signal.SIGTERM)
-                time.sleep(0.3)
+                wait_until(lambda: "stopping" in log.read_text())  # two signals at once are one
             assert process.wait(20) == 0
             seconds.append(time.monotonic() - began)
         finally:
             process.kill()
             process.wait()
-        assert "1 connections closed with requests under way" in log.read_text()
+        assert f"1 {_UNDER_WAY}" in log.read_text()
         assert (server_dir / "data" / ".kafka_cleanshutdown").exists()
-    assert seconds[1] < 2 < 4 < seconds[0] < 10
+    assert seconds[1] < 4 < seconds[0] < _SECONDS
 
 
 def test_members_that_wait_for_a_rebalance_are_answered(server_dir: Path) -> None:
@@ -168,9 +192,11 @@ def test_members_that_wait_for_a_rebalance_are_answered(server_dir: Path) -> Non
         join = {"group_id": "g", "session_timeout_ms": 30_000, "rebalance_timeout_ms": 60_000, "member_id": ""}
         message = join | {"protocol_type": "consumer", "protocols": protocols}
         client.send_frame(encode_request(JOIN_GROUP, 1, 7, "joins", message).to_bytes())
-        time.sleep(1)
+        with RawClient(broker.port) as other:
+            wait_until(lambda: state_of_group(other) == "PreparingRebalance")
         began = time.monotonic()
         assert broker.stop() == 0
         assert time.monotonic() - began < _SECONDS
+        assert _UNDER_WAY not in broker.log.read_text()
         _, answer = decode_response(JOIN_GROUP, 1, client.receive_frame())
         assert answer["error_code"] == 15  # look for the coordinator again
