@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from spark_klog.errors import LogCorrupted
 from spark_klog.log.compaction.offset_map import OffsetMap
@@ -29,7 +29,7 @@ from spark_klog.log.files.file_system import File, FileInfo, write_all
 from spark_klog.log.flushing import Flush
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.recovery import CLEANED, SWAP
-from spark_klog.log.segments.scan import headers
+from spark_klog.log.segments.scan import IndexEntries, headers, index_entries
 from spark_klog.log.segments.segment import Segment
 from spark_klog.log.segments.transaction_index import AbortedTransaction, encode_transaction_index
 from spark_klog.records.batch import Header
@@ -84,6 +84,14 @@ def compact(
         return found.first_dirty_offset
 
 
+class Cleaned(NamedTuple):
+    """A cleaned segment in its temporary file: size, remaining aborted transactions, entries of its indexes."""
+
+    size: int
+    aborted: list[AbortedTransaction]
+    entries: IndexEntries
+
+
 class _Gone(Exception):
     """The log no longer has the segments."""
 
@@ -128,11 +136,20 @@ class _Round:
         for group in group_segments(infos, log.config, found.first_uncleanable_offset):
             old = tuple(by_base[info.base_offset] for info in group)
             kept = [retains_legacy_tombstones(infos, info, found.first_dirty_offset, retention) for info in group]
-            size, left = self._write_cleaned(cleaner, old, kept)
-            if not self._in_owner(partial(swap, log, old, size, left)):
+            cleaned = self._write_cleaned(cleaner, old, kept)
+            indexes = self._in_owner(partial(swap, log, old, cleaned))
+            if indexes is None:
                 raise _Gone
+            self._sync(indexes)
         _log.info("%s compacted up to offset %d: %s", log.directory.name, end, cleaner.stats)
         return end
+
+    def _sync(self, indexes: Sequence[File]) -> None:
+        try:
+            for file in indexes:
+                file.sync()
+        except OSError as error:  # an index only tells where to start, and is compared with the log at a start
+            _log.warning("%s: an index of a compacted segment is not on the disk: %s", self._log.directory, error)
 
     def _flush(self) -> None:
         """Flush transaction markers before records are removed because of them."""
@@ -189,13 +206,8 @@ class _Round:
         if end != segment.size:
             raise LogCorrupted(f"{segment.path}: incomplete batch at position {end}, {segment.size - end} bytes left")
 
-    def _write_cleaned(
-        self, cleaner: Cleaner, old: Sequence[Segment], legacy_kept: Sequence[bool]
-    ) -> tuple[int, list[AbortedTransaction]]:
-        """Write the segment that replaces `old` to a temporary name.
-
-        Returns its size, and its remaining aborted transactions.
-        """
+    def _write_cleaned(self, cleaner: Cleaner, old: Sequence[Segment], legacy_kept: Sequence[bool]) -> Cleaned:
+        """Write the segment that replaces `old` to a temporary name."""
         file = self._in_owner(partial(self._make_cleaned, old))
         size, waiting = 0, bytearray()
         for segment, kept in zip(old, legacy_kept, strict=True):
@@ -206,9 +218,12 @@ class _Round:
                     size += len(waiting)
                     waiting.clear()
         write_all(file, size, waiting)
+        size += len(waiting)
         file.sync()
+        # here, so that the look-up after the swap need not read the segment in the owner's thread
+        entries = index_entries(file, old[0].base_offset, size, self._log.config.index_interval_bytes)
         file.close()
-        return size + len(waiting), cleaner.take_aborted()
+        return Cleaned(size, cleaner.take_aborted(), entries)
 
     def _make_cleaned(self, old: Sequence[Segment]) -> File:
         self._check_there(old)
@@ -230,14 +245,15 @@ def _info(segment: Segment) -> SegmentInfo:
     )
 
 
-def swap(log: PartitionLog, old: tuple[Segment, ...], size: int, aborted: Sequence[AbortedTransaction]) -> bool:
-    """Replace `old` by the cleaned segment; False if the log no longer has them.
+def swap(log: PartitionLog, old: tuple[Segment, ...], cleaned: Cleaned) -> list[File] | None:
+    """Replace `old` by the cleaned segment; None if the log no longer has them, else indexes to sync in any thread.
 
     After an OSError the log is unchanged, or rejects appends until reopening it completes the swap.
     """
     files, base = log.files, old[0]
     if not (log.is_open and set(old) <= set(log.segments)):
-        return False
+        return None
+    size, aborted, entries = cleaned
     transactions = base.transaction_index.path
     if aborted:
         files.replace(transactions.with_name(transactions.name + SWAP), encode_transaction_index(aborted))
@@ -259,5 +275,12 @@ def swap(log: PartitionLog, old: tuple[Segment, ...], size: int, aborted: Sequen
         log.fail(error, "a swap of compacted segments was not completed")
         raise
     info = FileInfo(size, old[-1].made_ms)
-    log.replace_segments(old, log.segment(base.base_offset, info, has_transactions=bool(aborted)))
-    return True
+    new = log.segment(base.base_offset, info, has_transactions=bool(aborted))
+    indexes: list[File] = []
+    if size:
+        try:
+            indexes = new.set_indexes(entries)
+        except OSError as error:
+            _log.warning("%s: no indexes of a compacted segment yet: %s", log.directory, error)
+    log.replace_segments(old, new)
+    return indexes

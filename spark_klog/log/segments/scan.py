@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from spark_klog.errors import DecodeError, LogCorrupted
 from spark_klog.log.files.file_system import File
@@ -24,6 +25,14 @@ class DamagedBatch(DecodeError):
     def __init__(self, position: int, reason: str) -> None:
         super().__init__(reason)
         self.position = position
+
+
+class IndexEntries(NamedTuple):
+    """The encoded entries of both indexes of a whole segment, and the state after its last batch."""
+
+    offset_entries: bytes
+    time_entries: bytes
+    state: IndexState
 
 
 def headers(file: File, path: Path, position: int, end: int) -> Iterator[tuple[int, Header]]:
@@ -78,6 +87,19 @@ def scan(file: File, base_offset: int, end: int, interval: int, *, checks: bool 
             raise DamagedBatch(position, f"cut off: {end - position} bytes are left")
         else:
             chunk *= 2
+
+
+def index_entries(file: File, base_offset: int, end: int, interval: int) -> IndexEntries:
+    """Find the index entries of a segment that ends at position `end`, in any thread.
+
+    `DamagedBatch` if headers can't be read, OSError.
+    """
+    offset_entries, time_entries, state = bytearray(), bytearray(), IndexState()
+    for run in scan(file, base_offset, end, interval, checks=False):
+        offset_entries += run.offset_entries
+        time_entries += run.time_entries
+        state = run.state
+    return IndexEntries(bytes(offset_entries), bytes(time_entries), state)
 
 
 def _next_header(data: memoryview, at: int, next_offset: int, limit: int, checks: bool) -> Header | None:

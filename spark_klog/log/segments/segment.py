@@ -24,7 +24,7 @@ from spark_klog.errors import LogCorrupted
 from spark_klog.log.files.file_system import File, FileInfo, FileSystem, write_all
 from spark_klog.log.segments.index import OffsetIndex, TimeIndex
 from spark_klog.log.segments.index_memory import IndexMemory
-from spark_klog.log.segments.scan import DamagedBatch, headers, scan
+from spark_klog.log.segments.scan import DamagedBatch, IndexEntries, headers, scan
 from spark_klog.log.segments.transaction_index import TransactionIndex
 from spark_klog.records.batch import Header
 from spark_klog.records.batch_v2 import BatchHeader
@@ -121,7 +121,8 @@ class Segment:
     def state(self) -> IndexState:
         """The state on which the next index entry depends; checks the indexes first, and rebuilds wrong ones."""
         if self._state is None and self.load_end() is None:
-            level = logging.INFO if self.offset_index.is_missing else logging.WARNING  # compaction writes no indexes
+            # A crash may leave a compacted segment without indexes.
+            level = logging.INFO if self.offset_index.is_missing else logging.WARNING
             _log.log(level, "%s: the indexes do not match the log, rebuilding them", self.path)
             self.rebuild_indexes()
         assert self._state is not None
@@ -356,6 +357,22 @@ class Segment:
         self.seal()
         self.offset_index.sync()
         self.time_index.sync()
+
+    def set_indexes(self, entries: IndexEntries) -> list[File]:
+        """Set the indexes of a sealed segment; returns their files, to be synced in any thread.
+
+        After an OSError the next look-up rebuilds the indexes.
+        """
+        self._state = None
+        self.offset_index.clear()
+        self.time_index.clear()
+        self.offset_index.append(entries.offset_entries)
+        self.time_index.append(entries.time_entries)
+        self._state = entries.state
+        self.seal()
+        opened = [self.offset_index.written_file(), self.time_index.written_file()]
+        self.close()
+        return [*filter(None, opened)]
 
     def _rebuild(self, *, checks: bool) -> tuple[int, DamagedBatch | None]:
         self._state = None
