@@ -1,0 +1,74 @@
+"""At Kafka with ACLs an exactly-once query needs the rules that README names, for its transactionalIdPrefix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark_klog.client.admin.admin import Admin
+from spark_klog.client.admin.users import Acl, AclFilter
+from spark_klog.client.producer import Producer
+from spark_klog.errors import ProtocolError
+from spark_klog.spark.exactly_once.driver import Claimed, claim, decide
+from spark_klog.spark.exactly_once.protocol import Transaction
+from tests.support.admins import wait_until
+from tests.support.kafka import HOST, Kafka
+from tests.support.transactional.readers import by_confluent
+
+TOPIC = "t"
+PROPERTIES = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+    "sasl.enabled.mechanisms": "PLAIN",
+    "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
+        'org.apache.kafka.common.security.plain.PlainLoginModule required user_writer="secret";'
+    ),
+}
+
+
+@pytest.mark.peer
+def test_rules_by_prefix(module_server_dir: Path, tmp_path: Path) -> None:
+    listeners = {"SASL_PLAINTEXT": "SASL_PLAINTEXT"}
+    with Kafka("4.1.0", module_server_dir / "acls", PROPERTIES, listeners=listeners) as kafka:
+        settings = {
+            "bootstrap.servers": f"{HOST}:{kafka.ports['SASL_PLAINTEXT']}",
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "writer",
+            "sasl.password": "secret",
+        }
+
+        def task(claimed: Claimed, value: bytes) -> Transaction:
+            with Producer({**settings, "transactional.id": f"{claimed.identity.id_prefix}{value.decode()}"}) as made:
+                made.init_transactions()
+                made.begin_transaction()
+                made.send(TOPIC, value)
+                found = made.prepare_transaction()
+            assert found is not None
+            return Transaction(found.transactional_id, found.producer_id, found.epoch, 0)
+
+        with Admin({"bootstrap.servers": kafka.bootstrap_servers}) as admin:
+            admin.create_topic(TOPIC, 1)
+            rules = [("topic", TOPIC, "write", "literal")]
+            rules += [("transactional-id", "team-a.", operation, "prefixed") for operation in ("write", "describe")]
+            acls = {Acl(what, name, "User:writer", may, how) for what, name, may, how in rules}
+            admin.create_acls(acls).check()
+            wait_until(lambda: set(admin.describe_acls(AclFilter(principal="User:writer"))) == acls)
+            (tmp_path / "metadata").touch()
+            location = str(tmp_path)
+            lost = task(claim(settings, location, "team-a."), b"lost")
+            claimed = claim(settings, location, "team-a.")
+            state = admin.describe_transactions([lost.transactional_id]).check()[lost.transactional_id].state
+            assert state in ("PrepareAbort", "CompleteAbort")
+            decide(settings, location, claimed, 0, [task(claimed, b"a"), task(claimed, b"b")])
+
+            other = tmp_path / "other"
+            other.mkdir()
+            (other / "metadata").touch()
+            with pytest.raises(ProtocolError, match=r"id team-b\..*: TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
+                task(claim(settings, str(other), "team-b."), b"c")
+        claimed = claim(settings, location, "team-a.")
+        decide(settings, location, claimed, 1, [task(claimed, b"end")])
+        wait_until(lambda: "end" in by_confluent(kafka.bootstrap_servers, TOPIC, 0))
+        assert sorted(by_confluent(kafka.bootstrap_servers, TOPIC, 0)) == ["a", "b", "end"]
