@@ -21,15 +21,9 @@ from typing import TYPE_CHECKING, Any
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.config import without_effect
 from spark_klog.client.connection import Connection
+from spark_klog.client.delivery import at_exit
 from spark_klog.client.delivery.background import Background, Turns
-from spark_klog.client.delivery.gathering import (
-    MOST_OVERHEAD,
-    Gathering,
-    check_bytes,
-    check_headers,
-    check_timestamp,
-    largest_size,
-)
+from spark_klog.client.delivery.gathering import Gathering, check_bytes, check_headers, check_size, check_timestamp
 from spark_klog.client.delivery.partitioner import StickyPartitioner
 from spark_klog.client.delivery.receipts import Delivery, OnDelivery
 from spark_klog.client.delivery.sender import Sender
@@ -42,7 +36,6 @@ from spark_klog.errors import (
     ConfigError,
     KlogError,
     ProducerClosed,
-    RecordTooLargeToSend,
     RequestTimedOut,
     TransactionAborted,
 )
@@ -54,6 +47,8 @@ if TYPE_CHECKING:
 
 #: Time for the abort of a transaction that an exception has ended.
 _LAST_ABORT_MS = 5_000
+#: Seconds at least that the interpreter's exit waits for a callback that another thread calls.
+_LAST_CALLBACKS = 1.0
 #: Seconds before the thread goes on after the process had too many files open.
 _PAUSE = 0.1
 _log = logging.getLogger(__name__)
@@ -70,8 +65,8 @@ class Producer:
     Thread-safe: calls of several threads take turns, and wait for each other up to max.block.ms (`RequestTimedOut`).
     Threads that share a transactional producer share its transaction. The first `send` starts a daemon thread; `close`
     ends it. A signal handler may use the producer unless it has interrupted a call: `ConcurrentUse`, nothing is done.
-    Records that were not confirmed are lost if the process ends without `close` or `flush`, or if an exception leaves
-    the `with` block, which then calls `abort`.
+    Without `close` or `flush` the interpreter's exit writes what is left, for 10 s at most, and a warning counts what
+    is lost; a killed process loses it, as does an exception that leaves the `with` block, which then calls `abort`.
     In a process forked since every call raises `ProducerClosed`, and `close` writes nothing: make a new producer there.
 
     Settings (Kafka's names): bootstrap.servers, acks, enable.idempotence, max.in.flight.requests.per.connection,
@@ -120,10 +115,10 @@ class Producer:
         self._counts = PartitionCounts(cluster)
         #: Bytes of records in a batch before compression; a record is never split.
         self.batch_size = max(1, cluster.config.batch_size)
-        #: Keys and values that certainly fit into max.request.size together: for them `send` counts no bytes.
-        self._small = cluster.config.max_request_size - MOST_OVERHEAD
         self._partitioning = cluster.config.partitioning
-        self._sticky = StickyPartitioner(self._available, self.batch_size)
+        self._sticky = StickyPartitioner(self._counts.with_leader, self.batch_size)
+        if self._has_thread:
+            at_exit.remember(self)
 
     def partitions(self, topic: str) -> int:
         """The number of partitions of a topic. The broker may create a missing topic; otherwise `ProtocolError`."""
@@ -136,11 +131,6 @@ class Producer:
         """See new partitions after metadata.max.age.ms; a call does it first, as it relies on the same ones."""
         if self._counts.renew():
             self._sticky.end_turns()
-
-    def _available(self, topic: str) -> list[int]:
-        """Partitions with a leader in the last metadata; all if none has one."""
-        numbers = range(self._counts.of(topic))
-        return [number for number in numbers if self._cluster.last_leader(topic, number) is not None] or list(numbers)
 
     def send(
         self,
@@ -168,8 +158,7 @@ class Producer:
         headers = check_headers(headers)
         with self._turns:
             self._check("send")
-            if headers or len(key or b"") + len(value or b"") > self._small:
-                self._check_size(topic, largest_size(key, value, headers))
+            check_size(topic, key, value, headers, self._cluster.config)
             timestamp = time.time_ns() // 1_000_000 if timestamp is None else check_timestamp(timestamp)
             self._renew()
             count = self._counts.of(topic)
@@ -201,11 +190,6 @@ class Producer:
                 self._finish((topic, partition))
                 self._sender.step()
         return Delivery(gathering.receipt, index, timestamp)
-
-    def _check_size(self, topic: str, size: int) -> None:
-        limit = self._cluster.config.max_request_size
-        if size > limit:
-            raise RecordTooLargeToSend(topic, size, limit, self._cluster.config.named("max.request.size"))
 
     def _gather(self, key: TopicPartition) -> Gathering:
         """Begin a batch, and have the thread send it after linger.ms."""
@@ -425,6 +409,24 @@ class Producer:
             self._check_open("refresh")
             self._sticky.end_turns()
             return self._counts.refresh()
+
+    def finish_at_exit(self, until: float) -> None:
+        """See `at_exit`; not of a transaction, which nobody will commit."""
+        if self._is_closed or self._turns.is_forked or self._transactions is not None:
+            return
+        seconds = max(0.0, until - time.monotonic())
+        reason = "the time was over"
+        self._turns.shorten(seconds)
+        try:
+            with self._turns, self._cluster.within(1000 * seconds, "the time at exit"):
+                self._finish_all(until)
+                self._sender.flush(until)
+        except KlogError as error:
+            reason = str(error)
+        self._sender.receipts.call_back_within(max(_LAST_CALLBACKS, until - time.monotonic()))
+        lost = self._sender.unconfirmed + sum(gathering.count for gathering in list(self._gathering.values()))
+        if lost:
+            _log.warning("the program ends with %d records not confirmed: call flush or close before; %s", lost, reason)
 
     def close(self) -> None:
         """Flush and close the connections; abort an open transaction. A second call does nothing."""

@@ -43,6 +43,10 @@ class Turns:
         """Whether this is another process than the producer's."""
         return os.getpid() != self._process
 
+    def shorten(self, seconds: float) -> None:
+        """Have calls wait no longer than this from now on."""
+        self._timeout = min(self._timeout, seconds)
+
     def check(self) -> None:
         """Raise `ConcurrentUse` within a turn of the same thread."""
         if self._lock.acquire(blocking=False):

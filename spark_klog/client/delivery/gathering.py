@@ -5,8 +5,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 
+from spark_klog.client.config import ClientConfig
 from spark_klog.client.delivery.receipts import Receipt
-from spark_klog.errors import ConfigError
+from spark_klog.errors import ConfigError, RecordTooLargeToSend
 from spark_klog.records.contract import NO_TIMESTAMP, Headers
 from spark_klog.records.kernels.reference import append_record
 
@@ -14,7 +15,7 @@ _MAX_INT64 = 0x7FFFFFFFFFFFFFFF
 #: Bytes of a batch's header, and the most of a record beside its key, value and headers, as Kafka's producer counts.
 _OVERHEAD = 61 + 21
 #: The same with the lengths of key and value, without headers.
-MOST_OVERHEAD = _OVERHEAD + 5 + 5 + 1
+_MOST_OVERHEAD = _OVERHEAD + 5 + 5 + 1
 
 
 class Gathering:
@@ -63,6 +64,15 @@ def check_bytes(name: str, content: object) -> None:
         raise TypeError(f"{name} must be bytes or None, not a memoryview of {content.format!r}")
     if content is not None and not isinstance(content, bytes | bytearray | memoryview):
         raise TypeError(f"{name} must be bytes or None, not {type(content).__name__}")
+
+
+def check_size(topic: str, key: bytes | None, value: bytes | None, headers: Headers, config: ClientConfig) -> None:
+    """Raise `RecordTooLargeToSend` for a record that is larger than max.request.size."""
+    if not headers and len(key or b"") + len(value or b"") + _MOST_OVERHEAD <= config.max_request_size:
+        return  # most records: the exact count takes longer
+    size = largest_size(key, value, headers)
+    if size > config.max_request_size:
+        raise RecordTooLargeToSend(topic, size, config.max_request_size, config.named("max.request.size"))
 
 
 def check_timestamp(timestamp: int) -> int:

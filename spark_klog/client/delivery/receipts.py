@@ -145,6 +145,14 @@ class Receipts:
         with self._calling:
             pass  # another thread may call the last one
 
+    def call_back_within(self, seconds: float) -> None:
+        """Like `call_back`, but do nothing if a callback of another thread takes longer than this."""
+        if self._calling.acquire(timeout=seconds):
+            try:
+                self.call_back()
+            finally:
+                self._calling.release()
+
 
 class Delivery:
     """The outcome of one record, like a `concurrent.futures.Future` that can't be cancelled. Thread-safe."""

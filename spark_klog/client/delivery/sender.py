@@ -80,6 +80,8 @@ class Sender:
         self._in_flight = InFlight(self._config, self._clock)
         #: Bytes of all batches.
         self._bytes = 0
+        #: Records that `add` was given and no leader has confirmed.
+        self.unconfirmed = 0
         self._failure: KlogError | None = None
         self._is_stopped = False
         self.receipts = Receipts()
@@ -124,6 +126,7 @@ class Sender:
         Waits while unsent batches for responsive leaders exceed max.request.size, or all batches exceed buffer.memory,
         but not beyond `until`, a reading of `time.monotonic`. Raises what `flush` raises.
         """
+        self.unconfirmed += count
         self.check()
         queue = self._queues.get(key)
         if queue is None:
@@ -175,14 +178,14 @@ class Sender:
             return queue.not_before <= now
         return not self._in_flight.is_slow(node, now)
 
-    def flush(self) -> None:
-        """Send all batches and wait until they are confirmed.
+    def flush(self, until: float = math.inf) -> None:
+        """Send all batches and wait until they are confirmed, but not beyond `until`, a reading of `time.monotonic`.
 
         `ProtocolError` for a final error, `RequestTimedOut` if a batch was not confirmed within delivery.timeout.ms,
         `UnsupportedVersionError` for records with headers to a broker before 0.11.
         """
         self.check()
-        self._deliver(lambda: not self._bytes)
+        self._deliver(lambda: not self._bytes, until)
 
     @property
     def is_idle(self) -> bool:
@@ -196,7 +199,7 @@ class Sender:
         """
         self._in_flight.drain(self._cluster.deadline())
         self._queues.clear()
-        self._bytes = 0
+        self._bytes = self.unconfirmed = 0
         self._failure = None
 
     def _deliver(self, is_done: Callable[[], bool], until: float = math.inf) -> None:
@@ -390,6 +393,7 @@ class Sender:
     def _confirm(self, queue: Queue, batch: Batch, base_offset: int = -1, append_time: int = -1) -> None:
         batch.base_offset, batch.append_time = base_offset, append_time
         self._bytes -= len(batch.data)
+        self.unconfirmed -= batch.count
         for confirmed in queue.confirm(batch):
             if confirmed.receipt is not None:
                 self.receipts.confirm(confirmed.receipt, confirmed.base_offset, confirmed.append_time)

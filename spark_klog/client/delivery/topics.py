@@ -39,6 +39,11 @@ class PartitionCounts:
             self._old_at = min(self._old_at, time.monotonic() + self._max_age)
         return self._known[topic]
 
+    def with_leader(self, topic: str) -> list[int]:
+        """Partitions with a leader in the last metadata; all if none has one."""
+        numbers = range(self.of(topic))
+        return [number for number in numbers if self._cluster.last_leader(topic, number) is not None] or list(numbers)
+
     def renew(self) -> bool:
         """Fetch the numbers if they are old; return whether one has changed. Without errors: the known ones stay."""
         if time.monotonic() < self._old_at:
