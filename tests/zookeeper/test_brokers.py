@@ -84,9 +84,8 @@ def test_a_killed_broker_can_start_again_at_once(tree: KazooClient, make_broker:
         owner = tree.get("/brokers/ids/0")[1].ephemeralOwner
         broker.kill()
         assert tree.exists("/brokers/ids/0") is not None, "the session ended too soon: this tests nothing"
-        begin = time.monotonic()
         broker.start()
-        assert time.monotonic() - begin < 5
+        assert "waiting for the end of its session" not in broker.log.read_text()
         assert tree.get("/brokers/ids/0")[1].ephemeralOwner not in (0, owner)
     assert node(tree, "/cluster/id") == cluster_id
     consumer = _consumer(broker.bootstrap_servers)

@@ -135,10 +135,11 @@ def test_the_id_of_a_killed_broker_is_free_when_its_session_ends(
     tree: KazooClient, make_broker: MakeBroker, chroot: str
 ) -> None:
     """At another address; at its own it is taken at once."""
-    broker = make_broker(0, "zookeeper.session.timeout.ms=2000")
+    seconds = "zookeeper.session.timeout.ms=8000"  # longer than the other one takes to start on a busy machine
+    broker = make_broker(0, seconds)
     broker.kill()
     assert tree.exists("/brokers/ids/0")
-    other = make_broker(0, "zookeeper.session.timeout.ms=2000")
+    other = make_broker(0, seconds)
     other.wait_for_log(f"broker id 0 is registered by a broker at {HOST}:{broker.port}, which does not answer: waiting")
     assert node(tree, "/brokers/ids/0")["port"] == other.port
 
