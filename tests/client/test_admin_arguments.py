@@ -177,18 +177,18 @@ def test_a_lost_answer_is_not_a_refusal() -> None:
 
 def test_a_call_ends_within_default_api_timeout() -> None:
     with ScriptedCluster({"t": 1}) as brokers:
-        with _admin(brokers, request_timeout_ms=200, default_api_timeout_ms=700) as admin:
+        with _admin(brokers, request_timeout_ms=800, default_api_timeout_ms=2000) as admin:
             brokers.always("CreateTopics", late(30))
             begin = time.monotonic()
             with pytest.raises(RequestTimedOut, match=r"default\.api\.timeout\.ms"):
                 admin.create_topic("n", 1, replication_factor=1)
-            assert 0.6 < time.monotonic() - begin < 10
+            assert 1.9 < time.monotonic() - begin < 20
             assert brokers.count("CreateTopics") >= 2
 
 
 def test_the_wait_for_other_threads_is_part_of_the_time() -> None:
     with ScriptedCluster({"t": 1}) as brokers:
-        with _admin(brokers, request_timeout_ms=500, default_api_timeout_ms=500) as admin:
+        with _admin(brokers, request_timeout_ms=1000, default_api_timeout_ms=1000) as admin:
             brokers.always("CreateTopics", late(30))
             failures: list[KlogError] = []
 
