@@ -202,7 +202,7 @@ def _go_on(producer: Producer, topic: str) -> None:
 def test_a_transaction_that_took_too_long(servers: str, topic: str) -> None:
     """The coordinator aborts it; the producer goes on, or is fenced by name."""
     create_topic(servers, topic)
-    with connect(servers, topic, transaction_timeout_ms="1000") as producer:
+    with connect(servers, topic, transaction_timeout_ms="3000") as producer:
         producer.init_transactions()
         producer.begin_transaction()
         send(producer, topic, b"late")
