@@ -303,11 +303,13 @@ def test_a_topic_that_was_made_again_is_another_one(make_fetcher: Callable[[int]
 def test_one_connection_waits_while_another_goes_on(make_fetcher: Callable[[int], Fetcher], topic: str) -> None:
     first, second = make_fetcher(12), make_fetcher(12)
     topic_id = first.make(topic)
+    producer = make_fetcher(12).client
     session = first.fetch((0, 0), [first.topic(topic, topic_id, partitions=[_partition(0)])])["session_id"]
     first.client.socket.settimeout(0.2)
     with pytest.raises(TimeoutError):
-        first.fetch((session, 1), [], max_wait_ms=1000)
+        first.fetch((session, 1), [], max_wait_ms=60_000)
     assert _told(second.fetch((session, 2), [], [second.topic(topic, topic_id, partitions=[0])])) == {}
+    assert producer.produce(topic, bytes(make_batch([(None, b"v")], [NOW])), 8) == (0, 0)  # ends the wait
     first.client.socket.settimeout(10)
     _, answer = decode_response(FETCH, 12, first.client.receive_frame())
     assert answer["error_code"] == INVALID_EPOCH
@@ -316,7 +318,7 @@ def test_one_connection_waits_while_another_goes_on(make_fetcher: Callable[[int]
 def test_slots_run_out(server_dir: Path, topic: str) -> None:
     settings = [
         "max.incremental.fetch.session.cache.slots=1",
-        "min.incremental.fetch.session.eviction.ms=300",
+        "min.incremental.fetch.session.eviction.ms=3000",
     ]
     with KlogBroker(server_dir, *(word for text in settings for word in ("--set", text))) as broker:
         fetcher = Fetcher(broker.port, 12)
@@ -324,7 +326,7 @@ def test_slots_run_out(server_dir: Path, topic: str) -> None:
         first = fetcher.fetch((0, 0), named)["session_id"]
         answer = fetcher.fetch((0, 0), named)
         assert (first > 0, answer["session_id"], set(_told(answer))) == (True, 0, {0})
-        fetcher.fetch((0, -1), named, max_wait_ms=400)
+        fetcher.fetch((0, -1), named, max_wait_ms=3200)
         assert fetcher.fetch((0, 0), named)["session_id"] > 0
         assert fetcher.fetch((first, 1), [])["error_code"] == NOT_FOUND
         fetcher.client.socket.close()
