@@ -201,11 +201,12 @@ def _refused(config: OAuthConfig, error: urllib.error.HTTPError, named: Callable
     secrets = (config.client_secret,)
     try:
         body = json.loads(error.read(_MOST_BYTES))
-        said = ": ".join(str(body[name]) for name in ("error", "error_description") if name in body)
+        parts = [str(body[name]) for name in ("error", "error_description") if name in body]
+        said = ": ".join(without_secrets(part, secrets) for part in parts)
     except (OSError, ValueError, TypeError, RecursionError):
         said = ""
     text = f"the token endpoint {_source(config)} answers {error.code}"
-    text += f" ({without_secrets(said, secrets)})" if said else ""
+    text += f" ({said})" if said else ""
     if error.code >= 500 or error.code == 429:
         return ConnectionFailed(text)
     return SaslError(f"{text}: check the client's id and secret, and {named('sasl.oauthbearer.scope')}")
