@@ -15,7 +15,7 @@ import pytest
 
 from spark_klog.client import Consumer
 from tests.support.broker import KlogBroker
-from tests.support.consumers import SECONDS, Server, short
+from tests.support.consumers import SECONDS, Server, next_offsets, short
 from tests.support.scripted_broker import ScriptedCluster
 
 _FIRST_SEED = int(os.environ.get("SPARK_KLOG_SEED", "0"))
@@ -29,22 +29,13 @@ def server(module_server_dir: Path) -> Iterator[Server]:
         yield Server(broker.bootstrap_servers, None)
 
 
-def _offsets(consumer: Consumer, count: int) -> list[int]:
-    """The offsets of the next `count` records; fewer if they do not come in time."""
-    found: list[int] = []
-    deadline = time.monotonic() + SECONDS
-    while len(found) < count and time.monotonic() < deadline:
-        found += [record.offset for record in consumer.poll(0.2)]
-    return found
-
-
 @pytest.mark.parametrize("how", ["seek", "pause", "assign"])
 def test_a_partition_goes_on_after_a_call_that_changes_nothing(server: Server, how: str) -> None:
     topic = server.topic()
     server.send(topic, short(10))
     with server.consumer(auto_offset_reset="earliest", max_poll_records=2) as consumer:
         consumer.assign([(topic, 0)])
-        found = _offsets(consumer, 2)
+        found = next_offsets(consumer, 2)
         if how == "seek":
             consumer.seek(topic, 0, 2)
         elif how == "pause":
@@ -54,9 +45,9 @@ def test_a_partition_goes_on_after_a_call_that_changes_nothing(server: Server, h
             consumer.assign([])
             consumer.assign([(topic, 0, 2)])
         server.send(topic, short(10))
-        found += _offsets(consumer, 18)
+        found += next_offsets(consumer, 18)
         server.send(topic, short(5))
-        assert found + _offsets(consumer, 5) == list(range(25))
+        assert found + next_offsets(consumer, 5) == list(range(25))
 
 
 class _Model:

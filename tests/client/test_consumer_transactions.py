@@ -11,7 +11,7 @@ import pytest
 
 from spark_klog.client import Consumer, ConsumerRecord, GroupMetadata, Producer
 from spark_klog.errors import CommitFailed, ErrorCode, ProtocolError
-from tests.support.consumers import SECONDS, Server, running, short
+from tests.support.consumers import SECONDS, Server, next_offsets, running, short
 from tests.support.kafka import versions
 
 _VERSIONS = versions("4.1.0", "3.9.1")
@@ -28,15 +28,6 @@ def _member(server: Server, topic: str, **settings: Any) -> Consumer:
     consumer = server.consumer(isolation_level="read_committed", **given, **settings)
     consumer.subscribe([topic])
     return consumer
-
-
-def _offsets(consumer: Consumer, count: int) -> list[int]:
-    """The offsets of the next `count` records; fewer if they do not come in time."""
-    found: list[int] = []
-    deadline = time.monotonic() + SECONDS
-    while len(found) < count and time.monotonic() < deadline:
-        found += [record.offset for record in consumer.poll(0.2)]
-    return found
 
 
 @pytest.mark.parametrize("commits", [True, False])
@@ -63,7 +54,7 @@ def test_a_new_owner_waits_for_offsets_in_an_open_transaction(server: Server, co
         else:
             producer.abort_transaction()
         first = 6 if commits else 0
-        assert _offsets(consumer, 10 - first) == list(range(first, 10))
+        assert next_offsets(consumer, 10 - first) == list(range(first, 10))
 
 
 def _work(producer: Producer, consumer: Consumer, records: list[ConsumerRecord], output: str) -> None:

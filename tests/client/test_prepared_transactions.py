@@ -11,9 +11,9 @@ import pytest
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.delivery.transactions import PreparedTransaction
 from spark_klog.client.producer import Producer
-from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ErrorCode, InvalidTransactionState, ProtocolError
-from tests.support.kafka import Kafka, versions
+from tests.support.kafka import versions
+from tests.support.servers import serving
 from tests.support.transactional.readers import by_confluent
 
 PARTITIONS = 3
@@ -26,13 +26,9 @@ _GONE = {ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH}
     params=["ours", *(pytest.param(version, marks=pytest.mark.peer) for version in versions("4.1.0", "3.9.1"))],
 )
 def servers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[str]:
-    if request.param == "ours":
-        with EmbeddedCluster(data_dir=module_server_dir / "ours") as cluster:
-            yield cluster.bootstrap_servers
-        return
     often = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
-    with Kafka(request.param, module_server_dir / request.param, often) as kafka:
-        yield kafka.bootstrap_servers
+    with serving(request.param, module_server_dir, often) as address:
+        yield address
 
 
 @pytest.fixture

@@ -14,13 +14,10 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from kafka.partitioner.default import murmur2
 
 from spark_klog.client import Producer
-from spark_klog.client.cluster import Cluster
-from spark_klog.client.config import client_config
-from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import InvalidRecords, ProducerClosed
-from tests.support.kafka import Kafka
 from tests.support.model_cluster import ModelCluster
-from tests.support.topics import create_topic
+from tests.support.servers import serving
+from tests.support.topics import make_topic
 
 _SECONDS = 60
 HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
@@ -28,17 +25,8 @@ HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 
 @pytest.fixture(scope="module", params=["ours", pytest.param("3.9.1", marks=pytest.mark.peer)])
 def servers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[str]:
-    if request.param == "ours":
-        with EmbeddedCluster(data_dir=module_server_dir / "ours") as cluster:
-            yield cluster.bootstrap_servers
-        return
-    with Kafka(request.param, module_server_dir / request.param) as kafka:
-        yield kafka.bootstrap_servers
-
-
-def make(servers: str, topic: str, partitions: int) -> None:
-    with Cluster(client_config({"bootstrap.servers": servers})) as cluster:
-        create_topic(cluster, topic, partitions)
+    with serving(request.param, module_server_dir) as address:
+        yield address
 
 
 def written(servers: str, topic: str, partitions: int) -> dict[int, list[Message]]:
@@ -63,7 +51,7 @@ def written(servers: str, topic: str, partitions: int) -> dict[int, list[Message
 
 
 def test_all_columns(servers: str, topic: str) -> None:
-    make(servers, topic, 3)
+    make_topic(servers, topic, 3)
     rows = pa.table(
         {
             "key": pa.array([b"a", None, b"c", b"a"], pa.large_binary()),
@@ -97,7 +85,7 @@ def test_many_chunks_and_topics(servers: str, topic: str) -> None:
     """Rows of each key stay in order; rows without key or partition spread over all partitions."""
     topics = [f"{topic}-a", f"{topic}-b"]
     for name in topics:
-        make(servers, name, 2)
+        make_topic(servers, name, 2)
     chunks = []
     for start in range(0, 30_000, 1_000):
         numbers = range(start, start + 1_000)

@@ -18,7 +18,6 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.config import client_config
 from spark_klog.client.delivery.gathering import Gathering
 from spark_klog.client.delivery.sender import Sender
-from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import (
     BufferExhausted,
     ConcurrentUse,
@@ -31,9 +30,9 @@ from spark_klog.errors import (
 )
 from spark_klog.protocol.codec import Message
 from tests.spark.support import consume
-from tests.support.kafka import Kafka
 from tests.support.model_cluster import Fate, ModelCluster
-from tests.support.topics import create_topic
+from tests.support.servers import serving
+from tests.support.topics import make_topic
 
 SECONDS = 60
 A, B = ("t", 0), ("t", 1)
@@ -42,17 +41,8 @@ Told = tuple["KlogError | None", "RecordMetadata | None"]
 
 @pytest.fixture(scope="module", params=["ours", pytest.param("3.9.1", marks=pytest.mark.peer)])
 def servers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[str]:
-    if request.param == "ours":
-        with EmbeddedCluster(data_dir=module_server_dir / "ours") as cluster:
-            yield cluster.bootstrap_servers
-        return
-    with Kafka(request.param, module_server_dir / request.param) as kafka:
-        yield kafka.bootstrap_servers
-
-
-def make(servers: str, topic: str, partitions: int) -> None:
-    with Cluster(client_config({"bootstrap.servers": servers})) as cluster:
-        create_topic(cluster, topic, partitions)
+    with serving(request.param, module_server_dir) as address:
+        yield address
 
 
 @contextmanager
@@ -78,7 +68,7 @@ def threads() -> list[threading.Thread]:
 
 def test_deliveries_without_a_flush(servers: str, topic: str) -> None:
     """Each record leaves by itself; offsets and timestamps are those that confluent-kafka reads."""
-    make(servers, topic, 2)
+    make_topic(servers, topic, 2)
     told: list[Told] = []
     with producing(servers, compression_type="lz4") as producer:
         sent = [
@@ -105,7 +95,7 @@ def test_deliveries_without_a_flush(servers: str, topic: str) -> None:
 
 
 def test_threads_share_a_producer(servers: str, topic: str) -> None:
-    make(servers, topic, 3)
+    make_topic(servers, topic, 3)
     with Producer({"bootstrap.servers": servers, "batch.size": "2000"}) as producer:
 
         def write(place: int) -> list[Delivery]:
@@ -248,7 +238,7 @@ def test_what_is_dropped_is_told() -> None:
 
 
 def test_transactions(servers: str, topic: str) -> None:
-    make(servers, topic, 1)
+    make_topic(servers, topic, 1)
     with producing(servers, transactional_id=topic, linger_ms="600000") as producer:
         producer.init_transactions()
         producer.begin_transaction()

@@ -26,8 +26,9 @@ from spark_klog.errors import (
     ProtocolError,
     RequestTimedOut,
 )
-from tests.support.kafka import Kafka, versions
-from tests.support.topics import create_topic as create
+from tests.support.kafka import versions
+from tests.support.servers import serving
+from tests.support.topics import make_topic
 
 PARTITIONS = 3
 _SECONDS = 30
@@ -38,17 +39,8 @@ _SECONDS = 30
     params=["ours", *(pytest.param(version, marks=pytest.mark.peer) for version in versions("4.1.0", "3.9.1"))],
 )
 def servers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[str]:
-    if request.param == "ours":
-        with EmbeddedCluster(data_dir=module_server_dir / "ours") as cluster:
-            yield cluster.bootstrap_servers
-        return
-    with Kafka(request.param, module_server_dir / request.param) as kafka:
-        yield kafka.bootstrap_servers
-
-
-def create_topic(servers: str, topic: str) -> None:
-    with Cluster(client_config({"bootstrap.servers": servers})) as cluster:
-        create(cluster, topic, PARTITIONS)
+    with serving(request.param, module_server_dir) as address:
+        yield address
 
 
 def connect(servers: str, name: str, **settings: str) -> Producer:
@@ -92,7 +84,7 @@ def send(producer: Producer, topic: str, *values: bytes) -> None:
 
 
 def test_all_or_nothing(servers: str, topic: str) -> None:
-    create_topic(servers, topic)
+    make_topic(servers, topic, PARTITIONS)
     with connect(servers, topic) as producer:
         producer.init_transactions()
         for number in range(6):
@@ -116,7 +108,7 @@ def test_all_or_nothing(servers: str, topic: str) -> None:
 
 
 def test_another_producer_fences(servers: str, topic: str) -> None:
-    create_topic(servers, topic)
+    make_topic(servers, topic, PARTITIONS)
     first = connect(servers, topic)
     first.init_transactions()
     first.begin_transaction()
@@ -139,7 +131,7 @@ def test_another_producer_fences(servers: str, topic: str) -> None:
 
 
 def test_offsets_are_committed_with_the_records(servers: str, topic: str) -> None:
-    create_topic(servers, topic)
+    make_topic(servers, topic, PARTITIONS)
     group = f"{topic}-group"
     with connect(servers, topic) as producer, Cluster(client_config({"bootstrap.servers": servers})) as cluster:
         offsets = GroupOffsets(cluster, group)
@@ -163,7 +155,7 @@ def test_offsets_are_committed_with_the_records(servers: str, topic: str) -> Non
 
 def test_calls_out_of_order(topic: str, cluster: EmbeddedCluster) -> None:
     servers = cluster.bootstrap_servers
-    create_topic(servers, topic)
+    make_topic(servers, topic, PARTITIONS)
     producer = connect(servers, topic)
     with pytest.raises(InvalidTransactionState, match="init_transactions first"):
         producer.begin_transaction()
@@ -201,7 +193,7 @@ def _go_on(producer: Producer, topic: str) -> None:
 
 def test_a_transaction_that_took_too_long(servers: str, topic: str) -> None:
     """The coordinator aborts it; the producer goes on, or is fenced by name."""
-    create_topic(servers, topic)
+    make_topic(servers, topic, PARTITIONS)
     with connect(servers, topic, transaction_timeout_ms="3000") as producer:
         producer.init_transactions()
         producer.begin_transaction()
@@ -221,7 +213,7 @@ def test_a_transaction_that_took_too_long(servers: str, topic: str) -> None:
 
 def test_goes_on_after_a_refused_record(servers: str, topic: str) -> None:
     """What was sent before it is aborted, in another epoch."""
-    create_topic(servers, topic)
+    make_topic(servers, topic, PARTITIONS)
     with connect(servers, topic, max_request_size="4000000") as producer:
         producer.init_transactions()
         for number in range(3):
@@ -241,7 +233,7 @@ def test_goes_on_after_a_refused_record(servers: str, topic: str) -> None:
 
 def test_an_exception_aborts(servers: str, topic: str) -> None:
     """Readers of committed records do not wait for the transaction's timeout."""
-    create_topic(servers, topic)
+    make_topic(servers, topic, PARTITIONS)
     with suppress(ZeroDivisionError), connect(servers, topic, transaction_timeout_ms="600000") as producer:
         producer.init_transactions()
         producer.begin_transaction()
@@ -265,7 +257,7 @@ def test_a_commit_that_may_be_decided_is_not_given_up(topic: str) -> None:
         Fault(ErrorAnswer("COORDINATOR_LOAD_IN_PROGRESS"), api="EndTxn", skip=1, count=6),
     ]
     with EmbeddedCluster(faults=faults) as cluster:
-        create_topic(cluster.bootstrap_servers, topic)
+        make_topic(cluster.bootstrap_servers, topic, PARTITIONS)
         with connect(cluster.bootstrap_servers, topic, max_block_ms="400") as producer:
             producer.init_transactions()
             producer.begin_transaction()
@@ -311,7 +303,7 @@ def test_answers_that_are_lost(seed: int, topic: str) -> None:
     expected: list[bytes] = []
     with EmbeddedCluster(faults=faults) as cluster:
         servers = cluster.bootstrap_servers
-        create_topic(servers, topic)
+        make_topic(servers, topic, PARTITIONS)
         producer: Producer | None = None
         done = 0
         deadline = time.monotonic() + 4 * _SECONDS

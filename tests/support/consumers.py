@@ -82,6 +82,15 @@ def produce(producer: ConfluentProducer, topic: str, lines: list[Line], partitio
         producer.produce(topic, line.value, line.key, partition, timestamp=line.timestamp, **more)
 
 
+def next_offsets(consumer: Consumer, count: int) -> list[int]:
+    """The offsets of the next `count` records; fewer if they do not come in time."""
+    found: list[int] = []
+    deadline = time.monotonic() + SECONDS
+    while len(found) < count and time.monotonic() < deadline:
+        found += [record.offset for record in consumer.poll(0.2)]
+    return found
+
+
 def short(count: int, start: int = 0) -> list[Line]:
     return [Line(NOW, None, b"%d" % number, ()) for number in range(start, start + count)]
 

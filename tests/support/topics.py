@@ -13,6 +13,12 @@ def create_topic(cluster: Cluster, name: str, partitions: int = 1, configs: Mapp
     Admin(cluster).create_topic(name, partitions, replication_factor=1, configs=configs)
 
 
+def make_topic(servers: str, name: str, partitions: int) -> None:
+    """`create_topic` for tests that have no cluster."""
+    with Admin({"bootstrap.servers": servers}) as admin:
+        admin.create_topic(name, partitions, replication_factor=1)
+
+
 def delete_topic(cluster: Cluster, name: str) -> None:
     Admin(cluster).delete_topic(name)
 

@@ -15,14 +15,14 @@ import pytest
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.producer import Producer
-from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, ProtocolError
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
 from spark_klog.spark.exactly_once.decision_log import DecisionLog
 from spark_klog.spark.exactly_once.driver import Claimed, NotDecided, claim, decide, settle
 from spark_klog.spark.exactly_once.protocol import DecidedButAborted, Decision, Superseded, Transaction
-from tests.support.kafka import Kafka, versions
+from tests.support.kafka import versions
+from tests.support.servers import serving
 from tests.support.transactional.readers import by_confluent
 
 _SECONDS = 60
@@ -34,13 +34,9 @@ SHORT = {"transaction.timeout.ms": "5000"}
     params=["ours", *(pytest.param(version, marks=pytest.mark.peer) for version in versions("3.9.1", "4.1.0"))],
 )
 def servers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[str]:
-    if request.param == "ours":
-        with EmbeddedCluster(data_dir=module_server_dir / "ours") as cluster:
-            yield cluster.bootstrap_servers
-        return
     often = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
-    with Kafka(request.param, module_server_dir / request.param, often) as kafka:
-        yield kafka.bootstrap_servers
+    with serving(request.param, module_server_dir, often) as address:
+        yield address
 
 
 class Query:
