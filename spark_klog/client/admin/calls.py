@@ -216,6 +216,19 @@ class AdminCalls:
                 by_node.setdefault(node, []).append(key)
         return by_node, failures
 
+    def _ask_coordinators(
+        self,
+        api: Api,
+        keys: Iterable[str],
+        request: Callable[[Collection[str]], Message],
+        entries: Callable[[Message], Iterable[tuple[str, Message]]],
+        what: Callable[[str], str],
+        kind: int = GROUP,
+    ) -> dict[str, Message | KlogError]:
+        """Like `_ask_brokers`, of the coordinators of groups or transactional ids."""
+        by_node, failures = self._coordinators(keys, kind)
+        return {**failures, **self._ask_brokers(api, by_node, request, entries, what)}
+
     def _change(
         self,
         api: Api,

@@ -128,10 +128,9 @@ class GroupCalls(AdminCalls):
         is_answer_lost: set[str] = set()
 
         def ask(rest: list[str]) -> dict[str, Message | KlogError]:
-            by_node, failures = self._coordinators(rest)
-            answered = self._ask_brokers(
+            answered = self._ask_coordinators(
                 DELETE_GROUPS,
-                by_node,
+                rest,
                 lambda keys: {"groups_names": list(keys)},
                 by_field("results", "group_id"),
                 lambda name: f"deleting group {name}",
@@ -142,7 +141,7 @@ class GroupCalls(AdminCalls):
                 is_gone = isinstance(result, ProtocolError) and result.code == ErrorCode.GROUP_ID_NOT_FOUND
                 if is_gone and name in is_answer_lost:
                     answered[name] = {}  # the attempt whose response was lost has deleted it
-            return {**failures, **answered}
+            return answered
 
         with self._call():
             return without_results(self._each(names, ask))

@@ -133,15 +133,14 @@ class TransactionCalls(AdminCalls):
         names = names_of("transactional_ids", transactional_ids)
 
         def ask(rest: list[str]) -> dict[str, Message | KlogError]:
-            by_node, failures = self._coordinators(rest, TRANSACTION)
-            answered = self._ask_brokers(
+            return self._ask_coordinators(
                 DESCRIBE_TRANSACTIONS,
-                by_node,
+                rest,
                 lambda keys: {"transactional_ids": list(keys)},
                 by_field("transaction_states", "transactional_id"),
                 lambda key: f"transaction of {key}",
+                TRANSACTION,
             )
-            return {**failures, **answered}
 
         with self._call():
             return mapped(self._each(names, ask), _described)

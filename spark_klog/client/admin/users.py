@@ -288,15 +288,22 @@ def _checked(acl: object) -> Acl:
     return acl
 
 
+def _numbers(acl: Acl | AclFilter, *, is_filter: bool) -> list[int]:
+    """The numbers of its resource, pattern, operation and permission."""
+    named = {"resource": _RESOURCES, "pattern": _PATTERNS, "operation": _OPERATIONS, "permission": _PERMISSIONS}
+    return [_number(what, getattr(acl, what), numbers, is_filter=is_filter) for what, numbers in named.items()]
+
+
 def _creation(acl: Acl) -> Message:
+    resource, pattern, operation, permission = _numbers(acl, is_filter=False)
     return {
-        "resource_type": _number("resource", acl.resource, _RESOURCES, is_filter=False),
+        "resource_type": resource,
         "resource_name": acl.name,
-        "resource_pattern_type": _number("pattern", acl.pattern, _PATTERNS, is_filter=False),
+        "resource_pattern_type": pattern,
         "principal": acl.principal,
         "host": acl.host,
-        "operation": _number("operation", acl.operation, _OPERATIONS, is_filter=False),
-        "permission_type": _number("permission", acl.permission, _PERMISSIONS, is_filter=False),
+        "operation": operation,
+        "permission_type": permission,
     }
 
 
@@ -306,14 +313,15 @@ def _filter(which: object) -> Message:
     for what in ("name", "principal", "host"):
         if getattr(which, what) is not None:
             name_of(f"the {what} of a filter", getattr(which, what))
+    resource, pattern, operation, permission = _numbers(which, is_filter=True)
     return {
-        "resource_type_filter": _number("resource", which.resource, _RESOURCES, is_filter=True),
+        "resource_type_filter": resource,
         "resource_name_filter": which.name,
-        "pattern_type_filter": _number("pattern", which.pattern, _PATTERNS, is_filter=True),
+        "pattern_type_filter": pattern,
         "principal_filter": which.principal,
         "host_filter": which.host,
-        "operation": _number("operation", which.operation, _OPERATIONS, is_filter=True),
-        "permission_type": _number("permission", which.permission, _PERMISSIONS, is_filter=True),
+        "operation": operation,
+        "permission_type": permission,
     }
 
 

@@ -1,6 +1,6 @@
 """Read a partition's folder without a broker, on any file system, even while a broker writes to it.
 
-    OFFSET.log .index .timeindex    see segment.py; the name is the offset of the first record, 20 digits
+    OFFSET.log .index .timeindex    see segment_files.py; the name is the offset of the first record, 20 digits
     OFFSET.txnindex                 aborted transactions that end in the segment, see transaction_index.py
     OFFSET.snapshot                 see producer_state.py
 
@@ -20,9 +20,10 @@ from typing import NamedTuple, TypeVar
 
 from spark_klog.errors import DecodeError, OffsetOutOfRange
 from spark_klog.log.producer_state import SNAPSHOT, ProducerState
-from spark_klog.log.segments.segment import LOG
+from spark_klog.log.segments.segment_files import LOG
 from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.log.stored.files import LogFiles, read_whole
+from spark_klog.log.stored.listed import GONE, ListedPartition
 from spark_klog.log.stored.segment import Block, StoredSegment, Tail
 from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.offset_order import NOTHING
@@ -30,8 +31,6 @@ from spark_klog.records.reader import BadBatch, refuse
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: `OffsetOutOfRange.available` of a partition that does not exist.
-GONE = (-1, -1)
 #: Attempts with outdated listings in a row before giving up: compaction replaces files.
 _LISTINGS = 10
 
@@ -50,7 +49,7 @@ class StoredBatches(NamedTuple):
     damaged: Mapping[int, DecodeError] = NOTHING
 
 
-class StoredPartition:
+class StoredPartition(ListedPartition):
     """The log in `folder`, as of its listing. `log_start` is its start offset in the checkpoint.
 
     `FileNotFoundError` if the folder does not exist, OSError.
@@ -66,11 +65,9 @@ class StoredPartition:
         *,
         read_committed: bool = False,
     ) -> None:
-        self._files, self._folder = files, folder
-        self._topic, self._partition = topic, partition
+        super().__init__(files, folder, topic, partition)
         self._log_start = log_start
         self._read_committed = read_committed
-        self._list()
 
     def _list(self) -> None:
         names: dict[str, dict[str, int]] = {}
@@ -283,12 +280,6 @@ class StoredPartition:
                 start = max(start, block.next_offset)
                 if start >= end:
                     return
-
-    def _list_again(self, offset: int, end: int) -> None:
-        try:
-            self._list()
-        except FileNotFoundError:
-            raise OffsetOutOfRange(self._topic, self._partition, (offset, end), GONE) from None
 
     def _out_of_range(self, offset: int, end: int) -> None:
         try:

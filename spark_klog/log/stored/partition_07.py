@@ -14,7 +14,8 @@ from spark_klog.errors import DecodeError, OffsetOutOfRange
 from spark_klog.log.files.names import SUFFIX_07
 from spark_klog.log.log_07 import NoMessageAtOffset
 from spark_klog.log.stored.files import LogFiles, opened
-from spark_klog.log.stored.partition import GONE, StoredBatches
+from spark_klog.log.stored.listed import ListedPartition
+from spark_klog.log.stored.partition import StoredBatches
 from spark_klog.records.message_07 import Message07, iter_messages_07, records_07
 from spark_klog.records.message_set import build_message
 from spark_klog.records.reader import BadBatch, refuse
@@ -23,17 +24,15 @@ from spark_klog.wire.codecs import MAX_DECOMPRESSED
 _BLOCK_BYTES = 1024 * 1024
 
 
-class StoredPartition07:
+class StoredPartition07(ListedPartition):
     """The log in `folder`, as of its listing. `FileNotFoundError` if the folder does not exist, OSError.
 
     `limit`: maximum decompressed bytes of a message set.
     """
 
     def __init__(self, files: LogFiles, folder: str, topic: str, partition: int, limit: int = MAX_DECOMPRESSED) -> None:
-        self._files, self._folder = files, folder
-        self._topic, self._partition = topic, partition
+        super().__init__(files, folder, topic, partition)
         self._limit = limit
-        self._list()
 
     def _list(self) -> None:
         names = [entry.name for entry in self._files.entries(self._folder) if entry.name.endswith(SUFFIX_07)]
@@ -178,12 +177,6 @@ class StoredPartition07:
                     f"the last complete message ends at offset {base + position}, the next file starts at "
                     f"{self._bases[index + 1]}"
                 )
-
-    def _list_again(self, offset: int, end: int) -> None:
-        try:
-            self._list()
-        except FileNotFoundError:
-            raise OffsetOutOfRange(self._topic, self._partition, (offset, end), GONE) from None
 
     def _out_of_range(self, offset: int, end: int) -> None:
         available = self.start_offset, self.end_offset
