@@ -1,7 +1,7 @@
 """The log of one topic-partition: a folder of segments.
 
     TOPIC-PARTITION/
-        00000000000000000000.log .index .timeindex .txnindex     see segment.py
+        00000000000000000000.log .index .timeindex .txnindex     see segment_files.py
         00000000000000000042.snapshot                            see producer_state.py
         partition.metadata leader-epoch-checkpoint klog.json     see partition_files.py
 
@@ -31,12 +31,11 @@ from spark_klog.log.files.names import partition_of_folder, retired_folder
 from spark_klog.log.files.partition_files import read_overrides, topic_id_of, write_overrides, write_topic_id
 from spark_klog.log.flushing import Flush, Flushed
 from spark_klog.log.producer_state import SNAPSHOT
+from spark_klog.log.readable_log import ReadableLog
 from spark_klog.log.recovery import open_segments
-from spark_klog.log.retention import expired, facts_of
-from spark_klog.log.segments import lookup, timestamp_lookup
 from spark_klog.log.segments.index_memory import IndexMemory
-from spark_klog.log.segments.segment import FileRange, Segment, segment_name
-from spark_klog.log.segments.transaction_index import AbortedTransaction
+from spark_klog.log.segments.segment import Segment
+from spark_klog.log.segments.segment_files import segment_name
 from spark_klog.log.sequences import check_batches, headers_at
 from spark_klog.records import kernels
 from spark_klog.records.batch_run import MAX_RELATIVE
@@ -55,7 +54,7 @@ class BatchTooLarge(ConfigError):
     """A record batch is larger than `max.message.bytes`."""
 
 
-class PartitionLog:
+class PartitionLog(ReadableLog):
     """An open log. One thread at a time may change it; creates `directory` if it is missing.
 
     `clean`: the last stop was clean. `recovery_point`: the log was flushed up to this offset. `start_offset`: records
@@ -115,9 +114,7 @@ class PartitionLog:
         # The folder's directory entry may not be on disk: the folder is new, or from before a crash or a failure.
         is_new_name = is_new_folder or not clean or not self.end_offset
         self.flushed = Flushed(files, directory, min(recovery_point, self.end_offset), now_ms, has_new_name=is_new_name)
-        #: Why the log rejects appends until it is reopened.
         self.failure: OSError | None = None
-        #: False once it is closed or retired.
         self.is_open = True
         self.deleted_files = DeletedFiles(files, now_ms)
         #: Since it was opened: offsets before the appends, bytes appended, segments that retention deleted.
@@ -127,41 +124,6 @@ class PartitionLog:
         """Set the topic's id of a log that has none; OSError."""
         write_topic_id(self.files, self.directory, topic_id)
         self.topic_id = topic_id
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        """The current segments, the active one last."""
-        return self._segments
-
-    @property
-    def high_watermark(self) -> int:
-        """The end for consumers: without replication the end of the log."""
-        return self.end_offset
-
-    @property
-    def recovery_point(self) -> int:
-        """The end of the flushed part of the log."""
-        return self.flushed.recovery_point
-
-    @property
-    def last_stable_offset(self) -> int:
-        """The end for read_committed consumers: the start of the oldest open transaction, if there is one."""
-        unstable = self.producers.first_unstable_offset
-        return self.high_watermark if unstable is None else min(unstable, self.high_watermark)
-
-    @property
-    def leader_epoch(self) -> int:
-        """The epoch that batches are appended with."""
-        return self._epochs.latest
-
-    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """See `LeaderEpochs.end_of`."""
-        return self._epochs.end_of(epoch, self.start_offset, self.end_offset)
-
-    @property
-    def size(self) -> int:
-        """Bytes of all .log files."""
-        return sum(segment.size for segment in self._segments)
 
     @property
     def overrides(self) -> Mapping[str, Any]:
@@ -312,73 +274,11 @@ class PartitionLog:
         self._check_takes()  # the kernel reports an error to only one of several syncs
         self.flushed.end(flush)
 
-    @property
-    def has_many_unflushed(self) -> bool:
-        """Whether flush.messages requires a flush."""
-        return self.end_offset - self.recovery_point >= self.config.flush_messages
-
-    def waits_to_roll(self, size: int, timestamp: int) -> bool:
-        """Whether an append of `size` bytes with this largest timestamp (ms) needs a roll and a flush before it."""
-        return self.flushed.snapshot_at != self.end_offset and self.is_full(size, timestamp)
-
-    def is_full(self, size: int, timestamp: int) -> bool:
-        """Whether an append of `size` bytes with this largest timestamp (ms) needs a new segment."""
-        active, now_ms = self._segments[-1], self._now_ms()
-        if self.config.message_timestamp_type == LOG_APPEND_TIME:
-            timestamp = now_ms
-        return is_full(active, size, max(timestamp, active.max_timestamp), self.config, now_ms)
-
-    @property
-    def waits_to_expire(self) -> bool:
-        """Whether retention deletes all segments, and needs a roll and a flush before it."""
-        if self.flushed.snapshot_at == self.end_offset or not self._segments[-1].size or self.failure is not None:
-            return False
-        return self._count_expired() == len(self._segments)
-
-    def _count_expired(self) -> int:
-        facts = facts_of(self._segments, self.end_offset)
-        return expired(facts, self.config, self.size, self.start_offset, self._now_ms())
-
     def roll(self) -> None:
         """Start a new segment unless the active one is empty; OSError."""
         self._check_takes()
         if self._segments[-1].size:
             self._roll()
-
-    def read(self, offset: int, max_bytes: int, end: int | None = None) -> FileRange | None:
-        """A range of one segment's file that starts with the batch that contains `offset`; at least one batch.
-
-        None if there is no batch before `end` (the high watermark or last stable offset). `OffsetOutOfRange` before the
-        log's start or after its end.
-        """
-        if not self.start_offset <= offset <= self.end_offset:
-            raise OffsetOutOfRange(self.topic, self.partition, (offset, offset), (self.start_offset, self.end_offset))
-        stop = end if end is not None and end < self.end_offset else None
-        return lookup.read(self._segments, offset, max_bytes, stop)
-
-    def records_in(self, found: FileRange) -> int:
-        """See `lookup.records_in`."""
-        return lookup.records_in(self._segments, found)
-
-    def offset_after(self, offset: int, found: FileRange) -> int:
-        """See `lookup.offset_after`."""
-        return lookup.offset_after(self._segments, self.end_offset, offset, found)
-
-    def aborted_transactions(self, first: int, end: int) -> list[AbortedTransaction]:
-        """See `lookup.aborted_transactions`."""
-        return lookup.aborted_transactions(self._segments, first, end)
-
-    def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
-        """(timestamp, offset) of the first record with a timestamp (ms) of `timestamp` or more, or None."""
-        return timestamp_lookup.offset_for_timestamp(self._segments, self.start_offset, timestamp)
-
-    def offsets_before(self, timestamp: int, count: int) -> list[int]:
-        """See `timestamp_lookup.offsets_before`."""
-        return timestamp_lookup.offsets_before(self._segments, self.start_offset, self.end_offset, timestamp, count)
-
-    def max_timestamp(self) -> tuple[int, int] | None:
-        """(timestamp, offset) of the record with the largest timestamp; None for an empty log."""
-        return timestamp_lookup.max_timestamp(self._segments, self.start_offset)
 
     def delete_records(self, before: int) -> int:
         """Delete the records before offset `before`; returns the log's new start offset.
@@ -429,12 +329,6 @@ class PartitionLog:
         self._segments = self._segments[1:]
         self._start_at(max(self.start_offset, self._segments[0].base_offset))
         self.expired_segments += 1
-
-    @property
-    def is_flush_due(self) -> bool:
-        """Whether flush.ms requires a flush."""
-        is_over = self._now_ms() - self.flushed.at_ms >= self.config.flush_ms
-        return is_over and self.recovery_point < self.end_offset and self.failure is None and self.is_open
 
     def flush_due(self) -> None:
         """Flush if flush.ms requires it; OSError."""

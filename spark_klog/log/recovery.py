@@ -27,7 +27,8 @@ from spark_klog.log.files.file_system import FileInfo, FileSystem
 from spark_klog.log.producer_state import SNAPSHOT, ProducerState, load_snapshot
 from spark_klog.log.segments.index_memory import IndexMemory
 from spark_klog.log.segments.scan import headers
-from spark_klog.log.segments.segment import INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, Segment, segment_name
+from spark_klog.log.segments.segment import Segment
+from spark_klog.log.segments.segment_files import INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, segment_name
 from spark_klog.records.batch_v2 import BatchHeader
 
 _log = logging.getLogger(__name__)

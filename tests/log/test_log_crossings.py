@@ -18,7 +18,7 @@ from spark_klog.log.directory import LogDirectory
 from spark_klog.log.files import file_system
 from spark_klog.log.files.partition_files import PARTITION_METADATA
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.log.segments.segment import segment_name
+from spark_klog.log.segments.segment_files import segment_name
 from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.log.tools.repair import repair
 from spark_klog.records.control import ABORT

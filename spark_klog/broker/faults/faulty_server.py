@@ -22,7 +22,7 @@ from spark_klog.broker.faults.script import (
 from spark_klog.broker.network.connection import AnswerCut
 from spark_klog.broker.network.server import Server
 from spark_klog.broker.security.session import Session
-from spark_klog.log.segments.segment import FileRange
+from spark_klog.log.segments.segment_files import FileRange
 from spark_klog.protocol.apis import BY_KEY, FETCH, METADATA
 from spark_klog.protocol.codec import (
     Message,

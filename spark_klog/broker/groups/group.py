@@ -10,18 +10,18 @@ import logging
 from collections.abc import Callable, Iterable
 from copy import copy
 from math import inf
-from typing import Any
 from uuid import uuid4
 
 from spark_klog.broker.groups.member import Join, Member, choose_protocol, common_protocols
-from spark_klog.broker.groups.replies import Replies, Reply
-from spark_klog.broker.groups.state import TRANSITIONS, State
+from spark_klog.broker.groups.membership import Membership
+from spark_klog.broker.groups.replies import Reply
+from spark_klog.broker.groups.state import State
 from spark_klog.errors import ErrorCode
 
 _log = logging.getLogger(__name__)
 
 
-class Group:
+class Group(Membership):
     """One group. Methods that take a token return all replies that are due, for any member.
 
     An empty group's first rebalance waits `initial_delay_ms` for more members. `store` writes the group and returns
@@ -31,15 +31,7 @@ class Group:
     def __init__(
         self, group_id: str, store: Callable[[Group], ErrorCode], initial_delay_ms: int = 3000, max_size: int = 1 << 31
     ) -> None:
-        self.group_id = group_id
-        self.state = State.EMPTY
-        self.generation = 0
-        self.protocol_type: str | None = None
-        self.protocol: str | None = None
-        self.leader: str | None = None
-        self.members: dict[str, Member] = {}
-        #: Static members: instance id to member id.
-        self.instances: dict[str, str] = {}
+        super().__init__(group_id)
         #: When the caller must call `tick`.
         self.wake_at = inf
         self._store = store
@@ -50,10 +42,8 @@ class Group:
         self._rebalance_until = inf
         #: Latest end of an empty group's first rebalance, even if members keep joining.
         self._initial_until: float | None = None
-        #: Members of this generation that have not sent SyncGroup; `_sync_until` is their deadline.
-        self._unsynced: set[str] = set()
+        #: The deadline of the members in `_unsynced`.
         self._sync_until = inf
-        self._replies = Replies()
 
     # ----- requests of members
 
@@ -249,20 +239,6 @@ class Group:
             message = self._joined(member) | {"leader": old_leader or "", "members": []}
             self._replies.add(token, message)
 
-    def _replace(self, old_id: str, new_id: str) -> Member:
-        member = self.members.pop(old_id)
-        if old_id in self._unsynced:
-            self._unsynced.remove(old_id)
-            self._unsynced.add(new_id)
-        self._replies.refuse_waiting(member, ErrorCode.FENCED_INSTANCE_ID)
-        member.member_id = new_id
-        self.members[new_id] = member
-        assert member.instance_id is not None
-        self.instances[member.instance_id] = new_id
-        if self.leader == old_id:
-            self.leader = new_id
-        return member
-
     def _add(self, member_id: str, join: Join, token: object, now: float, *, is_named: bool = False) -> None:
         member = self.members[member_id] = Member.joining(member_id, join)
         member.join_token, member.is_named = token, is_named
@@ -384,21 +360,7 @@ class Group:
         elif self.state in (State.STABLE, State.COMPLETING):
             self._rebalance(now, f"member {member.member_id} {reason}")
 
-    def _forget(self, member: Member) -> None:
-        del self.members[member.member_id]
-        self._unsynced.discard(member.member_id)
-        if member.instance_id is not None:
-            self.instances.pop(member.instance_id, None)
-        self._replies.refuse_waiting(member, ErrorCode.UNKNOWN_MEMBER_ID)
-        if self.leader == member.member_id:
-            self.leader = next(iter(self.members), None)
-
     # ----- helpers
-
-    def _go(self, state: State) -> None:
-        if state is not self.state:
-            assert state in TRANSITIONS[self.state], f"{self.state} to {state}"
-            self.state = state
 
     @property
     def is_idle(self) -> bool:
@@ -408,42 +370,6 @@ class Group:
     @property
     def _awaits_syncs(self) -> bool:
         return bool(self._unsynced) and self.state in (State.COMPLETING, State.STABLE)
-
-    def _hear_of(self, member: Member, now: float) -> None:
-        member.deadline = now + member.session_timeout_ms / 1000
-
-    def _member_code(self, member_id: str, instance_id: str | None) -> ErrorCode:
-        if self.state is State.DEAD:
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if instance_id is not None and instance_id in self.instances and self.instances[instance_id] != member_id:
-            return ErrorCode.FENCED_INSTANCE_ID
-        member = self.members.get(member_id)
-        if member is None or (instance_id is not None and member.instance_id != instance_id):
-            return ErrorCode.UNKNOWN_MEMBER_ID
-        return ErrorCode.NONE
-
-    def _generation_code(self, generation: int) -> ErrorCode:
-        return ErrorCode.NONE if generation == self.generation else ErrorCode.ILLEGAL_GENERATION
-
-    def _joined(self, member: Member) -> dict[str, Any]:
-        member.is_named = True
-        leads = member.member_id == self.leader
-        return {
-            "error_code": ErrorCode.NONE,
-            "generation_id": self.generation,
-            "protocol_type": self.protocol_type,
-            "protocol_name": self.protocol,
-            "leader": self.leader,
-            "member_id": member.member_id,
-            "members": [one.described_to_leader(self.protocol) for one in self.members.values()] if leads else [],
-        }
-
-    def _answer_joined(self, member: Member, token: object, *, skips: bool = False) -> None:
-        self._replies.add(token, self._joined(member) | {"skip_assignment": skips})
-
-    def _answer_synced(self, token: object, assignment: bytes) -> None:
-        protocol = {"protocol_type": self.protocol_type, "protocol_name": self.protocol}
-        self._replies.add(token, {"error_code": ErrorCode.NONE, "assignment": assignment} | protocol)
 
     def _taken(self) -> list[Reply]:
         """Return the replies that are due, and set `wake_at`."""

@@ -17,7 +17,7 @@ from spark_klog.broker.fetches.fetch_sessions import PartitionKey
 from spark_klog.broker.security.authorizer import READ
 from spark_klog.errors import DecodeError, ErrorCode, LogCorrupted, OffsetOutOfRange, ProtocolError
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.log.segments.segment import FileRange
+from spark_klog.log.segments.segment_files import FileRange
 from spark_klog.protocol.codec import Message
 from spark_klog.records.batch import iter_batches, next_offset_after
 from spark_klog.records.conversion import down_convert

@@ -20,7 +20,7 @@ from spark_klog.broker.network.watchdog import Activity
 from spark_klog.broker.security.refusals import Refused
 from spark_klog.broker.security.session import Session
 from spark_klog.errors import DecodeError
-from spark_klog.log.segments.segment import FileRange
+from spark_klog.log.segments.segment_files import FileRange
 from spark_klog.wire.frames import SIZE, frame_size
 from spark_klog.wire.primitives import Buffer, Writer
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from spark_klog.log.segments.segment import FileRange, Segment
+from spark_klog.log.segments.segment import Segment
+from spark_klog.log.segments.segment_files import FileRange
 from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.records.batch import MAX_HEADER_SIZE, read_header
 

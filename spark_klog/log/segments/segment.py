@@ -1,9 +1,4 @@
-"""One segment: a .log file of record batches, named by its first offset, with its indexes.
-
-    00000000000000000042.log        batches one after the other
-    00000000000000000042.index      see index.py
-    00000000000000000042.timeindex
-    00000000000000000042.txnindex   see transaction_index.py; only if there are aborted transactions
+"""One segment: a .log file of record batches with its indexes, see segment_files.py.
 
 Crash story: `recover` walks the batches and finds incomplete writes and blocks of garbage. The first look-up notices
 index files that are missing or belong to another log, and rebuilds them.
@@ -11,21 +6,15 @@ index files that are missing or belong to another log, and rebuilds them.
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
-import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 from spark_klog.errors import LogCorrupted
 from spark_klog.log.files.file_system import File, FileInfo, FileSystem, write_all
-from spark_klog.log.segments.index import OffsetIndex, TimeIndex
 from spark_klog.log.segments.index_memory import IndexMemory
 from spark_klog.log.segments.scan import DamagedBatch, IndexEntries, headers, scan
-from spark_klog.log.segments.transaction_index import TransactionIndex
+from spark_klog.log.segments.segment_files import FileRange, SegmentFiles
 from spark_klog.records.batch import Header
 from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.contract import BatchRun, IndexState, IndexTarget
@@ -33,39 +22,14 @@ from spark_klog.records.reader import records_of
 from spark_klog.wire.primitives import Buffer
 
 _log = logging.getLogger(__name__)
-LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX = ".log", ".index", ".timeindex", ".txnindex"
 #: The largest timestamp of no records, and its offset.
 _NO_TIMESTAMP = (-1, -1)
 #: The largest offset relative to a segment's base: indexes have 32 bits for it.
 _MAX_RELATIVE = 0x7FFFFFFF
 
 
-@dataclass(frozen=True, slots=True)
-class FileRange:
-    """Bytes of a log file. It keeps the file open, so that a deleted segment stays readable."""
-
-    file: File
-    position: int
-    size: int
-
-    def __len__(self) -> int:
-        return self.size
-
-    def read(self) -> bytes:
-        """The bytes themselves; OSError."""
-        return self.file.read_at(self.position, self.size)
-
-
-def segment_name(base_offset: int) -> str:
-    """20 digits, so that names sort as offsets do."""
-    return f"{base_offset:020d}"
-
-
-class Segment:
-    """A segment. Only the newest one of a log is appended to, and keeps its file open.
-
-    `made_ms` is the time when the file was created, or last written before it was opened.
-    """
+class Segment(SegmentFiles):
+    """A segment. Only the newest one of a log is appended to, and keeps its file open."""
 
     def __init__(
         self,
@@ -78,44 +42,11 @@ class Segment:
         *,
         has_transactions: bool = False,
     ) -> None:
-        self.base_offset = base_offset
-        name = segment_name(base_offset)
-        self.path = folder / (name + LOG)
-        self.size, self.made_ms = info
-        self.offset_index = OffsetIndex(files, folder / (name + INDEX), base_offset, memory)
-        self.time_index = TimeIndex(files, folder / (name + TIME_INDEX), base_offset, memory)
-        self.transaction_index = TransactionIndex(files, folder / (name + TRANSACTION_INDEX), memory, has_transactions)
+        super().__init__(files, folder, base_offset, info, memory, has_transactions=has_transactions)
         self.interval = interval
-        self._files = files
-        self._open_file: weakref.ref[File] | None = None
-        self._kept_file: File | None = None
-        #: A failed append has left bytes after the last batch that could not be truncated yet.
-        self._has_rest = False
-        #: The segment has left the log.
-        self.is_detached = False
         self._first_timestamp: int | None = None
         #: None until the indexes have been compared with the log.
         self._state: IndexState | None = None
-
-    @property
-    def file(self) -> File:
-        """The open .log file. `FileNotFoundError` if the segment has left the log and nothing holds its file."""
-        file = self._open_file() if self._open_file else None
-        if file is None:
-            if self.is_detached:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
-            file = self._files.open(self.path)
-            self._open_file = weakref.ref(file)
-        return file
-
-    def open_for_appends(self) -> None:
-        """Make this the active segment: keep the file open until `close`. Creates files of a new segment; OSError."""
-        if not self.size:
-            self._kept_file = self._files.create(self.path)
-            self._open_file = weakref.ref(self._kept_file)
-            self.offset_index.clear()
-            self.time_index.clear()
-        self._kept_file = self.file
 
     @property
     def state(self) -> IndexState:
@@ -153,11 +84,6 @@ class Segment:
         self.offset_index.append(run.offset_entries)
         self.time_index.append(run.time_entries)
         self.size += run.end
-
-    def _cut_rest(self) -> None:
-        if self._has_rest:
-            self.file.truncate(self.size)
-            self._has_rest = False
 
     def position_of(self, offset: int) -> tuple[int, Header] | None:
         """(position, header) of the first batch whose last offset is `offset` or later; None after the end."""
@@ -389,69 +315,8 @@ class Segment:
         self._state = state  # set last: after a failed read the entries are incomplete
         return next_offset, damage
 
-    def cut(self, size: int) -> None:
-        """Truncate the file to `size`; OSError. The indexes end before it, as `recover` has rebuilt them."""
-        self.file.truncate(size)
-        self.size = size
-        self.flush()
-
     def seal(self) -> None:
         """Complete the indexes, as no more appends follow or the log is being closed."""
         state = self.state
         self.time_index.append_last(state.max_timestamp, state.timestamp_offset)
         self._state = state._replace(indexed_timestamp=state.max_timestamp)
-
-    def flush(self) -> None:
-        """Wait until all appends are on disk; OSError."""
-        self.file.sync()
-        self.offset_index.sync()
-        self.time_index.sync()
-        self.transaction_index.sync()
-
-    def unsynced_files(self) -> list[File]:
-        """The open files that a flush must sync, which contain all appends; OSError."""
-        self.complete()
-        indexes = [self.offset_index.written_file(), self.time_index.written_file()]
-        return [self.file, *filter(None, [*indexes, self.transaction_index.unsynced_file()])]
-
-    def complete(self) -> None:
-        """Retry writes that a full disk has rejected, before a flush. An OSError leaves all unchanged."""
-        self._cut_rest()
-        self.transaction_index.write()
-
-    def close(self) -> None:
-        """Drop the references to the files; ranges keep theirs."""
-        self.offset_index.close()
-        self.time_index.close()
-        self._kept_file = None
-
-    def detach(self) -> None:
-        """Drop the references to the files, as the segment has left the log; ranges keep theirs.
-
-        From now on nothing is written to or opened at these paths.
-        """
-        self.is_detached = True
-        for index in (self.offset_index, self.time_index, self.transaction_index):
-            index.detach()
-        self._kept_file = None
-
-    def remove(self) -> None:
-        """Remove the files that exist; OSError."""
-        self.detach()
-        for path in self.paths():
-            self._files.remove(path)
-
-    def rename(self, suffix: str) -> None:
-        """Rename all files by adding a suffix. After an OSError the log still has the segment unless it `is_detached`.
-
-        The .log file is first: a start accepts it without its indexes, and removes indexes without it.
-        """
-        for path in self.paths():
-            with suppress(FileNotFoundError):
-                self._files.rename(path, path.with_name(path.name + suffix))
-            if not self.is_detached:
-                self.detach()
-
-    def paths(self) -> Iterable[Path]:
-        """The .log file and its indexes, which may not exist."""
-        return [self.path.with_suffix(suffix) for suffix in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX)]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 
-from spark_klog.log.segments.segment import INDEX, TIME_INDEX, TRANSACTION_INDEX
+from spark_klog.log.segments.segment_files import INDEX, TIME_INDEX, TRANSACTION_INDEX
 from spark_klog.log.tools.dump import Damage
 
 #: By suffix: the format of an entry, and the names of its fields as in Kafka's DumpLogSegments.

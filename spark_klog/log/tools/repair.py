@@ -16,7 +16,8 @@ from spark_klog.log.files.lock import locked
 from spark_klog.log.files.names import partition_of_folder
 from spark_klog.log.recovery import overlap_of
 from spark_klog.log.segments.index_memory import IndexMemory
-from spark_klog.log.segments.segment import LOG, Segment, segment_name
+from spark_klog.log.segments.segment import Segment
+from spark_klog.log.segments.segment_files import LOG, segment_name
 
 DAMAGED = ".damaged"
 

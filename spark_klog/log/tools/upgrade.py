@@ -40,7 +40,7 @@ from spark_klog.log.files.partition_files import PARTITION_METADATA, read_topic_
 from spark_klog.log.layout import check_data_directory
 from spark_klog.log.log_07 import Log07, NoMessageAtOffset
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.log.segments.segment import LOG
+from spark_klog.log.segments.segment_files import LOG
 from spark_klog.records import kernels
 from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.contract import NO_TIMESTAMP, BinaryColumn, Kernel, RecordColumns

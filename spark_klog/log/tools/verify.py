@@ -27,7 +27,7 @@ from spark_klog.log.files.partition_files import LEADER_EPOCHS, PARTITION_METADA
 from spark_klog.log.layout import check_no_cluster
 from spark_klog.log.log_07 import files_07, hole_07
 from spark_klog.log.producer_state import SNAPSHOT, ProducerState
-from spark_klog.log.segments.segment import TRANSACTION_INDEX
+from spark_klog.log.segments.segment_files import TRANSACTION_INDEX
 from spark_klog.log.tools.dump import Damage, Dumped, dump
 from spark_klog.log.tools.dump_index import INDEX_SUFFIXES
 from spark_klog.log.tools.verify_index import Batch, Finding, OffsetIndexCheck, TimeIndexCheck, TransactionCheck

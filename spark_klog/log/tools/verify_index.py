@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from spark_klog.log.segments.segment import INDEX, TIME_INDEX, TRANSACTION_INDEX
+from spark_klog.log.segments.segment_files import INDEX, TIME_INDEX, TRANSACTION_INDEX
 from spark_klog.log.tools.dump import Damage
 from spark_klog.log.tools.dump_index import IndexEntry, Padding, dump_index
 from spark_klog.records.batch import Header
