@@ -17,6 +17,7 @@ from _pytest.terminal import TerminalReporter
 from spark_klog.broker.faults import Fault
 from spark_klog.embedded import EmbeddedCluster
 from tests.support.maven import RegistryUnreachable
+from tests.support.shared_kafka import SharedKafkas
 from tests.support.spark_home import make_spark_home
 from tests.support.wheel import wheel_of_run
 
@@ -79,9 +80,9 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
 
 
 def _kept_on_failure(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A folder named by the test or module, removed at the end unless something in there failed."""
+    """A folder named by the test or module (`shared` for all), removed at the end unless something in there failed."""
     nodeid = request.node.nodeid
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", nodeid.removeprefix("tests/"))[-120:]
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", nodeid.removeprefix("tests/"))[-120:] or "shared"
     for left in _LOGS.glob(f"{glob.escape(name)}.*"):
         if not Path(f"/proc/{left.suffix[1:]}").exists():  # of an earlier run; not of one that goes on beside us
             shutil.rmtree(left, ignore_errors=True)
@@ -102,6 +103,15 @@ def server_dir(request: pytest.FixtureRequest) -> Iterator[Path]:
 def module_server_dir(request: pytest.FixtureRequest) -> Iterator[Path]:
     """The same for servers that a module's tests share."""
     yield from _kept_on_failure(request)
+
+
+@pytest.fixture(scope="session")
+def shared_kafkas(request: pytest.FixtureRequest) -> Iterator[SharedKafkas]:
+    """Brokers of Apache Kafka for all tests: use topics, groups and transactional ids of your own."""
+    for folder in _kept_on_failure(request):
+        kafkas = SharedKafkas(folder)
+        yield kafkas
+        kafkas.close()
 
 
 @pytest.fixture(scope="module")

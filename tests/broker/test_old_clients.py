@@ -28,6 +28,7 @@ from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
 from tests.support.kafka import Kafka
 from tests.support.raw_client import RawClient
+from tests.support.shared_kafka import SharedKafkas
 
 OLD_CODECS = ("none", "gzip", "snappy", "lz4")
 CODECS = (*OLD_CODECS, "zstd")
@@ -78,14 +79,12 @@ class Server(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=["klog", pytest.param("3.9.1", marks=pytest.mark.peer)])
-def server(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[Server]:
-    broker: KlogBroker | Kafka
+def server(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[Server]:
     if request.param == "klog":
-        broker = KlogBroker(module_server_dir / "klog")
-    else:
-        broker = Kafka("3.9.1", module_server_dir / "kafka")
-    with broker:
-        yield Server(broker)
+        with KlogBroker(module_server_dir / "klog") as broker:
+            yield Server(broker)
+        return
+    yield Server(shared_kafkas.get("3.9.1"))
 
 
 @pytest.fixture

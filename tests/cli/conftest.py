@@ -10,18 +10,19 @@ from kazoo.client import KazooClient
 
 from tests.cli.place import Place
 from tests.support.broker import KlogBroker
-from tests.support.kafka import Kafka, ZooKeeperServer
+from tests.support.kafka import ZooKeeperServer
+from tests.support.shared_kafka import SharedKafkas
 
 
 @pytest.fixture(scope="module", params=["ours", pytest.param("3.9.1", marks=pytest.mark.peer)])
-def place(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[Place]:
     if request.param == "ours":
         with KlogBroker(module_server_dir) as broker, ZooKeeperServer(module_server_dir / "zk") as zookeeper:
             yield Place(broker.bootstrap_servers, zookeeper.connect)
     else:
-        with Kafka("3.9.1", module_server_dir / "kafka") as kafka:
-            assert kafka.zookeeper_connect is not None
-            yield Place(kafka.bootstrap_servers, kafka.zookeeper_connect)
+        kafka = shared_kafkas.get("3.9.1")
+        assert kafka.zookeeper_connect is not None
+        yield Place(kafka.bootstrap_servers, kafka.zookeeper_connect)
 
 
 @pytest.fixture

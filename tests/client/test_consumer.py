@@ -49,14 +49,15 @@ from tests.support.consumers import (
     short,
 )
 from tests.support.kafka import versions
+from tests.support.shared_kafka import SharedKafkas
 from tests.support.topics import create_topic
 
 _VERSIONS = versions("4.1.0", "0.10.2.2", "3.9.1")
 
 
 @pytest.fixture(scope="module", params=["klog", *(pytest.param(name, marks=pytest.mark.peer) for name in _VERSIONS)])
-def server(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[Server]:
-    with running(request.param, module_server_dir / request.param) as there:
+def server(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[Server]:
+    with running(request.param, module_server_dir / request.param, shared_kafkas) as there:
         yield there
 
 

@@ -9,14 +9,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from tests.support.clients.java import Java39
 from tests.support.clients.process import ClientFailed
-from tests.support.consumers import MEMBER_PROGRAM, NOW, Line, Ours, Server, Theirs, is_shared, running
+from tests.support.consumers import MEMBER_PROGRAM, NOW, Line, Ours, Server, Theirs, is_shared
+from tests.support.shared_kafka import SharedKafkas
 
 pytestmark = pytest.mark.peer
 _ALL = ("range", "roundrobin", "sticky", "cooperative-sticky")
@@ -70,9 +70,8 @@ _Member = Ours | Theirs | _Java
 
 
 @pytest.fixture(scope="module")
-def server(module_server_dir: Path) -> Iterator[Server]:
-    with running("3.9.1", module_server_dir / "kafka") as there:
-        yield there
+def server(shared_kafkas: SharedKafkas) -> Server:
+    return Server(shared_kafkas.get("3.9.1").bootstrap_servers, "3.9.1")
 
 
 def _value(partition: int, offset: int) -> bytes:

@@ -14,6 +14,7 @@ from spark_klog.client import Committed, Consumer
 from spark_klog.errors import LogTruncated
 from tests.support.consumers import SECONDS, Server, running, short
 from tests.support.scripted_broker import ScriptedCluster
+from tests.support.shared_kafka import SharedKafkas
 
 _OLD, _NEW = [b"old-%d" % number for number in range(20)], [b"new-%d" % number for number in range(20)]
 
@@ -104,8 +105,8 @@ def test_brokers_that_cannot_tell(brokers: ScriptedCluster) -> None:
 
 
 @pytest.fixture(scope="module", params=["klog", pytest.param("3.9.1", marks=pytest.mark.peer)])
-def server(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[Server]:
-    with running(request.param, module_server_dir / request.param) as there:
+def server(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[Server]:
+    with running(request.param, module_server_dir / request.param, shared_kafkas) as there:
         yield there
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import kafka as kafka_python
@@ -22,6 +21,7 @@ from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.records.reader import read_records
 from tests.support.kafka import Kafka
+from tests.support.shared_kafka import SharedKafkas
 from tests.support.topics import create_topic, delete_topic, list_topics
 
 pytestmark = pytest.mark.peer
@@ -58,9 +58,8 @@ def _stored(lines: Sequence[Line], magic: int) -> list[Line]:
 
 
 @pytest.fixture(scope="module")
-def kafka(module_server_dir: Path) -> Iterator[Kafka]:
-    with Kafka("0.10.2.2", module_server_dir / "kafka", {"delete.topic.enable": "true"}) as running:
-        yield running
+def kafka(shared_kafkas: SharedKafkas) -> Kafka:
+    return shared_kafkas.get("0.10.2.2")
 
 
 @pytest.fixture(params=TOPICS, ids=lambda magic: f"magic{magic}")

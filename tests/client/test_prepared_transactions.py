@@ -14,6 +14,7 @@ from spark_klog.client.producer import Producer
 from spark_klog.errors import ErrorCode, InvalidTransactionState, ProtocolError
 from tests.support.kafka import versions
 from tests.support.servers import serving
+from tests.support.shared_kafka import SharedKafkas
 from tests.support.transactional.readers import by_confluent
 
 PARTITIONS = 3
@@ -25,9 +26,8 @@ _GONE = {ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH}
     scope="module",
     params=["ours", *(pytest.param(version, marks=pytest.mark.peer) for version in versions("4.1.0", "3.9.1"))],
 )
-def servers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[str]:
-    often = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
-    with serving(request.param, module_server_dir, often) as address:
+def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
+    with serving(request.param, module_server_dir, shared_kafkas) as address:
         yield address
 
 

@@ -17,6 +17,7 @@ from spark_klog.client import Producer
 from spark_klog.errors import InvalidRecords, ProducerClosed
 from tests.support.model_cluster import ModelCluster
 from tests.support.servers import serving
+from tests.support.shared_kafka import SharedKafkas
 from tests.support.topics import make_topic
 
 _SECONDS = 60
@@ -24,8 +25,8 @@ HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 
 
 @pytest.fixture(scope="module", params=["ours", pytest.param("3.9.1", marks=pytest.mark.peer)])
-def servers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[str]:
-    with serving(request.param, module_server_dir) as address:
+def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
+    with serving(request.param, module_server_dir, shared_kafkas) as address:
         yield address
 
 

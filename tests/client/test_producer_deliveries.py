@@ -32,6 +32,7 @@ from spark_klog.protocol.codec import Message
 from tests.spark.support import consume
 from tests.support.model_cluster import Fate, ModelCluster
 from tests.support.servers import serving
+from tests.support.shared_kafka import SharedKafkas
 from tests.support.topics import make_topic
 
 SECONDS = 60
@@ -40,8 +41,8 @@ Told = tuple["KlogError | None", "RecordMetadata | None"]
 
 
 @pytest.fixture(scope="module", params=["ours", pytest.param("3.9.1", marks=pytest.mark.peer)])
-def servers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[str]:
-    with serving(request.param, module_server_dir) as address:
+def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
+    with serving(request.param, module_server_dir, shared_kafkas) as address:
         yield address
 
 

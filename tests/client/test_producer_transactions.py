@@ -28,6 +28,7 @@ from spark_klog.errors import (
 )
 from tests.support.kafka import versions
 from tests.support.servers import serving
+from tests.support.shared_kafka import SharedKafkas
 from tests.support.topics import make_topic
 
 PARTITIONS = 3
@@ -38,8 +39,8 @@ _SECONDS = 30
     scope="module",
     params=["ours", *(pytest.param(version, marks=pytest.mark.peer) for version in versions("4.1.0", "3.9.1"))],
 )
-def servers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[str]:
-    with serving(request.param, module_server_dir) as address:
+def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
+    with serving(request.param, module_server_dir, shared_kafkas) as address:
         yield address
 
 

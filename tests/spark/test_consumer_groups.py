@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from tests.support.consumer_groups import seen_by_kafka
 from tests.support.kafka import Kafka
+from tests.support.shared_kafka import SharedKafkas
 
 from .support import Job, create_topic, produce, values, wait_for
 
@@ -17,9 +17,8 @@ pytestmark = [pytest.mark.peer, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def kafka(module_server_dir: Path) -> Iterator[Kafka]:
-    with Kafka("3.9.1", module_server_dir / "kafka") as running:
-        yield running
+def kafka(shared_kafkas: SharedKafkas) -> Kafka:
+    return shared_kafkas.get("3.9.1")
 
 
 def test_offsets_and_lag_of_a_query(spark: SparkSession, kafka: Kafka, topic: str, tmp_path: Path) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from chispa import assert_df_equality
 from pyspark.sql import SparkSession
 
-from tests.support.kafka import Kafka
+from tests.support.shared_kafka import SharedKafkas
 
 from .support import (
     KAFKA_SCHEMA_WITH_HEADERS,
@@ -36,9 +35,8 @@ SECONDS = 60
 
 
 @pytest.fixture(scope="module")
-def servers(module_server_dir: Path) -> Iterator[str]:
-    with Kafka("0.10.2.2", module_server_dir / "kafka") as kafka:
-        yield kafka.bootstrap_servers
+def servers(shared_kafkas: SharedKafkas) -> str:
+    return shared_kafkas.get("0.10.2.2").bootstrap_servers
 
 
 def _contents(records: list[Seen] | list[Sent]) -> Counter[tuple[bytes | None, bytes | None]]:

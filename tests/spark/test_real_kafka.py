@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
 from datetime import timezone
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.spark.options import source_options
 from spark_klog.spark.source import FilteringBatchQueryReader
 from spark_klog.spark.stream import RangePartition
-from tests.support.kafka import Kafka, Version
+from tests.support.shared_kafka import SharedKafkas
 
 from .conftest import SparkLog
 from .support import (
@@ -48,11 +47,9 @@ SECONDS = 60
 
 
 @pytest.fixture(scope="module", params=["3.9.1", "4.1.0"])
-def servers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[str]:
+def servers(request: pytest.FixtureRequest, shared_kafkas: SharedKafkas) -> str:
     """A broker of Apache Kafka."""
-    version: Version = request.param
-    with Kafka(version, module_server_dir / f"kafka-{version}") as kafka:
-        yield kafka.bootstrap_servers
+    return shared_kafkas.get(request.param).bootstrap_servers
 
 
 def test_batch_round_trip(spark: SparkSession, servers: str, topic: str) -> None:

@@ -12,15 +12,12 @@ from confluent_kafka.admin import AdminClient
 from spark_klog.client import Admin
 from tests.support.broker import KlogBroker
 from tests.support.consumers import SECONDS, Server
-from tests.support.kafka import Kafka, versions
+from tests.support.kafka import versions
+from tests.support.shared_kafka import SharedKafkas
 
 _VERSIONS = versions("4.1.0", "0.10.2.2", "3.9.1")
-_SETTINGS = {
-    # before 1.0 the default is false
-    "delete.topic.enable": "true",
-    # for tests of ACLs; clients without authentication may do everything
-    "super.users": "User:ANONYMOUS",
-}
+#: For tests of ACLs. Clients without authentication may do everything.
+_SUPER_USERS = {"super.users": "User:ANONYMOUS"}
 _AUTHORIZERS = {
     "3.9.1": "kafka.security.authorizer.AclAuthorizer",
     "4.1.0": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -28,15 +25,14 @@ _AUTHORIZERS = {
 
 
 @pytest.fixture(scope="module", params=["klog", *(pytest.param(name, marks=pytest.mark.peer) for name in _VERSIONS)])
-def server(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[Server]:
-    name, folder = request.param, module_server_dir / request.param
+def server(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[Server]:
+    name = request.param
     if name == "klog":
-        with KlogBroker(folder) as broker:
+        with KlogBroker(module_server_dir / name) as broker:
             yield Server(broker.bootstrap_servers, None)
         return
-    settings = _SETTINGS | ({"authorizer.class.name": _AUTHORIZERS[name]} if name in _AUTHORIZERS else {})
-    with Kafka(name, folder, settings) as kafka:
-        yield Server(kafka.bootstrap_servers, name)
+    settings = _SUPER_USERS | {"authorizer.class.name": _AUTHORIZERS[name]} if name in _AUTHORIZERS else {}
+    yield Server(shared_kafkas.get(name, settings).bootstrap_servers, name)
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.offsets import list_offsets
 from spark_klog.protocol.tables.list_offsets import LATEST
 from tests.support.broker import KlogBroker
-from tests.support.kafka import Kafka, Version
+from tests.support.kafka import Version
+from tests.support.shared_kafka import SharedKafkas
 from tests.support.topics import create_topic
 
 #: The timestamp (ms) of sent records.
@@ -66,14 +67,13 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def running(name: Version | Literal["klog"], folder: Path) -> Iterator[Server]:
-    """A broker of that version of Kafka, or this project's."""
+def running(name: Version | Literal["klog"], folder: Path, kafkas: SharedKafkas) -> Iterator[Server]:
+    """The shared broker of that version of Kafka, or one of this project in `folder`."""
     if name == "klog":
         with KlogBroker(folder) as broker:
             yield Server(broker.bootstrap_servers, None)
         return
-    with Kafka(name, folder) as kafka:
-        yield Server(kafka.bootstrap_servers, name)
+    yield Server(kafkas.get(name).bootstrap_servers, name)
 
 
 def produce(producer: ConfluentProducer, topic: str, lines: list[Line], partition: int) -> None:

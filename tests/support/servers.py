@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from spark_klog.embedded import EmbeddedCluster
-from tests.support.kafka import Kafka
-
-OURS = "ours"
+from tests.support.kafka import Version
+from tests.support.shared_kafka import SharedKafkas
 
 
 @contextmanager
-def serving(which: str, folder: Path, properties: Mapping[str, object] | None = None) -> Iterator[str]:
-    """The bootstrap servers of our broker (`OURS`), or of the version of Kafka that `which` names.
-
-    `properties` are Kafka's alone.
-    """
-    if which == OURS:
+def serving(which: Version | Literal["ours"], folder: Path, kafkas: SharedKafkas) -> Iterator[str]:
+    """The bootstrap servers of a broker of ours in `folder`, or of the shared one of that version of Kafka."""
+    if which == "ours":
         with EmbeddedCluster(data_dir=folder / which) as cluster:
             yield cluster.bootstrap_servers
         return
-    with Kafka(which, folder / which, properties) as kafka:
-        yield kafka.bootstrap_servers
+    yield kafkas.get(which).bootstrap_servers

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 from kazoo.client import KazooClient
 
 from tests.support.broker import KlogBroker
-from tests.support.kafka import Kafka
 from tests.support.klog import klog_lines, klog_refusal
 from tests.support.raw_client import RawClient
+from tests.support.shared_kafka import SharedKafkas
 from tests.support.shared_tree import create_topic, known_brokers, old_tool, wait_for
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore:No chroot path exists")]
@@ -57,34 +56,35 @@ def fetch(client: RawClient, group: str, topic: str, partition: int) -> tuple[in
 
 @pytest.fixture(params=["ours", "0.10.2.2"])
 def place(
-    request: pytest.FixtureRequest, server_dir: Path, tree: KazooClient, make_broker: MakeBroker
+    request: pytest.FixtureRequest, tree: KazooClient, make_broker: MakeBroker, shared_kafkas: SharedKafkas
 ) -> Iterator[tuple[str, KazooClient]]:
     """A broker's address and its ZooKeeper."""
     if request.param == "ours":
         yield make_broker(0).bootstrap_servers, tree
         return
-    with Kafka("0.10.2.2", server_dir / "kafka") as kafka:
-        client = KazooClient(kafka.zookeeper_connect)
-        client.start()
-        yield kafka.bootstrap_servers, client
-        client.stop()
-        client.close()
+    kafka = shared_kafkas.get("0.10.2.2")
+    client = KazooClient(kafka.zookeeper_connect)
+    client.start()
+    yield kafka.bootstrap_servers, client
+    client.stop()
+    client.close()
 
 
-def test_requests_of_version_0(place: tuple[str, KazooClient]) -> None:
+def test_requests_of_version_0(place: tuple[str, KazooClient], topic: str) -> None:
     servers, tree = place
-    create_topic(servers, "t", 2)
+    group = f"{topic}-group"
+    create_topic(servers, topic, 2)
     with RawClient(int(servers.split(":")[1])) as client:
-        assert fetch(client, "g", "t", 0) == (-1, UNKNOWN_TOPIC_OR_PARTITION)
-        assert commit(client, "g", "t", 0, 42) == 0
-        assert fetch(client, "g", "t", 0) == (42, 0)
-        assert tree.get("/consumers/g/offsets/t/0")[0] == b"42"
-        assert commit(client, "g", "t", 0, 7) == 0
-        tree.create("/consumers/g/offsets/t/1", b"9")
-        assert (fetch(client, "g", "t", 0), fetch(client, "g", "t", 1)) == ((7, 0), (9, 0))
-        assert commit(client, "g", "missing", 0, 1) == UNKNOWN_TOPIC_OR_PARTITION
-        assert sorted(tree.get_children("/consumers/g/offsets")) == ["t"]
-        assert fetch(client, "other", "t", 0) == (-1, UNKNOWN_TOPIC_OR_PARTITION)
+        assert fetch(client, group, topic, 0) == (-1, UNKNOWN_TOPIC_OR_PARTITION)
+        assert commit(client, group, topic, 0, 42) == 0
+        assert fetch(client, group, topic, 0) == (42, 0)
+        assert tree.get(f"/consumers/{group}/offsets/{topic}/0")[0] == b"42"
+        assert commit(client, group, topic, 0, 7) == 0
+        tree.create(f"/consumers/{group}/offsets/{topic}/1", b"9")
+        assert (fetch(client, group, topic, 0), fetch(client, group, topic, 1)) == ((7, 0), (9, 0))
+        assert commit(client, group, "missing", 0, 1) == UNKNOWN_TOPIC_OR_PARTITION
+        assert sorted(tree.get_children(f"/consumers/{group}/offsets")) == [topic]
+        assert fetch(client, "other", topic, 0) == (-1, UNKNOWN_TOPIC_OR_PARTITION)
 
 
 def test_a_group_of_old_consumers_moves_to_kafka(tree: KazooClient, chroot: str, make_broker: MakeBroker) -> None:

@@ -6,11 +6,11 @@ python copy_program.py '{"servers": ..., "from": ..., "to": ..., "checkpoint": .
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 from pyspark.sql import SparkSession
+
+from tests.spark.program import main
 
 
 def run(spark: SparkSession, given: dict[str, Any]) -> None:
@@ -34,17 +34,5 @@ def run(spark: SparkSession, given: dict[str, Any]) -> None:
     writer.start().awaitTermination()
 
 
-def main(settings: str) -> None:
-    spark = (
-        SparkSession.builder.master("local[2,4]")  # 4: a task may fail three times
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    run(spark, json.loads(settings))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(run)

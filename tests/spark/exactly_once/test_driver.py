@@ -23,6 +23,7 @@ from spark_klog.spark.exactly_once.driver import Claimed, NotDecided, claim, dec
 from spark_klog.spark.exactly_once.protocol import DecidedButAborted, Decision, Superseded, Transaction
 from tests.support.kafka import versions
 from tests.support.servers import serving
+from tests.support.shared_kafka import SharedKafkas
 from tests.support.transactional.readers import by_confluent
 
 _SECONDS = 60
@@ -33,9 +34,8 @@ SHORT = {"transaction.timeout.ms": "5000"}
     scope="module",
     params=["ours", *(pytest.param(version, marks=pytest.mark.peer) for version in versions("3.9.1", "4.1.0"))],
 )
-def servers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[str]:
-    often = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
-    with serving(request.param, module_server_dir, often) as address:
+def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
+    with serving(request.param, module_server_dir, shared_kafkas) as address:
         yield address
 
 

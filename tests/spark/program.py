@@ -1,0 +1,23 @@
+"""The session of the streaming programs that tests kill."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+
+def main(run: Callable[[SparkSession, dict[str, Any]], None]) -> None:
+    """Run a program; its settings are a JSON object, the first argument of the command line."""
+    spark = (
+        SparkSession.builder.master("local[2,4]")  # 4: a task may fail three times
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    run(spark, json.loads(sys.argv[1]))
