@@ -15,7 +15,7 @@ from spark_klog.client.offsets import GroupOffsets
 from spark_klog.directories.offsets import OffsetDirectory
 from spark_klog.directories.opening import open_tree
 from spark_klog.spark.offsets import Offsets, TopicPartition
-from spark_klog.spark.options import GroupOffsetsOptions
+from spark_klog.spark.options.reads import GroupOffsetsOptions
 from spark_klog.spark.publisher import Publisher, Store
 
 #: How long a micro-batch waits for its offsets to be written. Only the first one of an outage waits so long, so the

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 
 from spark_klog.errors import ConfigError
 from spark_klog.records.kernels import warn_if_slow
-from spark_klog.spark.options import SinkOptions
+from spark_klog.spark.options.writes import SinkOptions
 from spark_klog.spark.producer_cache import PRODUCERS
 from spark_klog.spark.sink_producer import SinkProducer
 

@@ -19,7 +19,7 @@ from spark_klog.client.producer import Producer
 from spark_klog.columns.rows import check_rows, record_rows
 from spark_klog.errors import ErrorCode, InvalidRecords, KlogError, ProtocolError
 from spark_klog.protocol.apis import METADATA
-from spark_klog.spark.options import PREFIX
+from spark_klog.spark.options.names import PREFIX
 
 #: Seconds. A topic that was created just now may be missing in the metadata of some brokers.
 _GRACE = 1.0

@@ -26,7 +26,8 @@ from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.spark.group_offsets import GroupProgress
 from spark_klog.spark.offsets import Offsets, TopicPartition, from_json, start_in, to_json, with_start
-from spark_klog.spark.options import PREFIX, SourceOptions
+from spark_klog.spark.options.names import PREFIX
+from spark_klog.spark.options.reads import SourceOptions
 from spark_klog.spark.planning import broker_source
 from spark_klog.spark.planning.leaders import Leaderless
 from spark_klog.spark.planning.loss import LossReporter

@@ -11,7 +11,7 @@ import pytest
 
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.errors import CorruptBatchError
-from spark_klog.spark.options import source_options
+from spark_klog.spark.options.reads import source_options
 from spark_klog.spark.planning.ranges import OffsetRange
 from spark_klog.spark.tasks.reading import read_ranges
 from tests.support.batches import make_batch

@@ -13,7 +13,8 @@ from spark_klog.client.security.config import SaslConfig
 from spark_klog.client.security.jaas import parse_jaas
 from spark_klog.client.security.secrets import Settings
 from spark_klog.errors import ConfigError
-from spark_klog.spark.options import sink_options, source_options
+from spark_klog.spark.options.reads import source_options
+from spark_klog.spark.options.writes import sink_options
 
 SERVERS = {"bootstrap.servers": "h:1"}
 SECRET = 's3cret;="\\ value'

@@ -11,7 +11,7 @@ import pytest
 from spark_klog.client.config import client_config
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError
 from spark_klog.spark.offsets import BeforeEndSpec, GroupSpec, Offsets, OffsetSpec, Spec, TimeSpec, TopicPartition
-from spark_klog.spark.options import SplitLimits, Subscription
+from spark_klog.spark.options.reads import SplitLimits, Subscription
 from spark_klog.spark.planning import broker_source
 from spark_klog.spark.planning.ranges import OffsetRange
 

@@ -19,7 +19,7 @@ from spark_klog.errors import ConnectionFailed, DirectoryError, KlogError, Proto
 from spark_klog.spark import group_offsets, publisher
 from spark_klog.spark.group_offsets import GroupProgress
 from spark_klog.spark.offsets import Offsets, TopicPartition
-from spark_klog.spark.options import GroupOffsetsOptions
+from spark_klog.spark.options.reads import GroupOffsetsOptions
 
 from .support import wait_for
 

@@ -10,7 +10,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from spark_klog.errors import ConfigError
 from spark_klog.spark.offsets import BeforeEndSpec, GroupSpec, OffsetSpec, Spec, TimeSpec
-from spark_klog.spark.options import (
+from spark_klog.spark.options.reads import (
     BadRecordsOptions,
     GroupOffsetsOptions,
     SourceOptions,

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import LessThan
 from pyspark.sql.functions import col, lit
 
 from spark_klog.columns.schema import WITHOUT_HEADERS
-from spark_klog.spark.options import source_options
+from spark_klog.spark.options.reads import source_options
 from spark_klog.spark.source import FilteringBatchQueryReader
 from spark_klog.spark.stream import RangePartition
 from tests.support.shared_kafka import SharedKafkas

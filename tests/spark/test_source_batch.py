@@ -20,7 +20,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError
-from spark_klog.spark.options import source_options
+from spark_klog.spark.options.reads import source_options
 from spark_klog.spark.planning.ranges import OffsetRange
 from spark_klog.spark.source import BatchQueryReader
 from spark_klog.spark.stream import StreamReader

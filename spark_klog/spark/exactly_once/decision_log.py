@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.spark.exactly_once.protocol import Claim, Decision, Ended, Entry, Log, Transaction
-from spark_klog.spark.options import DEFAULT_ID_PREFIX
+from spark_klog.spark.options.writes import DEFAULT_ID_PREFIX
 
 #: The folder in the checkpoint.
 FOLDER = "klog_sink"

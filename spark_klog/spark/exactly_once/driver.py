@@ -32,7 +32,7 @@ from spark_klog.spark.exactly_once.protocol import (
     finish,
     give_up,
 )
-from spark_klog.spark.options import PREFIX
+from spark_klog.spark.options.names import PREFIX
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)

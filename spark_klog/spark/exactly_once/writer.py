@@ -22,7 +22,7 @@ from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.exactly_once.decision_log import checkpoint_folder
 from spark_klog.spark.exactly_once.driver import Claimed, claim, decide, settle
 from spark_klog.spark.exactly_once.protocol import Transaction
-from spark_klog.spark.options import SinkOptions
+from spark_klog.spark.options.writes import SinkOptions
 from spark_klog.spark.producer_cache import PRODUCERS
 from spark_klog.spark.sink import StreamWriter, Written, send_all
 

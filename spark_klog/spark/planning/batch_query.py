@@ -10,7 +10,7 @@ from spark_klog.client.offsets import NO_OFFSET
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.records.contract import LOG_APPEND_TIME
 from spark_klog.spark.offsets import Offsets, OffsetSpec, Spec, TopicPartition
-from spark_klog.spark.options import SourceOptions
+from spark_klog.spark.options.reads import SourceOptions
 from spark_klog.spark.planning.loss import LossReporter
 from spark_klog.spark.planning.pushdown import Pushed
 from spark_klog.spark.planning.ranges import (

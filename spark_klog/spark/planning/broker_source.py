@@ -16,7 +16,8 @@ from spark_klog.protocol.tables.list_offsets import LATEST, READ_UNCOMMITTED
 from spark_klog.records.topic_names import check_topic_name
 from spark_klog.spark.group_offsets import GroupProgress
 from spark_klog.spark.offsets import GroupSpec, Offsets, Spec, TopicPartition
-from spark_klog.spark.options import PREFIX, SourceOptions, SplitLimits, Subscription
+from spark_klog.spark.options.names import PREFIX
+from spark_klog.spark.options.reads import SourceOptions, SplitLimits, Subscription
 from spark_klog.spark.planning import resolution
 from spark_klog.spark.planning.ranges import OffsetRange, pack, split
 

@@ -18,7 +18,7 @@ from spark_klog.log.stored.partition import StoredBatches
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.records.reader import BadBatch
 from spark_klog.spark.offsets import Offsets, OffsetSpec, Spec, TopicPartition
-from spark_klog.spark.options import SourceOptions, SplitLimits, directory_config
+from spark_klog.spark.options.reads import SourceOptions, SplitLimits, directory_config
 from spark_klog.spark.planning import resolution
 from spark_klog.spark.planning.log_files import directory
 from spark_klog.spark.planning.ranges import OffsetRange, pack, split

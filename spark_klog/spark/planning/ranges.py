@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from spark_klog.errors import PartitionsMismatch, StartAfterEnd
 from spark_klog.spark.offsets import Offsets, OffsetSpec, Spec, TimeSpec, TopicPartition
-from spark_klog.spark.options import SplitLimits
+from spark_klog.spark.options.reads import SplitLimits
 
 #: A task costs Spark tens of milliseconds, a small range less than one: beyond 32 tasks small ranges share tasks of up
 #: to 10,000 records.

@@ -10,7 +10,7 @@ import zlib
 from spark_klog.clock import system_ms
 from spark_klog.directories.addresses import filesystem_at
 from spark_klog.records.reader import BadBatch
-from spark_klog.spark.options import BadRecordsOptions
+from spark_klog.spark.options.reads import BadRecordsOptions
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.errors import DecodeError, ErrorCode, OffsetOutOfRange, ProtocolError
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.records.reader import AbortedTransactions, BadBatch
-from spark_klog.spark.options import PREFIX, SourceOptions
+from spark_klog.spark.options.names import PREFIX
+from spark_klog.spark.options.reads import SourceOptions
 from spark_klog.spark.planning.loss import LossReporter
 from spark_klog.spark.planning.ranges import DELETED, RECREATED, RETENTION, TRUNCATED, Lost, OffsetRange
 from spark_klog.spark.tasks.bad_records import BadRecords

@@ -1,85 +1,26 @@
-"""Parse and check the connector's options, which have the names of Spark's Kafka connector."""
+"""Parse and check the options of a read, which have the names of Spark's Kafka connector."""
 
 from __future__ import annotations
 
-import difflib
 import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-from spark_klog.client.config import ClientConfig, check_names, client_config, is_known, without_effect
-from spark_klog.client.security.secrets import Settings
+from spark_klog.client.config import ClientConfig, client_config
 from spark_klog.clock import system_ms
 from spark_klog.errors import ConfigError
 from spark_klog.spark.offsets import OffsetSpec, Spec, parse_assign, parse_offsets, parse_timestamp, parse_timestamps
-from spark_klog.spark.option_values import boolean, canonical, choice, count, milliseconds
+from spark_klog.spark.options.names import ENDING, PREFIX, SINK, SUBSCRIPTIONS, TRIGGER, split
+from spark_klog.spark.options.values import boolean, canonical, choice, count, milliseconds
 
 _log = logging.getLogger(__name__)
 
-#: The prefix of Kafka's settings among the options.
-PREFIX = "kafka."
-_SUBSCRIPTIONS = ("assign", "subscribe", "subscribePattern")
-#: Options for the end of a read; not allowed in a stream, which has no end.
-_ENDING = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
-#: Options of micro-batches; without effect in a batch query, as with Spark's Kafka connector.
-_TRIGGER = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
-_SOURCE = (
-    "path",
-    *_SUBSCRIPTIONS,
-    "startingTimestamp",
-    "startingOffsetsByTimestamp",
-    "startingOffsets",
-    "startingOffsetsByTimestampStrategy",
-    *_ENDING,
-    *_TRIGGER,
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "maxBytesPerPartition",
-    "failOnDataLoss",
-    "badRecords",
-    "badRecordsPath",
-    "fetchOffset.numRetries",
-    "fetchOffset.retryIntervalMs",
-    "kafkaConsumer.pollTimeoutMs",
-    "groupIdPrefix",
-    "offsetsPath",
-    "estimateRecordBytes",
-)
-_SINK = ("topic", "createTopics", "deliveryGuarantee", "transactionalIdPrefix")
-_KNOWN = (*_SOURCE, *_SINK, "includeHeaders")
-#: Settings that users can't set, as with Spark's Kafka connector.
-_PROTECTED = {
-    "key.deserializer": "keys are binary: cast the column instead",
-    "value.deserializer": "values are binary: cast the column instead",
-    "key.serializer": "keys are binary or strings",
-    "value.serializer": "values are binary or strings",
-    "auto.offset.reset": "use startingOffsets and failOnDataLoss",
-    "enable.auto.commit": "a query's progress is in Spark's checkpoint",
-    "interceptor.classes": "interceptors are not supported",
-    "transactional.id": "deliveryGuarantee=exactly-once writes in transactions and names them, see "
-    "transactionalIdPrefix",
-}
-#: Secrets that Spark does not redact by name, but shows in the plans of streams.
-_SHOWN_KEYS = frozenset({"ssl.keystore.key", "ssl.key.pem"})
 #: Kafka's settings that apply to directories.
 _OF_DIRECTORIES = ("isolation.level", "decompressed.max.bytes")
-#: Spark's own options for a streaming write, which it passes to the sink, too.
-_CHECKPOINT = "checkpointlocation"
-_SPARKS = frozenset({_CHECKPOINT, "queryname"})
-#: The default of transaction.timeout.ms in exactly-once writes: the brokers' default of transaction.max.timeout.ms.
-_TRANSACTION_MS = 900_000
-#: How the transactional ids of exactly-once writes begin, without the option transactionalIdPrefix.
-DEFAULT_ID_PREFIX = "klog-"
-#: In characters, far below Kafka's 32,767 bytes: the decision log repeats it for each task.
-_LONGEST_ID_PREFIX = 249
-#: The number of partitions in CreateTopics is an int32.
-_MOST_PARTITIONS = 0x7FFFFFFF
 #: Defaults for retries of ListOffsets: a broker may return latest offsets older than those it returned before.
 _OFFSET_RETRIES, _OFFSET_RETRY_MS = 5, 200
-_KNOWN_BY_KEY = {canonical(name): name for name in _KNOWN}
 
 
 @dataclass(frozen=True)
@@ -175,64 +116,8 @@ class SourceOptions:
     estimate_record_bytes: bool = False
 
 
-@dataclass(frozen=True)
-class SinkOptions:
-    """Checked options of a write. Topics that do not exist get `create_topics` partitions; None: they are an error.
-
-    `checkpoint` is the query's checkpoint if the write is exactly once, otherwise None. Its transactional ids begin
-    with `id_prefix`.
-    """
-
-    client: dict[str, str]
-    topic: str | None
-    create_topics: int | None = None
-    checkpoint: str | None = None
-    id_prefix: str = DEFAULT_ID_PREFIX
-
-
-def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """(client settings without their prefix, connector options by lower-case name); `ConfigError` for unknown names."""
-    settings = Settings()
-    own: dict[str, str] = {}
-    for name, value in options.items():
-        key = canonical(name)
-        if key.startswith(PREFIX):
-            setting = key[len(PREFIX) :]
-            if setting in _PROTECTED:
-                raise ConfigError(f"option {name} can't be set: {_PROTECTED[setting]}")
-            if setting in _SHOWN_KEYS and "ENCRYPTED" not in value:
-                raise ConfigError(
-                    f"option {name} holds a key that is not encrypted, and Spark would show it in plans: encrypt it "
-                    "and set kafka.ssl.key.password, which Spark hides, or set kafka.ssl.keystore.location to a file"
-                )
-            settings[setting] = value
-        elif key in _KNOWN_BY_KEY:
-            if key != "path" or value:  # without a path Spark passes an empty one
-                own[key] = value
-        else:
-            if is_known(key):
-                raise ConfigError(f"unknown option {name!r}: write {PREFIX}{key}")
-            close = difflib.get_close_matches(key, [*_KNOWN_BY_KEY, "kafka.bootstrap.servers"], 1)
-            hint = f"; did you mean {_KNOWN_BY_KEY.get(close[0], close[0])}?" if close else ""
-            raise ConfigError(f"unknown option {name!r}{hint}")
-    if "path" not in own:
-        check_names(settings, PREFIX)
-        if "bootstrap.servers" not in settings:
-            raise ConfigError("option kafka.bootstrap.servers is required: HOST:PORT[,HOST:PORT...]")
-        client_config(settings, PREFIX)
-        _warn_without_effect(*without_effect(settings), *(name for name in settings if name == "linger.ms"))
-    return settings, own
-
-
-@cache
-def _warn_without_effect(*names: str) -> None:
-    """Log settings without effect, once per process: linger.ms has one on `Producer.send` only."""
-    if names:
-        _log.warning("these options have no effect: %s", ", ".join(f"{PREFIX}{name}" for name in names))
-
-
 def _subscription(own: dict[str, str], default: Subscription | None) -> Subscription:
-    given = [name for name in _SUBSCRIPTIONS if canonical(name) in own]
+    given = [name for name in SUBSCRIPTIONS if canonical(name) in own]
     if not given and default is not None:
         return default
     if len(given) != 1:
@@ -323,9 +208,9 @@ def directory_config(settings: Mapping[str, str]) -> ClientConfig:
 
 def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions:
     """Check the options of a read; `ConfigError` for options that are unknown, conflict, or don't suit the query."""
-    settings, own = _split(options)
+    settings, own = split(options)
     paths = _paths(settings, own, streaming)
-    for name in _SINK:
+    for name in SINK:
         if canonical(name) in own:
             hint = ": use subscribe, subscribePattern or assign" if name == "topic" else ""
             raise ConfigError(f"option {name} is for writing{hint}")
@@ -364,11 +249,11 @@ def _check_query(
     own: dict[str, str], streaming: bool, starting: Spec, start_option: str, ending: Spec, end_option: str
 ) -> None:
     if streaming:
-        for name in _ENDING:
+        for name in ENDING:
             if canonical(name) in own:
                 raise ConfigError(f"option {name} is for batch queries: a stream has no end")
     else:
-        for name in _TRIGGER:
+        for name in TRIGGER:
             if own.pop(canonical(name), None) is not None:  # its value does not matter then
                 _log.warning("option %s has no effect in a batch query", name)
     if not streaming and isinstance(starting, OffsetSpec) and starting.holds_latest:
@@ -391,56 +276,6 @@ def _trigger_limits(own: dict[str, str]) -> TriggerLimits:
             f"option maxOffsetsPerTrigger={limits.max_offsets} is below minOffsetsPerTrigger={limits.min_offsets}"
         )
     return limits
-
-
-def sink_options(options: Mapping[str, str], streaming: bool = False) -> SinkOptions:
-    """Check the options of a write; `ConfigError` for options that are unknown, for reading, or for streams only."""
-    settings, own = _split({name: value for name, value in options.items() if canonical(name) not in _SPARKS})
-    for name in _SOURCE:
-        if canonical(name) in own:
-            raise ConfigError(f"option {name} is for reading")
-    boolean(own, "includeHeaders", False)  # without effect, as with Spark's connector: a column headers is written
-    create = count(own, "createTopics")
-    if create is not None and create > _MOST_PARTITIONS:
-        raise ConfigError(f"option createTopics={create} must be at most {_MOST_PARTITIONS}, Kafka's limit")
-    guarantee = choice(own, "deliveryGuarantee", {name: name for name in ("at-least-once", "exactly-once")})
-    is_exact = guarantee == "exactly-once"
-    checkpoint = _checkpoint(options, settings, streaming) if is_exact else None
-    return SinkOptions(settings, own.get("topic", "").strip() or None, create, checkpoint, _id_prefix(own, is_exact))
-
-
-def _id_prefix(own: dict[str, str], is_exact: bool) -> str:
-    """The option transactionalIdPrefix."""
-    text = own.get(canonical("transactionalIdPrefix"))
-    if text is None:
-        return DEFAULT_ID_PREFIX
-    if not is_exact:
-        raise ConfigError("option transactionalIdPrefix needs deliveryGuarantee=exactly-once: only that has such ids")
-    if text != text.strip() or not text.isprintable() or not 0 < len(text) <= _LONGEST_ID_PREFIX:
-        raise ConfigError(
-            f"option transactionalIdPrefix={text!r} must be 1 to {_LONGEST_ID_PREFIX} printable characters, without "
-            "spaces at its ends"
-        )
-    return text
-
-
-def _checkpoint(options: Mapping[str, str], settings: dict[str, str], streaming: bool) -> str:
-    """The checkpoint of an exactly-once write; completes the settings of its transactions."""
-    if not streaming:
-        raise ConfigError(
-            "deliveryGuarantee=exactly-once is for streams (writeStream): a batch write, in foreachBatch too, has no "
-            "checkpoint to keep its decisions in"
-        )
-    found = {canonical(name): value for name, value in options.items()}.get(_CHECKPOINT, "").strip()
-    if not found:
-        raise ConfigError(
-            "deliveryGuarantee=exactly-once needs the option checkpointLocation on the writer: Spark does not show "
-            "spark.sql.streaming.checkpointLocation to Python data sources"
-        )
-    settings.setdefault("transaction.timeout.ms", str(_TRANSACTION_MS))
-    if not client_config(settings, PREFIX).is_idempotent:
-        raise ConfigError("deliveryGuarantee=exactly-once needs kafka.acks=all and kafka.enable.idempotence=true")
-    return found
 
 
 def include_headers(options: Mapping[str, Any]) -> bool:

@@ -1,0 +1,103 @@
+"""The names of the connector's options, and Kafka's settings among them."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping
+from functools import cache
+
+from spark_klog.client.config import check_names, client_config, is_known, without_effect
+from spark_klog.client.security.secrets import Settings
+from spark_klog.errors import ConfigError
+from spark_klog.spark.options.values import canonical
+
+_log = logging.getLogger(__name__)
+
+#: The prefix of Kafka's settings among the options.
+PREFIX = "kafka."
+SUBSCRIPTIONS = ("assign", "subscribe", "subscribePattern")
+#: Options for the end of a read; not allowed in a stream, which has no end.
+ENDING = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+#: Options of micro-batches; without effect in a batch query, as with Spark's Kafka connector.
+TRIGGER = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+SOURCE = (
+    "path",
+    *SUBSCRIPTIONS,
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsets",
+    "startingOffsetsByTimestampStrategy",
+    *ENDING,
+    *TRIGGER,
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "maxBytesPerPartition",
+    "failOnDataLoss",
+    "badRecords",
+    "badRecordsPath",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "kafkaConsumer.pollTimeoutMs",
+    "groupIdPrefix",
+    "offsetsPath",
+    "estimateRecordBytes",
+)
+SINK = ("topic", "createTopics", "deliveryGuarantee", "transactionalIdPrefix")
+_KNOWN = (*SOURCE, *SINK, "includeHeaders")
+#: Settings that users can't set, as with Spark's Kafka connector.
+_PROTECTED = {
+    "key.deserializer": "keys are binary: cast the column instead",
+    "value.deserializer": "values are binary: cast the column instead",
+    "key.serializer": "keys are binary or strings",
+    "value.serializer": "values are binary or strings",
+    "auto.offset.reset": "use startingOffsets and failOnDataLoss",
+    "enable.auto.commit": "a query's progress is in Spark's checkpoint",
+    "interceptor.classes": "interceptors are not supported",
+    "transactional.id": "deliveryGuarantee=exactly-once writes in transactions and names them, see "
+    "transactionalIdPrefix",
+}
+#: Secrets that Spark does not redact by name, but shows in the plans of streams.
+_SHOWN_KEYS = frozenset({"ssl.keystore.key", "ssl.key.pem"})
+_KNOWN_BY_KEY = {canonical(name): name for name in _KNOWN}
+
+
+def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """(client settings without their prefix, connector options by lower-case name); `ConfigError` for unknown names."""
+    settings = Settings()
+    own: dict[str, str] = {}
+    for name, value in options.items():
+        key = canonical(name)
+        if key.startswith(PREFIX):
+            setting = key[len(PREFIX) :]
+            if setting in _PROTECTED:
+                raise ConfigError(f"option {name} can't be set: {_PROTECTED[setting]}")
+            if setting in _SHOWN_KEYS and "ENCRYPTED" not in value:
+                raise ConfigError(
+                    f"option {name} holds a key that is not encrypted, and Spark would show it in plans: encrypt it "
+                    "and set kafka.ssl.key.password, which Spark hides, or set kafka.ssl.keystore.location to a file"
+                )
+            settings[setting] = value
+        elif key in _KNOWN_BY_KEY:
+            if key != "path" or value:  # without a path Spark passes an empty one
+                own[key] = value
+        else:
+            if is_known(key):
+                raise ConfigError(f"unknown option {name!r}: write {PREFIX}{key}")
+            close = difflib.get_close_matches(key, [*_KNOWN_BY_KEY, "kafka.bootstrap.servers"], 1)
+            hint = f"; did you mean {_KNOWN_BY_KEY.get(close[0], close[0])}?" if close else ""
+            raise ConfigError(f"unknown option {name!r}{hint}")
+    if "path" not in own:
+        check_names(settings, PREFIX)
+        if "bootstrap.servers" not in settings:
+            raise ConfigError("option kafka.bootstrap.servers is required: HOST:PORT[,HOST:PORT...]")
+        client_config(settings, PREFIX)
+        _warn_without_effect(*without_effect(settings), *(name for name in settings if name == "linger.ms"))
+    return settings, own
+
+
+@cache
+def _warn_without_effect(*names: str) -> None:
+    """Log settings without effect, once per process: linger.ms has one on `Producer.send` only."""
+    if names:
+        _log.warning("these options have no effect: %s", ", ".join(f"{PREFIX}{name}" for name in names))
