@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from uuid import UUID
@@ -40,6 +40,7 @@ _INTERRUPTED_ROUNDS = 5
 #: The first version of Metadata that does not create missing topics unless it is asked to.
 _FIRST_NOT_CREATING = 4
 _T = TypeVar("_T")
+_Request = TypeVar("_Request", bound=Hashable)
 _Key = TypeVar("_Key", tuple[str, int], tuple[str, int, int])
 TopicPartition = tuple[str, int]
 #: The errors of a topic that does not exist.
@@ -294,41 +295,50 @@ class Cluster:
         return self._open(self._connections, self._address(node)).request(api, message, deadline=self.deadline())
 
     def request_each(self, api: Api, messages: Mapping[int, Message]) -> dict[int, Message | KlogError]:
-        """Ask several brokers at once; each gets its answer or its error. A silent broker does not delay the others."""
-        result: dict[int, Message | KlogError] = {}
-        opening: dict[int, Connection] = {}
-        under_way: dict[int, tuple[Connection, Handle]] = {}
+        """Ask several brokers at once, see `request_all`; `messages` by node id."""
+        return self.request_all(api, {node: (node, message) for node, message in messages.items()})
+
+    def request_all(
+        self, api: Api, requests: Mapping[_Request, tuple[int, Message]]
+    ) -> dict[_Request, Message | KlogError]:
+        """Send requests, each to a node id, and wait for all; each gets its answer or its error.
+
+        A silent broker does not delay the others. Requests to the same broker follow each other without waiting.
+        """
+        result: dict[_Request, Message | KlogError] = {}
+        opening: dict[_Request, Connection] = {}
+        under_way: dict[_Request, tuple[Connection, Handle]] = {}
         begin, deadline = time.monotonic(), self.deadline()
-        for node in messages:
+        for key, (node, _) in requests.items():
             try:
-                opening[node] = self._begin(self._connections, self._address(node))
+                opening[key] = self._begin(self._connections, self._address(node))
             except KlogError as error:
-                result[node] = error
+                result[key] = error
         while True:
-            for node, connection in list(opening.items()):
+            for key, connection in list(opening.items()):
                 try:
                     if connection.open_step():
-                        handle = connection.send(api, messages[node], deadline=deadline, wait=False)
+                        handle = connection.send(api, requests[key][1], deadline=deadline, wait=False)
                         assert handle is not None  # it is answered
-                        under_way[node] = connection, handle
-                        del opening[node]
+                        under_way[key] = connection, handle
+                        del opening[key]
                 except KlogError as error:
-                    result[node] = error
-                    del opening[node]
+                    result[key] = error
+                    del opening[key]
             now = time.monotonic()
-            for node, (connection, handle) in list(under_way.items()):
+            for key, (connection, handle) in list(under_way.items()):
                 try:
                     if connection.poll(handle):
-                        result[node] = connection.receive(handle)
+                        result[key] = connection.receive(handle)
                     elif now < deadline:
                         continue
                     else:
                         connection.close()
                         late = f"broker {connection.address} did not answer within {shown_seconds(now - begin)} s"
-                        result[node] = RequestTimedOut(late)
+                        result[key] = RequestTimedOut(late)
                 except KlogError as error:
-                    result[node] = error
-                del under_way[node]
+                    result[key] = error
+                del under_way[key]
             waited = [*opening.values(), *(connection for connection, _ in under_way.values())]
             if not waited:
                 return result

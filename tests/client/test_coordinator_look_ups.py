@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.connection import Connection, Handle
 from spark_klog.client.coordinator import find_coordinators
 from spark_klog.client.delivery.transactions import PreparedTransaction
 from spark_klog.errors import ErrorCode, ProtocolError
+from spark_klog.protocol.apis import END_TXN
+from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.coordinator import GROUP, TRANSACTION
 from tests.support.kafka_python_wire import Message
 from tests.support.scripted_broker import ScriptedCluster
@@ -77,6 +81,27 @@ def test_calls_look_up_anew(brokers: Brokers) -> None:
             admin.end_transactions(transactions("a", "b", "c"), commits=True).check()
             assert brokers.count("FindCoordinator") == number
     assert brokers.count("EndTxn") == 6
+
+
+def test_transactions_end_without_waiting_for_each_other(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    send, receive = Connection.send, Connection.receive
+
+    def sending(self: Connection, api: Api, message: Any, **more: Any) -> Handle | None:
+        steps.extend(["sent"] * (api is END_TXN))
+        return send(self, api, message, **more)
+
+    def receiving(self: Connection, handle: Handle, *more: Any) -> Any:
+        steps.extend(["received"] * (handle.api is END_TXN))
+        return receive(self, handle, *more)
+
+    with cluster_of(brokers) as cluster, Admin(cluster) as admin:
+        monkeypatch.setattr(Connection, "send", sending)
+        monkeypatch.setattr(Connection, "receive", receiving)
+        refused = admin.end_transactions(transactions("a", "b", REFUSED, "c"), commits=True)
+        monkeypatch.undo()
+    assert [one.transactional_id for one in refused.failures] == [REFUSED]
+    assert steps == ["sent"] * 3 + ["received"] * 3
 
 
 def test_calls_that_share_coordinators(brokers: Brokers) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from spark_klog.client.admin.calls import AdminCalls, by_field, mapped, without_results
 from spark_klog.client.admin.checks import items_of, name_of, names_of, number_of, one_of, partition_of, partitions_of
 from spark_klog.client.admin.outcomes import Outcomes
-from spark_klog.client.answers import check_code
+from spark_klog.client.answers import answer_error, check_code
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.delivery.transactions import PreparedTransaction
 from spark_klog.client.offsets import numbers_by_topic, partition_entries
@@ -44,6 +44,8 @@ _STATES = (
 )
 #: The first version of ListTransactions with a filter by duration (KIP-994).
 _FIRST_WITH_DURATION = 1
+#: EndTxn requests that are sent before the first is answered.
+_MOST_IN_FLIGHT = 100
 
 
 @dataclass(frozen=True)
@@ -154,27 +156,40 @@ class TransactionCalls(AdminCalls):
         producer has another epoch by now, after a timeout for example. EndTxn (Kafka 0.11), at the coordinators.
         """
         wanted = items_of("transactions", transactions)
+        word = "commit" if commits else "abort"
 
-        def ended(one: PreparedTransaction, node: int | ProtocolError) -> Message | KlogError:
-            if isinstance(node, ProtocolError):
-                return node
-            what = f"{'commit' if commits else 'abort'} of a transaction of {one.transactional_id}"
-            request = {
+        def request(one: PreparedTransaction) -> Message:
+            return {
                 "transactional_id": one.transactional_id,
                 "producer_id": one.producer_id,
                 "producer_epoch": one.epoch,
                 "committed": commits,
             }
-            try:
-                answer = self.cluster.request(node, END_TXN, request)
-                check_code(END_TXN, answer["error_code"], what)
-            except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
-                return error
+
+        def ended(one: PreparedTransaction, answer: Message | KlogError) -> Message | KlogError:
+            if isinstance(answer, KlogError):
+                if not isinstance(answer, ConnectionFailed | RequestTimedOut):
+                    raise answer
+            elif answer["error_code"]:
+                return answer_error(END_TXN, answer["error_code"], f"{word} of a transaction of {one.transactional_id}")
             return answer
 
         def ask(rest: list[PreparedTransaction]) -> dict[PreparedTransaction, Message | KlogError]:
-            nodes = self._found.nodes([one.transactional_id for one in rest], TRANSACTION)
-            return {one: ended(one, nodes[one.transactional_id]) for one in rest}
+            by_name = self._found.nodes([one.transactional_id for one in rest], TRANSACTION)
+            found: dict[PreparedTransaction, Message | KlogError] = {}
+            requests: dict[PreparedTransaction, tuple[int, Message]] = {}
+            for one in rest:
+                node = by_name[one.transactional_id]
+                if isinstance(node, ProtocolError):
+                    found[one] = node
+                else:
+                    requests[one] = node, request(one)
+            asked = list(requests)
+            for start in range(0, len(asked), _MOST_IN_FLIGHT):
+                some = {one: requests[one] for one in asked[start : start + _MOST_IN_FLIGHT]}
+                answers = self.cluster.request_all(END_TXN, some)
+                found |= {one: ended(one, answer) for one, answer in answers.items()}
+            return found
 
         with self._call():
             return without_results(self._each(wanted, ask))

@@ -139,38 +139,43 @@ def _act(action: Action, log: DecisionLog, admin: Admin) -> Any:
     if isinstance(action, Append):
         return log.append(action.number, action.entry)
     if isinstance(action, Commit):
-        return _is_committed(admin, action.transaction)
+        return _commit(admin, action.transactions)
     if isinstance(action, Abort):
-        return _abort(admin, action.transaction)
+        return _abort(admin, action.transactions)
     return _open_transactions(admin, log.identity.id_prefix)
 
 
-def _is_committed(admin: Admin, one: Transaction) -> bool:
-    error = _end(admin, one, commits=True)
-    if error is None:
-        return True
-    if isinstance(error, ProtocolError) and error.code == ErrorCode.INVALID_PRODUCER_ID_MAPPING:
-        raise ProtocolError(
-            error.code,
-            error.what,
-            advice="the brokers have forgotten this transaction (transactional.id.expiration.ms), so nobody knows "
-            "whether it was committed: look for its rows, then see README on DecidedButAborted",
-        )
-    if isinstance(error, ProtocolError) and error.code in _NOT_COMMITTED:
-        return False
-    raise error
+def _commit(admin: Admin, transactions: Sequence[Transaction]) -> tuple[bool, ...]:
+    """Whether each is committed; raises the error of one if the brokers' answer decides nothing about it."""
+    results = []
+    for error in _end(admin, transactions, commits=True):
+        if isinstance(error, ProtocolError) and error.code == ErrorCode.INVALID_PRODUCER_ID_MAPPING:
+            raise ProtocolError(
+                error.code,
+                error.what,
+                advice="the brokers have forgotten this transaction (transactional.id.expiration.ms), so nobody knows "
+                "whether it was committed: look for its rows, then see README on DecidedButAborted",
+            )
+        is_aborted = isinstance(error, ProtocolError) and error.code in _NOT_COMMITTED
+        if error is not None and not is_aborted:
+            raise error
+        results.append(error is None)
+    return tuple(results)
 
 
-def _abort(admin: Admin, one: Transaction) -> None:
-    _log.info("aborting a transaction that no micro-batch has: %s", one)
-    error = _end(admin, one, commits=False)
-    if error is not None and not (isinstance(error, ProtocolError) and error.code in _NOTHING_TO_ABORT):
-        raise error
+def _abort(admin: Admin, transactions: Sequence[Transaction]) -> None:
+    for one in transactions:
+        _log.info("aborting a transaction that no micro-batch has: %s", one)
+    for error in _end(admin, transactions, commits=False):
+        if error is not None and not (isinstance(error, ProtocolError) and error.code in _NOTHING_TO_ABORT):
+            raise error
 
 
-def _end(admin: Admin, one: Transaction, *, commits: bool) -> KlogError | None:
-    prepared = PreparedTransaction(one.transactional_id, one.producer_id, one.epoch)
-    return admin.end_transactions([prepared], commits=commits).failures.get(prepared)
+def _end(admin: Admin, transactions: Sequence[Transaction], *, commits: bool) -> list[KlogError | None]:
+    """The error of each transaction that has not ended so."""
+    prepared = [PreparedTransaction(one.transactional_id, one.producer_id, one.epoch) for one in transactions]
+    failures = admin.end_transactions(prepared, commits=commits).failures
+    return [failures.get(one) for one in prepared]
 
 
 def _open_transactions(admin: Admin, prefix: str) -> tuple[Transaction, ...]:

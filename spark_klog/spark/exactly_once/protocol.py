@@ -87,16 +87,22 @@ class Append:
 
 @dataclass(frozen=True)
 class Commit:
-    """EndTxn. Result: True if the transaction is committed, now or before; False if the broker has aborted it."""
+    """EndTxn of transactions, in any order.
 
-    transaction: Transaction
+    Result: for each in turn, True if it is committed, now or before; False if the broker has aborted it.
+    """
+
+    transactions: tuple[Transaction, ...]
 
 
 @dataclass(frozen=True)
 class Abort:
-    """EndTxn, by producer id and epoch. No result; a transaction that is ended already stays as it is."""
+    """EndTxn of transactions in any order, by producer id and epoch.
 
-    transaction: Transaction
+    No result that counts; a transaction that has ended already stays as it is.
+    """
+
+    transactions: tuple[Transaction, ...]
 
 
 @dataclass(frozen=True)
@@ -191,10 +197,8 @@ def _append(number: int, entry: Entry) -> Program[None]:
 
 def _commit(decision: Decision, number: int) -> Program[None]:
     """Commit the transactions of a decision and append `Ended` at `number`."""
-    lost = []
-    for transaction in decision.transactions:
-        if not (yield Commit(transaction)):
-            lost.append(transaction)
+    are_committed: Sequence[bool] = (yield Commit(decision.transactions)) if decision.transactions else ()
+    lost = [one for one, is_committed in zip(decision.transactions, are_committed, strict=True) if not is_committed]
     if lost:
         log: Log = yield ReadLog()
         if log.end > number:  # a later driver may have committed them and used their producers again
@@ -209,11 +213,10 @@ def _sweep(number: int) -> Program[None]:
     If the log is not longer after they were listed, none of them belongs to a later claim. Their epochs keep the aborts
     from what the producers do next.
     """
-    found: Sequence[Transaction] = yield ListOpen()
+    found: tuple[Transaction, ...] = yield ListOpen()
     if not found:
         return
     log: Log = yield ReadLog()
     if log.end > number:
         raise Superseded
-    for transaction in found:
-        yield Abort(transaction)
+    yield Abort(found)

@@ -62,12 +62,16 @@ _NOT_BEGUN = Begun(0, -1)
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the query. `results` are those of the actions of the phase's program until now."""
+    """A run of the query. `results` are those of the actions of the phase's program until now.
+
+    `part` has those of an action under way that ends transactions, None for each that has not ended.
+    """
 
     number: int
     batch: int
     phase: str = "begin"
     results: tuple[Any, ...] = ()
+    part: tuple[bool | None, ...] = ()
     begun: Begun = _NOT_BEGUN
     messages: tuple[Transaction | None, ...] = ()
 
@@ -206,10 +210,24 @@ class Search:
                     raise Violation(f"{error}, but none timed out") from None
                 self.reported += 1
             else:
-                done, result = self._act(world, action)
-                runs = list(done.runs)
-                runs[place] = replace(run, results=(*run.results, result))
-                yield f"{name}: {action}", replace(done, runs=tuple(runs))
+                for what, done, changes in self._actions(world, run, action):
+                    runs = list(done.runs)
+                    runs[place] = replace(run, **changes)
+                    yield f"{name}: {what}", replace(done, runs=tuple(runs))
+
+    def _actions(self, world: World, run: Run, action: protocol.Action) -> Iterator[tuple[Any, World, dict[str, Any]]]:
+        """(what, the world after it, what changes in the run): each order in which brokers may end transactions."""
+        if not isinstance(action, Commit | Abort):
+            done, result = self._act(world, action)
+            yield action, done, {"results": (*run.results, result)}
+            return
+        part = run.part or (None,) * len(action.transactions)
+        for place, one in enumerate(action.transactions):
+            if part[place] is None:
+                done, is_ended = self._end(world, one, commits=isinstance(action, Commit))
+                now = (*part[:place], is_ended, *part[place + 1 :])
+                what = f"{type(action).__name__} of {one}"
+                yield what, done, {"part": now} if None in now else {"part": (), "results": (*run.results, now)}
 
     def _copies(self, world: World) -> Iterator[tuple[str, World]]:
         for place, copy in enumerate(world.copies):
@@ -247,19 +265,20 @@ class Search:
         if isinstance(action, ListOpen):
             found = [Transaction(f"id-{n}", n, old.epoch) for n, old in enumerate(world.producers) if old.state == OPEN]
             return world, tuple(found)
-        if isinstance(action, Append):
-            if self.design.is_exclusive and action.number != len(world.log):
-                assert action.number < len(world.log)
-                return world, False
-            return replace(world, log=(*world.log, action.entry)), True
-        place = action.transaction.producer_id
+        assert isinstance(action, Append)
+        if self.design.is_exclusive and action.number != len(world.log):
+            assert action.number < len(world.log)
+            return world, False
+        return replace(world, log=(*world.log, action.entry)), True
+
+    def _end(self, world: World, one: Transaction, *, commits: bool) -> tuple[World, bool]:
+        """EndTxn; whether the transaction has ended so."""
+        place = one.producer_id
         producer = world.producers[place]
-        is_same = producer.epoch == action.transaction.epoch
-        if isinstance(action, Abort):
-            if is_same and producer.state == OPEN:
-                return _with(world, place, replace(producer, state=ABORTED)), None
-            return world, None
-        assert isinstance(action, Commit)
+        is_same = producer.epoch == one.epoch
+        if not commits:
+            is_open = is_same and producer.state == OPEN
+            return (_with(world, place, replace(producer, state=ABORTED)) if is_open else world), is_open
         if not is_same or producer.state == ABORTED:
             return world, False
         if producer.state == COMMITTED:

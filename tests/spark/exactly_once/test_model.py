@@ -33,13 +33,11 @@ full = pytest.mark.skipif(os.environ.get("SPARK_KLOG_EXACTLY_ONCE") != "full", r
 
 
 def no_decision(begun: Begun, batch: int, transactions: tuple[Transaction, ...]) -> Program[None]:
-    for transaction in transactions:
-        yield Commit(transaction)
+    yield Commit(transactions)
 
 
 def decision_after_ends(begun: Begun, batch: int, transactions: tuple[Transaction, ...]) -> Program[None]:
-    for transaction in transactions:
-        yield Commit(transaction)
+    yield Commit(transactions)
     yield from _append(begun.number, Decision(batch, transactions))
     yield from _append(begun.number + 1, Ended())
 
@@ -47,9 +45,8 @@ def decision_after_ends(begun: Begun, batch: int, transactions: tuple[Transactio
 def no_ended(begun: Begun, batch: int, transactions: tuple[Transaction, ...]) -> Program[None]:
     if batch > begun.decided:
         yield from _append(begun.number, Decision(batch, transactions))
-        for transaction in transactions:
-            if not (yield Commit(transaction)):
-                raise DecidedButAborted(batch, (transaction,))
+        if not all((yield Commit(transactions))):
+            raise DecidedButAborted(batch, transactions)
 
 
 def no_sweep(begun: Begun, batch: int, transactions: tuple[Transaction, ...]) -> Program[None]:
@@ -70,12 +67,11 @@ def careless_begin(*, sweeps: bool = True, ends_first: bool = True, marks: bool 
             number += 1
             yield from _commit(entries[decisions[-1]], number)
         else:
-            for transaction in entries[decisions[-1]].transactions:
-                if not (yield Commit(transaction)):
-                    raise DecidedButAborted(entries[decisions[-1]].batch, (transaction,))
-    if sweeps:
-        for transaction in (yield ListOpen()):
-            yield Abort(transaction)
+            last = entries[decisions[-1]]
+            if not all((yield Commit(last.transactions))):
+                raise DecidedButAborted(last.batch, last.transactions)
+    if sweeps and (found := (yield ListOpen())):
+        yield Abort(found)
     return Begun(number + 1, entries[decisions[-1]].batch if decisions else -1)
 
 
@@ -142,8 +138,7 @@ def test_errors_name_what_is_lost() -> None:
     program = finish(Begun(1, 4), 5, (Transaction("a", 7, 0, 0), Transaction("b", 8, 0, 1)))
     next(program)
     program.send(True)
-    program.send(True)
-    program.send(False)
+    program.send((True, False))
     with pytest.raises(DecidedButAborted, match=r"micro-batch 5: the rows of task 1 are not written") as caught:
         program.send(Log((Claim(), Decision(5, ()))))
     assert caught.value.lost == (Transaction("b", 8, 0, 1),)
