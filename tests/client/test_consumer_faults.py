@@ -39,9 +39,7 @@ def _take(consumer: Consumer, is_arrow: bool) -> list[tuple[int, int, bytes | No
 
 def _run(seed: int) -> None:
     choose = random.Random(seed)
-    with ScriptedCluster({"t": _PARTITIONS}, nodes=_NODES) as brokers:
-        for partition in range(_PARTITIONS):
-            brokers.append("t", partition, _values(partition), size=choose.choice([1, 7, 60]))
+    with ScriptedCluster.filled(choose, [_values(number) for number in range(_PARTITIONS)], _NODES) as brokers:
         given = {
             "bootstrap.servers": brokers.bootstrap_servers,
             "request.timeout.ms": 1000,

@@ -128,9 +128,7 @@ def _topics(cluster: Cluster, brokers: ScriptedCluster) -> None:
 
 def _run(seed: int) -> None:
     choose = random.Random(seed)
-    with ScriptedCluster({"t": _PARTITIONS}, nodes=_NODES) as brokers:
-        for partition in range(_PARTITIONS):
-            brokers.append("t", partition, _values(partition), size=choose.choice([1, 7, 60]))
+    with ScriptedCluster.filled(choose, [_values(number) for number in range(_PARTITIONS)], _NODES) as brokers:
         settings = {
             "bootstrap.servers": brokers.bootstrap_servers,
             "request.timeout.ms": str(_TIMEOUT_MS),

@@ -19,11 +19,12 @@ the answer for the last sequence, and a gap is OUT_OF_ORDER_SEQUENCE_NUMBER.
 
 from __future__ import annotations
 
+import random
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tests.support.faults import Fault
@@ -58,6 +59,14 @@ class ScriptedCluster(SoundBrokers):
         self._threads: list[threading.Thread] = []
         for node, listener in enumerate(self._listeners):
             self._start(self._accept, node, listener)
+
+    @classmethod
+    def filled(cls, choose: random.Random, values: Sequence[Sequence[bytes]], nodes: int) -> ScriptedCluster:
+        """Brokers with these values in the partitions of topic `t`, in batches of random sizes."""
+        brokers = cls({"t": len(values)}, nodes)
+        for partition, some in enumerate(values):
+            brokers.append("t", partition, list(some), size=choose.choice([1, 7, 60]))
+        return brokers
 
     @property
     def bootstrap_servers(self) -> str:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from spark_klog.client.admin.admin import Admin
@@ -18,7 +19,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.config import client_config
 from spark_klog.client.delivery.transactions import PreparedTransaction
 from spark_klog.errors import ErrorCode, KlogError, ProtocolError
-from spark_klog.spark.exactly_once.decision_log import DecisionLog, Identity, checkpoint_folder
+from spark_klog.spark.exactly_once.decision_log import DecisionLog, Identity
 from spark_klog.spark.exactly_once.protocol import (
     Abort,
     Action,
@@ -57,13 +58,13 @@ class Claimed:
     at: float
 
 
-def claim(settings: Mapping[str, str], location: str, prefix: str) -> Claimed:
-    """Begin a micro-batch; `location` is the query's checkpoint, `prefix` that of its transactional ids.
+def claim(settings: Mapping[str, str], folder: Path, prefix: str) -> Claimed:
+    """Begin a micro-batch; `folder` is the query's checkpoint, `prefix` that of its transactional ids.
 
     Raises what `protocol.begin`, `DecisionLog` and the brokers' answers raise; `UnsupportedVersionError` before Kafka
     3.0, which has no ListTransactions.
     """
-    log = DecisionLog(checkpoint_folder(location), Identity(prefix))
+    log = DecisionLog(folder, Identity(prefix))
     at = time.time()
     with _admin(settings) as admin:
         begun = _run(begin(), log, admin)
@@ -71,10 +72,10 @@ def claim(settings: Mapping[str, str], location: str, prefix: str) -> Claimed:
 
 
 def decide(
-    settings: Mapping[str, str], location: str, claimed: Claimed, batch: int, transactions: Sequence[Transaction]
+    settings: Mapping[str, str], folder: Path, claimed: Claimed, batch: int, transactions: Sequence[Transaction]
 ) -> None:
     """Commit a micro-batch. Raises `NotDecided`, and what `protocol.finish` and the brokers' answers raise."""
-    log = DecisionLog(checkpoint_folder(location), claimed.identity)
+    log = DecisionLog(folder, claimed.identity)
     with _admin(settings) as admin:
         if batch > claimed.begun.decided:
             _check_time(settings, claimed, batch)
@@ -82,9 +83,9 @@ def decide(
         _run(finish(claimed.begun, batch, tuple(transactions)), log, admin)
 
 
-def settle(settings: Mapping[str, str], location: str, claimed: Claimed) -> None:
+def settle(settings: Mapping[str, str], folder: Path, claimed: Claimed) -> None:
     """Abort what a failed micro-batch has written, unless it is decided or another run of the query has begun."""
-    log = DecisionLog(checkpoint_folder(location), claimed.identity)
+    log = DecisionLog(folder, claimed.identity)
     with _admin(settings) as admin:
         _run(give_up(claimed.begun), log, admin)
 

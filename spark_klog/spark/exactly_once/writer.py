@@ -60,8 +60,7 @@ class ExactlyOnceWriter(StreamWriter):
     def __init__(self, options: SinkOptions, checkpoint: str, schema: StructType) -> None:
         """`ConfigError` if the checkpoint is no local folder: from here Spark shows it as it is, not as of pickling."""
         super().__init__(options, schema)
-        checkpoint_folder(checkpoint)
-        self._checkpoint = checkpoint
+        self._checkpoint = checkpoint_folder(checkpoint)
         self._claimed: Claimed | None = None
 
     def __getstate__(self) -> dict[str, Any]:

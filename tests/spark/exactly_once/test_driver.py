@@ -43,16 +43,15 @@ class Query:
     """A query with one partition to write to."""
 
     def __init__(self, servers: str, topic: str, checkpoint: Path) -> None:
-        self.topic, self.location, self.prefix = topic, str(checkpoint), "klog-"
+        self.topic, self.prefix = topic, "klog-"
         self.settings = {"bootstrap.servers": servers, "transaction.timeout.ms": "60000"}
         self._checkpoint = checkpoint
-        (checkpoint / "metadata").touch()  # as Spark does
         self._producers: list[Producer] = []
         with Admin({"bootstrap.servers": servers}) as admin:
             admin.create_topic(topic, 1)
 
     def claim(self) -> Claimed:
-        return claim(self.settings, self.location, self.prefix)
+        return claim(self.settings, self._checkpoint, self.prefix)
 
     def task(self, claimed: Claimed, number: int, *values: bytes) -> Transaction:
         """A task whose worker is new."""
@@ -68,7 +67,7 @@ class Query:
         return Transaction(found.transactional_id, found.producer_id, found.epoch, number)
 
     def decide(self, claimed: Claimed, batch: int, *transactions: Transaction) -> None:
-        decide(self.settings, self.location, claimed, batch, transactions)
+        decide(self.settings, self._checkpoint, claimed, batch, transactions)
 
     def append_decision(self, claimed: Claimed, *transactions: Transaction) -> None:
         """Decide micro-batch 0, and die."""
@@ -76,7 +75,7 @@ class Query:
         assert log.append(claimed.begun.number, Decision(0, transactions))
 
     def settle(self, claimed: Claimed) -> None:
-        settle(self.settings, self.location, claimed)
+        settle(self.settings, self._checkpoint, claimed)
 
     def state(self, one: Transaction) -> str:
         with Admin({"bootstrap.servers": self.settings["bootstrap.servers"]}) as admin:
@@ -86,7 +85,7 @@ class Query:
         """Wait until these are committed, and all that is in the topic has ended: the last record is `end`."""
         claimed = self.claim()
         end = self.task(claimed, 0, b"end")
-        decide(self.settings, self.location, claimed, claimed.begun.decided + 1, [end])
+        decide(self.settings, self._checkpoint, claimed, claimed.begun.decided + 1, [end])
         deadline = time.monotonic() + _SECONDS
         while "end" not in (found := by_confluent(self.settings["bootstrap.servers"], self.topic, 0)):
             assert time.monotonic() < deadline

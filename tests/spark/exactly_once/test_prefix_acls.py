@@ -55,20 +55,17 @@ def test_rules_by_prefix(module_server_dir: Path, tmp_path: Path) -> None:
             acls = {Acl(what, name, "User:writer", may, how) for what, name, may, how in rules}
             admin.create_acls(acls).check()
             wait_until(lambda: set(admin.describe_acls(AclFilter(principal="User:writer"))) == acls)
-            (tmp_path / "metadata").touch()
-            location = str(tmp_path)
-            lost = task(claim(settings, location, "team-a."), b"lost")
-            claimed = claim(settings, location, "team-a.")
+            lost = task(claim(settings, tmp_path, "team-a."), b"lost")
+            claimed = claim(settings, tmp_path, "team-a.")
             state = admin.describe_transactions([lost.transactional_id]).check()[lost.transactional_id].state
             assert state in ("PrepareAbort", "CompleteAbort")
-            decide(settings, location, claimed, 0, [task(claimed, b"a"), task(claimed, b"b")])
+            decide(settings, tmp_path, claimed, 0, [task(claimed, b"a"), task(claimed, b"b")])
 
             other = tmp_path / "other"
             other.mkdir()
-            (other / "metadata").touch()
             with pytest.raises(ProtocolError, match=r"id team-b\..*: TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
-                task(claim(settings, str(other), "team-b."), b"c")
-        claimed = claim(settings, location, "team-a.")
-        decide(settings, location, claimed, 1, [task(claimed, b"end")])
+                task(claim(settings, other, "team-b."), b"c")
+        claimed = claim(settings, tmp_path, "team-a.")
+        decide(settings, tmp_path, claimed, 1, [task(claimed, b"end")])
         wait_until(lambda: "end" in by_confluent(kafka.bootstrap_servers, TOPIC, 0))
         assert sorted(by_confluent(kafka.bootstrap_servers, TOPIC, 0)) == ["a", "b", "end"]
