@@ -114,9 +114,11 @@ def test_wrong_arguments(options: list[str], words: str, tmp_path: Path) -> None
     assert words in ran.stderr.splitlines()[-1]
 
 
-def test_no_broker(make_load: Callable[..., Load]) -> None:
-    port = free_port()
-    complaint = make_load("t").submit("--json", bootstrap_servers=f"127.0.0.1:{port}").complaint()
+def test_no_broker(make_load: Callable[..., Load], tmp_path: Path) -> None:
+    port, file = free_port(), tmp_path / "client.properties"
+    file.write_text("socket.connection.setup.timeout.ms=2000\n")
+    options = ("--json", "--command-config", str(file))
+    complaint = make_load("t").submit(*options, bootstrap_servers=f"127.0.0.1:{port}").complaint()
     assert f"127.0.0.1:{port}" in complaint
 
 

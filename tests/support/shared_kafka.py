@@ -1,4 +1,4 @@
-"""Brokers of Apache Kafka that the tests of a process share: a start costs ten seconds of CPU.
+"""Brokers of Apache Kafka that the tests of a process share: a start costs five seconds of CPU.
 
 Tests use topics, groups and transactional ids of their own. A test that stops its broker, or looks at all topics or
 groups, starts a `Kafka` of its own.
