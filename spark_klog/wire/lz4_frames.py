@@ -53,7 +53,7 @@ def read_lz4_header(view: memoryview, position: int) -> tuple[bytes, int]:
     header = bytes(view[position:end])
     right, old = _checksums(header[:-1])
     if header[-1] not in (right, old):
-        raise DecodeError(f"lz4 frame at byte {position} has header checksum {header[-1]:#04x}, wanted is {right:#04x}")
+        raise DecodeError(f"lz4 frame at byte {position} has header checksum {header[-1]:#04x}, computed {right:#04x}")
     return header[:-1] + bytes((right,)), end
 
 

@@ -64,7 +64,7 @@ class GroupSide:
         self._commits = Commits(self.cluster, config, self._committer)
         self._member = GroupMember(self.cluster, config, self, on_news, troubles)
         self._listener = RebalanceListener()
-        #: What the listener has raised: `step` raises it when the rebalance has gone its way.
+        #: What the listener has raised: `step` raises it when the rebalance is done.
         self._listener_failure: Exception | None = None
         self._commit_at = math.inf
         self._set_timer()

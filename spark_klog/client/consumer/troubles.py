@@ -1,4 +1,4 @@
-"""Warnings about failures that a consumer retries, so that a program that gets no records hears why."""
+"""Warnings about failures that a consumer retries: they tell a program why it gets no records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What producers have not written when the interpreter exits is written then, for a bounded time."""
+"""Write the records that producers still hold when the interpreter exits, for a bounded time."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ def _finish() -> None:
         try:
             producer.finish_at_exit(until)
         except Exception:  # the others have their turn
-            _log.exception("what a producer had not written at exit is lost")
+            _log.exception("records that a producer had not written at exit are lost")

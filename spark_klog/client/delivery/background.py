@@ -157,7 +157,7 @@ class Background:
         while True:
             try:
                 return self._after()
-            except BaseException:  # of a callback, such as SystemExit: it has no one else to tell
+            except BaseException:  # raised by a callback, SystemExit too: this thread has no caller to raise it to
                 _log.exception("on_delivery has failed in the producer's thread")
 
     def _wait(self, connections: Collection[Connection], pause: float) -> None:

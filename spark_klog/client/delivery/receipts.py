@@ -1,4 +1,4 @@
-"""What becomes of a producer's records: receipts of batches, deliveries of records."""
+"""Outcomes of a producer's records: receipts of batches, deliveries of records."""
 
 from __future__ import annotations
 

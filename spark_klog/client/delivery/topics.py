@@ -1,4 +1,4 @@
-"""How many partitions the topics of a producer have, as of metadata that are not older than metadata.max.age.ms."""
+"""Partition counts of a producer's topics, from metadata that are at most metadata.max.age.ms old."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def parse_jaas(text: str, setting: str) -> LoginModule:
     position, last = 2, len(tokens) - 1
     while position < last:
         if tokens[position] == ("mark", ";"):
-            raise _error(setting, "it has several login modules, one is wanted")
+            raise _error(setting, "it has several login modules: write only one")
         name = tokens[position][1]
         if position + 2 >= last + 1 or tokens[position][0] == "mark" or tokens[position + 1] != ("mark", "="):
             raise _error(setting, f"option {len(options) + 1} is not NAME=VALUE")

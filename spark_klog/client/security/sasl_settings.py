@@ -63,7 +63,7 @@ _JVM_OPTIONS = {
 _JAVAS_OPTIONS = frozenset({"serviceName", "tokenauth", "awsStsRegion", "awsRoleExternalId", "awsRoleAccessKeyId"})
 _SHADED = "kafkashaded."
 _MSK = "software.amazon.msk.auth.iam."
-#: Callback handlers that say nothing which the mechanism does not say, or that tokens are Amazon MSK's.
+#: Callback handlers that are accepted: those implied by the mechanism, and those for Amazon MSK's tokens.
 _OAUTH_HANDLERS = (
     "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler",
     "org.apache.kafka.common.security.oauthbearer.secured.OAuthBearerLoginCallbackHandler",
