@@ -104,6 +104,19 @@ class BatchRun(NamedTuple):
     producers: list[int]
 
 
+class OrderedBatches(NamedTuple):
+    """Batches in order: the number of their offsets, the offset after the one before the last (-1: there is one only),
+    and of the last one position, size, and offsets [first, following).
+    """
+
+    offsets: int
+    before: int
+    position: int
+    size: int
+    first: int
+    following: int
+
+
 class ColumnBuilder(Protocol):
     """Collects records of many batches, column by column."""
 
@@ -200,6 +213,13 @@ class Kernel(Protocol):
         not fit the indexes (INT32, relative to the base offset). With a `leader_epoch` the batches get that epoch and
         dense offsets from `next_offset` on, in place; the run then also ends before a batch whose record count does
         not match its offsets.
+        """
+
+    def ordered_batches(self, data: Buffer, log_end: int) -> OrderedBatches | None:
+        """A fast path for data whose whole batches are of magic 2, each after the end of the one before it.
+
+        None for no batches or any others, for impossible headers, and if a batch ends after `log_end` (INT64); in the
+        reference kernel always. Does not check checksums. A partial batch at the end of the data is ignored.
         """
 
     def partitions(self, keys: BinaryColumn, count: int, partitions: int) -> Buffer:

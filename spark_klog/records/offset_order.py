@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
+from spark_klog.records import kernels
 from spark_klog.records.batch import MAGIC_POSITION, MIN_BATCH_SIZE, PREFIX, check_crc, read_header
 from spark_klog.records.batch_v2 import HEADER_SIZE, LOG_OVERHEAD
 from spark_klog.wire.primitives import Buffer
@@ -23,6 +24,7 @@ _DELTA, _DELTA_POSITION = Struct(">i"), 23
 NOTHING: Mapping[int, DecodeError] = MappingProxyType({})
 #: The value of `log_end` if it is not known.
 NO_END = 1 << 64
+_MAX_INT64 = 0x7FFFFFFF_FFFFFFFF
 
 
 class _Span(NamedTuple):
@@ -52,12 +54,26 @@ class OffsetOrder:
     def __init__(self, data: Buffer, offset: int, log_end: int = NO_END) -> None:
         self._view = memoryview(data)
         self._offset, self._log_end = offset, log_end
-        self._spans = _spans(self._view)
-        #: By position: the offset after the intact batches before it; None for the first one.
-        self._expected: dict[int, int | None] = {}
         self.damaged: dict[int, DecodeError] = {}
+        ordered = kernels.load().ordered_batches(self._view, min(log_end, _MAX_INT64))
+        #: Whether `_spans` has the last batch only, as all are in order.
+        self._has_last_only = ordered is not None
+        if ordered is None:
+            self._compare()
+            return
+        #: Number of offsets by the headers; each message or wrapper counts as one.
+        self.length = ordered.offsets
+        self._spans = [_Span(ordered.position, ordered.size, ordered.first, ordered.following, False)]
+        #: By position: the offset after the intact batches before it; None for the first one.
+        self._expected: dict[int, int | None] = {ordered.position: ordered.before if ordered.before >= 0 else None}
+
+    def _compare(self) -> None:
+        """Compare the offsets of each batch with those of the batches beside it."""
+        self._has_last_only = False
+        self._spans, self._expected = _spans(self._view), {}
+        self.length = sum(span.following - span.first for span in self._spans)
         # batches with impossible offsets are not compared with others
-        possible = [span for span in self._spans if 0 <= span.first < span.following <= log_end]
+        possible = [span for span in self._spans if 0 <= span.first < span.following <= self._log_end]
         index, expected = 0, None
         for span in self._spans:
             self._expected[span.position] = expected
@@ -108,11 +124,6 @@ class OffsetOrder:
         )
 
     @property
-    def length(self) -> int:
-        """Number of offsets by the headers; each message or wrapper counts as one."""
-        return sum(span.following - span.first for span in self._spans)
-
-    @property
     def has_messages(self) -> bool:
         """Whether any batch is of magic 0 or 1."""
         return any(span.is_message for span in self._spans)
@@ -151,6 +162,9 @@ class OffsetOrder:
             if is_last and not span.is_message and expected is not None and self._offset < expected < span.first:
                 return End(expected, span.position)
             return End(span.following, self._spans[-1].position + self._spans[-1].size)
+        if self._has_last_only:  # and it is corrupt
+            self._compare()
+            return self.end()
         return None
 
 

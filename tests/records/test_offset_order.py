@@ -143,3 +143,55 @@ def test_the_end_of_what_is_corrupt() -> None:
     assert OffsetOrder(damaged(batches[0]).data, START).end() is None
     last = joined([*batches[:-1], damaged(batches[-1])])
     assert OffsetOrder(last + b"\0" * 7, START).end() == End(END - EACH, len(last))
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    gaps=st.lists(st.sampled_from([0, 0, 0, 0, 7, -3]), max_size=COUNT),
+    flipped=st.lists(st.tuples(st.integers(0, COUNT - 1), st.integers(0, 60), st.integers(0, 7)), max_size=2),
+    magic=st.sampled_from([None, None, 0, 1]),
+    cut=st.integers(0, 90),
+    offset=st.integers(START - 5, END),
+    log_end=st.sampled_from([NO_END, END, END - 1, END + 100]),
+)
+def test_both_kernels_say_the_same(
+    gaps: list[int], flipped: list[tuple[int, int, int]], magic: int | None, cut: int, offset: int, log_end: int
+) -> None:
+    """The native kernel looks at each header only if the batches are not in order."""
+    first, batches = START, []
+    for gap in gaps:
+        first += gap
+        batches.append(bytearray(batch(first, EACH).data))
+        first += EACH
+    for which, position, bit in flipped:
+        if which < len(batches):
+            batches[which][position] ^= 1 << bit
+    data = b"".join(batches) + (batch(first, 1, magic=magic).data if magic is not None else b"")
+    data = data[: len(data) - cut] if cut < len(data) else data
+
+    def seen() -> tuple[object, ...]:
+        order = OffsetOrder(data, offset, log_end)
+        ends = order.end(), order.length, order.has_messages, order.last_leader_epoch
+        return *ends, {position: str(error) for position, error in order.damaged.items()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        found = []
+        for kernel in KERNELS:
+            patch.setenv("SPARK_KLOG_KERNEL", kernel.name)
+            found.append(seen())
+    assert found == found[:1] * len(KERNELS)
+
+
+def test_batches_in_order_are_not_looked_at_one_by_one() -> None:
+    native = KERNELS[-1]
+    if native.name == "reference":
+        pytest.skip("the native kernel was not built")
+    data, size = joined(log()), len(log()[0].data)
+    last = native.ordered_batches(data + b"\0" * 7, END)
+    assert last == (END - START, END - EACH, 4 * size, size, END - EACH, END)
+    assert native.ordered_batches(data[:size], END) == (EACH, -1, 0, size, START, START + EACH)
+    assert native.ordered_batches(data, END - 1) is None
+    assert native.ordered_batches(data[:-1], END) == (END - START - EACH, END - 2 * EACH, 3 * size, size, *(130, 140))
+    assert native.ordered_batches(b"", END) is native.ordered_batches(data[: size - 1], END) is None
+    for wrong in (moved(log()[0], -1), moved(log()[0], START + 1), batch(START, 1, magic=1)):
+        assert native.ordered_batches(joined([wrong, *log()[1:]]), END) is None

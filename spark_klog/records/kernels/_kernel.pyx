@@ -15,7 +15,7 @@ _kernel_columns.pxi   columns that rows are written to
 _kernel_messages.pxi  messages of magic 0 and 1, CRC-32
 _kernel_records.pxi   records of magic 2
 _kernel_encode.pxi    columns to bodies, partitions of keys
-_kernel_scan.pxi      runs of batches of magic 2: headers and checksums
+_kernel_scan.pxi      runs of batches of magic 2: headers, checksums, order of offsets
 """
 
 from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -26,7 +26,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyB
 from cpython.bytes cimport PyBytes_FromStringAndSize
 
 from spark_klog.errors import CorruptBatchError, DecodeError
-from spark_klog.records.contract import BatchRun, BinaryColumn, HeadersColumn, IndexState, RecordColumns
+from spark_klog.records.contract import BatchRun, BinaryColumn, HeadersColumn, IndexState, OrderedBatches, RecordColumns
 from spark_klog.wire.checksums import crc32c
 
 name = "native"

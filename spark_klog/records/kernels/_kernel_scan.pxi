@@ -1,4 +1,5 @@
-# Scan of batches of magic 2 for a log: headers and checksums, never records (see batch_run.py).
+# Scans of batches of magic 2, never of their records: for a log headers and checksums (see batch_run.py), for a reader
+# the order of offsets (see offset_order.py).
 
 cdef enum:
     PRODUCER_START = 43
@@ -82,3 +83,33 @@ def scan_batches(data, int64_t position, state, target, int64_t next_offset, lea
         time_entries = bytes_of(&times)
     after = IndexState(since, timestamp, timestamp_offset, indexed)
     return BatchRun(position, next_offset, largest, after, offset_entries, time_entries, producers)
+
+
+cdef bint is_batch(const uint8_t *at, int64_t left) noexcept:
+    """Whether a whole batch of any magic begins at `at`, however impossible its other fields are."""
+    cdef int64_t size
+    if left < PREFIX_SIZE + SMALLEST_0 or at[MAGIC_POSITION] > 2:
+        return False
+    size = <int64_t><int32_t>big_32(at + 8) + PREFIX_SIZE
+    return (BATCH_HEADER if at[MAGIC_POSITION] == 2 else PREFIX_SIZE + SMALLEST_0) <= size <= left
+
+
+def ordered_batches(data, int64_t log_end):
+    """See `contract.Kernel.ordered_batches`."""
+    cdef Py_buffer view
+    cdef Batch batch
+    cdef int64_t position = 0, last = 0, size = 0, first = 0, following = -1, before = -1, offsets = 0
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        while read_batch(<uint8_t *>view.buf + position, view.len - position, &batch):
+            if batch.base_offset < following or batch.last_offset >= log_end:
+                return None
+            before, first, following = following, batch.base_offset, batch.last_offset + 1
+            last, size = position, batch.size
+            offsets += following - first
+            position += size
+        if is_batch(<uint8_t *>view.buf + position, view.len - position):
+            return None
+    finally:
+        PyBuffer_Release(&view)
+    return OrderedBatches(offsets, before, last, size, first, following) if size else None

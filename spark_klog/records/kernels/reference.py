@@ -327,6 +327,10 @@ def message_run(data: Buffer, position: int, end: int) -> int:
     return position
 
 
+def ordered_batches(data: Buffer, log_end: int) -> None:
+    """See `contract.Kernel.ordered_batches`."""
+
+
 def murmur2(data: bytes) -> int:
     """Kafka's 32-bit murmur2 (org.apache.kafka.common.utils.Utils), as an unsigned number."""
     m, mask = 0x5BD1E995, 0xFFFFFFFF
