@@ -6,7 +6,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export SPARK_LOCAL_IP := 127.0.0.1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: demo test soak asan check bench clean
+.PHONY: demo test soak matrix asan check bench clean
 
 $(VENV)/%.installed: pyproject.toml $(wildcard spark_klog/records/kernels/_kernel*.p*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,6 +31,11 @@ soak: $(VENV)/test.installed
 	SPARK_KLOG_PRODUCER_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/client/test_producer_scripts.py tests/client/test_producer_brokers.py tests/spark/test_producer_cache.py $(ARGS)
 	SPARK_KLOG_FAULT_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/client/test_random_faults.py tests/client/test_consumer_faults.py tests/client/test_tcp_faults.py $(ARGS)
 	SPARK_KLOG_EXACTLY_ONCE=full $(BIN)/python -m pytest --timeout=3600 tests/spark/exactly_once $(ARGS)
+
+# The oldest Python, pyspark and dependencies, and pyspark 4.1: in environments of the cache, with the suites of the Spark path.
+matrix: $(VENV)/test.installed
+	SPARK_KLOG_MATRIX=all $(BIN)/python -m pytest tests/spark/test_oldest_pyspark.py $(ARGS)
+	$(BIN)/python -m tests.spark.matrix $(ARGS)
 
 # The native kernel under AddressSanitizer and UndefinedBehaviorSanitizer.
 asan: $(VENV)/test.installed

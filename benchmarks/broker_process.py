@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.sides import Lines, SideFailed, project_environment
-from tests.support.jvm_connector import child_environment
 from tests.support.kafka import HOST, free_port
+from tests.support.pyspark_versions import child_environment
 
 _READY = re.compile(r"klog broker \S+ ready on (\S+)")
 _START_SECONDS = 60.0

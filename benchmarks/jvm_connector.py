@@ -8,14 +8,15 @@ from pathlib import Path
 from benchmarks.figures import Result, Side
 from benchmarks.sides import SparkSide, alternate, klog_side
 from benchmarks.work import Bench
-from tests.support.jvm_connector import PYSPARK, connector_jars, connector_python
+from tests.support.jvm_connector import connector_jars
+from tests.support.pyspark_versions import WITH_CONNECTOR, with_connector
 
-NAME = f"JVM connector {PYSPARK}, pyspark {PYSPARK}"
+NAME = f"JVM connector {WITH_CONNECTOR}, pyspark {WITH_CONNECTOR}"
 
 
 def jvm_side(work_dir: Path) -> SparkSide:
     """The connector in an environment of its own, which the first use installs into the cache."""
-    return SparkSide(NAME, "kafka", work_dir, python=connector_python(), confs={"spark.jars": connector_jars()})
+    return SparkSide(NAME, "kafka", work_dir, python=with_connector(), confs={"spark.jars": connector_jars()})
 
 
 def beside_jvm(

@@ -17,7 +17,7 @@ from benchmarks.sides import SideFailed, recorded
 from benchmarks.work import Bench, Work
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.columns.schema import WITHOUT_HEADERS
-from tests.support.jvm_connector import child_environment
+from tests.support.pyspark_versions import child_environment
 
 _FETCH = 8 * 1024 * 1024
 _FETCHED = 1024 * 1024 * 1024

@@ -19,7 +19,7 @@ from typing import IO, Any
 from benchmarks.data import RECORD_SIZE
 from benchmarks.figures import Side
 from benchmarks.machine import ROOT
-from tests.support.jvm_connector import child_environment
+from tests.support.pyspark_versions import child_environment
 
 log = logging.getLogger(__name__)
 

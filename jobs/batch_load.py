@@ -51,6 +51,7 @@ from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import KlogError
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.spark.offsets import Offsets, from_json
+from spark_klog.spark.versions import HAS_ADMISSION_CONTROL
 
 
 class LoadError(KlogError):
@@ -267,9 +268,10 @@ def _start(spark: SparkSession, options: argparse.Namespace, write: MicroBatchWr
         .option("subscribe", ",".join(options.topics))
         .option("startingOffsets", "earliest")
         .option("failOnDataLoss", options.fail_on_data_loss)
-        .option("maxOffsetsPerTrigger", options.max_offsets_per_batch)
         .option("includeHeaders", "true")
     )
+    if HAS_ADMISSION_CONTROL:  # otherwise Spark ends after one micro-batch, so that has to reach the logs' ends
+        reader = reader.option("maxOffsetsPerTrigger", options.max_offsets_per_batch)
     if options.group:
         reader = reader.option("kafka.group.id", options.group)
     if options.zookeeper:
@@ -361,6 +363,7 @@ def _topics(text: str) -> list[str]:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="batch_load.py", description="Load topics into Parquet, each record once.")
     parser.add_argument("--bootstrap-servers", metavar="HOST:PORT[,...]")
+    parser.add_argument("--cluster", metavar="NAME", help="a cluster of clusters.toml, see KLOG_CONFIG")
     parser.add_argument("--command-config", type=Path, metavar="FILE", help="client settings: TLS, SASL, ...")
     parser.add_argument("--topics", required=True, type=_topics, metavar="TOPIC[,...]")
     parser.add_argument("--output", required=True, help="folder or URI for the Parquet files")
@@ -369,14 +372,16 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--zookeeper", metavar="HOST:PORT[/CHROOT]", help="publish to /consumers/GROUP/offsets there")
     place.add_argument("--offsets-path", metavar="URI", help="publish to the same tree in plain files")
-    parser.add_argument("--max-offsets-per-batch", type=_count, default=1_000_000, metavar="N")
+    parser.add_argument(
+        "--max-offsets-per-batch", type=_count, default=1_000_000, metavar="N", help="without effect before pyspark 4.2"
+    )
     parser.add_argument("--fail-on-data-loss", choices=("true", "false"), default="true")
     parser.add_argument("--json", action="store_true", help="print the table as JSON, and no progress")
     options = parser.parse_args(argv)
     if (options.zookeeper or options.offsets_path) and not options.group:
         parser.error("--zookeeper and --offsets-path need --group")
-    if options.bootstrap_servers is None and options.command_config is None:
-        parser.error("give --bootstrap-servers, or bootstrap.servers in the file of --command-config")
+    if options.bootstrap_servers is None and options.command_config is None and options.cluster is None:
+        parser.error("give --bootstrap-servers, --cluster, or bootstrap.servers in the file of --command-config")
     if options.group and not (options.zookeeper or options.offsets_path):
         parser.error("--group needs --zookeeper or --offsets-path, where the offsets are published")
     return options
@@ -386,7 +391,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _arguments(argv)
     errors = Console(stderr=True, quiet=options.json)
     try:
-        options.settings = cluster_settings(options.bootstrap_servers, options.command_config, "--bootstrap-servers")
+        options.settings = cluster_settings(
+            options.bootstrap_servers, options.command_config, "--bootstrap-servers", options.cluster
+        )
         latest = _offsets(options, LATEST)
         earliest = _offsets(options, EARLIEST)
     except (KlogError, OSError) as error:

@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from spark_klog.client import Admin
+from spark_klog.client.clusters import named_cluster
 from spark_klog.client.config import parse_bootstrap
 from spark_klog.client.security.secrets import Settings
 from spark_klog.errors import ConfigError
@@ -20,11 +21,29 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 DEFAULT_SERVERS = "127.0.0.1:9092"
 
-command_config_option = click.option(
-    "--command-config",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Client settings, in the syntax of Kafka's properties files.",
-)
+#: Where the context of a command keeps the name of its cluster.
+_CLUSTER = "spark_klog.cluster"
+
+
+def _keep_cluster(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
+    if name is not None:
+        ctx.meta[_CLUSTER] = name
+
+
+def command_config_option(function: _F) -> _F:
+    """Add the options of client settings: --command-config, and --cluster, which `client_settings` finds."""
+    function = click.option(
+        "--command-config",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        help="Client settings, in the syntax of Kafka's properties files.",
+    )(function)
+    return click.option(
+        "--cluster",
+        metavar="NAME",
+        expose_value=False,
+        callback=_keep_cluster,
+        help="A cluster of ~/.config/klog/clusters.toml, or of the file that KLOG_CONFIG names.",
+    )(function)
 
 
 def cluster_options(function: _F) -> _F:
@@ -50,25 +69,38 @@ def quiet_client(ctx: click.Context) -> None:
         logging.getLogger("spark_klog.client.admin.settings").setLevel(logging.ERROR)
 
 
-def client_settings(command_config: Path | None) -> dict[str, str]:
-    """Read client settings from a properties file; `ConfigError` for bad syntax."""
+def client_settings(command_config: Path | None, cluster: str | None = None) -> dict[str, str]:
+    """Read client settings from a properties file, or take those of a named cluster, by default the command's.
+
+    `ConfigError` for bad syntax, an unknown cluster, or both.
+    """
+    context = click.get_current_context(silent=True)
+    if cluster is None and context is not None:
+        cluster = context.meta.get(_CLUSTER)
+    if cluster is not None:
+        if command_config is not None:
+            raise ConfigError("give only one of --cluster and --command-config")
+        return named_cluster(cluster)
     from spark_klog.broker.settings.properties import parse_properties
 
     return Settings(parse_properties(command_config.read_bytes(), str(command_config)) if command_config else {})
 
 
 def cluster_settings(
-    servers: str | None, command_config: Path | None, option: str = "--bootstrap-server"
+    servers: str | None,
+    command_config: Path | None,
+    option: str = "--bootstrap-server",
+    cluster: str | None = None,
 ) -> dict[str, str]:
-    """Client settings with bootstrap.servers from the option, or else from the file, or else missing.
+    """Client settings with bootstrap.servers from the option, or else from the file or the cluster, or else missing.
 
     `ConfigError` if both have them and differ: a command must not change another cluster than the one that was meant.
     """
-    settings = client_settings(command_config)
+    settings = client_settings(command_config, cluster)
     own = settings.get("bootstrap.servers")
     if servers is None:
         return settings
-    named = f"bootstrap.servers in {command_config}"
+    named = f"bootstrap.servers {f'in {command_config}' if command_config else 'of the cluster'}"
     if own is not None and set(parse_bootstrap(servers, option)) != set(parse_bootstrap(own, named)):
         raise ConfigError(f"{option} {servers} and {named} differ ({own}): remove one of them")
     return settings | {"bootstrap.servers": servers}

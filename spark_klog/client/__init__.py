@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from spark_klog.client.admin.outcomes import Outcomes
     from spark_klog.client.admin.topics import NewTopic
     from spark_klog.client.admin.users import Acl, AclFilter, ScramCredential, ScramDeletion
+    from spark_klog.client.clusters import named_cluster
     from spark_klog.client.consumer.consumer import Consumer
     from spark_klog.client.consumer.records import ConsumerRecord
     from spark_klog.client.consumer.subscription import RebalanceListener
@@ -40,6 +41,7 @@ __all__ = [
     "ScramCredential",
     "ScramDeletion",
     "Subtract",
+    "named_cluster",
 ]
 
 _PUBLIC = {
@@ -61,6 +63,7 @@ _PUBLIC = {
     "ScramCredential": "spark_klog.client.admin.users",
     "ScramDeletion": "spark_klog.client.admin.users",
     "Subtract": "spark_klog.client.admin.configs",
+    "named_cluster": "spark_klog.client.clusters",
 }
 
 

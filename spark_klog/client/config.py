@@ -10,6 +10,7 @@ from typing import Any
 
 from spark_klog.client.security import settings as security_settings
 from spark_klog.client.security.config import PROTOCOLS, SecurityConfig
+from spark_klog.client.security.references import resolved
 from spark_klog.client.security.secrets import Settings, is_plain_name
 from spark_klog.errors import ConfigError
 from spark_klog.records.partitioning import KAFKAS, PARTITIONERS, Partitioning
@@ -349,7 +350,7 @@ def client_config(settings: Mapping[str, Any], prefix: str = "") -> ClientConfig
     check_names(settings, prefix)
     if "bootstrap.servers" not in settings:
         raise ConfigError(f"{prefix}bootstrap.servers is required: set HOST:PORT[,HOST:PORT...]")
-    settings = setting_texts(settings, prefix)
+    settings = resolved(setting_texts(settings, prefix), prefix)
     security = security_settings.security_config(settings, prefix)
     named = f"{prefix}bootstrap.servers"
     values: dict[str, Any] = {

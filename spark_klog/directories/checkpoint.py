@@ -4,7 +4,7 @@
     commits/N    exists if micro-batch N is done
 
 The line of a source klog or kafka is {"TOPIC":{"PARTITION":OFFSET}}; other sources have other lines, "-" for none.
-klog adds {"start of TOPIC":{"PARTITION":OFFSET}} if a micro-batch does not start at the end of the previous one, see
+klog adds a name that begins with "start of " if a micro-batch does not start at the end of the previous one, see
 spark/offsets.py.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from spark_klog.directories.addresses import local_path, without_user
 from spark_klog.errors import ConfigError, DecodeError, DirectoryError
 
-#: Prefix of a topic's name; topic names contain no blanks.
+#: How names begin that are no topics'; topic names contain no blanks.
 START_OF = "start of "
 _VERSION = "v1"
 _INT32_MAX, _INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
@@ -67,27 +67,35 @@ def _numbers(names: Iterable[str]) -> set[int]:
 
 def parse_offsets_file(content: bytes, path: str) -> dict[tuple[str, int], int]:
     """The offsets by topic and partition in a file offsets/N; `DecodeError` if it is malformed or has none."""
-    try:
-        version, _, *sources = content.decode().splitlines()
-    except ValueError:
-        raise DecodeError(f"{path} is not a file of offsets: {content[:100]!r}") from None
-    if version != _VERSION:
-        raise DecodeError(f"{path} has version {version[:20]!r} of Spark's offsets, expected {_VERSION}")
     found: dict[tuple[str, int], int] = {}
-    for line in sources:
-        for key, offset in _of_source(line).items():
+    for value in offset_lines(content, path):
+        for key, offset in _of_source(value).items():
             found[key] = min(offset, found.get(key, offset))
     if not found:
         raise DecodeError(f"{path}: no source of the query reads topics")
     return found
 
 
-def _of_source(line: str) -> dict[tuple[str, int], int]:
-    """The offsets in a source's line; {} if the source does not read topics."""
+def offset_lines(content: bytes, path: str) -> list[Any]:
+    """The JSON of each source in a file offsets/N, None for what is no JSON; `DecodeError` if it is malformed."""
     try:
-        value: Any = json.loads(line)
+        version, _, *sources = content.decode().splitlines()
+    except ValueError:
+        raise DecodeError(f"{path} is not a file of offsets: {content[:100]!r}") from None
+    if version != _VERSION:
+        raise DecodeError(f"{path} has version {version[:20]!r} of Spark's offsets, expected {_VERSION}")
+    return [_json(line) for line in sources]
+
+
+def _json(line: str) -> Any:
+    try:
+        return json.loads(line)
     except (ValueError, RecursionError):
-        return {}
+        return None
+
+
+def _of_source(value: Any) -> dict[tuple[str, int], int]:
+    """The offsets in a source's line; {} if the source does not read topics."""
     if not isinstance(value, dict) or not all(isinstance(partitions, dict) for partitions in value.values()):
         return {}
     entries = [entry for topic, partitions in value.items() if _is_topic(topic) for entry in partitions.items()]
@@ -97,13 +105,21 @@ def _of_source(line: str) -> dict[tuple[str, int], int]:
 
 
 def from_json(value: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, int], int]:
-    """The offsets in {"TOPIC":{"PARTITION":OFFSET}}, without those of {"start of TOPIC":...}."""
+    """The offsets in {"TOPIC":{"PARTITION":OFFSET}}, without what klog adds."""
     return {
         (topic, int(name)): int(offset)
         for topic, partitions in value.items()
         if _is_topic(topic)
         for name, offset in partitions.items()
     }
+
+
+def to_json(offsets: Mapping[tuple[str, int], int]) -> dict[str, dict[str, int]]:
+    """{topic: {partition: offset}}, the form in a checkpoint."""
+    result: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        result.setdefault(topic, {})[str(partition)] = offset
+    return result
 
 
 def _is_topic(name: str) -> bool:

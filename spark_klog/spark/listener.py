@@ -133,7 +133,8 @@ def source_progress(
     known = _object(latest)
     lost = known.pop(LOST, [])
     sizes = {(entry["topic"], entry["partition"]): float(entry["bytes"]) for entry in known.pop(RECORD_BYTES, [])}
-    begun = start_in(_object(end), dict.fromkeys(reached, 0) | (_offsets(start) or {}))
+    before = dict.fromkeys(reached, 0) | (_offsets(start) or {})
+    begun = start_in(_object(end), before, is_first=not _object(start))
     newest = from_json(known)
     behind = [max(0, newest.get(key, offset) - offset) for key, offset in reached.items()]
     moved = {key: offset - begun[key] for key, offset in reached.items() if key in begun}

@@ -7,10 +7,17 @@
 "-1000"                                      so many records before the end of each partition
 "group"                                      the committed offsets of the group kafka.group.id
 
-A checkpoint stores {"topic":{"0":42}}: the end of a micro-batch. It adds {"start of topic":{"0":23}} if the micro-batch
-starts neither at the end of the one before nor at offset 0 of a new partition: the query's first micro-batch (Spark
-asks for the initial offset again after a restart, and "latest" would then differ), topics that were created again, and
-partitions that come back.
+A checkpoint stores {"topic":{"0":42}}: the end of a micro-batch. It adds the start of the micro-batch if that is not
+the end of the one before, nor offset 0 of a new partition, as the text of a name:
+
+{"topic":{"0":42},"start of query {\\"topic\\":{\\"0\\":23}}":{}}
+                                 the query's first micro-batch: Spark asks for the initial offset again after a
+                                 restart, and "latest" would then differ. Counts only if no micro-batch came before
+{"topic":{"0":42},"start of micro-batch {\\"topic\\":{\\"0\\":23}}":{}}
+                                 topics that were created again, and partitions that come back
+
+No topic can have such a name, and without partitions it means nothing to Spark's own Kafka connector, which can go on
+from the same checkpoint. Checkpoints written before say {"start of topic":{"0":23}}.
 """
 
 from __future__ import annotations
@@ -22,14 +29,16 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from spark_klog.directories.checkpoint import START_OF, from_json as from_json
-from spark_klog.errors import ConfigError
+from spark_klog.directories.checkpoint import START_OF, from_json as from_json, to_json as to_json
+from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 
 TopicPartition = tuple[str, int]
 Offsets = dict[TopicPartition, int]
 Each = tuple[tuple[TopicPartition, int], ...]
 
+#: How the names begin that hold a start as JSON.
+_QUERY, _MICRO_BATCH = START_OF + "query ", START_OF + "micro-batch "
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 _RELATIVE_TIME = re.compile(r"-(\d{1,18})\s*(ms|s|m|h|d|w)")
 _RECORDS_BEFORE_END = re.compile(r"-(\d{1,18})")
@@ -174,27 +183,42 @@ def parse_assign(text: str) -> dict[str, list[int]]:
     return result
 
 
-def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """{topic: {partition: offset}}, the form in a checkpoint."""
-    result: dict[str, dict[str, int]] = {}
-    for (topic, partition), offset in sorted(offsets.items()):
-        result.setdefault(topic, {})[str(partition)] = offset
-    return result
-
-
 def with_start(
-    end: Mapping[TopicPartition, int], start: Mapping[TopicPartition, int], before: Mapping[TopicPartition, int]
+    end: Mapping[TopicPartition, int],
+    start: Mapping[TopicPartition, int],
+    before: Mapping[TopicPartition, int],
+    *,
+    is_first: bool,
 ) -> dict[str, dict[str, int]]:
     """The checkpoint's entry for a micro-batch from `start` to `end`, after one that ended at `before`.
 
     It is never empty: an empty entry means that the query has no micro-batch yet.
     """
     begun = to_json({key: offset for key, offset in start.items() if key in end and offset != before.get(key, 0)})
-    value = to_json(end) | {START_OF + topic: partitions for topic, partitions in begun.items()}
+    value = to_json(end)
+    if begun:
+        value[(_QUERY if is_first else _MICRO_BATCH) + json.dumps(begun, separators=(",", ":"))] = {}
     return value or {START_OF: {}}
 
 
-def start_in(value: Mapping[str, Mapping[str, int]], before: Mapping[TopicPartition, int]) -> Offsets:
-    """The start of a micro-batch, from its entry and the end of the one before; missing partitions start at 0."""
-    given = {key.removeprefix(START_OF): entry for key, entry in value.items() if key.startswith(START_OF)}
-    return dict(before) | from_json(given)
+def start_in(
+    value: Mapping[str, Mapping[str, int]], before: Mapping[TopicPartition, int], *, is_first: bool
+) -> Offsets:
+    """The start of a micro-batch, from its entry and the end of the one before; missing partitions start at 0.
+
+    `DecodeError` if the entry's start is malformed.
+    """
+    start = dict(before)
+    for name, partitions in value.items():
+        if name.startswith(_MICRO_BATCH) or (is_first and name.startswith(_QUERY)):
+            start |= _decoded(name)
+        elif name.startswith(START_OF) and not name.startswith(_QUERY):
+            start |= from_json({name.removeprefix(START_OF): partitions})
+    return start
+
+
+def _decoded(name: str) -> Offsets:
+    try:
+        return from_json(json.loads(name.split(" ", 3)[3]))
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        raise DecodeError(f"the checkpoint's entry {name[:200]!r} is not JSON with offsets by topic") from None

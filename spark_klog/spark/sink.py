@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -27,6 +27,7 @@ from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.options.writes import SinkOptions
 from spark_klog.spark.producer_cache import PRODUCERS
 from spark_klog.spark.sink_producer import SinkProducer
+from spark_klog.spark.versions import StreamArrowWriter
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 _BYTES = (StringType, BinaryType)
@@ -97,7 +98,7 @@ class BatchQueryWriter(DataSourceArrowWriter):
         return _write(self._options, iterator)
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class StreamWriter(StreamArrowWriter):
     """`df.writeStream.format("klog")`."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:

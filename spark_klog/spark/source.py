@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_klog.columns.schema import FULL, WITHOUT_HEADERS, subset
@@ -24,6 +24,7 @@ from spark_klog.spark.planning.batch_query import BatchQuerySource, plan_batch_q
 from spark_klog.spark.planning.pushdown import Pushed, spark_pushes_filters
 from spark_klog.spark.stream import RangePartition, RefusedStreamReader, StreamReader
 from spark_klog.spark.tasks.reading import read_ranges
+from spark_klog.spark.versions import Filter, adapted, arrow_schema
 
 if TYPE_CHECKING:
     from spark_klog.spark.sink import BatchQueryWriter, StreamWriter
@@ -47,9 +48,11 @@ class KlogDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         warn_if_slow()
         try:
-            return StreamReader(source_options(self.options, streaming=True), _arrow_schema(schema))
+            options = source_options(self.options, streaming=True)
+            reader = StreamReader(options, _arrow_schema(schema))
         except ConfigError as error:
-            return RefusedStreamReader(error)
+            return adapted(RefusedStreamReader(error), is_limited=False)
+        return adapted(reader, is_limited=options.trigger.any)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchQueryWriter:
         if overwrite:
@@ -76,7 +79,7 @@ def _arrow_schema(schema: StructType) -> pa.Schema:
     if twice:
         raise ConfigError(f"the schema has column {', '.join(twice)} more than once")
     ours = subset(names)
-    given = to_arrow_schema(schema, timezone="UTC")
+    given = arrow_schema(schema)
     for name in names:
         if given.field(name).type != ours.field(name).type:
             raise ConfigError(

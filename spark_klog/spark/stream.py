@@ -12,12 +12,6 @@ from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets
@@ -43,8 +37,13 @@ from spark_klog.spark.planning.ranges import (
 )
 from spark_klog.spark.planning.record_bytes import RecordBytes
 from spark_klog.spark.tasks.reading import read_ranges
-
-JsonOffsets = dict[str, dict[str, int]]
+from spark_klog.spark.versions import (
+    JsonOffsets,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 #: How long to look for a missing partition before it counts as deleted.
 _GONE_SECONDS = 20.0
@@ -191,7 +190,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = self._plan(begin, end, earliest, latest, is_first=is_first)
         missing = {key: (begin[key], self._topic_ids.get(key[0])) for key in begin.keys() - end.keys()}
         self._left = {key: left for key, left in self._left.items() if key not in end} | missing
-        found = with_start(end, begin | recreated, before)
+        found = with_start(end, begin | recreated, before, is_first=is_first)
         self._planned = start, found, ranges
         return found
 
@@ -302,7 +301,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _plan_again(self, start: JsonOffsets, end: JsonOffsets) -> list[OffsetRange]:
         """The ranges of a micro-batch that an earlier run has planned: the checkpoint has its end."""
-        begin, until = start_in(end, from_json(start)), from_json(end)
+        begin, until = start_in(end, from_json(start), is_first=not start), from_json(end)
         there = self._partitions_there({*begin, *until})
         # No requests for partitions that the micro-batch does not read: they may have no leader.
         read = {key for key in there & until.keys() if begin.get(key, 0) != until[key] or key[0] in self._recreated}

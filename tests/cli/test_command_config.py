@@ -52,6 +52,33 @@ def test_commands(broker: SecureBroker, tmp_path: Path, protocol: str, mechanism
     assert (done.returncode, topic in done.stdout) == (0, True), done.stderr
 
 
+def test_a_named_cluster(broker: SecureBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = broker.servers("SASL_SSL")
+    file = tmp_path / "clusters.toml"
+    settings = [f'bootstrap.servers = "{servers}"', f'ssl.ca.location = "{broker.certificates.ca}"']
+    settings += ['security.protocol = "SASL_SSL"', 'sasl.mechanism = "PLAIN"', 'sasl.username = "alice"']
+    file.write_text("\n".join(["[prod]", *settings, 'sasl.password = "env:KLOG_TEST_PASSWORD"']))
+    monkeypatch.setenv("KLOG_CONFIG", str(file))
+    done = _klog("topics", "list", "--cluster", "prod")
+    assert (done.returncode, "KLOG_TEST_PASSWORD is not set" in done.stderr) == (1, True), done.stderr
+    monkeypatch.setenv("KLOG_TEST_PASSWORD", PASSWORDS["alice"])
+    for command in (("topics", "create", "by-name"), ("groups", "list")):
+        done = _klog(*command, "--cluster", "prod")
+        assert (done.returncode, done.stderr) == (0, ""), command
+    set_offsets = ("offsets", "set", "--group", "g", "--to", f"kafka://{servers}", "--topic", "by-name:0")
+    done = _klog(*set_offsets, "--to-offset", "0", "--cluster", "prod")
+    assert (done.returncode, done.stderr) == (0, "")
+    other = _klog("topics", "list", "--cluster", "prod", "--bootstrap-server", "127.0.0.1:1")
+    assert other.stderr == (
+        f"klog: --bootstrap-server 127.0.0.1:1 and bootstrap.servers of the cluster differ ({servers}): remove one of "
+        "them\n"
+    )
+    both = _klog("topics", "list", "--cluster", "prod", "--command-config", str(file))
+    assert both.stderr == "klog: give only one of --cluster and --command-config\n"
+    options = _arguments(["--topics=t", "--output=o", "--checkpoint=c", "--cluster=prod"])
+    assert cluster_settings(None, None, cluster=options.cluster)["bootstrap.servers"] == servers
+
+
 def test_a_wrong_password(broker: SecureBroker, tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text(broker.java("SASL_SSL", "SCRAM-SHA-512").replace(PASSWORDS["alice"], "wrong-secret"))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_klog.columns.schema import FULL, WITHOUT_HEADERS, subset
 from spark_klog.errors import ConfigError
+from spark_klog.spark.versions import arrow_schema
 from tests.spark.support import KAFKA_SCHEMA, KAFKA_SCHEMA_WITH_HEADERS
 
 
@@ -16,7 +17,7 @@ from tests.spark.support import KAFKA_SCHEMA, KAFKA_SCHEMA_WITH_HEADERS
     ("ours", "kafkas"), [(WITHOUT_HEADERS, KAFKA_SCHEMA), (FULL, KAFKA_SCHEMA_WITH_HEADERS)], ids=["plain", "headers"]
 )
 def test_arrow_schema_is_sparks(ours: pa.Schema, kafkas: StructType) -> None:
-    sparks = to_arrow_schema(kafkas, timezone="UTC")
+    sparks = arrow_schema(kafkas)
     assert ours.equals(sparks, check_metadata=True)
     assert [(field.name, field.type, field.nullable) for field in ours] == [
         (field.name, field.type, field.nullable) for field in sparks

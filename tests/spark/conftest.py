@@ -40,6 +40,8 @@ def _spark_and_log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[S
     folder = tmp_path_factory.mktemp("spark")
     path = folder / "stderr.log"
     path.touch()
+    # Where the JVM's Python processes look for named clusters: tests write it.
+    os.environ["KLOG_CONFIG"] = str(folder / "clusters.toml")
     builder = (
         SparkSession.builder.master("local[2,4]")  # 4: a task may fail three times
         .config("spark.ui.enabled", "false")

@@ -29,7 +29,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from spark_klog.spark.versions import HAS_ADMISSION_CONTROL
+
 from .impatient import ImpatientDataSource
+
+#: Before pyspark 4.2 Spark ends Trigger.AvailableNow and Trigger.Once after one micro-batch, whatever its limits.
+needs_admission_control = pytest.mark.skipif(not HAS_ADMISSION_CONTROL, reason="needs pyspark 4.2")
 
 #: Spark's KafkaRecordToRowConverter, written down from its documentation.
 KAFKA_SCHEMA = StructType(

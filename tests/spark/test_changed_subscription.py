@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError
 from spark_klog.spark import stream
 from spark_klog.spark.source import KlogDataSource
+from spark_klog.spark.versions import ReadAllAvailable
 
 from .support import create_topic, produce, values
 

@@ -13,7 +13,6 @@ from confluent_kafka import Producer
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_klog.embedded import EmbeddedCluster
@@ -21,6 +20,7 @@ from spark_klog.spark import stream
 from spark_klog.spark.planning import broker_source
 from spark_klog.spark.source import KlogDataSource
 from spark_klog.spark.stream import RangePartition, StreamReader
+from spark_klog.spark.versions import ReadAllAvailable
 
 from .support import (
     ImpatientJob,
@@ -98,7 +98,7 @@ def test_a_first_batch_that_failed_starts_again_where_it_started(
     produce(servers, topic, values(10))
     job = FailingJob(spark, servers, tmp_path, subscribe=topic, startingOffsets="-3")
     job.fail()
-    assert logged(job, 0) == {topic: {"0": 10}, f"start of {topic}": {"0": 7}}
+    assert logged(job, 0) == {topic: {"0": 10}, f'start of query {{"{topic}":{{"0":7}}}}': {}}
     produce(servers, topic, values(5, 10))
     assert job.run() == [3, 5]
     assert offsets_of(job.result) == rows(topic, 7, 15)
@@ -121,7 +121,7 @@ def test_no_batch_follows_where_nothing_has_come(spark: SparkSession, servers: s
     produce(servers, topic, values(10))
     job = Job(spark, servers, tmp_path, subscribe=topic, startingOffsets="latest")
     assert job.run() == []
-    assert logged(job, 0) == {topic: {"0": 10}, f"start of {topic}": {"0": 10}}
+    assert logged(job, 0) == {topic: {"0": 10}, f'start of query {{"{topic}":{{"0":10}}}}': {}}
     job.run()
     assert not (job.checkpoint / "offsets" / "1").exists()
     produce(servers, topic, values(2, 10))
@@ -291,7 +291,7 @@ def test_a_partition_that_was_away_is_read_on(servers: str, topic: str, monkeypa
     assert reader.latestOffset(second, reader.getDefaultReadLimit()) == second, "too little"
     produce(servers, topic, values(2, partitions=2))
     third = reader.latestOffset(second, ReadAllAvailable())
-    assert third == {topic: {"0": 7, "1": 7}, f"start of {topic}": {"1": 5}}
+    assert third == {topic: {"0": 7, "1": 7}, f'start of micro-batch {{"{topic}":{{"1":5}}}}': {}}
     assert ranges_of(reader.partitions(second, third)) == ranges_of(again.partitions(second, third)) == [(5, 7), (5, 7)]
     for each in (reader, again):
         each.stop()

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ErrorCode, RequestTimedOut
 from spark_klog.spark.planning import leaders as leaders_module
 from spark_klog.spark.source import KlogDataSource
 from spark_klog.spark.stream import StreamReader
+from spark_klog.spark.versions import ReadAllAvailable
 from tests.support.faults import error
 from tests.support.scripted_broker import ScriptedCluster
 

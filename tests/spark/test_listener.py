@@ -40,7 +40,7 @@ def test_figures() -> None:
 
 
 def test_a_first_batch_starts_where_its_end_says() -> None:
-    end = json.dumps(json.loads(END) | {"start of t": {"0": 38}})
+    end = json.dumps(json.loads(END) | {'start of query {"t":{"0":38}}': {}})
     found = progress(None, end, '{"t":{"0":40,"1":0},"u":{"0":5}}')
     assert found is not None
     assert found.records == {"t-0": 2, "t-1": 0, "u-0": 5}

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.spark.source import KlogDataSource
 from spark_klog.spark.stream import RangePartition
+from spark_klog.spark.versions import ReadAllAvailable
 from tests.support.klog import klog_lines, klog_refusal
 
 from .support import Group, Job, Sent, create_topic, produce

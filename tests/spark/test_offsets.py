@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from hypothesis import given, strategies as st
 
-from spark_klog.errors import ConfigError
+from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.spark.offsets import (
     BeforeEndSpec,
     GroupSpec,
@@ -241,24 +241,49 @@ def test_json_round_trip(value: dict[tuple[str, int], int]) -> None:
         assert parse_timestamps("x", text, True) == TimeSpec(each=tuple(sorted(value.items())), strict=True)
 
 
-@given(offsets, offsets, offsets)
-def test_a_batch_says_where_it_starts(end: Offsets, start: Offsets, before: Offsets) -> None:
-    value = json.loads(json.dumps(with_start(end, start, before)))
+@given(offsets, offsets, offsets, st.booleans())
+def test_a_batch_says_where_it_starts(end: Offsets, start: Offsets, before: Offsets, is_first: bool) -> None:
+    before = {} if is_first else before
+    value = json.loads(json.dumps(with_start(end, start, before, is_first=is_first)))
     assert value, "an empty one is that of no batch"
     assert from_json(value) == end
     assert "start of " not in "".join(topic for topic, _ in from_json(value))
-    begun = start_in(value, before)
+    begun = start_in(value, before, is_first=is_first)
     for key in end:
         if key in start:
             assert begun.get(key, 0) == start[key]
+    # as Spark's own connector reads it: a map of topics to maps of partitions
+    sparks = {(topic, int(name)): offset for topic, each in value.items() for name, offset in each.items()}
+    assert sparks == end
 
 
 def test_a_start_is_left_out_where_it_goes_without_saying() -> None:
     a, b = ("t", 0), ("t", 1)
-    assert with_start({a: 5, b: 6}, {a: 0, b: 3}, {}) == {"t": {"0": 5, "1": 6}, "start of t": {"1": 3}}
-    assert with_start({a: 5, b: 6}, {a: 4, b: 0}, {a: 4}) == {"t": {"0": 5, "1": 6}}
-    assert with_start({a: 5}, {a: 0}, {a: 4}) == {"t": {"0": 5}, "start of t": {"0": 0}}
-    assert with_start({}, {a: 1}, {a: 1}) == {"start of ": {}}
+    first = with_start({a: 5, b: 6}, {a: 0, b: 3}, {}, is_first=True)
+    assert first == {"t": {"0": 5, "1": 6}, 'start of query {"t":{"1":3}}': {}}
+    assert with_start({a: 5, b: 6}, {a: 4, b: 0}, {a: 4}, is_first=False) == {"t": {"0": 5, "1": 6}}
+    again = with_start({a: 5}, {a: 0}, {a: 4}, is_first=False)
+    assert again == {"t": {"0": 5}, 'start of micro-batch {"t":{"0":0}}': {}}
+    assert with_start({}, {a: 1}, {a: 1}, is_first=False) == {"start of ": {}}
+
+
+def test_the_start_of_a_query_is_not_that_of_a_later_batch() -> None:
+    """Before pyspark 4.2 a restarted query is not told where it goes on when it is asked for an end."""
+    value = with_start({("t", 0): 9}, {("t", 0): 7}, {}, is_first=True)
+    assert start_in(value, {("t", 0): 4}, is_first=False) == {("t", 0): 4}
+
+
+@pytest.mark.parametrize("topic", ["t", "query", "micro-batch"])
+def test_starts_of_older_checkpoints(topic: str) -> None:
+    value = {topic: {"0": 9}, f"start of {topic}": {"0": 7}}
+    assert start_in(value, {}, is_first=True) == {(topic, 0): 7}
+    assert from_json(value) == {(topic, 0): 9}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"t":1}', '{"t":{"x":1}}'])
+def test_a_damaged_start(text: str) -> None:
+    with pytest.raises(DecodeError, match="not JSON with offsets"):
+        start_in({f"start of query {text}": {}}, {}, is_first=True)
 
 
 def test_json_is_in_order() -> None:

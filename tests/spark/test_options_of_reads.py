@@ -6,7 +6,6 @@ import logging
 import time
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from spark_klog.errors import ConfigError
 from spark_klog.spark.offsets import BeforeEndSpec, GroupSpec, OffsetSpec, Spec, TimeSpec
@@ -19,6 +18,7 @@ from spark_klog.spark.options.reads import (
     source_options,
 )
 from spark_klog.spark.source import KlogDataSource
+from spark_klog.spark.versions import ReadAllAvailable
 
 BASE = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "t"}
 EACH = ((("t", 0), 7),)

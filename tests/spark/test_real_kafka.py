@@ -16,13 +16,13 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import LessThan
 from pyspark.sql.functions import col, lit
 
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.spark.options.reads import source_options
 from spark_klog.spark.source import FilteringBatchQueryReader
 from spark_klog.spark.stream import RangePartition
+from spark_klog.spark.versions import LessThan
 from tests.support.shared_kafka import SharedKafkas
 
 from .conftest import SparkLog

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,42 @@ def test_batch_stream_and_write(spark: SparkSession, spark_log: SparkLog, broker
     assert len(files) > 10
     for path in files:
         _without_secrets(path.read_bytes().decode("latin-1"))
+
+
+def test_a_named_cluster(spark: SparkSession, spark_log: SparkLog, broker: SecureBroker, tmp_path: Path) -> None:
+    """Read and written by name; tasks have the secret from where the file refers to."""
+    topic, secret = "spark-named", tmp_path / "secret"
+    secret.write_text(PASSWORDS["alice"] + "\n")
+    create_topic(broker.servers("PLAINTEXT"), topic)
+    Path(os.environ["KLOG_CONFIG"]).write_text(
+        f"""
+        [secure]
+        bootstrap.servers = "{broker.servers("SASL_SSL")}"
+        security.protocol = "SASL_SSL"
+        ssl.ca.location = "{broker.certificates.ca}"
+        sasl.mechanism = "SCRAM-SHA-512"
+        sasl.username = "alice"
+        sasl.password = "file:{secret}"
+        """
+    )
+    rows = spark.range(50).select(f.col("id").cast("string").alias("value"))
+    rows.write.format("klog").option("cluster", "secure").option("topic", topic).mode("append").save()
+    frame = spark.read.format("klog").option("cluster", "secure").option("subscribe", topic).load()
+    assert frame.count() == 50
+    query = Job(spark, "", tmp_path, cluster="secure", subscribe=topic)
+    del query.options["kafka.bootstrap.servers"]
+    assert query.run() == [50]
+    for shown in (_plans(frame), _shown(spark), spark_log.text()):
+        _without_secrets(shown)
+        assert "sasl.username" not in shown
+    both = {"cluster": "secure", "kafka.bootstrap.servers": "a:1", "subscribe": topic}
+    assert "set only one of the options cluster=secure" in error_of(
+        lambda: spark.read.format("klog").options(**both).load().collect()
+    )
+    secret.write_text("wrong-secret")
+    refused = error_of(lambda: spark.read.format("klog").options(cluster="secure", subscribe=topic).load().collect())
+    assert "refuses SCRAM-SHA-512" in refused
+    _without_secrets(refused)
 
 
 def test_a_wrong_password(spark: SparkSession, spark_log: SparkLog, broker: SecureBroker, tmp_path: Path) -> None:

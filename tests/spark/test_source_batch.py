@@ -14,7 +14,6 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col, length
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from spark_klog.columns.schema import WITHOUT_HEADERS
@@ -25,6 +24,7 @@ from spark_klog.spark.planning.ranges import OffsetRange
 from spark_klog.spark.source import BatchQueryReader
 from spark_klog.spark.stream import StreamReader
 from spark_klog.spark.tasks.reading import read_ranges
+from spark_klog.spark.versions import ReadAllAvailable
 from tests.support.batches import walk
 from tests.support.broker import KlogBroker
 from tests.support.kafka import free_port

@@ -20,7 +20,19 @@ from pyspark.sql import SparkSession
 from spark_klog.embedded import EmbeddedCluster
 
 from .conftest import SparkLog
-from .support import ImpatientJob, Job, consume, create_topic, delete_topic, offsets_of, produce, read, values, wait_for
+from .support import (
+    ImpatientJob,
+    Job,
+    consume,
+    create_topic,
+    delete_topic,
+    needs_admission_control,
+    offsets_of,
+    produce,
+    read,
+    values,
+    wait_for,
+)
 
 SECONDS = 60
 
@@ -34,6 +46,7 @@ def all_of(topic: str, partitions: int, count: int) -> list[tuple[str, int, int]
     return [(topic, partition, offset) for partition in range(partitions) for offset in range(count)]
 
 
+@needs_admission_control
 def test_available_now_with_a_limit_and_restarts(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     create_topic(servers, topic, 4)
     produce(servers, topic, values(1000, partitions=4))
@@ -50,6 +63,7 @@ def test_available_now_with_a_limit_and_restarts(spark: SparkSession, servers: s
     assert job.committed() == {(topic, partition): 300 for partition in range(4)}
 
 
+@needs_admission_control
 def test_once_reads_all_in_one_batch_whatever_the_limit(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path
 ) -> None:
@@ -78,7 +92,9 @@ def test_without_a_trigger_batches_follow_at_once(
         query.stop()
 
 
-@pytest.mark.parametrize("trigger", [{"continuous": "1 second"}, {"realTime": "5 seconds"}])
+@pytest.mark.parametrize(
+    "trigger", [{"continuous": "1 second"}, pytest.param({"realTime": "5 seconds"}, marks=needs_admission_control)]
+)
 def test_triggers_that_spark_has_for_sources_in_the_jvm_only(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path, trigger: dict[str, str]
 ) -> None:
@@ -283,6 +299,7 @@ def test_group_offsets_in_zookeeper(
         client.close()
 
 
+@needs_admission_control
 @pytest.mark.parametrize("form", ["path", "uri"])
 def test_group_offsets_in_a_folder(spark: SparkSession, servers: str, topic: str, tmp_path: Path, form: str) -> None:
     create_topic(servers, topic, 2)
@@ -307,6 +324,7 @@ def test_group_offsets_in_a_folder(spark: SparkSession, servers: str, topic: str
     assert group() == {(topic, 0): 100, (topic, 1): 100}
 
 
+@needs_admission_control
 def test_a_group_that_can_not_be_written_does_not_stop_the_query(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path, spark_log: SparkLog
 ) -> None:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from functools import cache
 
+from spark_klog.client.clusters import named_cluster
 from spark_klog.client.config import check_names, client_config, is_known, without_effect
 from spark_klog.client.security.secrets import Settings
 from spark_klog.errors import ConfigError
@@ -44,7 +45,9 @@ SOURCE = (
     "estimateRecordBytes",
 )
 SINK = ("topic", "createTopics", "deliveryGuarantee", "transactionalIdPrefix")
-_KNOWN = (*SOURCE, *SINK, "includeHeaders")
+#: The name of a cluster in clusters.toml.
+_CLUSTER = "cluster"
+_KNOWN = (*SOURCE, *SINK, "includeHeaders", _CLUSTER)
 #: Settings that users can't set, as with Spark's Kafka connector.
 _PROTECTED = {
     "key.deserializer": "keys are binary: cast the column instead",
@@ -87,13 +90,23 @@ def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
             close = difflib.get_close_matches(key, [*_KNOWN_BY_KEY, "kafka.bootstrap.servers"], 1)
             hint = f"; did you mean {_KNOWN_BY_KEY.get(close[0], close[0])}?" if close else ""
             raise ConfigError(f"unknown option {name!r}{hint}")
+    cluster = own.pop(_CLUSTER, None)
+    if cluster is not None:
+        settings = _with_cluster(cluster, settings)
     if "path" not in own:
         check_names(settings, PREFIX)
         if "bootstrap.servers" not in settings:
-            raise ConfigError("option kafka.bootstrap.servers is required: HOST:PORT[,HOST:PORT...]")
+            raise ConfigError("option kafka.bootstrap.servers is required: HOST:PORT[,HOST:PORT...], or cluster")
         client_config(settings, PREFIX)
         _warn_without_effect(*without_effect(settings), *(name for name in settings if name == "linger.ms"))
     return settings, own
+
+
+def _with_cluster(name: str, settings: Settings) -> Settings:
+    """The settings of a named cluster, with those of the options in their place; it has to be one cluster."""
+    if "bootstrap.servers" in settings:
+        raise ConfigError(f"set only one of the options cluster={name} and kafka.bootstrap.servers")
+    return named_cluster(name) | settings
 
 
 @cache

@@ -14,7 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from pyspark.sql.datasource import (
+from spark_klog.spark.offsets import TopicPartition
+from spark_klog.spark.planning.ranges import OffsetRange
+from spark_klog.spark.versions import (
     EqualNullSafe,
     EqualTo,
     Filter,
@@ -25,9 +27,6 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
-
-from spark_klog.spark.offsets import TopicPartition
-from spark_klog.spark.planning.ranges import OffsetRange
 
 _WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 _MAX_INT64 = (1 << 63) - 1

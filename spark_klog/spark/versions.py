@@ -1,0 +1,157 @@
+"""What the Python data source API of each pyspark lacks, and what stands in for it. No other module asks for versions.
+
+                                                  4.0    4.1    4.2, 4.3
+    a class for stream writers of Arrow batches   no     yes    yes
+    filter classes, pushFilters                   no     yes    yes
+    latestOffset(start, limit), read limits,
+    SupportsTriggerAvailableNow, the latest
+    offset of progress records                    no     no     yes
+    to_arrow_schema(timezone=...)                 no     no     yes
+
+The API is asked for what it has, not for its number.
+
+Without admission control `LatestOffsetReader` gives each `latestOffset()` the start that Spark does not pass: the end
+of the micro-batch before, which Spark tells a restarted query by `partitions(END, END)`. Trigger.AvailableNow asks for
+the latest offset once, before that, and reads up to it in one micro-batch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+from pyspark.sql import datasource
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from spark_klog.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+JsonOffsets = dict[str, dict[str, int]]
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable as ReadAllAvailable,
+        ReadLimit as ReadLimit,
+        ReadMaxRows as ReadMaxRows,
+        SupportsTriggerAvailableNow as SupportsTriggerAvailableNow,
+    )
+
+    HAS_ADMISSION_CONTROL = True
+except ImportError:
+    HAS_ADMISSION_CONTROL = False
+
+    class ReadLimit:  # type: ignore[no-redef]
+        """How much a micro-batch may read."""
+
+    @dataclass
+    class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
+        """No limit."""
+
+    @dataclass
+    class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
+        """At most so many rows."""
+
+        max_rows: int
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """Spark does not ask for it."""
+
+
+# 4.0 gives Arrow batches to writers of this class only, and does not check the class of a stream's writer.
+StreamArrowWriter = getattr(datasource, "DataSourceStreamArrowWriter", datasource.DataSourceArrowWriter)
+
+if hasattr(datasource, "Filter"):
+    from pyspark.sql.datasource import (
+        EqualNullSafe as EqualNullSafe,
+        EqualTo as EqualTo,
+        Filter as Filter,
+        GreaterThan as GreaterThan,
+        GreaterThanOrEqual as GreaterThanOrEqual,
+        In as In,
+        IsNotNull as IsNotNull,
+        LessThan as LessThan,
+        LessThanOrEqual as LessThanOrEqual,
+    )
+else:
+    # Spark pushes no filters: none of these is ever made.
+    class Filter:  # type: ignore[no-redef]
+        """A filter of a query."""
+
+    EqualNullSafe = EqualTo = GreaterThan = GreaterThanOrEqual = type("NoFilter", (Filter,), {})
+    In = IsNotNull = LessThan = LessThanOrEqual = EqualTo
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Spark's conversion, with timestamps in UTC."""
+    if "timezone" in inspect.signature(to_arrow_schema).parameters:
+        return to_arrow_schema(schema, timezone="UTC")
+    return to_arrow_schema(schema)
+
+
+class _Reader(Protocol):
+    """What `LatestOffsetReader` needs of a stream reader."""
+
+    def latestOffset(self, start: JsonOffsets, limit: Any) -> JsonOffsets: ...
+    def getDefaultReadLimit(self) -> Any: ...
+    def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]: ...
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]: ...
+    def commit(self, end: JsonOffsets) -> None: ...
+    def stop(self) -> None: ...
+
+
+def adapted(reader: Any, *, is_limited: bool) -> DataSourceStreamReader:
+    """The reader in the form that this pyspark asks for; `is_limited` if its micro-batches have limits."""
+    return reader if HAS_ADMISSION_CONTROL else LatestOffsetReader(reader, is_limited)
+
+
+class LatestOffsetReader(DataSourceStreamReader):
+    """A stream reader for a pyspark whose `latestOffset` has no parameters."""
+
+    def __init__(self, reader: _Reader, is_limited: bool) -> None:
+        self._reader = reader
+        self._is_limited = is_limited
+        #: The end of the last micro-batch; {} before the first one.
+        self._end: JsonOffsets = {}
+        #: Whether Spark has asked for a latest offset.
+        self._is_asked = False
+
+    def initialOffset(self) -> JsonOffsets:
+        return {}
+
+    def latestOffset(self) -> JsonOffsets:
+        if self._is_limited and not self._end and not self._is_asked:
+            _log.warning(
+                "this pyspark ends Trigger.AvailableNow after one micro-batch, which the options of limits "
+                "(maxOffsetsPerTrigger and others) cut short: use them with Trigger.ProcessingTime, or pyspark 4.2"
+            )
+        self._is_asked = True
+        self._end = self._reader.latestOffset(self._end, self._reader.getDefaultReadLimit())
+        return self._end
+
+    def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
+        if start != end:
+            self._end = end
+            return self._reader.partitions(start, end)
+        if self._is_asked and self._is_limited:
+            raise ConfigError(
+                "Trigger.AvailableNow with maxOffsetsPerTrigger, maxBytesPerTrigger or minOffsetsPerTrigger needs "
+                "pyspark 4.2: remove these options, or use Trigger.ProcessingTime"
+            )
+        self._end = end
+        return []
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._reader.read(partition)
+
+    def commit(self, end: JsonOffsets) -> None:
+        self._reader.commit(end)
+
+    def stop(self) -> None:
+        self._reader.stop()

@@ -1,0 +1,88 @@
+"""`klog checkpoint show`: what it says of checkpoints as Spark writes them, of either format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from spark_klog.cli.main import main
+
+KAFKAS = '{"clicks":{"1":20,"0":10}}'
+FIRST = r'{"clicks":{"0":10},"start of query {\"clicks\":{\"0\":7}}":{}}'
+LATER = r'{"clicks":{"0":10},"start of micro-batch {\"clicks\":{\"0\":0}}":{}}'
+OLD = '{"clicks":{"0":10},"start of clicks":{"0":7}}'
+QUERY = "7a11d2a1-0000-4000-8000-000000000000"
+
+
+def _checkpoint(folder: Path, *lines: str, planned: int = 3, done: int = 3, state: bool = False) -> Path:
+    folder.mkdir()
+    (folder / "metadata").write_text(json.dumps({"id": QUERY}))
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir()
+    for number in range(planned + 1):
+        (folder / "offsets" / str(number)).write_text("\n".join(["v1", '{"batchWatermarkMs":0}', *lines]))
+    for number in range(done + 1):
+        (folder / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+    if state:
+        (folder / "state").mkdir()
+    return folder
+
+
+def _show(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["checkpoint", "show", *map(str, arguments)])
+
+
+def test_text(tmp_path: Path) -> None:
+    done = _show(_checkpoint(tmp_path / "c", KAFKAS, "-", state=True))
+    assert done.exit_code == 0, done.output
+    lines = [line.split() for line in done.output.splitlines()]
+    assert lines == [
+        ["query", f"{QUERY},", "stateful"],
+        ["last", "micro-batch:", "3,", "done"],
+        ["source", "topic", "partition", "offset"],
+        ["0", "clicks", "0", "10"],
+        ["0", "clicks", "1", "20"],
+        ["1", "(reads", "no", "topics)", "-", "-"],
+        ["to", 'format("klog"):', "safe"],
+        ["to", 'format("kafka"):', "safe"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "planned", "done", "to_klog", "to_kafka"),
+    [
+        (KAFKAS, 3, 3, "", ""),
+        (KAFKAS, 3, 2, "", ""),
+        (KAFKAS, 0, 0, "", ""),
+        (KAFKAS, 0, -1, "first micro-batch is not done", "first micro-batch is not done"),
+        (FIRST, 0, 0, "", ""),
+        (FIRST, 0, -1, "first micro-batch is not done", "first micro-batch is not done"),
+        (LATER, 3, 3, "", ""),
+        (LATER, 3, 2, "", "let it end with klog"),
+        (OLD, 0, 0, "", "one more micro-batch with klog"),
+        ("0", 3, 3, "no source of the query reads topics", "no source of the query reads topics"),
+        (KAFKAS, -1, -1, "no micro-batch is planned", "no micro-batch is planned"),
+    ],
+)
+def test_switches(tmp_path: Path, line: str, planned: int, done: int, to_klog: str, to_kafka: str) -> None:
+    folder = _checkpoint(tmp_path / "c", line, planned=planned, done=done)
+    found = json.loads(_show(folder, "--json").output)
+    assert (found["query"], found["planned"], found["done"]) == (QUERY, planned, done)
+    for name, reason in (("klog", to_klog), ("kafka", to_kafka)):
+        reasons = found[f"to_{name}"]
+        assert [reason in text for text in reasons] == ([True] if reason else []), reasons
+        assert _show(folder, "--to", name).exit_code == (2 if reason else 0)
+
+
+def test_what_is_no_checkpoint(tmp_path: Path) -> None:
+    done = _show(tmp_path)
+    assert (done.exit_code, "is no checkpoint" in done.output) == (1, True)
+    folder = _checkpoint(tmp_path / "c", KAFKAS)
+    (folder / "metadata").write_text("{}")
+    assert "no id of a query" in _show(folder).output
+    (folder / "offsets" / "3").write_text("v9\n{}\n")
+    assert "version 'v9'" in _show(folder).output
+    assert "copy the checkpoint" in _show("s3://bucket/checkpoint").output

@@ -1,0 +1,88 @@
+"""The same checkpoint by format("kafka") and format("klog") in turn, with Spark's own connector: each row once.
+
+Stateless, stateful, several sources, partitions and topics added, limits, and a query that began at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_klog.embedded import EmbeddedCluster
+from tests.jobs.support import ROOT
+from tests.support.jvm_connector import connector_jars
+from tests.support.pyspark_versions import child_environment, with_connector
+
+pytestmark = [pytest.mark.slow, pytest.mark.peer]
+
+_PROGRAM = Path(__file__).with_name("switch_program.py")
+_SECONDS = 480
+_LIMIT = 12
+
+
+@pytest.fixture(scope="module")
+def switched(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """(the folder of the queries, what the program says)."""
+    folder, python, jars = tmp_path_factory.mktemp("switched"), with_connector(), connector_jars()
+    environment = {**child_environment(python), "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
+    if "SPARK_SUBMIT_OPTS" in os.environ:
+        environment["SPARK_SUBMIT_OPTS"] = os.environ["SPARK_SUBMIT_OPTS"]
+    ran = subprocess.run(
+        [python, _PROGRAM, jars, cluster.bootstrap_servers, folder],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=_SECONDS,
+        cwd=folder,
+        env=environment,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout[-8000:]
+    return folder, json.loads((folder / "found.json").read_text())
+
+
+def _rows(folder: Path) -> list[list[dict[str, int]]]:
+    """The rows of each micro-batch."""
+    batches = sorted((folder / "rows").iterdir(), key=lambda path: int(path.name))
+    return [[json.loads(line) for part in batch.glob("*.json") for line in part.open()] for batch in batches]
+
+
+def _numbers(folder: Path) -> list[int]:
+    return sorted(row["number"] for batch in _rows(folder) for row in batch)
+
+
+@pytest.mark.parametrize("first", ["kafka", "klog"])
+def test_stateless(switched: tuple[Path, dict[str, Any]], first: str) -> None:
+    folder, found = switched
+    assert _numbers(folder / f"{first}-stateless") == sorted(
+        number for name in "abc" for number in found["sent"][f"{first}-{name}"]
+    )
+
+
+@pytest.mark.parametrize("first", ["kafka", "klog"])
+def test_stateful(switched: tuple[Path, dict[str, Any]], first: str) -> None:
+    folder, found = switched
+    counts = {row["rest"]: row["count"] for row in _rows(folder / f"{first}-stateful")[-1]}
+    sent = [number for name in "ab" for number in found["sent"][f"{first}-{name}"]]
+    assert counts == dict(Counter(number % 3 for number in sent))
+
+
+@pytest.mark.parametrize("first", ["kafka", "klog"])
+def test_limits(switched: tuple[Path, dict[str, Any]], first: str) -> None:
+    folder, found = switched
+    assert _numbers(folder / f"{first}-limited") == sorted(found["sent"][f"{first}-a"])
+    assert max(found["batches"]) <= _LIMIT + 4  # a share below one record of a partition is rounded up
+
+
+@pytest.mark.parametrize("first", ["kafka", "klog"])
+def test_a_query_that_began_at_the_end(switched: tuple[Path, dict[str, Any]], first: str) -> None:
+    folder, found = switched
+    seven_before, three_after = 7, 3
+    assert _numbers(folder / f"{first}-latest") == sorted(found["sent"][f"{first}-late"])[seven_before:-three_after]

@@ -1,0 +1,92 @@
+"""The oldest Python that is here, with the lower bound of each dependency: read, write, streams, the main job.
+
+SPARK_KLOG_MATRIX=all adds Spark 4.1 with the newest of the others; `make matrix` runs the suites of this folder, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+
+from spark_klog.embedded import EmbeddedCluster
+from tests.jobs.support import ROOT
+from tests.support import pyspark_versions
+
+from .support import consume, create_topic, produce, values
+
+pytestmark = pytest.mark.slow
+
+RECORDS, PARTITIONS, MORE, LIMIT = 200, 2, 100, 40
+_PROGRAM = Path(__file__).with_name("oldest_program.py")
+_SECONDS = 480
+
+
+@pytest.mark.parametrize(
+    ("version", "make"),
+    [
+        ("4.0.", pyspark_versions.oldest),
+        pytest.param(
+            "4.1.",
+            pyspark_versions.with_connector,
+            marks=pytest.mark.skipif(os.environ.get("SPARK_KLOG_MATRIX") != "all", reason="part of make matrix"),
+        ),
+    ],
+)
+def test_main_job_reads_writes_and_streams(
+    cluster: EmbeddedCluster, tmp_path: Path, version: str, make: Callable[[], Path]
+) -> None:
+    servers, topic, python = cluster.bootstrap_servers, f"oldest-{version}0", make()
+    create_topic(servers, topic, PARTITIONS)
+    records = values(RECORDS, partitions=PARTITIONS)
+    produce(servers, topic, records)
+    environment = pyspark_versions.child_environment(python)
+    ran = subprocess.run(
+        [python, _PROGRAM, servers, topic, tmp_path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=_SECONDS,
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"},
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout[-6000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["versions"][0].startswith(version)
+    sent = [record.value or b"" for record in records]
+    assert (found["rows"], found["bytes"]) == (RECORDS, sum(map(len, sent)))
+
+    def copied(name: str) -> list[bytes]:
+        return sorted(seen.value or b"" for seen in consume(servers, f"{topic}-{name}"))
+
+    every = sorted([*sent, *(b"more-%d" % number for number in range(MORE))])
+    assert copied("batch") == sorted(sent)
+    assert copied("stream") == copied("limited") == every
+    batches = [rows for rows in found["batches"] if rows]
+    # a share below one record is rounded up
+    assert sum(batches) == len(every)
+    assert max(batches) <= LIMIT + PARTITIONS
+    assert "needs pyspark 4.2" in found["refused"]
+    assert found["job"] == 0, ran.stdout[-3000:]
+    loaded = ds.dataset(tmp_path / "parquet", partitioning="hive").to_table(columns=["value"])
+    assert sorted(loaded.column("value").to_pylist()) == every
+
+
+@pytest.mark.parametrize(
+    ("requirement", "bound"),
+    [
+        ("lz4>=4.3", "lz4==4.3.*"),
+        ("pandas<3,>=2.2", "pandas==2.2.*"),
+        ("pyspark[sql]<4.4,>=4.0", "pyspark[sql]==4.0.0"),
+        ('crc32c>=2.7; platform_machine in "x86_64"', 'crc32c==2.7.*; platform_machine in "x86_64"'),
+    ],
+)
+def test_lower_bounds(requirement: str, bound: str) -> None:
+    assert pyspark_versions.lower_bound(requirement) == bound

@@ -1,0 +1,113 @@
+"""Environments with other versions of pyspark than the one that the tests run with, in the cache outside the checkout.
+
+They have the project's dependencies, not the project: `PYTHONPATH` gives them the checkout, with the reference kernel
+where their Python is another one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import requires
+from pathlib import Path
+
+from .maven import RegistryUnreachable, cache_root
+
+log = logging.getLogger(__name__)
+
+#: The newest version whose Kafka connector Maven has.
+WITH_CONNECTOR = "4.1.1"
+_OLDEST_PYTHON = "python3.10"
+_ATTEMPTS = 5
+_FIRST_PAUSE_SECONDS = 2.0
+_INSTALL_SECONDS = 900
+
+
+def with_connector() -> Path:
+    """The Python with `WITH_CONNECTOR` and the newest of the other dependencies."""
+    versions = [text for text in _dependencies() if not text.startswith("pyspark")]
+    return _environment(f"pyspark-{WITH_CONNECTOR}-klog", sys.executable, [f"pyspark=={WITH_CONNECTOR}", *versions])
+
+
+def oldest() -> Path:
+    """The oldest Python that is here, with the lower bound of each dependency in pyproject.toml."""
+    python = shutil.which(_OLDEST_PYTHON)
+    if python is None or subprocess.run([python, "--version"], capture_output=True, check=False).returncode:
+        python = sys.executable  # a shim of pyenv for a Python that is not chosen fails
+    versions = [lower_bound(text) for text in _dependencies()]
+    name = "-".join(re.findall(r"pyspark\S*==([\d.]+)", " ".join(versions))).rstrip(".")
+    return _environment(f"oldest-{name}-{Path(python).name}", python, versions)
+
+
+def lower_bound(requirement: str) -> str:
+    """ "lz4>=4.3" as "lz4==4.3.*"; markers are kept. An exact patch version is kept, too."""
+    found = re.fullmatch(r"([\w.-]+(?:\[[^]]*\])?)[^;]*>=([\d.]+)[^;]*(;.*)?", requirement)
+    assert found, requirement
+    name, version, marker = found.groups()
+    exact = f"{version}.0" if name.startswith("pyspark") else f"{version}.*"
+    return f"{name}=={exact}{marker or ''}"
+
+
+def _dependencies() -> list[str]:
+    return [text for text in requires("spark-klog") or [] if "extra ==" not in text]
+
+
+def _environment(name: str, interpreter: str, packages: Sequence[str]) -> Path:
+    """The Python of the environment `name`; the first call makes it, `RegistryUnreachable` if pip can't."""
+    root = cache_root()
+    folder = root / name
+    python, complete = folder / "bin" / "python", folder / ".complete"
+    content = "\n".join(packages)
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / f".{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (python.exists() and complete.exists() and complete.read_text() == content):
+            log.info("installing %s into %s", packages[0], folder)
+            subprocess.run([interpreter, "-m", "venv", "--clear", str(folder)], check=True, timeout=_INSTALL_SECONDS)
+            _pip_install(python, packages)
+            complete.write_text(content)
+    return python
+
+
+def _pip_install(python: Path, packages: Sequence[str]) -> None:
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
+    output = ""
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
+        try:
+            done = subprocess.run(
+                command,
+                env=child_environment(python),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=_INSTALL_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            output = f"pip did not end in {_INSTALL_SECONDS} s"
+            continue
+        if done.returncode == 0:
+            return
+        output = done.stdout[-4000:]
+    what = f"pip could not install {packages[0]} in {_ATTEMPTS} attempts"
+    raise RegistryUnreachable(f"{what}; its last output:\n{output}")
+
+
+def child_environment(python: Path | str) -> dict[str, str]:
+    """This process's environment without variables that point `python` to another Spark or other modules."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SPARK_", "PYSPARK_")) and name != "PYTHONPATH"
+    }
+    return {**kept, "PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python)}
