@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
 
+import spark_klog
 from tests.jobs.support import ROOT
 from tests.support.wheel import build_wheel
 
 pytestmark = pytest.mark.slow
 
 _KERNEL = "spark_klog/records/kernels/_kernel."
+_SECONDS = 240
+_METADATA = """
+import json, sys, spark_klog
+from importlib.metadata import distributions
+(found,) = distributions(name="spark-klog", path=[path for path in sys.path if path.startswith(sys.prefix)])
+points = sorted([point.group, point.name, point.value] for point in found.entry_points)
+metadata = found.metadata
+print(json.dumps({"version": found.version, "file": spark_klog.__file__, "license": metadata["License-Expression"],
+    "classifiers": metadata.get_all("Classifier"), "requires": found.requires, "entry_points": points}))
+"""
 _PROBE = "import pyspark_klog, spark_klog.records.kernels as kernels; kernels.load(); print(kernels.__file__)"
+
+
+_CLASSIFIERS = ("Framework :: Apache Spark", "Typing :: Typed", "Programming Language :: Python :: 3.10")
 
 
 def _check(wheel: Path, folder: Path) -> list[str]:
@@ -55,3 +71,37 @@ def test_wheel_has_the_native_kernel(wheel: Path, tmp_path: Path) -> None:
 def test_wheel_without_a_compiler(tmp_path: Path) -> None:
     names = _check(build_wheel(tmp_path, CC="/bin/false"), tmp_path)
     assert not [name for name in names if name.endswith(".so")]
+
+
+def test_the_wheel_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
+    """Installed by pip without a compiler on PATH: the commands, the kernel, and what the metadata says."""
+    folder = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=_SECONDS)
+    python, klog = folder / "bin" / "python", folder / "bin" / "klog"
+    environment = {"PATH": str(folder / "bin"), "HOME": str(tmp_path), "LANG": "C.UTF-8"}
+
+    def run(*command: str | Path) -> str:
+        ran = subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=_SECONDS, check=False
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return ran.stdout
+
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", wheel)
+    # what it depends on is that of the tests
+    (site,) = folder.glob("lib/python*/site-packages")
+    dependencies = site / "dependencies.pth"
+    dependencies.write_text(sysconfig.get_paths()["purelib"] + "\n")
+    kernel = "native" if shutil.which(os.environ.get("CC", "cc")) else "reference"
+    assert run(klog, "version") == f"spark_klog {spark_klog.__version__}, {kernel} kernel\n"
+    assert "Run a broker" in run(klog, "--help")
+    found = json.loads(run(python, "-c", _METADATA))
+    assert found["version"] == spark_klog.__version__
+    assert found["file"].startswith(str(site))
+    assert found["license"] == "Apache-2.0"
+    assert set(_CLASSIFIERS) <= set(found["classifiers"])
+    assert found["entry_points"] == [
+        ["console_scripts", "klog", "spark_klog.cli.main:main"],
+        ["pytest11", "klog", "spark_klog.pytest_plugin"],
+    ]
+    assert any(text.startswith("pyspark[sql]") and ">=4.0" in text for text in found["requires"])

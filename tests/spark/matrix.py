@@ -1,4 +1,4 @@
-"""Run the suites of source, sink and streams with each other pyspark: `python -m tests.spark.matrix [PYTEST ARGUMENTS]`."""
+"""Run the suites of source, sink and streams with each other pyspark: `python -m tests.spark.matrix [ARGUMENTS]`."""
 
 from __future__ import annotations
 

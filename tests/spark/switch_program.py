@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession, functions as F
 
-from spark_klog.client import Admin
+from spark_klog.client import Admin, NewTopic, Producer
 
 _SECONDS = 120
 
@@ -25,7 +24,7 @@ class Queries:
     """Produces numbers, each once, and runs queries over them."""
 
     def __init__(self, spark: SparkSession, servers: str, folder: Path) -> None:
-        self.spark = spark
+        self._spark = spark
         self.folder = folder
         self._servers = {"kafka.bootstrap.servers": servers}
         self._next = 0
@@ -34,14 +33,13 @@ class Queries:
     def send(self, topic: str, count: int, partition: int) -> None:
         first, self._next = self._next, self._next + count
         self.sent.setdefault(topic, []).extend(range(first, self._next))
-        rows = self.spark.range(first, self._next).select(
-            F.col("id").cast("string").alias("value"), F.lit(partition).alias("partition")
-        )
-        rows.write.format("klog").options(**self._servers, topic=topic).mode("append").save()
+        with Producer({"bootstrap.servers": self._servers["kafka.bootstrap.servers"]}) as producer:
+            for number in range(first, self._next):
+                producer.send(topic, b"%d" % number, partition=partition)
 
     def stream(self, form: str, **options: Any) -> DataFrame:
         given = {"startingOffsets": "earliest"} | self._servers | options
-        frame = self.spark.readStream.format(form).options(**given).load()
+        frame = self._spark.readStream.format(form).options(**given).load()
         return frame.select(F.col("value").cast("string").cast("long").alias("number"))
 
     def run(self, name: str, frame: DataFrame, mode: str = "append", is_limited: bool = False) -> list[int]:
@@ -83,13 +81,11 @@ def main() -> None:
 
 
 def _follow(queries: Queries, admin: Admin, one: str, other: str, found: dict[str, Any]) -> None:
-    """Five runs, by one format and the other in turn; `one` is the first."""
-    from spark_klog.client import NewTopic
-
+    """Three runs, by one format and the other in turn; `one` is the first."""
     a, b, c, late = (f"{one}-{name}" for name in ("a", "b", "c", "late"))
     admin.create_topics([NewTopic(a, 2), NewTopic(b, 1), NewTopic(late, 1)]).check()
     queries.send(late, 7, 0)
-    for turn, form in enumerate([one, other, one, other, one]):
+    for turn, form in enumerate([one, other, one]):
         if turn == 1:  # more partitions, and a topic that matches the pattern
             admin.create_partitions({a: 4}).check()
             admin.create_topics([NewTopic(c, 1)]).check()
@@ -109,7 +105,6 @@ def _follow(queries: Queries, admin: Admin, one: str, other: str, found: dict[st
         # the first run begins at the end: its start is in the checkpoint, too
         queries.run(f"{one}-latest", queries.stream(form, subscribe=late, startingOffsets="latest"))
         queries.send(late, 3, 0)
-        shutil.copytree(queries.folder / f"{one}-latest" / "checkpoint", queries.folder / f"{one}-latest-{turn}")
 
 
 if __name__ == "__main__":

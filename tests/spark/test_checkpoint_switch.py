@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from spark_klog.directories.switching import checkpoint_state
 from spark_klog.embedded import EmbeddedCluster
 from tests.jobs.support import ROOT
 from tests.support.jvm_connector import connector_jars
@@ -86,3 +87,12 @@ def test_a_query_that_began_at_the_end(switched: tuple[Path, dict[str, Any]], fi
     folder, found = switched
     seven_before, three_after = 7, 3
     assert _numbers(folder / f"{first}-latest") == sorted(found["sent"][f"{first}-late"])[seven_before:-three_after]
+
+
+@pytest.mark.parametrize("first", ["kafka", "klog"])
+@pytest.mark.parametrize("name", ["stateless", "stateful", "limited", "latest"])
+def test_what_the_command_says(switched: tuple[Path, dict[str, Any]], first: str, name: str) -> None:
+    found = checkpoint_state(str(switched[0] / f"{first}-{name}" / "checkpoint"))
+    assert (found.to_klog, found.to_kafka, found.is_stateful) == ([], [], name == "stateful")
+    assert len(found.sources) == (2 if name == "stateless" else 1)
+    assert found.done == found.planned > 0
