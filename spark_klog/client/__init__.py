@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spark_klog.client.admin.admin import Admin
     from spark_klog.client.admin.configs import Append, ConfigResource, Subtract
+    from spark_klog.client.admin.leaders import Reassignment
     from spark_klog.client.admin.outcomes import Outcomes
+    from spark_klog.client.admin.quotas import QuotaEntity
     from spark_klog.client.admin.topics import NewTopic
     from spark_klog.client.admin.users import Acl, AclFilter, ScramCredential, ScramDeletion
     from spark_klog.client.clusters import named_cluster
@@ -36,6 +38,8 @@ __all__ = [
     "NewTopic",
     "Outcomes",
     "Producer",
+    "QuotaEntity",
+    "Reassignment",
     "RebalanceListener",
     "RecordMetadata",
     "ScramCredential",
@@ -58,6 +62,8 @@ _PUBLIC = {
     "NewTopic": "spark_klog.client.admin.topics",
     "Outcomes": "spark_klog.client.admin.outcomes",
     "Producer": "spark_klog.client.producer",
+    "QuotaEntity": "spark_klog.client.admin.quotas",
+    "Reassignment": "spark_klog.client.admin.leaders",
     "RebalanceListener": "spark_klog.client.consumer.subscription",
     "RecordMetadata": "spark_klog.client.delivery.receipts",
     "ScramCredential": "spark_klog.client.admin.users",

@@ -6,13 +6,15 @@ from typing import Any
 
 from spark_klog.client.admin.configs import ConfigCalls
 from spark_klog.client.admin.groups import GroupCalls
+from spark_klog.client.admin.leaders import LeaderCalls
+from spark_klog.client.admin.quotas import QuotaCalls
 from spark_klog.client.admin.records import RecordCalls
 from spark_klog.client.admin.topics import TopicCalls
 from spark_klog.client.admin.transactions import TransactionCalls
 from spark_klog.client.admin.users import UserCalls
 
 
-class Admin(TopicCalls, ConfigCalls, GroupCalls, RecordCalls, TransactionCalls, UserCalls):
+class Admin(TopicCalls, ConfigCalls, GroupCalls, RecordCalls, TransactionCalls, UserCalls, QuotaCalls, LeaderCalls):
     """Administer a cluster of any version of Kafka from 0.10.1 on.
 
         with Admin({"bootstrap.servers": "127.0.0.1:9092"}) as admin:

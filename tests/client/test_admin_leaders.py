@@ -1,0 +1,97 @@
+"""Elections and reassignments: at brokers of all kinds that are alone, and at two of Kafka's, seen by kafka-python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kafka.admin import KafkaAdminClient
+
+from spark_klog.client import Admin, NewTopic
+from spark_klog.errors import ConfigError, ErrorCode, ProtocolError, UnsupportedVersionError
+from tests.support.admins import wait_until
+from tests.support.consumers import SECONDS, Line, Server
+from tests.support.kafka import Kafka
+
+
+def _code(result: object) -> ErrorCode:
+    assert isinstance(result, ProtocolError)
+    return result.code
+
+
+def test_a_broker_alone(server: Server, admin: Admin) -> None:
+    topic = server.topic(2)
+    if server.is_old:
+        with pytest.raises(UnsupportedVersionError, match=r"ElectLeaders.*Kafka 2\.2"):
+            admin.elect_leaders([(topic, 0)])
+        with pytest.raises(UnsupportedVersionError, match=r"ListPartitionReassignments.*Kafka 2\.4"):
+            admin.list_partition_reassignments()
+        return
+    for unclean in (False, True):
+        found = admin.elect_leaders([(topic, 0), (topic, 1), (f"{topic}-no", 0)], unclean=unclean)
+        assert (found[topic, 0], found[topic, 1]) == (False, False)
+        assert _code(found[f"{topic}-no", 0]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert admin.elect_leaders() == {}
+    node = admin.describe_cluster().brokers[0].node
+    moved = admin.alter_partition_reassignments({(topic, 0): [node], (topic, 1): [4711], (f"{topic}-no", 0): [node]})
+    assert moved[topic, 0] is None
+    assert _code(moved[topic, 1]) == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert _code(moved[f"{topic}-no", 0]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert _code(admin.alter_partition_reassignments({(topic, 0): None})[topic, 0]) == (
+        ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+    )
+    assert admin.list_partition_reassignments() == {}
+    assert admin.list_partition_reassignments([(topic, 0)]) == {}
+
+
+def test_arguments(admin: Admin) -> None:
+    with pytest.raises(ConfigError, match="are empty: name at least one, or None to cancel"):
+        admin.alter_partition_reassignments({("t", 0): []})
+    with pytest.raises(TypeError, match="a broker of"):
+        admin.alter_partition_reassignments({("t", 0): ["1"]})  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"must be \(topic, partition\) pairs"):
+        admin.elect_leaders(["t"])  # type: ignore[list-item]
+
+
+@pytest.fixture(scope="module")
+def pair(module_server_dir: Path) -> Iterator[tuple[Kafka, Kafka]]:
+    with Kafka("3.9.1", module_server_dir / "one") as one, Kafka("3.9.1", module_server_dir / "two", beside=one) as two:
+        yield one, two
+
+
+@pytest.mark.peer
+def test_two_brokers(pair: tuple[Kafka, Kafka]) -> None:
+    one, two = pair
+    servers = f"{one.bootstrap_servers},{two.bootstrap_servers}"
+    with Admin({"bootstrap.servers": servers}) as admin:
+        wait_until(lambda: len(admin.describe_cluster().brokers) == 2)
+        admin.create_topics([NewTopic("t", assignments=[[2, 1]]), NewTopic("moved", assignments=[[1]])]).check()
+        Server(servers, "3.9.1").send("moved", [Line(0, None, bytes(100_000), ())] * 20)
+
+        def seen(topic: str) -> tuple[int | None, tuple[int, ...], tuple[int, ...]]:
+            (partition,) = admin.describe_topics([topic]).check()[topic].partitions
+            return partition.leader, partition.replicas, tuple(sorted(partition.in_sync))
+
+        two.stop()
+        wait_until(lambda: seen("t")[0] == 1)
+        assert _code(admin.elect_leaders([("t", 0)])["t", 0]) == ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+        two.start()
+        wait_until(lambda: seen("t") == (1, (2, 1), (1, 2)))
+        assert admin.elect_leaders() == {("t", 0): True}
+        wait_until(lambda: seen("t")[0] == 2)
+        assert admin.elect_leaders([("t", 0)]) == {("t", 0): False}
+
+        admin.alter_partition_reassignments({("moved", 0): [2]}).check()
+        wait_until(lambda: seen("moved") == (2, (2,), (2,)) and not admin.list_partition_reassignments())
+        theirs = KafkaAdminClient(bootstrap_servers=servers, request_timeout_ms=int(1000 * SECONDS))
+        try:
+            (described,) = theirs.describe_topics(["moved"])
+            assert [entry["replica_nodes"] for entry in described["partitions"]] == [[2]]
+        finally:
+            theirs.close()
+        # a move that can't end while its target is away is listed and cancelled
+        two.stop()
+        admin.alter_partition_reassignments({("t", 0): [1]}).check()
+        wait_until(lambda: seen("t")[1] == (1,))
+        two.start()
