@@ -24,12 +24,14 @@ from spark_klog.client.interrupts import closing_if_interrupted
 from spark_klog.client.security.exchange import SaslExchange
 from spark_klog.client.security.hints import closed_early, security_error
 from spark_klog.errors import ConnectionFailed, DecodeError, RequestTimedOut
-from spark_klog.protocol.apis import API_VERSIONS
+from spark_klog.protocol.apis import API_VERSIONS, SASL_AUTHENTICATE
 from spark_klog.protocol.codec import Message, decode_response, encode_request
 from spark_klog.protocol.schema import Api
 from spark_klog.wire.frames import SIZE
 
 _log = logging.getLogger(__name__)
+#: Stands for the correlation id of a bare SASL token, which has none.
+_BARE = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +65,8 @@ class Connection:
         #: Responses that arrived while the connection waited for another one.
         self._arrived: dict[int, bytes] = {}
         self._arrived_bytes = 0
+        #: The response that `poll` read last, still in the stream's buffer, with its correlation id.
+        self._at_hand: tuple[int, memoryview] | None = None
         self._correlation_id = 0
         #: End of the broker's throttling (KIP-219), a reading of `time.monotonic`.
         self._throttled_until = 0.0
@@ -142,8 +146,20 @@ class Connection:
             self._negotiate(*following)
 
     def _negotiate(self, api: Api, message: Message) -> None:
-        self._negotiation = self._transmit(api, message, self.version_of(api))
+        if api is SASL_AUTHENTICATE and not self.speaks(api, 0):
+            self._send_bare(message["auth_bytes"])
+        else:
+            self._negotiation = self._transmit(api, message, self.version_of(api))
         self._flush(None)
+
+    def _send_bare(self, token: bytes) -> None:
+        """Send a SASL token as brokers before 1.0 take it (SaslHandshake v0): a frame without any header."""
+        assert self._sasl is not None
+        self._stream.append(token)
+        if self._sasl.has_last_word:
+            self._is_open, self._negotiation = True, None
+            return
+        self._negotiation = self._pending[_BARE] = Handle(_BARE, SASL_AUTHENTICATE, 0)
 
     @property
     def must_renew(self) -> bool:
@@ -249,6 +265,8 @@ class Connection:
             frame: memoryview | bytes | None = self._take_arrived(handle)
             if frame is None:
                 frame = self._await(handle, self._default_deadline() if deadline is None else deadline)
+            if handle.correlation_id == _BARE:
+                return _bare(frame)
             _, message = decode_response(handle.api, handle.version, frame)
         except DecodeError as error:
             self._undecodable(error)
@@ -257,7 +275,10 @@ class Connection:
             self._throttled_until = time.monotonic() + message["throttle_time_ms"] / 1000
         return message
 
-    def _take_arrived(self, handle: Handle) -> bytes | None:
+    def _take_arrived(self, handle: Handle) -> memoryview | bytes | None:
+        if self._at_hand is not None and self._at_hand[0] == handle.correlation_id:
+            (_, view), self._at_hand = self._at_hand, None
+            return view
         frame = self._arrived.pop(handle.correlation_id, None)
         self._arrived_bytes -= len(frame or b"")
         return frame
@@ -268,10 +289,11 @@ class Connection:
         try:
             if self._stream.has_unsent:
                 self._stream.flush(deadline)
+            self._keep_at_hand()
             while True:
-                frame = self._stream.read(deadline)
+                frame = self._stream.read(deadline, self._least)
                 assert frame is not None  # there is a deadline
-                correlation_id = SIZE.unpack_from(frame)[0]
+                correlation_id = self._id_in(frame)
                 if correlation_id == handle.correlation_id:
                     return frame
                 self._put_aside(correlation_id, frame)
@@ -282,23 +304,52 @@ class Connection:
     def poll(self, handle: Handle | None) -> bool:
         """Send and read what can be done without waiting; return whether the response to a request has arrived.
 
-        Without a handle: whether all requests have been sent. Raises what `receive` raises.
+        Without a handle: whether all requests have been sent. Raises what `receive` raises. With a handle it may
+        overwrite the record bytes of the response that was received last.
         """
         self._check_open()
         begin = time.monotonic()
         try:
             if self._stream.has_unsent:
                 self._stream.flush(None)
-            while handle is not None and handle.correlation_id not in self._arrived:
-                frame = self._stream.read(None)
+            while handle is not None and not self._has_arrived(handle):
+                self._keep_at_hand()
+                frame = self._stream.read(None, self._least)
                 if frame is None:
                     return False
-                self._put_aside(SIZE.unpack_from(frame)[0], frame)
+                correlation_id = self._id_in(frame)
+                if correlation_id == handle.correlation_id:
+                    self._at_hand = correlation_id, frame  # not copied: it may be large, and is received next
+                else:
+                    self._put_aside(correlation_id, frame)
         except DecodeError as error:
             self._undecodable(error)
         except OSError as error:
             self._fail(error, begin)
         return handle is not None or not self._stream.has_unsent
+
+    def _has_arrived(self, handle: Handle) -> bool:
+        is_at_hand = self._at_hand is not None and self._at_hand[0] == handle.correlation_id
+        return is_at_hand or handle.correlation_id in self._arrived
+
+    def _keep_at_hand(self) -> None:
+        """Copy the response at hand before the stream's buffer is read into again."""
+        if self._at_hand is not None:
+            (correlation_id, frame), self._at_hand = self._at_hand, None
+            self._put_aside(correlation_id, frame)
+
+    @property
+    def _awaits_token(self) -> bool:
+        """Whether the next response is a bare token; nothing else is in flight then."""
+        return self._negotiation is not None and self._negotiation.correlation_id == _BARE
+
+    @property
+    def _least(self) -> int:
+        """The fewest bytes of the next response: a bare token may be empty."""
+        return 0 if self._awaits_token else SIZE.size
+
+    def _id_in(self, frame: memoryview) -> int:
+        return _BARE if self._awaits_token else int(SIZE.unpack_from(frame)[0])
 
     def _put_aside(self, correlation_id: int, frame: memoryview) -> None:
         if correlation_id in self._forgotten:
@@ -370,6 +421,8 @@ class Connection:
             seconds = time.monotonic() - begin
             raise RequestTimedOut(f"broker {self.address} did not answer within {shown_seconds(seconds)} s") from None
         text = f"connection to broker {self.address} broke: {error}"
+        if self._awaits_token and self._sasl is not None:
+            raise self._sasl.cut_off() from None
         if self.is_proven:
             raise ConnectionFailed(text) from None
         raise closed_early(error, text, self.address, self._config.security, self._is_open) from None
@@ -399,12 +452,17 @@ class Connection:
         self._forgotten.clear()
         self._arrived.clear()
         self._arrived_bytes = 0
+        self._at_hand = None
 
     def __enter__(self) -> Connection:
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+def _bare(token: memoryview | bytes) -> Message:
+    return {"error_code": 0, "error_message": None, "auth_bytes": token}
 
 
 def wait_until_ready(connections: Collection[Connection], timeout: float) -> None:

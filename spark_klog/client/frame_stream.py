@@ -18,7 +18,7 @@ class FrameStream:
 
     Deadlines are readings of `time.monotonic`; without one a method does what the socket allows now. Methods raise
     `OSError` as the socket does (`TimeoutError` at the deadline), and `DecodeError` for a frame of more than
-    `max_bytes` or too short for a correlation id.
+    `max_bytes` or fewer than the `least` bytes that a caller expects: by default a correlation id.
     """
 
     def __init__(self, connected: socket.socket, max_bytes: int) -> None:
@@ -71,13 +71,13 @@ class FrameStream:
         else:
             self._unsent.clear()
 
-    def read(self, deadline: float | None) -> memoryview | None:
+    def read(self, deadline: float | None, least: int = SIZE.size) -> memoryview | None:
         """The next frame, valid until the next call; None if there is no deadline and it has not arrived."""
         if self._size is None:
             if not self._fill(SIZE.size, deadline):
                 return None
             size = frame_size(self.buffer[: SIZE.size], self._max_bytes)
-            if size < SIZE.size:
+            if size < least:
                 raise DecodeError(f"response of {size} bytes, too short for a correlation id")
             self._size, self._filled = size, 0
         size = self._size
@@ -95,12 +95,15 @@ class FrameStream:
 
         False if there is no deadline and they have not arrived.
         """
+        if deadline is None:
+            self._socket.settimeout(0)
         while self._filled < size:
             if self._filled == len(self.buffer):
                 grown = bytearray(min(size, 4 * len(self.buffer)))
                 grown[: self._filled] = self.buffer
                 self.buffer = grown
-            self._socket.settimeout(0 if deadline is None else _left(deadline))
+            if deadline is not None:
+                self._socket.settimeout(_left(deadline))
             view = memoryview(self.buffer)[self._filled : min(size, len(self.buffer))]
             try:
                 received = self._socket.recv_into(view)

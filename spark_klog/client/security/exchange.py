@@ -2,7 +2,8 @@
 
 SaslHandshake v1 (KIP-43), then tokens in SaslAuthenticate (KIP-152) until the mechanism is done. Since
 SaslAuthenticate v1 the broker returns the session's lifetime (KIP-368); before it ends, the client sends the same
-requests again on the same connection.
+requests again on the same connection. Brokers before 1.0 have SaslHandshake v0 alone: the connection sends and receives
+the tokens without any header, and a refusal is a closed connection.
 """
 
 from __future__ import annotations
@@ -79,6 +80,20 @@ class SaslExchange:
             self.renew_at = now + lifetime * random.uniform(*_RENEWED_AFTER)
         return None
 
+    @property
+    def has_last_word(self) -> bool:
+        """Whether the token that `next` returned last ends the exchange: the broker answers no bare one."""
+        return self._mechanism is not None and self._mechanism.has_last_word
+
+    def cut_off(self) -> SaslError:
+        """The error for a connection that a broker before 1.0 has closed instead of answering a bare token."""
+        return self._refused(f"it closed the connection. {self._advice()}")
+
+    def _advice(self) -> str:
+        if self._config.mechanism in (OAUTHBEARER, GSSAPI):
+            return f"Check where the {'token' if self._config.mechanism == OAUTHBEARER else 'ticket'} comes from"
+        return f"Check name and password of user {self._config.username!r}"
+
     def _check_handshake(self, answer: Message) -> None:
         code = answer["error_code"]
         if code == ErrorCode.UNSUPPORTED_SASL_MECHANISM:
@@ -102,10 +117,7 @@ class SaslExchange:
         said = without_secrets(answer["error_message"] or f"error {code}", self._mechanism.secrets)
         if code != ErrorCode.SASL_AUTHENTICATION_FAILED:
             raise self._refused(f"it says: {said}")
-        if self._config.mechanism in (OAUTHBEARER, GSSAPI):
-            what = "token" if self._config.mechanism == OAUTHBEARER else "ticket"
-            raise self._refused(f"it says: {said}. Check where the {what} comes from")
-        raise self._refused(f"it says: {said}. Check name and password of user {self._config.username!r}")
+        raise self._refused(f"it says: {said}. {self._advice()}")
 
     def _refused(self, why: str) -> SaslError:
         return SaslError(f"broker {self._address} refuses {self._config.mechanism}: {why}")

@@ -38,6 +38,10 @@ class Kerberos:
         self._has_answered = False
         self.secrets: tuple[str, ...] = ()
 
+    @property
+    def has_last_word(self) -> bool:
+        return self._has_answered
+
     def first(self) -> bytes:
         return self._do(self._begin)
 

@@ -40,6 +40,10 @@ class Mechanism(Protocol):
     #: Secrets to hide if the broker's answers are shown.
     secrets: tuple[str, ...]
 
+    @property
+    def has_last_word(self) -> bool:
+        """Whether the last token ends the exchange: the mechanism gives the broker nothing to answer."""
+
     def first(self) -> bytes:
         """The first token."""
 
@@ -49,6 +53,8 @@ class Mechanism(Protocol):
 
 class Plain:
     """PLAIN: name and password in one token."""
+
+    has_last_word = False
 
     def __init__(self, username: str, password: str) -> None:
         self._username, self._password = username, password
@@ -63,6 +69,8 @@ class Plain:
 
 class Scram:
     """SCRAM: the password is never sent, and the broker also proves that it knows it."""
+
+    has_last_word = False
 
     def __init__(self, mechanism: str, username: str, password: str, nonce: str | None = None) -> None:
         self._algorithm = _HASHES[mechanism]
@@ -114,6 +122,8 @@ class Scram:
 
 class OAuthBearer:
     """OAUTHBEARER: one message with the token. The broker refuses with JSON, which the client acknowledges."""
+
+    has_last_word = False
 
     def __init__(self, token: str, extensions: Sequence[tuple[str, str]] = ()) -> None:
         self._token, self._extensions = token, extensions
