@@ -117,7 +117,7 @@ def _load(bench: Bench, broker: Broker, work_dir: Path) -> None:
     rounds, records = _rounds(bench)
     for number in range(rounds):
         producer_performance(libs, broker.bootstrap_servers, _TOPIC, records, work_dir, _SIZE, properties)
-        read_by_kcat(broker, _TOPIC, records, "-p", "0", "-o", str(number * records))
+        read_by_kcat(broker.bootstrap_servers, _TOPIC, records, "-p", "0", "-o", str(number * records))
         log.info("round %d of %d: %.0f MB", number + 1, rounds, _resident(broker))
 
 

@@ -55,7 +55,7 @@ def _consume(bench: Bench) -> Iterator[Result]:
 
 def _kcat(broker: Broker, records: int) -> float:
     started = time.perf_counter()
-    read_by_kcat(broker, _TOPIC, records, "-o", "beginning")
+    read_by_kcat(broker.bootstrap_servers, _TOPIC, records, "-o", "beginning")
     rate = records / (time.perf_counter() - started) / 1e6
     log.info("kcat: %.3f M records/s from %s", rate, broker.bootstrap_servers)
     return rate
@@ -73,9 +73,9 @@ def _cpu_seconds(broker: Broker) -> float:
     return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def read_by_kcat(broker: Broker, topic: str, records: int, *more: str) -> None:
+def read_by_kcat(servers: str, topic: str, records: int, *more: str) -> int:
     """Have kcat read so many records to /dev/null; `SideFailed` where it does not get them."""
-    command = [kcat_path(), "-C", "-q", "-b", broker.bootstrap_servers, "-t", topic, "-c", str(records), *more]
+    command = [kcat_path(), "-C", "-q", "-b", servers, "-t", topic, "-c", str(records), *more]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=_SECONDS
@@ -84,6 +84,7 @@ def read_by_kcat(broker: Broker, topic: str, records: int, *more: str) -> None:
         raise SideFailed(f"kcat did not get {records} records in {_SECONDS:.0f} s") from None
     if done.returncode:
         raise SideFailed(f"kcat ended with {done.returncode}: {done.stderr.decode(errors='replace')[-1000:]}")
+    return records
 
 
 CONSUME = Work(

@@ -24,7 +24,7 @@ from benchmarks.breakdown import BREAKDOWN
 from benchmarks.broker_side import BROKER
 from benchmarks.codecs import CODECS
 from benchmarks.connections import CONNECTIONS
-from benchmarks.consumer import CONSUMER
+from benchmarks.consumer import CONSUMER, TLS
 from benchmarks.consuming import CONSUME
 from benchmarks.decode import DECODE
 from benchmarks.directory_read import DIRECTORY_READ
@@ -37,6 +37,7 @@ from benchmarks.latency import LATENCY
 from benchmarks.log import LOG
 from benchmarks.machine import code_state, commit, describe
 from benchmarks.memory import MEMORY
+from benchmarks.producer import PRODUCER
 from benchmarks.producing import PRODUCE
 from benchmarks.reads import READS
 from benchmarks.report import render
@@ -62,6 +63,8 @@ WORK: tuple[Work, ...] = (
     PRODUCE,
     CONSUME,
     CONSUMER,
+    TLS,
+    PRODUCER,
     END_TO_END,
     CONNECTIONS,
     GROUPS,
