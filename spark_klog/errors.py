@@ -180,15 +180,19 @@ class RecordTooLarge(ErrorWithFields):
 
 
 class RecordTooLargeToSend(ErrorWithFields):
-    """A record that was not added to a producer, as it is larger than max.request.size.
+    """A record that was not added to a producer, as it is larger than max.request.size or buffer.memory.
 
-    `size` and `limit` are bytes of a batch with this record alone before compression; `setting` names the limit.
+    `size` and `limit` are bytes of a batch with this record alone before compression; `setting` names the limit, `row`
+    is the number of an Arrow row, None for a record of `send`.
     """
 
-    def __init__(self, topic: str, size: int, limit: int, setting: str = "max.request.size") -> None:
-        self.topic, self.size, self.limit, self.setting = topic, size, limit, setting
+    def __init__(
+        self, topic: str, size: int, limit: int, setting: str = "max.request.size", row: int | None = None
+    ) -> None:
+        self.topic, self.size, self.limit, self.setting, self.row = topic, size, limit, setting, row
+        what = f"a record for {topic}" if row is None else f"row {row}, a record for {topic},"
         super().__init__(
-            f"a record for {topic} takes {size} bytes, {setting}={limit}: it is not sent; make it smaller, or raise "
+            f"{what} takes {size} bytes, {setting}={limit}: it is not sent; make it smaller, or raise "
             f"{setting} and, if need be, the topic's max.message.bytes"
         )
 

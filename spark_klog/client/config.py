@@ -73,7 +73,6 @@ _WITHOUT_EFFECT = frozenset(
         "receive.buffer.bytes",
         "reconnect.backoff.max.ms",
         "reconnect.backoff.ms",
-        "retries",
         "send.buffer.bytes",
         "session.timeout.ms",
         "share.acknowledgement.mode",
@@ -162,6 +161,8 @@ class ClientConfig:
     lz4_level: int | None = _setting("compression.lz4.level", None, "level")
     zstd_level: int | None = _setting("compression.zstd.level", None, "level")
     decompressed_max_bytes: int = _setting("decompressed.max.bytes", MAX_DECOMPRESSED, "positive int")
+    #: How often a batch is sent again; nearly without end, as delivery.timeout.ms bounds it.
+    retries: int = _setting("retries", _MAX_INT, "int")
     metadata_max_age_ms: int = _setting("metadata.max.age.ms", 300_000, "positive long")
     max_block_ms: int = _setting("max.block.ms", 60_000, "positive long")
     transactional_id: str | None = _setting("transactional.id", None, "text")
@@ -186,8 +187,8 @@ class ClientConfig:
 
     @property
     def is_idempotent(self) -> bool:
-        """Whether the producer is idempotent: the default with acks=all, as in Kafka."""
-        return self.acks == _ACKS["all"] and self.enable_idempotence is not False
+        """Whether the producer is idempotent: the default with acks=all and retries, as in Kafka."""
+        return self.acks == _ACKS["all"] and self.retries > 0 and self.enable_idempotence is not False
 
     @property
     def partitioning(self) -> Partitioning:
@@ -362,6 +363,8 @@ def client_config(settings: Mapping[str, Any], prefix: str = "") -> ClientConfig
             values[item.name] = parse_value(item.metadata["kind"], prefix + name, settings[name])
     config = ClientConfig(**values, security=security)
     if config.enable_idempotence and not config.is_idempotent:
+        if config.acks == _ACKS["all"]:
+            raise ConfigError(f"{prefix}enable.idempotence=true needs {prefix}retries above 0")
         acks = f"{prefix}acks={settings['acks']}"
         raise ConfigError(f"{prefix}enable.idempotence=true needs {prefix}acks=all, not {acks}")
     if config.is_idempotent and config.max_in_flight > _MOST_IDEMPOTENT:

@@ -23,7 +23,10 @@ class _LookUp:
         self.failure: Exception | None = None
         self._key = host, port
         _under_way[self._key] = self  # before the thread starts, which removes it
-        threading.Thread(target=self._run, name=f"look-up of {host}", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name=f"look-up of {host}", daemon=True).start()
+        except RuntimeError:  # from Python 3.12 on the interpreter's exit starts none: without a deadline, then
+            self._run()
 
     def _run(self) -> None:
         host, port = self._key

@@ -23,13 +23,20 @@ from spark_klog.client.config import without_effect
 from spark_klog.client.connection import Connection
 from spark_klog.client.delivery import at_exit
 from spark_klog.client.delivery.background import Background, Turns
-from spark_klog.client.delivery.gathering import Gathering, check_bytes, check_headers, check_size, check_timestamp
+from spark_klog.client.delivery.gathering import (
+    Gathering,
+    check_bytes,
+    check_headers,
+    check_size,
+    check_timestamp,
+    size_limit,
+)
 from spark_klog.client.delivery.partitioner import StickyPartitioner
 from spark_klog.client.delivery.receipts import Delivery, OnDelivery
 from spark_klog.client.delivery.sender import Sender
 from spark_klog.client.delivery.topics import PartitionCounts
-from spark_klog.client.delivery.transactions import PreparedTransaction, Transactions
-from spark_klog.client.offsets import GroupMetadata
+from spark_klog.client.delivery.transaction_calls import TransactionCalls
+from spark_klog.client.delivery.transactions import Transactions
 from spark_klog.errors import (
     BufferExhausted,
     ConcurrentUse,
@@ -37,7 +44,6 @@ from spark_klog.errors import (
     KlogError,
     ProducerClosed,
     RequestTimedOut,
-    TransactionAborted,
 )
 from spark_klog.records import kernels
 from spark_klog.records.contract import Headers, RecordColumns
@@ -54,7 +60,7 @@ _PAUSE = 0.1
 _log = logging.getLogger(__name__)
 
 
-class Producer:
+class Producer(TransactionCalls):
     """Write records to partitions' leaders.
 
         producer = Producer({"bootstrap.servers": "localhost:9092"})
@@ -71,11 +77,12 @@ class Producer:
 
     Settings (Kafka's names): bootstrap.servers, acks, enable.idempotence, max.in.flight.requests.per.connection,
     compression.type and compression.CODEC.level, partitioner.class, partitioner.ignore.keys, librdkafka's partitioner,
-    batch.size, linger.ms (of `send`), max.request.size, buffer.memory, max.block.ms, delivery.timeout.ms,
-    metadata.max.age.ms (until new partitions are seen), retry.backoff.ms and retry.backoff.max.ms. Any call may raise
-    an error of records sent before: a `ProtocolError` naming the partition, or `RequestTimedOut` after
-    delivery.timeout.ms. After an error every later call raises it again and nothing more is written; each record that
-    is not confirmed gets the error, and may or may not be in the log.
+    batch.size, linger.ms (of `send`), max.request.size, buffer.memory, max.block.ms, delivery.timeout.ms, retries (of a
+    batch, nearly without end by default; 0 turns idempotence off, as in Kafka), metadata.max.age.ms (until new
+    partitions are seen), retry.backoff.ms and retry.backoff.max.ms. Any call may raise an error of records sent before:
+    a `ProtocolError` naming the partition, or `RequestTimedOut` after delivery.timeout.ms. After an error every later
+    call raises it again and nothing more is written; each record that is not confirmed gets the error, and may or may
+    not be in the log.
 
     With transactional.id, records are written in transactions; read_committed consumers see all of them or none:
 
@@ -116,6 +123,7 @@ class Producer:
         #: Bytes of records in a batch before compression; a record is never split.
         self.batch_size = max(1, cluster.config.batch_size)
         self._partitioning = cluster.config.partitioning
+        self._size_limit = size_limit(cluster.config)
         self._sticky = StickyPartitioner(self._counts.with_leader, self.batch_size)
         if self._has_thread:
             at_exit.remember(self)
@@ -146,8 +154,8 @@ class Producer:
 
         Without `partition` the murmur2 hash of the key decides, as in Kafka, or what partitioner.class or partitioner
         says; without a key a partition gets a batch, then the next one.
-        `TypeError` or `ConfigError` if a value is invalid, `RecordTooLargeToSend` if it is beyond max.request.size,
-        `BufferExhausted` after max.block.ms if buffer.memory is full; the record is then not written.
+        `TypeError` or `ConfigError` if a value is invalid, `RecordTooLargeToSend` if it is beyond max.request.size
+        or buffer.memory, `BufferExhausted` after max.block.ms if buffer.memory is full; the record is then not written.
 
         The `Delivery` tells when the record is confirmed. `on_delivery(error, metadata)` is called then, one of the two
         being None: in the producer's thread or in a call, in order for each partition. It may call `send`, but not
@@ -158,7 +166,7 @@ class Producer:
         headers = check_headers(headers)
         with self._turns:
             self._check("send")
-            check_size(topic, key, value, headers, self._cluster.config)
+            check_size(topic, key, value, headers, *self._size_limit)
             timestamp = time.time_ns() // 1_000_000 if timestamp is None else check_timestamp(timestamp)
             self._renew()
             count = self._counts.of(topic)
@@ -255,7 +263,8 @@ class Producer:
         binary>>). A null partition or timestamp is chosen as by `send`. The columns offset and timestampType, as
         `Consumer.poll_arrow` returns them, are ignored. The rows of a call form batches of their own: pass thousands.
 
-        `InvalidRecords` names the column and its type, or the row, that is wrong; no row is added then.
+        `InvalidRecords` names the column and its type, or the row, that is wrong, `RecordTooLargeToSend` a row that is
+        beyond max.request.size or buffer.memory; no row is added then.
         """
         from spark_klog.client.delivery.arrow import arrow_records
 
@@ -263,7 +272,8 @@ class Producer:
             self._check("send_arrow")
             self._renew()
             count, choose, size = self._counts.of, self._sticky.next, self.batch_size
-            for name, partition, columns in arrow_records(rows, topic, count, choose, size, self._partitioning):
+            records = arrow_records(rows, topic, count, choose, size, self._partitioning, self._size_limit)
+            for name, partition, columns in records:
                 self._add_columns((name, partition), columns)
             self._wake()
 
@@ -300,6 +310,10 @@ class Producer:
         for key in list(self._gathering):
             self._finish(key, until)
 
+    def _drop_gathered(self) -> None:
+        self._gathering.clear()
+        self._gathered = 0
+
     def flush(self) -> None:
         """Send all records and wait until they are confirmed, and `on_delivery` was called for them."""
         try:
@@ -312,92 +326,6 @@ class Producer:
         self._check_open("flush")
         self._finish_all()
         self._sender.flush()
-
-    def _transactional(self) -> Transactions:
-        if self._transactions is None:
-            raise ConfigError(f"{self._cluster.config.named('transactional.id')} is not set: it names the transactions")
-        return self._transactions
-
-    def init_transactions(self) -> None:
-        """Fence other producers with this transactional.id and abort their transactions.
-
-        Call it once, first, and after `prepare_transaction` before the next transaction.
-        """
-        with self._turns:
-            self._check_open("init_transactions")
-            self._transactional().init()
-            self._sender.reset()  # another epoch numbers its batches from 0 on
-
-    def begin_transaction(self) -> None:
-        """Begin a transaction. The broker learns of it with the first record."""
-        with self._turns:
-            self._check_open("begin_transaction")
-            self._transactional().begin()
-
-    def send_offsets_to_transaction(
-        self,
-        offsets: Mapping[TopicPartition, int],
-        group: str | GroupMetadata,
-    ) -> None:
-        """Add a group's offsets, by (topic, partition), to the transaction: committed with it (KIP-447).
-
-        Offsets of a consumer that has subscribed need its `group_metadata()`: with the group's name alone the offsets
-        of a member whose partitions another one reads already are accepted, too. `ProtocolError` (ILLEGAL_GENERATION,
-        UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID) if it is outdated: abort the transaction. `UnsupportedVersionError` for
-        a member if the group's coordinator is older than Kafka 2.5: it would not compare the generation.
-        """
-        found = GroupMetadata(group) if isinstance(group, str) else group
-        with self._turns:
-            self._transactional().send_offsets(offsets, found.group, found.generation, found.member, found.instance)
-
-    def commit_transaction(self) -> None:
-        """Flush and commit. After `RequestTimedOut` or `ConnectionFailed` the outcome is open: call it again."""
-        transactions = self._transactional()
-        try:
-            with self._turns:
-                if not transactions.is_ending:
-                    transactions.check_open("commit_transaction")
-                    self._flush()
-                transactions.commit()
-        finally:
-            self._sender.receipts.call_back()
-
-    def prepare_transaction(self) -> PreparedTransaction | None:
-        """Flush, and leave the transaction to another process, which calls `Admin.end_transactions`.
-
-        None if nothing was written: there is nothing to end. Brokers abort the transaction after
-        transaction.timeout.ms. `init_transactions` makes the producer usable again; call it when the transaction has
-        ended, as it aborts a transaction that has not. Any version of Kafka with transactions (compare KIP-939).
-        """
-        try:
-            with self._turns:
-                transactions = self._transactional()
-                transactions.check_open("prepare_transaction")
-                self._flush()
-                return transactions.prepare()
-        finally:
-            self._sender.receipts.call_back()
-
-    def abort_transaction(self) -> None:
-        """Drop unsent records and abort the transaction. After an error call it again."""
-        try:
-            with self._turns:
-                self._abort_transaction(self._transactional())
-        finally:
-            self._sender.receipts.call_back()
-
-    def _abort_transaction(self, transactions: Transactions) -> None:
-        if not transactions.is_open:
-            transactions.abort()  # says why not
-        self._gathering.clear()
-        self._gathered = 0
-        if not self._sender.is_idle:
-            transactions.fail()
-        if transactions.has_failed:
-            self._sender.reset()  # another epoch numbers its batches from 0 on
-        aborted = TransactionAborted(f"the transaction of {transactions.transactional_id} was aborted")
-        self._sender.receipts.fail_all(aborted)
-        transactions.abort()
 
     def refresh(self) -> bool:
         """Fetch partitions and leaders of the topics used since the last call; call `flush` first.

@@ -34,8 +34,8 @@ _MAX_MILLISECONDS = 0x7FFFFFFF_FFFFFFFF // 1000
 class PartitionDecoder:
     """Decoder of one topic-partition's records into Arrow batches of `schema` (see schema.py).
 
-    A compressed record batch may grow to `limit` bytes. `DecodeError` and `CorruptBatchError` name the topic and
-    partition.
+    A compressed record batch may grow to `limit` bytes; `checks` as of `append_visible`. `DecodeError` and
+    `CorruptBatchError` name the topic and partition.
     """
 
     def __init__(
@@ -45,10 +45,13 @@ class PartitionDecoder:
         schema: pa.Schema,
         limit: int = MAX_DECOMPRESSED,
         on_bad: Callable[[BadBatch], None] = refuse,
+        *,
+        checks: bool = True,
     ) -> None:
         self._topic, self._partition = topic, partition
         self._limit = limit
         self._on_bad = on_bad
+        self._checks = checks
         self._schema = schema
         self._kernel = kernels.load()
         self._builder = self._kernel.builder(frozenset(schema.names) & frozenset(COLUMNS))
@@ -79,6 +82,7 @@ class PartitionDecoder:
                 ROWS,
                 BYTES,
                 damaged,
+                self._checks,
             )
             for _ in visible:
                 if self._builder.rows >= ROWS or self._builder.size >= BYTES:

@@ -106,6 +106,7 @@ def append_visible(
     rows: int = _MANY,
     bytes_: int = _MANY,
     damaged: Mapping[int, DecodeError] = NOTHING,
+    checks: bool = True,
 ) -> Iterator[None]:
     """Add the visible records with offsets in [first, end) to a builder of `kernel`; yield after each batch or run.
 
@@ -113,7 +114,8 @@ def append_visible(
 
     Batches that begin at `end` or later are ignored, even if they are corrupt. A corrupt batch, or one at a position in
     `damaged` (see offset_order.py), goes to `on_bad` and is skipped unless that raises. `DecodeError` for an unknown
-    magic or an impossible length: the position of the next batch is unknown then.
+    magic or an impossible length: the position of the next batch is unknown then. Without `checks`, record batches with
+    a wrong CRC are added; messages of magic 0 and 1 are always checked.
     """
     view = memoryview(data)
     stops = [*damaged, len(view)]  # runs end there
@@ -158,7 +160,8 @@ def append_visible(
                 yield
                 continue
         try:
-            check_crc(header, batch)
+            if checks or is_message:
+                check_crc(header, batch)
             if not _is_hidden(header, batch, aborted) and header.last_offset >= first:
                 append_batch(builder, header, batch, first, end, limit)
         except DecodeError as error:

@@ -17,7 +17,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.delivery.transactions import PreparedTransaction
 from spark_klog.client.producer import Producer
 from spark_klog.columns.rows import check_rows, record_rows
-from spark_klog.errors import ErrorCode, InvalidRecords, KlogError, ProtocolError
+from spark_klog.errors import ErrorCode, InvalidRecords, KlogError, ProtocolError, RecordTooLargeToSend
 from spark_klog.protocol.apis import METADATA
 from spark_klog.spark.options.names import PREFIX
 
@@ -39,7 +39,7 @@ class SinkProducer:
         """Add rows as `Producer.send_arrow` does.
 
         A topic that does not exist gets `create_partitions` partitions, or is a `ProtocolError` that names it.
-        `InvalidRecords` counts rows from `first`.
+        `InvalidRecords` and `RecordTooLargeToSend` count rows from `first`.
         """
         if rows.num_rows == 0:
             return
@@ -52,6 +52,9 @@ class SinkProducer:
                 for start, part in record_rows(rows):
                     check_rows(part, first + start, topic, self._producer.partitions)
             raise
+        except RecordTooLargeToSend as error:
+            row = first + (error.row or 0)
+            raise RecordTooLargeToSend(error.topic, error.size, error.limit, error.setting, row) from None
 
     def _require(self, names: list[str], create_partitions: int | None) -> None:
         if not names:

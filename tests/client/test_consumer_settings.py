@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer as ConfluentProducer
 
 from spark_klog.client import Consumer
 from spark_klog.client.config import _WITHOUT_EFFECT
 from spark_klog.client.consumer.settings import ConsumerConfig, consumer_config
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import ConfigError
+from spark_klog.errors import ConfigError, DecodeError
 from tests.support.scripted_broker import ScriptedCluster
 
 
@@ -68,7 +69,33 @@ def test_what_has_no_effect_is_told(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == []
     consumer_config({"bootstrap.servers": "127.0.0.1:1", "check.crcs": False, "interceptor.classes": "com.example.I"})
     assert len(caplog.messages) == 1
-    assert "interceptor.classes, check.crcs=false" in caplog.messages[0]
+    assert caplog.messages[0].endswith(": interceptor.classes")
+
+
+def test_wrong_checksums_are_read_only_if_they_are_not_to_be_checked(tmp_path: Path) -> None:
+    with EmbeddedCluster(data_dir=tmp_path) as cluster:
+        theirs = ConfluentProducer({"bootstrap.servers": cluster.bootstrap_servers, "compression.type": "lz4"})
+        for value in (b"first", b"second"):
+            theirs.produce("t", value, partition=0)
+            assert theirs.flush(30) == 0
+    (log,) = tmp_path.rglob("t-0/*.log")
+    data = bytearray(log.read_bytes())
+    data[17] ^= 1  # the first byte of the first batch's CRC
+    log.write_bytes(data)
+    with EmbeddedCluster(data_dir=tmp_path) as cluster:
+        settings = {"bootstrap.servers": cluster.bootstrap_servers}
+        for checks in (True, False):
+            with Consumer({**settings, "check.crcs": checks}) as consumer:
+                consumer.assign([("t", 0, 0)])
+                if checks:
+                    with pytest.raises(DecodeError, match="t-0"):
+                        consumer.poll(30)
+                    continue
+                found = [record.value for record in consumer.poll(30)]
+                consumer.seek("t", 0, 0)
+                batch = consumer.poll_arrow(30)
+                assert batch is not None
+                assert found == batch.column("value").to_pylist() == [b"first", b"second"]
 
 
 def test_settings_without_effect_are_in_the_readme() -> None:

@@ -19,6 +19,7 @@ from spark_klog.client.delivery import queues
 from spark_klog.client.producer import Producer
 from spark_klog.errors import (
     ConfigError,
+    ConnectionFailed,
     ErrorCode,
     ProtocolError,
     RequestTimedOut,
@@ -229,6 +230,8 @@ def test_brokers_without_producer_ids() -> None:
         ({"enable.idempotence": "false"}, False),
         ({"acks": "1"}, False),
         ({"acks": "0"}, False),
+        ({"retries": "0"}, False),
+        ({"retries": "1"}, True),
     ],
 )
 def test_which_settings_make_a_producer_idempotent(more: dict[str, str], is_idempotent: bool) -> None:
@@ -605,3 +608,25 @@ def test_what_no_record_can_hold_is_named_when_it_is_sent(
         producer.send("t", b"c", partition=0, timestamp=-1)
         producer.flush()
         assert (brokers.log[A], brokers.batches_received) == ([b"a", b"b", b"c"], {A: 1})
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+@pytest.mark.parametrize(
+    "fate", [Fate(errors={("t", 0): 6}), Fate(drop_before=True), Fate(left_out=frozenset({("t", 0)}))]
+)
+def test_a_batch_is_sent_again_as_often_as_retries_says(retries: int, fate: Fate) -> None:
+    with ModelCluster(1, {"t": 1}, lambda node, keys: fate) as brokers:
+        settings = {"bootstrap.servers": brokers.servers, "retries": retries, "retry.backoff.ms": 10}
+        producer = Producer(settings)
+        delivery = producer.send("t", b"record")
+        with pytest.raises((ProtocolError, ConnectionFailed)):
+            producer.flush()
+        with pytest.raises((ProtocolError, ConnectionFailed)):
+            delivery.result(0)
+        producer.abort()
+        assert len(brokers.requests) == 1 + retries
+
+
+def test_idempotence_without_retries_is_refused_as_by_kafka() -> None:
+    with pytest.raises(ConfigError, match=r"enable\.idempotence=true needs retries above 0"):
+        client_config({"bootstrap.servers": "h:1", "retries": "0", "enable.idempotence": "true"})

@@ -18,7 +18,7 @@ import pytest
 from spark_klog.client import config
 from spark_klog.client.delivery.queues import Queue
 from spark_klog.client.delivery.receipts import Delivery, RecordMetadata
-from spark_klog.client.delivery.sender import Sender
+from spark_klog.client.delivery.retries import Retries
 from spark_klog.client.producer import Producer
 from spark_klog.errors import ErrorCode, KlogError
 from tests.support.model_cluster import Fate, Key, ModelCluster
@@ -221,15 +221,15 @@ def test_scripts(fates: list[Fate]) -> None:
 
 def _new_sequences(patch: pytest.MonkeyPatch) -> None:
     """What is sent again gets the next sequences."""
-    put_off = Sender._put_off
+    put_off = Retries.put_off
 
-    def put_off_anew(self: Sender, queues: Collection[Queue], error: Exception) -> None:
+    def put_off_anew(self: Retries, queues: Collection[Queue], error: Exception) -> None:
         for queue in queues:
             if queue.numbering is not None and not queue.in_flight:
                 queue.renumber(queue.numbering)
         put_off(self, queues, error)
 
-    patch.setattr(Sender, "_put_off", put_off_anew)
+    patch.setattr(Retries, "put_off", put_off_anew)
 
 
 def _no_waiting(patch: pytest.MonkeyPatch) -> None:
@@ -254,14 +254,14 @@ def _wrong_batch(patch: pytest.MonkeyPatch) -> None:
 
 def _others_renumbered(patch: pytest.MonkeyPatch) -> None:
     """A batch whose answer was lost gets another epoch, with which the broker can't recognise it."""
-    put_off = Sender._put_off
+    put_off = Retries.put_off
 
-    def put_off_renumbered(self: Sender, queues: Collection[Queue], error: Exception) -> None:
+    def put_off_renumbered(self: Retries, queues: Collection[Queue], error: Exception) -> None:
         for queue in queues:
             queue.must_renumber = queue.numbering is not None
         put_off(self, queues, error)
 
-    patch.setattr(Sender, "_put_off", put_off_renumbered)
+    patch.setattr(Retries, "put_off", put_off_renumbered)
 
 
 def _run_all() -> None:

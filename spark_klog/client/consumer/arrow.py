@@ -16,11 +16,11 @@ from spark_klog.errors import DecodeError
 class ArrowDecoder:
     """Decode chunks into Arrow batches with the columns of the Spark source (see columns/schema.py).
 
-    `limit` bounds the decompressed size of a record batch, in bytes.
+    `limit` bounds the decompressed size of a record batch, in bytes; `checks_crcs`: see `append_visible`.
     """
 
-    def __init__(self, limit: int, include_headers: bool) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, include_headers: bool, checks_crcs: bool = True) -> None:
+        self._limit, self._checks_crcs = limit, checks_crcs
         self._schema = FULL if include_headers else WITHOUT_HEADERS
         self._decoders: dict[TopicPartition, PartitionDecoder] = {}
 
@@ -31,7 +31,7 @@ class ArrowDecoder:
         """
         key = chunk.topic, chunk.partition
         # a decoder abandoned in the middle of a chunk still holds its records, so keep it only at the end
-        decoder = self._decoders.pop(key, None) or PartitionDecoder(*key, self._schema, self._limit)
+        decoder = self._decoders.pop(key, None) or self._decoder(key)
         held: pa.RecordBatch | None = None
         try:
             for batch in decoder.add(chunk.data, chunk.offset, chunk.following, chunk.aborted, chunk.damaged):
@@ -50,6 +50,9 @@ class ArrowDecoder:
         self._decoders[key] = decoder
         if held is not None:
             yield held, chunk.following
+
+    def _decoder(self, key: TopicPartition) -> PartitionDecoder:
+        return PartitionDecoder(*key, self._schema, self._limit, checks=self._checks_crcs)
 
     def forget(self, key: TopicPartition) -> None:
         """Drop the decoder of a partition that is no longer assigned."""

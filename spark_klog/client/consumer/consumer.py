@@ -75,7 +75,7 @@ class Consumer:
     * `LogTruncated` with auto.offset.reset=none if a new leader does not have the records before a position; otherwise
       reading goes on where the logs diverge, with a warning,
     * `RecordTooLarge` for a record batch larger than twice fetch.max.bytes (at least 64 MiB),
-    * `DecodeError` for corrupt data, after the records before it: `seek` past it to continue,
+    * `DecodeError` for corrupt data, after the records before it: `seek` past it to continue, or set check.crcs=false,
     * `MemberFenced` if another member of the group has the same group.instance.id,
     * `WokenUp`, `ConsumerClosed`.
 
@@ -276,7 +276,8 @@ class Consumer:
             if self._arrow is None:
                 from spark_klog.client.consumer.arrow import ArrowDecoder
 
-                self._arrow = ArrowDecoder(self._config.client.decompressed_max_bytes, self._include_headers)
+                limit, checks = self._config.client.decompressed_max_bytes, self._config.check_crcs
+                self._arrow = ArrowDecoder(limit, self._include_headers, checks)
             return self._next(self._arrow.parts, True, timeout)
 
     def poll(self, timeout: float = 1.0) -> list[ConsumerRecord]:
@@ -287,7 +288,9 @@ class Consumer:
         with self._guard.used():
             if self._records is None:
                 config = self._config
-                self._records = RecordDecoder(config.client.decompressed_max_bytes, config.max_poll_records)
+                self._records = RecordDecoder(
+                    config.client.decompressed_max_bytes, config.max_poll_records, config.check_crcs
+                )
             return self._next(self._records.parts, False, timeout) or []
 
     def _next(self, decode: Callable[[Chunk], Iterator[tuple[_T, int]]], is_arrow: bool, timeout: float) -> _T | None:

@@ -31,10 +31,13 @@ class ConsumerRecord(NamedTuple):
 
 
 class RecordDecoder:
-    """Decode chunks into lists of at most `most` records. `limit` bounds a batch's decompressed size, in bytes."""
+    """Decode chunks into lists of at most `most` records. `limit` bounds a batch's decompressed size, in bytes.
 
-    def __init__(self, limit: int, most: int) -> None:
-        self._limit, self._most = limit, most
+    `checks_crcs`: see `append_visible`.
+    """
+
+    def __init__(self, limit: int, most: int, checks_crcs: bool = True) -> None:
+        self._limit, self._most, self._checks_crcs = limit, most, checks_crcs
         self._kernel = kernels.load()
 
     def parts(self, chunk: Chunk) -> Iterator[_Part]:
@@ -53,6 +56,7 @@ class RecordDecoder:
             self._limit,
             rows=_ROWS,
             damaged=chunk.damaged,
+            checks=self._checks_crcs,
         )
         try:
             for _ in visible:

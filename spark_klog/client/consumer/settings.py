@@ -98,6 +98,7 @@ class ConsumerConfig:
     exclude_internal_topics: bool = _setting("exclude.internal.topics", True, "boolean")
     #: Whether brokers with auto.create.topics.enable create missing topics. Off as in librdkafka, unlike in Java.
     allow_auto_create_topics: bool = _setting("allow.auto.create.topics", False, "boolean")
+    #: Whether record batches with a wrong checksum are refused.
     check_crcs: bool = _setting("check.crcs", True, "boolean")
     group_protocol: str = _setting("group.protocol", "classic", "protocol")
 
@@ -119,8 +120,6 @@ def consumer_config(settings: Mapping[str, Any]) -> ConsumerConfig:
         values[_OWN[name].name] = _parse(_OWN[name].metadata["kind"], name, text)
     config = ConsumerConfig(**values)
     ignored = without_effect(shared)
-    if not config.check_crcs:
-        ignored.append("check.crcs=false (checksums are always checked)")
     if ignored:
         _log.warning("settings without effect on a consumer: %s", ", ".join(ignored))
     if config.heartbeat_interval_ms >= config.session_timeout_ms:

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from spark_klog.columns.encode import PartitionEncoder
 from spark_klog.columns.rows import check_columns, check_rows, record_rows
+from spark_klog.columns.sizes import check_sizes
 from spark_klog.records.contract import RecordColumns
 from spark_klog.records.partitioning import Partitioning
 
@@ -19,16 +20,18 @@ def arrow_records(
     choose: Callable[[str], int],
     batch_bytes: int,
     partitioning: Partitioning,
+    size_limit: tuple[int, str],
 ) -> Iterator[tuple[str, int, RecordColumns]]:
-    """Yield (topic, partition, records); parameters as of `PartitionEncoder`.
+    """Yield (topic, partition, records); parameters as of `PartitionEncoder`, `size_limit` as of `gathering`.
 
-    Raises `InvalidRecords` before it yields anything, `TypeError` if `rows` is not of Arrow.
+    Raises `InvalidRecords` or `RecordTooLargeToSend` before it yields anything, `TypeError` if `rows` is not of Arrow.
     """
     if not isinstance(rows, pa.Table | pa.RecordBatch):
         raise TypeError(f"rows must be a pyarrow Table or RecordBatch, not {type(rows).__name__}")
     check_columns(rows.schema, topic)
     for first, batch in record_rows(rows):
         check_rows(batch, first, topic, partitions_of)
+        check_sizes(batch, first, topic, *size_limit)
     encoder = PartitionEncoder(topic, partitions_of, choose, batch_bytes, partitioning)
     for _, batch in record_rows(rows):
         yield from encoder.split(batch)

@@ -10,12 +10,9 @@ from spark_klog.client.delivery.receipts import Receipt
 from spark_klog.errors import ConfigError, RecordTooLargeToSend
 from spark_klog.records.contract import NO_TIMESTAMP, Headers
 from spark_klog.records.kernels.reference import append_record
+from spark_klog.records.record_size import MOST_LENGTHS, OVERHEAD, largest_size
 
 _MAX_INT64 = 0x7FFFFFFFFFFFFFFF
-#: Bytes of a batch's header, and the most of a record beside its key, value and headers, as Kafka's producer counts.
-_OVERHEAD = 61 + 21
-#: The same with the lengths of key and value, without headers.
-_MOST_OVERHEAD = _OVERHEAD + 5 + 5 + 1
 
 
 class Gathering:
@@ -41,23 +38,6 @@ class Gathering:
         return len(self.body) - before
 
 
-def largest_size(key: bytes | None, value: bytes | None, headers: Headers) -> int:
-    """The most bytes that a batch with this record alone takes before compression, as Kafka's producer counts them."""
-    size = _OVERHEAD + _field_size(key) + _field_size(value) + _varint_size(len(headers))
-    for name, content in headers:
-        size += _field_size(name.encode()) + _field_size(content)
-    return size
-
-
-def _field_size(content: bytes | None) -> int:
-    return 1 if content is None else _varint_size(len(content)) + len(content)
-
-
-def _varint_size(length: int) -> int:
-    """Bytes of a zigzag varint of a number that is not negative."""
-    return max(1, (length.bit_length() + 7) // 7)
-
-
 def check_bytes(name: str, content: object) -> None:
     """Raise `TypeError` for what is neither bytes nor None."""
     if isinstance(content, memoryview) and content.nbytes != len(content):
@@ -66,13 +46,20 @@ def check_bytes(name: str, content: object) -> None:
         raise TypeError(f"{name} must be bytes or None, not {type(content).__name__}")
 
 
-def check_size(topic: str, key: bytes | None, value: bytes | None, headers: Headers, config: ClientConfig) -> None:
-    """Raise `RecordTooLargeToSend` for a record that is larger than max.request.size."""
-    if not headers and len(key or b"") + len(value or b"") + _MOST_OVERHEAD <= config.max_request_size:
+def size_limit(config: ClientConfig) -> tuple[int, str]:
+    """The most bytes of a batch with a single record, and the setting that says so, as the user writes it."""
+    if config.buffer_memory < config.max_request_size:
+        return config.buffer_memory, config.named("buffer.memory")
+    return config.max_request_size, config.named("max.request.size")
+
+
+def check_size(topic: str, key: bytes | None, value: bytes | None, headers: Headers, limit: int, setting: str) -> None:
+    """Raise `RecordTooLargeToSend` for a record that takes more than `limit` bytes; see `size_limit`."""
+    if not headers and len(key or b"") + len(value or b"") + OVERHEAD + MOST_LENGTHS <= limit:
         return  # most records: the exact count takes longer
     size = largest_size(key, value, headers)
-    if size > config.max_request_size:
-        raise RecordTooLargeToSend(topic, size, config.max_request_size, config.named("max.request.size"))
+    if size > limit:
+        raise RecordTooLargeToSend(topic, size, limit, setting)
 
 
 def check_timestamp(timestamp: int) -> int:

@@ -40,7 +40,7 @@ class Queue:
 
     __slots__ = (
         *("added", "attempts", "batches", "confirmed", "failure", "in_flight", "in_flight_size", "is_open", "key"),
-        *("must_renumber", "node", "not_before", "numbering", "size"),
+        *("must_renumber", "node", "not_before", "numbering", "resent", "size"),
     )
 
     def __init__(self, key: TopicPartition, numbering: Numbering | None) -> None:
@@ -57,6 +57,8 @@ class Queue:
         #: Whether the leader does not know the sequences.
         self.must_renumber = False
         self.attempts = 0
+        #: How often the oldest batch was sent in vain.
+        self.resent = 0
         self.not_before = 0.0
         self.failure: Exception | None = None
 
@@ -100,7 +102,7 @@ class Queue:
         self.confirmed.append(batch)
         if not is_oldest:
             return []
-        self.attempts = 0
+        self.attempts = self.resent = 0
         self.failure = None
         self.is_open = bool(self.batches)  # a leader may forget the sequences of an idle producer
         confirmed = sorted(self.confirmed, key=lambda batch: batch.order)

@@ -14,6 +14,8 @@ sender handles responses in the order of the requests, partition by partition:
                                             the batch has no number or is in a transaction
     any other error                         final: the producer fails
 
+Errors after which a batch is retried are final once it was sent again `retries` times.
+
 A partition's failed batch and those after it are sent again in order, with the same sequences, when none of them is in
 flight any more (see `Queue`); other partitions go on. A broker recognises duplicates among a producer's last five
 batches in a partition, so no more may be in flight.
@@ -28,10 +30,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 
 from spark_klog.client.answers import answer_error
-from spark_klog.client.backoff import pause_seconds
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.connection import Connection, wait_until_ready
 from spark_klog.client.delivery.in_flight import InFlight
@@ -39,17 +40,16 @@ from spark_klog.client.delivery.message import encode_batch, produce_message
 from spark_klog.client.delivery.producer_id import Numbering, ProducerIds
 from spark_klog.client.delivery.queues import Batch, CallClock, Queue, Request
 from spark_klog.client.delivery.receipts import Receipt, Receipts, fresh
+from spark_klog.client.delivery.retries import UNREACHABLE, Retries
 from spark_klog.client.delivery.transactions import Transactions
 from spark_klog.errors import (
     ConnectionFailed,
-    DecodeError,
     ErrorCode,
     KlogError,
     ProducerClosed,
-    ProtocolError,
     RequestTimedOut,
 )
-from spark_klog.protocol.apis import METADATA, PRODUCE
+from spark_klog.protocol.apis import PRODUCE
 from spark_klog.protocol.codec import Message
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,6 @@ _CONFIRMED = frozenset({ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER})
 _RENUMBERED = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
 #: Seconds between looks whether another thread has called `stop`.
 _LONGEST_WAIT = 0.25
-_UNREACHABLE = (ConnectionFailed, RequestTimedOut, DecodeError)
 
 
 class Sender:
@@ -78,6 +77,7 @@ class Sender:
         self._queues: dict[TopicPartition, Queue] = {}
         self._clock = CallClock()
         self._in_flight = InFlight(self._config, self._clock)
+        self._retries = Retries(cluster)
         #: Bytes of all batches.
         self._bytes = 0
         #: Records that `add` was given and no leader has confirmed.
@@ -236,7 +236,7 @@ class Sender:
                 if self._transactions is not None:
                     self._transactions.add(queue.key for queue in ready)
                 by_leader: dict[int, list[Queue]] = {}
-                for queue in self._with_leaders(self._with_numbers(ready)):
+                for queue in self._retries.with_leaders(self._with_numbers(ready)):
                     node = self._cluster.last_leader(*queue.key)
                     assert node is not None
                     if not queue.in_flight or queue.node == node:
@@ -253,34 +253,11 @@ class Sender:
                 assert queue.numbering is not None
                 try:
                     queue.renumber(self._producer_ids.renewed(queue.numbering))
-                except _UNREACHABLE as error:
-                    self._put_off([queue], error)
+                except UNREACHABLE as error:
+                    self._retries.put_off([queue], error)
                     continue
             result.append(queue)
         return result
-
-    def _with_leaders(self, queues: list[Queue]) -> Iterable[Queue]:
-        """The queues whose partitions have a leader; the others are retried after a pause."""
-        unknown = [queue for queue in queues if self._cluster.last_leader(*queue.key) is None]
-        if not unknown:
-            return queues
-        try:
-            found = self._cluster.metadata({queue.key[0] for queue in unknown})
-        except _UNREACHABLE as error:
-            self._put_off(unknown, error)
-            return [queue for queue in queues if queue not in unknown]
-        without: dict[int, list[Queue]] = {}
-        for queue in unknown:
-            if self._cluster.last_leader(*queue.key) is None:
-                topic = found.get(queue.key[0])
-                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic["error_code"]
-                without.setdefault(code or ErrorCode.LEADER_NOT_AVAILABLE, []).append(queue)
-        for code, group in without.items():
-            refusal = answer_error(METADATA, code, f"partition {group[0].name}")
-            if not refusal.retriable:
-                raise refusal
-            self._put_off(group, refusal)
-        return [queue for queue in queues if self._cluster.last_leader(*queue.key) is not None]
 
     def _send_request(self, node: int, queues: list[Queue], now: float) -> bool:
         """Send one batch per partition, as many as fit into max.request.size; return whether a request was sent."""
@@ -289,8 +266,9 @@ class Sender:
             if not connection.open_step():
                 self._in_flight.opening[node] = connection
                 return False
-        except _UNREACHABLE as error:
-            self._put_off_silent(node, queues, error)
+        except UNREACHABLE as error:
+            self._cluster.suspect(node)  # ask it for metadata last
+            self._retries.put_off(queues, error)
             return False
         oldest = self._in_flight.oldest(node)
         if oldest is not None and (connection.must_renew or connection is not oldest.connection):
@@ -320,8 +298,9 @@ class Sender:
             handle = connection.send(
                 PRODUCE, message, version=version, answered=is_answered, deadline=deadline, wait=False
             )
-        except _UNREACHABLE as error:
-            self._put_off([queue for queue, _ in chosen], error)
+        except UNREACHABLE as error:
+            if (spent := self._retries.resend([queue for queue, _ in chosen], error)) is not None:
+                raise spent from None
             return False
         timeout = self._config.request_timeout_ms / 1000
         self._in_flight.add(node, Request(connection, handle, chosen, self._clock.now(), timeout))
@@ -336,20 +315,21 @@ class Sender:
                 wait_until_ready(connections, timeout)
             else:
                 time.sleep(timeout)
-        final: ProtocolError | None = None
+        final: KlogError | None = None
         for node in self._in_flight.nodes:
             try:
                 while (oldest := self._in_flight.oldest(node)) is not None and self._in_flight.has_answer(oldest):
                     final = self._take_answer(node, oldest) or final
-            except _UNREACHABLE as error:
+            except UNREACHABLE as error:
                 lost: dict[TopicPartition, Queue] = {}
                 while self._in_flight.oldest(node) is not None:
                     lost |= {queue.key: queue for queue, _ in self._in_flight.end(node).batches}
-                self._put_off_silent(node, list(lost.values()), error)
+                self._cluster.suspect(node)
+                final = self._retries.resend(list(lost.values()), error) or final
         if final is not None:
             raise final
 
-    def _take_answer(self, node: int, request: Request) -> ProtocolError | None:
+    def _take_answer(self, node: int, request: Request) -> KlogError | None:
         """Process the response to a broker's oldest request; return a final error, if any."""
         response = None if request.handle is None else request.connection.receive(request.handle)
         self._in_flight.end(node)
@@ -359,7 +339,7 @@ class Sender:
             return None
         self._in_flight.throttled(node, request.connection.throttled_until)
         requested = {queue.key: (queue, batch) for queue, batch in request.batches}
-        final: ProtocolError | None = None
+        final: KlogError | None = None
         for topic in response["responses"]:
             for entry in topic["partition_responses"]:
                 key = topic["name"], entry["index"]
@@ -367,10 +347,10 @@ class Sender:
                     final = self._settle(*requested.pop(key), entry) or final
         if requested:
             left_out = ConnectionFailed(f"broker {node} left partitions out of its answer")
-            self._put_off([queue for queue, _ in requested.values()], left_out)
+            final = self._retries.resend([queue for queue, _ in requested.values()], left_out) or final
         return final
 
-    def _settle(self, queue: Queue, batch: Batch, entry: Message) -> ProtocolError | None:
+    def _settle(self, queue: Queue, batch: Batch, entry: Message) -> KlogError | None:
         """Process the response for one partition; return a final error, if any."""
         code = entry["error_code"]
         if code in _CONFIRMED:
@@ -387,8 +367,7 @@ class Sender:
             if batch.receipt is not None:
                 batch.receipt.fail(fresh(error))  # in a transaction, the partition has lost records of it
             return error
-        self._put_off([queue], error)
-        return None
+        return self._retries.resend([queue], error)
 
     def _confirm(self, queue: Queue, batch: Batch, base_offset: int = -1, append_time: int = -1) -> None:
         batch.base_offset, batch.append_time = base_offset, append_time
@@ -397,26 +376,6 @@ class Sender:
         for confirmed in queue.confirm(batch):
             if confirmed.receipt is not None:
                 self.receipts.confirm(confirmed.receipt, confirmed.base_offset, confirmed.append_time)
-
-    def _put_off(self, queues: Collection[Queue], error: Exception) -> None:
-        """Retry the partitions' batches after a pause, at the leaders in fresh metadata."""
-        for queue in queues:
-            queue.attempts += 1
-            queue.failure = error
-            queue.is_open = False
-            self._cluster.forget_leader(*queue.key)
-        # one pause for all, so that they share one metadata request
-        pause = pause_seconds(self._config, max(queue.attempts for queue in queues))
-        not_before = time.monotonic() + pause
-        for queue in queues:
-            queue.not_before = not_before
-        names = ", ".join(sorted(queue.name for queue in queues))
-        _log.warning("records for %s are sent again in %.1f s: %s", names, pause, error)
-
-    def _put_off_silent(self, node: int, queues: Collection[Queue], error: Exception) -> None:
-        """Put off partitions of a broker that does not answer, and ask it for metadata last."""
-        self._cluster.suspect(node)
-        self._put_off(queues, error)
 
     def _expire(self) -> None:
         for queue in self._queues.values():

@@ -372,7 +372,8 @@ class Transactions:
             with self._coordinators.forgotten_on_error():
                 return ask()
 
-        return self._cluster.attempt(ask_again, self._cluster.config.max_block_ms)
+        config = self._cluster.config
+        return self._cluster.attempt(ask_again, config.max_block_ms, config.named("max.block.ms"))
 
     def _request(self, api: Api, message: Message) -> Message:
         return self._cluster.request(self._node(), api, message)

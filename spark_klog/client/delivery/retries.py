@@ -1,0 +1,72 @@
+"""Which batches go to which leader now, and when those that failed are sent again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable
+
+from spark_klog.client.answers import answer_error
+from spark_klog.client.backoff import pause_seconds
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.delivery.queues import Queue
+from spark_klog.errors import ConnectionFailed, DecodeError, ErrorCode, KlogError, RequestTimedOut
+from spark_klog.protocol.apis import METADATA
+
+_log = logging.getLogger(__name__)
+#: What a request raises if no answer has come.
+UNREACHABLE = (ConnectionFailed, RequestTimedOut, DecodeError)
+
+
+class Retries:
+    """Leaders of partitions, and the pauses of those whose batches wait for another attempt."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def with_leaders(self, queues: list[Queue]) -> Iterable[Queue]:
+        """The queues whose partitions have a leader; the others are retried after a pause."""
+        unknown = [queue for queue in queues if self._cluster.last_leader(*queue.key) is None]
+        if not unknown:
+            return queues
+        try:
+            found = self._cluster.metadata({queue.key[0] for queue in unknown})
+        except UNREACHABLE as error:
+            self.put_off(unknown, error)
+            return [queue for queue in queues if queue not in unknown]
+        without: dict[int, list[Queue]] = {}
+        for queue in unknown:
+            if self._cluster.last_leader(*queue.key) is None:
+                topic = found.get(queue.key[0])
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic["error_code"]
+                without.setdefault(code or ErrorCode.LEADER_NOT_AVAILABLE, []).append(queue)
+        for code, group in without.items():
+            refusal = answer_error(METADATA, code, f"partition {group[0].name}")
+            if not refusal.retriable:
+                raise refusal
+            self.put_off(group, refusal)
+        return [queue for queue in queues if self._cluster.last_leader(*queue.key) is not None]
+
+    def resend(self, queues: Collection[Queue], error: KlogError) -> KlogError | None:
+        """Retry the partitions' batches, which were sent; return the error if one has had all its retries."""
+        for queue in queues:
+            queue.resent += 1
+        if any(queue.resent > self._cluster.config.retries for queue in queues):
+            return error
+        self.put_off(queues, error)
+        return None
+
+    def put_off(self, queues: Collection[Queue], error: Exception) -> None:
+        """Retry the partitions' batches after a pause, at the leaders in fresh metadata."""
+        for queue in queues:
+            queue.attempts += 1
+            queue.failure = error
+            queue.is_open = False
+            self._cluster.forget_leader(*queue.key)
+        # one pause for all, so that they share one metadata request
+        pause = pause_seconds(self._cluster.config, max(queue.attempts for queue in queues))
+        not_before = time.monotonic() + pause
+        for queue in queues:
+            queue.not_before = not_before
+        names = ", ".join(sorted(queue.name for queue in queues))
+        _log.warning("records for %s are sent again in %.1f s: %s", names, pause, error)

@@ -1,0 +1,107 @@
+"""The defaults of settings are those of Kafka 3.9.1's clients, but for the ones named here.
+
+`tests/support/kafka_defaults.py` makes the file of Kafka's.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_klog.client.admin.settings import admin_config
+from spark_klog.client.config import ClientConfig, client_config, is_known
+from spark_klog.client.consumer.settings import ConsumerConfig, consumer_config, parse_reset
+from spark_klog.client.security import settings as security_settings
+from tests.support import kafka_defaults
+
+SERVERS = {"bootstrap.servers": "h:1"}
+THEIRS: dict[str, dict[str, list[str]]] = json.loads(
+    (Path(__file__).parents[1] / "data" / "kafka-3.9.1" / "client-settings.json").read_text()
+)
+#: Settings with other defaults, by client, with ours and the reason.
+OTHERS = {
+    "consumer": {
+        "client.id": ("spark_klog", "brokers' logs and quotas name the client"),
+        "allow.auto.create.topics": ("False", "a misspelt topic is an error, as in librdkafka"),
+    },
+    "producer": {
+        "client.id": ("spark_klog", "brokers' logs and quotas name the client"),
+        "batch.size": ("262144", "batches come from columns, and compress better"),
+        "linger.ms": ("5", "Kafka's own default since 4.0"),
+    },
+    "admin": {"client.id": ("spark_klog", "brokers' logs and quotas name the client")},
+}
+_ASSIGNORS = {"RangeAssignor": "range", "CooperativeStickyAssignor": "cooperative-sticky"}
+
+
+def _ours(client: str) -> dict[str, Any]:
+    """Our defaults of the settings that are parsed for this client."""
+    if client == "consumer":
+        config = consumer_config(SERVERS)
+        own = {item.metadata["name"]: getattr(config, item.name) for item in fields(ConsumerConfig) if item.metadata}
+        return _shared(config.client) | own
+    if client == "producer":
+        return _shared(client_config(SERVERS))
+    admin = admin_config(SERVERS)
+    return _shared(admin.client) | {"default.api.timeout.ms": admin.api_timeout_ms}
+
+
+def _shared(config: ClientConfig) -> dict[str, Any]:
+    return {item.metadata["name"]: getattr(config, item.name) for item in fields(ClientConfig) if item.metadata}
+
+
+def _plain(name: str, text: str) -> Any:
+    """Kafka's default as ours would be."""
+    if name == "partition.assignment.strategy":
+        return tuple(_ASSIGNORS[part.rpartition(".")[2]] for part in text.replace("class ", "").split(","))
+    if name == "auto.offset.reset":
+        return parse_reset(name, text)
+    if name == "acks":
+        return -1 if text == "all" else int(text)
+    if name == "isolation.level":
+        return int(text == "read_committed")
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if text.lstrip("-").isdecimal() else text
+
+
+#: Kafka's defaults that ours express otherwise: None means the same there.
+SAME = {
+    ("producer", "enable.idempotence"): True,  # None: as acks and retries say
+    ("producer", "compression.gzip.level"): -1,
+    ("producer", "compression.lz4.level"): 9,  # of Java's LZ4, which has other levels
+    ("producer", "compression.zstd.level"): 3,
+}
+
+
+@pytest.mark.parametrize("client", ["consumer", "producer", "admin"])
+def test_defaults(client: str) -> None:
+    theirs, ours = THEIRS[client], _ours(client)
+    compared, different = [], {}
+    for name, (_, text) in theirs.items():
+        if name not in ours or name in SERVERS:
+            continue
+        compared.append(name)
+        mine, wanted = ours[name], _plain(name, text)
+        if mine is None and wanted in ("", SAME.get((client, name), "")):
+            continue
+        if mine != wanted:
+            different[name] = str(mine)
+    assert different == {name: mine for name, (mine, _) in OTHERS[client].items()}
+    assert len(compared) > {"consumer": 25, "producer": 25, "admin": 8}[client], compared
+
+
+@pytest.mark.parametrize("client", ["consumer", "producer", "admin"])
+def test_every_setting_is_known_or_refused_by_name(client: str) -> None:
+    for name in THEIRS[client]:
+        assert is_known(name) or security_settings.refusal(name) or name == "config.providers", name
+
+
+@pytest.mark.peer
+def test_the_file_is_kafkas() -> None:
+    made = {client: kafka_defaults.settings("3.9.1", client) for client in kafka_defaults.CLIENTS}
+    assert json.loads(json.dumps(made)) == THEIRS

@@ -1,0 +1,46 @@
+"""Names of brokers are looked up at the interpreter's exit, too, where no thread can be started."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from spark_klog.client.name_lookup import addresses_of
+
+ROOT = Path(__file__).parents[2]
+#: Python calls atexit's functions after it has stopped to start threads, from 3.12 on.
+AT_EXIT = """
+import atexit, time
+from spark_klog.client.name_lookup import addresses_of
+atexit.register(lambda: print(len(addresses_of("localhost", 9092, time.monotonic() + 30)) > 0))
+"""
+
+
+def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    found = addresses_of("localhost", 9092, time.monotonic() + 30)
+    assert found == socket.getaddrinfo("localhost", 9092, type=socket.SOCK_STREAM)
+    with pytest.raises(OSError, match=r"\[Errno -"):
+        addresses_of("no-such-host.invalid", 9092, time.monotonic() + 30)
+
+
+@pytest.mark.parametrize("python", [sys.executable, "python3.12", "python3.13"])
+def test_at_exit(python: str) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    try:
+        done = subprocess.run([python, "-c", AT_EXIT], env=environment, capture_output=True, text=True, timeout=60)
+    except FileNotFoundError:
+        pytest.skip(f"{python} is not installed")
+    if "not found" in done.stderr and python != sys.executable:  # a shim of pyenv without the version
+        pytest.skip(f"{python} is not installed")
+    assert (done.stdout, done.stderr) == ("True\n", "")
