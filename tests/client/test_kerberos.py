@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import Producer
 
-from tests.support.kafka import HOST, Kafka
-from tests.support.kerberos import REALM, Realm, gssapi_path
+from tests.support.kafka import HOST, Kafka, versions
+from tests.support.kerberos import MODULE, REALM, Realm, gssapi_path, kerberos_kafka
 
 pytestmark = pytest.mark.peer
-MODULE = "com.sun.security.auth.module.Krb5LoginModule"
+#: Settings of librdkafka for old brokers.
+OLD = {"0.10.2.2": {"api.version.request": "false", "broker.version.fallback": "0.10.2"}}
 #: Reads all of a topic in a process of its own, as Kerberos's settings are the process's; settings come by JSON.
 READER = """
 import json, sys, time
@@ -62,28 +63,17 @@ class Peers(NamedTuple):
         return json.loads(done.stdout)
 
 
-@pytest.fixture(scope="module")
-def peers(module_server_dir: Path) -> Iterator[Peers]:
-    library = gssapi_path()
-    with Realm(module_server_dir / "kdc") as realm:
-        broker, alice = realm.keytab(f"kafka/{HOST}"), realm.keytab("alice")
-        properties = {
-            "sasl.enabled.mechanisms": "GSSAPI",
-            "sasl.kerberos.service.name": "kafka",
-            "listener.name.kerberos.gssapi.sasl.jaas.config": f"{MODULE} required useKeyTab=true storeKey=true "
-            f'keyTab="{broker}" principal="kafka/{HOST}@{REALM}";',
-        }
-        listeners = {"KERBEROS": "SASL_PLAINTEXT"}
-        kafka = Kafka("3.9.1", module_server_dir / "kafka", properties, listeners=listeners)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("JAVA_TOOL_OPTIONS", f"-Djava.security.krb5.conf={realm.conf}")
-            kafka.start()
-        with kafka:
-            producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
-            for value in ("a", "b", "c"):
-                producer.produce("t", value)
-            assert producer.flush(30) == 0
-            yield Peers(kafka, realm, alice, library)
+@pytest.fixture(scope="module", params=versions("3.9.1", "4.1.0", "0.10.2.2"))
+def peers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[Peers]:
+    library, folder = gssapi_path(), module_server_dir / request.param
+    with Realm(folder / "kdc") as realm, kerberos_kafka(request.param, folder / "kafka", realm) as kafka:
+        producer = Producer(
+            {"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0, **OLD.get(request.param, {})}
+        )
+        for value in ("a", "b", "c"):
+            producer.produce("t", value)
+        assert producer.flush(30) == 0
+        yield Peers(kafka, realm, realm.keytab("alice"), library)
 
 
 def test_keytabs_and_tickets(peers: Peers) -> None:

@@ -7,14 +7,18 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from unittest import mock
 
 from .clients.build import built, download
-from .kafka import HOST, ServerStartError, free_port
+from .kafka import HOST, Kafka, ServerStartError, Version, free_port
 from .tools import program
 
 REALM = "KLOG.TEST"
+MODULE = "com.sun.security.auth.module.Krb5LoginModule"
 _SECONDS = 30.0
 _CONF = """[libdefaults]
  default_realm = {realm}
@@ -124,3 +128,24 @@ class Realm:
         cache = self.folder / f"{principal}.ccache"
         self._run(self._kinit, "-k", "-t", str(keytab), principal, KRB5CCNAME=str(cache))
         return cache
+
+
+@contextmanager
+def kerberos_kafka(version: Version, folder: Path, realm: Realm) -> Iterator[Kafka]:
+    """A broker with the further listener KERBEROS, which takes GSSAPI."""
+    principal = f"kafka/{HOST}"
+    keytab = realm.keytab(principal)
+    login = f'{MODULE} required useKeyTab=true storeKey=true keyTab="{keytab}" principal="{principal}@{REALM}";'
+    properties: dict[str, object] = {"sasl.enabled.mechanisms": "GSSAPI", "sasl.kerberos.service.name": "kafka"}
+    options = f"-Djava.security.krb5.conf={realm.conf}"
+    if version == "0.10.2.2":  # has no logins by listener
+        jaas = realm.folder / "broker.conf"
+        jaas.write_text(f"KafkaServer {{\n {login}\n}};\n")
+        options += f" -Djava.security.auth.login.config={jaas}"
+    else:
+        properties["listener.name.kerberos.gssapi.sasl.jaas.config"] = login
+    kafka = Kafka(version, folder, properties, listeners={"KERBEROS": "SASL_PLAINTEXT"})
+    with mock.patch.dict(os.environ, {"JAVA_TOOL_OPTIONS": options}):
+        kafka.start()
+    with kafka:
+        yield kafka
