@@ -33,11 +33,11 @@ from spark_klog.records.batch import first_batch_size, next_offset_after, whole_
 from spark_klog.records.offset_order import NO_END, NOTHING, End, OffsetOrder
 
 _log = logging.getLogger(__name__)
-_MAX_WAIT_MS = 500
+MAX_WAIT_MS = 500
 #: Brokers before 0.10.1 return no more bytes than requested; this many include a message's size field.
 _LEAST_BYTES = 12
 #: The first version of Fetch with topic ids instead of names (KIP-516).
-_WITH_TOPIC_IDS = 13
+FETCH_WITH_TOPIC_IDS = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def fetch_range(
     With `topic_id` a topic of the same name created later is not read: the `ProtocolError` is then UNKNOWN_TOPIC_ID.
     Brokers before 3.1 can't tell the two apart.
     """
-    return _RangeFetch(cluster, topic, partition, start, end, poll_timeout_ms, topic_id).run()
+    return RangeFetch(cluster, topic, partition, start, end, poll_timeout_ms, topic_id).run()
 
 
 def entries_of(answer: Message, by: str = "topic") -> Iterator[tuple[tuple[Any, int], Message]]:
@@ -83,7 +83,9 @@ def entries_of(answer: Message, by: str = "topic") -> Iterator[tuple[tuple[Any, 
             yield (topic[by], entry["partition_index"]), entry
 
 
-class _RangeFetch:
+class RangeFetch:
+    """The fetches of one range, see `fetch_range`."""
+
     def __init__(
         self,
         cluster: Cluster,
@@ -91,8 +93,8 @@ class _RangeFetch:
         partition: int,
         start: int,
         end: int,
-        poll_timeout_ms: int | None,
-        topic_id: UUID | None,
+        poll_timeout_ms: int | None = None,
+        topic_id: UUID | None = None,
     ) -> None:
         self._cluster = cluster
         self._timeout_ms = poll_timeout_ms or cluster.config.request_timeout_ms
@@ -174,12 +176,12 @@ class _RangeFetch:
         assert self._handle is not None  # a fetch is answered
         handle, self._handle = self._handle, None
         answer = self._connection.receive(handle, self._cluster.deadline())
-        return self._fetched(self._entry(answer, handle.version))
+        return self.fetched(self._entry(answer, handle.version))
 
     def _send(self, connection: Connection) -> None:
         config = self._cluster.config
         request = {
-            "max_wait_ms": _MAX_WAIT_MS,
+            "max_wait_ms": MAX_WAIT_MS,
             "min_bytes": 1,
             "max_bytes": max(config.fetch_max_bytes, self._max_bytes),
             "isolation_level": config.isolation_level,
@@ -197,21 +199,22 @@ class _RangeFetch:
                 }
             ],
         }
-        is_by_id = self._topic_id is not None and connection.speaks(FETCH, _WITH_TOPIC_IDS)
-        version = _WITH_TOPIC_IDS if is_by_id else None
+        is_by_id = self._topic_id is not None and connection.speaks(FETCH, FETCH_WITH_TOPIC_IDS)
+        version = FETCH_WITH_TOPIC_IDS if is_by_id else None
         self._handle = connection.send(FETCH, request, version=version, deadline=self._cluster.deadline())
 
     def _entry(self, answer: Message, version: int) -> Message:
         """The partition's entry in a response; `ProtocolError` if it has an error."""
         what = f"fetch of {self._name} at offset {self._offset}"
         check_code(FETCH, answer["error_code"], what)
-        by, topic = ("topic_id", self._topic_id) if version >= _WITH_TOPIC_IDS else ("topic", self._topic)
+        by, topic = ("topic_id", self._topic_id) if version >= FETCH_WITH_TOPIC_IDS else ("topic", self._topic)
         key = topic, self._partition
         entry = by_key(FETCH, answer, entries_of(answer, by), [key])[key]
         check_code(FETCH, entry["error_code"], what)
         return entry
 
-    def _fetched(self, entry: Message) -> Fetched | None:
+    def fetched(self, entry: Message) -> Fetched | None:
+        """The records in a partition's entry of a response; None if they are to be fetched again."""
         records, high_watermark = entry["records"], entry["high_watermark"]
         if records is None or not len(records):
             if self._is_past_corrupt and high_watermark >= self._end:

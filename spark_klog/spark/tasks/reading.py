@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.config import ClientConfig, client_config
-from spark_klog.client.fetcher import fetch_range
+from spark_klog.client.fetcher import Fetched, fetch_range
+from spark_klog.client.small_ranges import MOST_RANGES, by_leader, fetch_short, is_short
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.errors import DecodeError, ErrorCode, OffsetOutOfRange, ProtocolError
 from spark_klog.records.kernels import warn_if_slow
@@ -86,7 +87,7 @@ def read_ranges(
     prepare_worker()
     warn_if_slow()
     reader = _reader(options, topic_ids)
-    for requested in ranges:
+    for requested in reader.ahead(ranges) if isinstance(reader, _BrokerReader) else ranges:
         yield from _read_range(reader, options, requested, schema)
 
 
@@ -119,8 +120,36 @@ class _BrokerReader:
         self._cluster = cluster
         self._poll_timeout_ms = poll_timeout_ms
         self._topic_ids = topic_ids
+        #: Short ranges that are fetched and not yet read; their data is in one buffer.
+        self._fetched: dict[OffsetRange, Fetched] = {}
+
+    def ahead(self, ranges: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
+        """Yield the ranges in the order in which to read them; short ones are fetched together before."""
+        short: list[OffsetRange] = []
+        for requested in ranges:
+            if not is_short(requested.start, requested.end):
+                yield requested
+                continue
+            short.append(requested)
+            if len(short) == MOST_RANGES:
+                yield from self._together(short)
+                short = []
+        yield from self._together(short)
+
+    def _together(self, short: list[OffsetRange]) -> Iterator[OffsetRange]:
+        left = {(requested.topic, requested.partition): requested for requested in short}
+        if len(left) == len(short) > 1:
+            for node, keys in by_leader(self._cluster, list(left)).items():
+                starts = {key: (left[key].start, left[key].end) for key in keys}
+                found = fetch_short(self._cluster, node, starts, self._topic_ids)
+                self._fetched = {left.pop(key): fetched for key, fetched in found.items()}
+                yield from list(self._fetched)
+            short = list(left.values())
+        yield from short
 
     def read(self, requested: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[_RecordBatches]:
+        if requested in self._fetched:
+            return iter([self._fetched.pop(requested)])
         return fetch_range(self._cluster, *requested, self._poll_timeout_ms, self._topic_ids.get(requested.topic))
 
 

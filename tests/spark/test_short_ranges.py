@@ -1,0 +1,86 @@
+"""Many short ranges of a task are fetched together; what such an answer does not hold is read as before."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Producer as ConfluentProducer
+
+from spark_klog.broker.faults import ErrorAnswer, Fault
+from spark_klog.columns.schema import WITHOUT_HEADERS
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import DataLossError, ProtocolError
+from spark_klog.spark.options import source_options
+from spark_klog.spark.planning.ranges import OffsetRange
+from spark_klog.spark.tasks import reading
+from tests.support.scripted_broker import ScriptedCluster
+
+from .support import create_topic
+
+PARTITIONS, RECORDS = 40, 10
+
+
+def _fill(servers: str, topic: str, sizes: Callable[[int], int] = lambda partition: 10) -> list[bytes]:
+    """Values in all partitions, which have RECORDS records of `sizes` bytes and the partition's number."""
+    producer = ConfluentProducer({"bootstrap.servers": servers, "linger.ms": 50})
+    values = []
+    for number in range(RECORDS):
+        for partition in range(PARTITIONS):
+            values.append(b"%d-%d-" % (partition, number) + bytes(sizes(partition)))
+            producer.produce(topic, values[-1], partition=partition)
+    assert producer.flush(30) == 0
+    return values
+
+
+def _read(servers: str, ranges: list[OffsetRange], **more: str) -> list[bytes]:
+    options = {"kafka.bootstrap.servers": servers, "subscribe": ranges[0].topic, **more}
+    found: list[bytes] = []
+    for batch in reading.read_ranges(source_options(options, streaming=False), ranges, WITHOUT_HEADERS):
+        found += batch.column("value").to_pylist()
+    return found
+
+
+def _ranges(topic: str, end: int = RECORDS) -> list[OffsetRange]:
+    return [OffsetRange(topic, partition, 0, end) for partition in range(PARTITIONS)]
+
+
+def test_one_request_reads_them_all() -> None:
+    with ScriptedCluster({"t": PARTITIONS}) as brokers:
+        values = _fill(brokers.bootstrap_servers, "t")
+        assert sorted(_read(brokers.bootstrap_servers, _ranges("t"))) == sorted(values)
+        assert brokers.count("Fetch") == 1
+
+
+def test_part_of_a_batch_and_ranges_that_are_long_or_alone() -> None:
+    with EmbeddedCluster() as cluster:
+        topic = f"t-{uuid.uuid4().hex[:8]}"
+        create_topic(cluster.bootstrap_servers, topic, PARTITIONS)
+        values = _fill(cluster.bootstrap_servers, topic, lambda partition: 200_000 if partition == 7 else 10)
+        assert sorted(_read(cluster.bootstrap_servers, _ranges(topic))) == sorted(values)
+        first = {b"%d-%d" % (partition, number) for partition in range(PARTITIONS) for number in range(3)}
+        found = _read(cluster.bootstrap_servers, _ranges(topic, 3))
+        assert {b"-".join(value.split(b"-")[:2]) for value in found} == first
+        assert len(found) == len(first)
+        assert len(_read(cluster.bootstrap_servers, _ranges(topic)[:1])) == RECORDS
+        with pytest.raises(DataLossError, match=f"{topic}-3"):
+            _read(cluster.bootstrap_servers, [*_ranges(topic)[:3], OffsetRange(topic, 3, 5, RECORDS + 5)])
+
+
+@pytest.mark.parametrize("code", ["NOT_LEADER_OR_FOLLOWER", "UNKNOWN_SERVER_ERROR", "TOPIC_AUTHORIZATION_FAILED"])
+def test_an_error_is_met_by_a_fetch_of_its_own(code: str) -> None:
+    with EmbeddedCluster(faults=[Fault(ErrorAnswer(code), api="Fetch", partition=3, count=1)]) as cluster:
+        topic = f"t-{uuid.uuid4().hex[:8]}"
+        create_topic(cluster.bootstrap_servers, topic, PARTITIONS)
+        values = _fill(cluster.bootstrap_servers, topic)
+        assert sorted(_read(cluster.bootstrap_servers, _ranges(topic))) == sorted(values)
+
+
+def test_an_error_that_lasts_is_raised() -> None:
+    with EmbeddedCluster(faults=[Fault(ErrorAnswer("TOPIC_AUTHORIZATION_FAILED"), api="Fetch")]) as cluster:
+        topic = f"t-{uuid.uuid4().hex[:8]}"
+        create_topic(cluster.bootstrap_servers, topic, PARTITIONS)
+        _fill(cluster.bootstrap_servers, topic)
+        with pytest.raises(ProtocolError, match="TOPIC_AUTHORIZATION_FAILED"):
+            _read(cluster.bootstrap_servers, _ranges(topic))
