@@ -59,7 +59,8 @@ def _field_sizes(column: pa.Array) -> _Sizes:
 
 def _numbers(column: pa.Array) -> _Sizes:
     """The numbers, 0 for nulls."""
-    return column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    numbers: _Sizes = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return numbers
 
 
 def _varint_sizes(lengths: _Sizes) -> _Sizes:

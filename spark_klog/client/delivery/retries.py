@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from spark_klog.client.answers import answer_error
 from spark_klog.client.backoff import pause_seconds
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.delivery.producer_id import ProducerIds
 from spark_klog.client.delivery.queues import Queue
 from spark_klog.errors import ConnectionFailed, DecodeError, ErrorCode, KlogError, RequestTimedOut
 from spark_klog.protocol.apis import METADATA
@@ -21,8 +22,22 @@ UNREACHABLE = (ConnectionFailed, RequestTimedOut, DecodeError)
 class Retries:
     """Leaders of partitions, and the pauses of those whose batches wait for another attempt."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, producer_ids: ProducerIds) -> None:
+        self._cluster, self._producer_ids = cluster, producer_ids
+
+    def with_numbers(self, queues: list[Queue]) -> list[Queue]:
+        """The queues whose batches have sequences that the leader accepts."""
+        result = []
+        for queue in queues:
+            if queue.must_renumber:
+                assert queue.numbering is not None
+                try:
+                    queue.renumber(self._producer_ids.renewed(queue.numbering))
+                except UNREACHABLE as error:
+                    self.put_off([queue], error)
+                    continue
+            result.append(queue)
+        return result
 
     def with_leaders(self, queues: list[Queue]) -> Iterable[Queue]:
         """The queues whose partitions have a leader; the others are retried after a pause."""

@@ -77,7 +77,7 @@ class Sender:
         self._queues: dict[TopicPartition, Queue] = {}
         self._clock = CallClock()
         self._in_flight = InFlight(self._config, self._clock)
-        self._retries = Retries(cluster)
+        self._retries = Retries(cluster, self._producer_ids)
         #: Bytes of all batches.
         self._bytes = 0
         #: Records that `add` was given and no leader has confirmed.
@@ -236,7 +236,7 @@ class Sender:
                 if self._transactions is not None:
                     self._transactions.add(queue.key for queue in ready)
                 by_leader: dict[int, list[Queue]] = {}
-                for queue in self._retries.with_leaders(self._with_numbers(ready)):
+                for queue in self._retries.with_leaders(self._retries.with_numbers(ready)):
                     node = self._cluster.last_leader(*queue.key)
                     assert node is not None
                     if not queue.in_flight or queue.node == node:
@@ -244,20 +244,6 @@ class Sender:
                 can_have = [node for node in by_leader if self._in_flight.may_have_more(node, now)]
                 if not sum(self._send_request(node, by_leader[node], now) for node in can_have):
                     return
-
-    def _with_numbers(self, queues: list[Queue]) -> list[Queue]:
-        """The queues whose batches have sequences that the leader accepts."""
-        result = []
-        for queue in queues:
-            if queue.must_renumber:
-                assert queue.numbering is not None
-                try:
-                    queue.renumber(self._producer_ids.renewed(queue.numbering))
-                except UNREACHABLE as error:
-                    self._retries.put_off([queue], error)
-                    continue
-            result.append(queue)
-        return result
 
     def _send_request(self, node: int, queues: list[Queue], now: float) -> bool:
         """Send one batch per partition, as many as fit into max.request.size; return whether a request was sent."""
