@@ -84,6 +84,7 @@ _WITHOUT_EFFECT = frozenset(
 ).union(security_settings.WITHOUT_EFFECT)
 #: Settings that must not be ignored: that would silently do something else than the user asked for.
 _REFUSED = {
+    "bootstrap.controllers": "the client talks to brokers, set bootstrap.servers",
     "config.providers": "settings are taken as they are written",
     "oauth_cb": "set sasl.oauthbearer.provider=MODULE:FUNCTION instead",
 }

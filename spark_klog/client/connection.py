@@ -24,7 +24,7 @@ from spark_klog.client.interrupts import closing_if_interrupted
 from spark_klog.client.security.exchange import SaslExchange
 from spark_klog.client.security.hints import closed_early, security_error
 from spark_klog.errors import ConnectionFailed, DecodeError, RequestTimedOut
-from spark_klog.protocol.apis import API_VERSIONS, SASL_AUTHENTICATE
+from spark_klog.protocol.apis import API_VERSIONS, FETCH, SASL_AUTHENTICATE
 from spark_klog.protocol.codec import Message, decode_response, encode_request
 from spark_klog.protocol.schema import Api
 from spark_klog.wire.frames import SIZE
@@ -65,7 +65,7 @@ class Connection:
         #: Responses that arrived while the connection waited for another one.
         self._arrived: dict[int, bytes] = {}
         self._arrived_bytes = 0
-        #: The response that `poll` read last, still in the stream's buffer, with its correlation id.
+        #: The Fetch response that `poll` read last, still in the stream's buffer, with its correlation id.
         self._at_hand: tuple[int, memoryview] | None = None
         self._correlation_id = 0
         #: End of the broker's throttling (KIP-219), a reading of `time.monotonic`.
@@ -305,7 +305,7 @@ class Connection:
         """Send and read what can be done without waiting; return whether the response to a request has arrived.
 
         Without a handle: whether all requests have been sent. Raises what `receive` raises. With a handle it may
-        overwrite the record bytes of the response that was received last.
+        overwrite the record bytes of the Fetch response that was received last.
         """
         self._check_open()
         begin = time.monotonic()
@@ -318,8 +318,8 @@ class Connection:
                 if frame is None:
                     return False
                 correlation_id = self._id_in(frame)
-                if correlation_id == handle.correlation_id:
-                    self._at_hand = correlation_id, frame  # not copied: it may be large, and is received next
+                if correlation_id == handle.correlation_id and handle.api is FETCH:
+                    self._at_hand = correlation_id, frame  # not copied, as it is large
                 else:
                     self._put_aside(correlation_id, frame)
         except DecodeError as error:

@@ -37,6 +37,8 @@ def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("python", [sys.executable, "python3.12", "python3.13"])
 def test_at_exit(python: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    if python != sys.executable:
+        environment["PYENV_VERSION"] = python.removeprefix("python")  # pyenv's shims run no version by themselves
     try:
         done = subprocess.run([python, "-c", AT_EXIT], env=environment, capture_output=True, text=True, timeout=60)
     except FileNotFoundError:
