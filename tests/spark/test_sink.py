@@ -232,7 +232,10 @@ def test_rows_that_can_not_be_written(spark: SparkSession, servers: str, topic: 
     message = f"row 0: partition 9 of topic {topic}: it has partitions 0 to 1"
     assert message in error_of(lambda: write(partition, servers, topic=topic))
     large = spark.range(1).selectExpr("0 as partition", "repeat('x', 3000000) as value")
-    text = error_of(lambda: write(large, servers, topic=topic))
+    message = f"row 0, a record for {topic}, takes 3000088 bytes, kafka.max.request.size=1048576: it is not sent"
+    assert message in error_of(lambda: write(large, servers, topic=topic))
+    more = {"kafka.max.request.size": "4000000"}
+    text = error_of(lambda: write(large, servers, topic=topic, **more))
     assert "MESSAGE_TOO_LARGE" in text
     assert f"{topic}-0" in text
     assert consume(servers, topic) == []
