@@ -1,0 +1,78 @@
+"""Where to begin and to stop reading: the words of --from and --until."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.offsets import NO_OFFSET, list_offsets
+from spark_klog.clock import system_ms
+from spark_klog.errors import ConfigError
+from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.spark.offsets import BeforeEndSpec, OffsetSpec, TimeSpec, parse_offsets
+
+Place = OffsetSpec | TimeSpec | BeforeEndSpec | int
+Offsets = Mapping[TopicPartition, int]
+
+_OTHER_NAMES = {"beginning": "earliest", "end": "latest"}
+_LARGEST_OFFSET = (1 << 63) - 1
+
+
+def parse_place(option: str, text: str) -> Place:
+    """Parse an offset, earliest, latest, -10 (records before the end), -1h or an ISO time; `ConfigError`."""
+    word = text.strip().lower()
+    if word.isdecimal() and int(word) <= _LARGEST_OFFSET:
+        return int(word)
+    try:
+        spec = parse_offsets(option, _OTHER_NAMES.get(word, text), system_ms)
+    except ConfigError:
+        spec = None
+    if isinstance(spec, TimeSpec | BeforeEndSpec) or (isinstance(spec, OffsetSpec) and not spec.each):
+        return spec
+    raise ConfigError(
+        f"{option} {text} must be earliest, latest, an offset, records before the end (-10), a time before now "
+        "(-1h; ms, s, m, h, d, w) or an ISO time (2026-11-21T10:00:00Z)"
+    )
+
+
+def offsets_of(cluster: Cluster, place: Place, first: Offsets, end: Offsets) -> dict[TopicPartition, int]:
+    """The offset that a place means in each partition; `first` and `end` are the partitions' ranges."""
+    if isinstance(place, int):
+        return dict.fromkeys(end, place)
+    if isinstance(place, BeforeEndSpec):
+        return {key: max(first[key], end[key] - place.records) for key in end}
+    if isinstance(place, OffsetSpec):
+        return dict(first if place.everywhere == EARLIEST else end)
+    found = list_offsets(cluster, place.values(end))
+    return {key: end[key] if found[key] == NO_OFFSET else min(found[key], end[key]) for key in end}
+
+
+def check_until(place: Place) -> None:
+    """`ConfigError` for a time to come: what will be written until then is not known."""
+    if isinstance(place, TimeSpec) and place.everywhere is not None and place.everywhere > system_ms():
+        raise ConfigError("--until must not be in the future: use --follow, and end it with Ctrl-C")
+
+
+def ranges(
+    cluster: Cluster, keys: list[TopicPartition], begin: Place, until: Place
+) -> tuple[dict[TopicPartition, tuple[int, int]], list[str]]:
+    """The offsets to read of each partition, [start, stop), and what to warn of.
+
+    `ConfigError` if a start is beyond a partition's end: a typing error, or the offset of another topic.
+    """
+    first = list_offsets(cluster, dict.fromkeys(keys, EARLIEST))
+    end = list_offsets(cluster, dict.fromkeys(keys, LATEST))
+    starts, stops = offsets_of(cluster, begin, first, end), offsets_of(cluster, until, first, end)
+    warnings = []
+    for topic, partition in keys:
+        key = topic, partition
+        if starts[key] > end[key]:
+            raise ConfigError(f"--from {starts[key]} is beyond the end of {topic}-{partition}, which is {end[key]}")
+        if starts[key] < first[key]:
+            if isinstance(begin, int):
+                warnings.append(f"{topic}-{partition} begins at offset {first[key]}: the records before it are deleted")
+            starts[key] = first[key]
+        if isinstance(until, int) and stops[key] > end[key]:
+            warnings.append(f"{topic}-{partition} ends at offset {end[key]}, before --until {until}")
+        stops[key] = min(stops[key], end[key])
+    return {key: (starts[key], stops[key]) for key in keys}, warnings

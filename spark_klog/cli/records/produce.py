@@ -1,0 +1,259 @@
+"""`klog produce`: write records from lines, JSON or files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from spark_klog.broker.settings.config import parse_settings
+from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, quiet_client
+from spark_klog.cli.records.counter import Counter
+from spark_klog.cli.records.form import unescape
+from spark_klog.cli.records.json_lines import parse_record
+from spark_klog.client import Producer
+from spark_klog.errors import ConfigError
+
+_READ_BYTES = 1 << 20
+#: Fewer lines at once than this are sent one by one: an Arrow table's rows make record batches of their own.
+_ARROW_LINES = 256
+#: Beyond any record that a broker takes.
+_LONGEST = 1 << 30
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  klog produce clicks < lines.txt                  each line is a record
+  echo 'user1:{"page":"/"}' | klog produce clicks -K :
+  klog produce clicks -k user1 photo.jpg           each file is a record
+  klog consume clicks --json | klog produce copy --json
+  klog produce clicks -l lines.txt --transaction nightly   all lines or none, for read_committed consumers
+"""
+)
+@click.argument("topic")
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--lines", "-l", is_flag=True, help="Each line of FILES is a record, not each file.")
+@click.option("--delimiter", "-D", default=r"\n", show_default=True, metavar="TEXT", help="What ends a record.")
+@click.option("--key-separator", "-K", metavar="TEXT", help="What is between key and value.")
+@click.option("--key", "-k", metavar="KEY", help="The key of all records.")
+@click.option("--header", "-H", "headers", multiple=True, metavar="NAME=VALUE", help="Of all records; repeatable.")
+@click.option("--partition", "-p", type=click.IntRange(0), help="Default: by the key; without one they take turns.")
+@click.option("--null", "-Z", "empty_is_null", is_flag=True, help="An empty key or value is null.")
+@click.option(
+    "--compression", "-z", metavar="CODEC", help="gzip, snappy, lz4, zstd or none; default: compression.type."
+)
+@click.option("--transaction", metavar="ID", help="Write everything in one transaction with this transactional id.")
+@click.option("--set", "-X", "settings", multiple=True, metavar="NAME=VALUE", help="A producer setting; repeatable.")
+@click.option("--stats/--quiet", "-v/-q", "shows_stats", default=None, help="Say how many; default: on a terminal.")
+@cluster_options
+@click.pass_context
+def produce(
+    ctx: click.Context,
+    topic: str,
+    files: tuple[Path, ...],
+    lines: bool,
+    delimiter: str,
+    key_separator: str | None,
+    key: str | None,
+    headers: tuple[str, ...],
+    partition: int | None,
+    empty_is_null: bool,
+    compression: str | None,
+    transaction: str | None,
+    settings: tuple[str, ...],
+    shows_stats: bool | None,
+    servers: str | None,
+    command_config: Path | None,
+    as_json: bool,
+) -> None:
+    """Write records to TOPIC: the lines of stdin, or FILES.
+
+    With --json each line is a record as `klog consume --json` prints it. Lines are sent as they come. A line that can't
+    be a record ends the command with its number; the lines before it are written, except in a transaction.
+    """
+    quiet_client(ctx)
+    if lines and not files:
+        raise click.UsageError("--lines needs files")
+    if key is not None and key_separator is not None:
+        raise click.UsageError("give only one of --key and --key-separator")
+    if as_json and (key is not None or key_separator is not None or headers or partition is not None or empty_is_null):
+        raise click.UsageError("with --json each record has its own key, headers and partition, and its own nulls")
+    chosen = {"bootstrap.servers": DEFAULT_SERVERS, **cluster_settings(servers, command_config)}
+    chosen |= parse_settings(settings)
+    if compression is not None:
+        chosen["compression.type"] = compression
+    if transaction is not None:
+        chosen["transactional.id"] = transaction
+    end = unescape("--delimiter", delimiter)
+    if not end:
+        raise click.UsageError("--delimiter must not be empty")
+    separator = None if key_separator is None else unescape("--key-separator", key_separator)
+    if separator == b"":
+        raise click.UsageError("--key-separator must not be empty")
+    writer: _Lines
+    if as_json:
+        writer = _JsonLines(topic)
+    else:
+        writer = _Lines(topic, separator, key, [_header(text) for text in headers], partition, empty_is_null)
+    signal.signal(signal.SIGTERM, _stop)
+    with Counter(shows_stats) as counter, Producer(chosen) as producer:
+        producer.partitions(topic)
+        if transaction is not None:
+            producer.init_transactions()
+            producer.begin_transaction()
+        try:
+            try:
+                for chunk in _chunks(files, lines or as_json, end):
+                    writer.send(producer, chunk)
+                    counter.add(len(chunk), sum(map(len, chunk)))
+            finally:
+                if transaction is None:
+                    producer.flush()
+            if transaction is not None:
+                producer.commit_transaction()
+        except BaseException:
+            if transaction is not None:
+                producer.abort_transaction()
+            raise
+
+
+def _stop(_: int, __: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _header(text: str) -> tuple[str, bytes | None]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.UsageError(f"--header {text}: must be NAME=VALUE")
+    return name, value.encode("utf-8", "surrogateescape")
+
+
+def _chunks(files: tuple[Path, ...], by_line: bool, end: bytes) -> Iterator[list[bytes]]:
+    """What is to be written, as much at once as is there."""
+    if not files:
+        yield from _split(partial(os.read, sys.stdin.fileno(), _READ_BYTES), "stdin", end)
+    for path in files:
+        try:
+            with path.open("rb") as opened:
+                if by_line:
+                    yield from _split(partial(os.read, opened.fileno(), _READ_BYTES), str(path), end)
+                else:
+                    content = opened.read(_LONGEST + 1)
+                    _check_length(str(path), len(content))
+                    yield [content]
+        except OSError as error:
+            raise ConfigError(f"{path} can't be read: {error.strerror}") from None
+
+
+def _split(read: Callable[[], bytes], name: str, end: bytes) -> Iterator[list[bytes]]:
+    """Split what comes from a file at its delimiters; what has none at the end is a record, too."""
+    rest = bytearray()
+    while data := read():
+        # the delimiter may begin in an earlier read
+        looked = max(0, len(rest) - len(end) + 1)
+        rest += data
+        if rest.find(end, looked) >= 0:
+            *whole, left = bytes(rest).split(end)
+            yield whole
+            rest = bytearray(left)
+        _check_length(name, len(rest))
+    if rest:
+        yield [bytes(rest)]
+
+
+def _check_length(name: str, size: int) -> None:
+    if size > _LONGEST:
+        raise ConfigError(f"{name} has a record of more than {_LONGEST:,} bytes: no broker takes it")
+
+
+class _Lines:
+    """Writes lines as records."""
+
+    def __init__(
+        self,
+        topic: str,
+        separator: bytes | None = None,
+        key: str | None = None,
+        headers: list[tuple[str, bytes | None]] | None = None,
+        partition: int | None = None,
+        empty_is_null: bool = False,
+    ) -> None:
+        self._topic, self._separator = topic, separator
+        self._key = None if key is None else key.encode("utf-8", "surrogateescape")
+        self._headers = tuple(headers or ())
+        self._partition = partition
+        self._empty_is_null = empty_is_null
+        #: Lines sent so far.
+        self._count = 0
+
+    def send(self, producer: Producer, lines: list[bytes]) -> None:
+        """Write the lines; `ConfigError` names the one that can't be a record."""
+        if len(lines) >= _ARROW_LINES:
+            self._send_table(producer, lines)
+            self._count += len(lines)
+            return
+        for line in lines:
+            self._count += 1
+            try:
+                self._send_one(producer, line)
+            except ConfigError as error:
+                raise ConfigError(f"record {self._count:,}: {error}") from None
+
+    def _send_one(self, producer: Producer, line: bytes) -> None:
+        key, value = self._record(line)
+        producer.send(self._topic, value, key, self._partition, headers=self._headers)
+
+    def _record(self, line: bytes) -> tuple[bytes | None, bytes | None]:
+        """Key and value; a line without the separator has no key, as with kcat."""
+        key, value = self._key, line
+        if self._separator is not None and self._separator in line:
+            key, _, value = line.partition(self._separator)
+        if self._empty_is_null:
+            return key or None, value or None
+        return key, value
+
+    def _send_table(self, producer: Producer, lines: list[bytes]) -> None:
+        import pyarrow as pa
+
+        from spark_klog.columns.schema import FULL
+
+        if self._separator is None and not self._empty_is_null:
+            columns = {"value": pa.array(lines, pa.large_binary())}
+            if self._key is not None:
+                columns["key"] = pa.array([self._key] * len(lines), pa.binary())
+        else:
+            keys, values = zip(*map(self._record, lines), strict=True)
+            columns = {"value": pa.array(values, pa.large_binary()), "key": pa.array(keys, pa.large_binary())}
+        if self._partition is not None:
+            columns["partition"] = pa.array([self._partition] * len(lines), pa.int32())
+        if self._headers:
+            pairs = [{"key": name, "value": value} for name, value in self._headers]
+            columns["headers"] = pa.array([pairs] * len(lines), FULL.field("headers").type)
+        try:
+            producer.send_arrow(pa.table(columns), self._topic)
+        except ConfigError as error:
+            raise ConfigError(f"of the lines from {self._count + 1:,} on, counted from 0: {error}") from None
+
+
+class _JsonLines(_Lines):
+    """Writes lines of JSON."""
+
+    def send(self, producer: Producer, lines: list[bytes]) -> None:
+        """Write the lines but empty ones; `ConfigError` names the one that can't be a record."""
+        for line in lines:
+            self._count += 1
+            if not line.strip():
+                continue
+            try:
+                record = parse_record(line)
+                producer.send(self._topic, record.value, record.key, record.partition, record.timestamp, record.headers)
+            except ConfigError as error:
+                raise ConfigError(f"record {self._count:,}: {error}") from None

@@ -1,0 +1,271 @@
+"""`klog consume` and `klog produce`, with a broker of ours and with Apache Kafka, beside kcat and librdkafka."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pytest
+
+from tests.support.broker import KlogBroker
+from tests.support.kafka import Kafka
+from tests.support.tools import kcat
+from tests.support.topics import make_topic
+
+_FIELDS = r"%t %p %o %k|%K %s|%S %h %T\n"
+
+
+@pytest.fixture(scope="module", params=["ours", pytest.param("3.9.1", marks=pytest.mark.peer)])
+def servers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[str]:
+    broker = KlogBroker(module_server_dir) if request.param == "ours" else Kafka("3.9.1", module_server_dir / "kafka")
+    with broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.fixture
+def topic(servers: str, request: pytest.FixtureRequest) -> str:
+    """A topic of two partitions that the test has for itself."""
+    name = request.node.originalname.removeprefix("test_").replace("_", "-")
+    make_topic(servers, name, 2)
+    return name
+
+
+def command(name: str, servers: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "spark_klog.cli", name, "--bootstrap-server", servers, *arguments]
+
+
+def klog(name: str, servers: str, *arguments: str, stdin: bytes = b"", code: int = 0) -> bytes:
+    done = subprocess.run(command(name, servers, *arguments), input=stdin, capture_output=True, timeout=60)
+    assert done.returncode == code, done.stderr.decode()
+    if code:
+        assert b"Traceback" not in done.stderr
+        return done.stderr
+    return done.stdout
+
+
+def write(servers: str, topic: str, records: list[dict[str, Any]]) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": servers, "compression.type": "lz4"})
+    for record in records:
+        producer.produce(topic, **record)
+    assert producer.flush(30) == 0
+
+
+def read(servers: str, topic: str, isolation: str = "read_committed") -> list[tuple[Any, ...]]:
+    """(partition, key, value, headers) of all records, as librdkafka reads them."""
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": servers, "group.id": "reader", "isolation.level": isolation, "enable.partition.eof": True}
+    )
+    consumer.assign([confluent_kafka.TopicPartition(topic, number, 0) for number in (0, 1)])
+    found, ended, deadline = [], 0, time.monotonic() + 30
+    while ended < 2:
+        assert time.monotonic() < deadline
+        message = consumer.poll(1)
+        if message is None:
+            continue
+        if message.error() is None:
+            found.append((message.partition(), message.key(), message.value(), message.headers()))
+        else:
+            assert message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF
+            ended += 1
+    consumer.close()
+    return sorted(found, key=lambda record: record[0])
+
+
+def numbered(count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "value": None if number % 7 == 3 else b"v%d" % number,
+            "key": None if number % 5 == 2 else b"k%d" % number,
+            "partition": number % 2,
+            "timestamp": 1_700_000_000_000 + number,
+            "headers": [("n", b"%d" % number), ("m", b"x")] if number % 3 else None,
+        }
+        for number in range(count)
+    ]
+
+
+def test_prints_as_kcat(servers: str, topic: str) -> None:
+    write(servers, topic, numbered(40))
+    for partition, form in (
+        ("0", ["-f", _FIELDS, "-Z"]),
+        ("1", ["-f", _FIELDS]),
+        ("0", ["-Z"]),
+        ("1", ["-K", ":", "-D", r";\t"]),
+    ):
+        printed = kcat("-C", "-q", "-e", "-b", servers, "-t", topic, "-p", partition, *form)
+        assert klog("consume", servers, topic, "-p", partition, *form) == printed
+
+
+def offsets(servers: str, topic: str, *arguments: str) -> list[tuple[int, int]]:
+    """(partition, offset) of what is printed."""
+    lines = klog("consume", servers, topic, "-f", r"%p %o\n", *arguments).decode().splitlines()
+    return sorted((int(line.split()[0]), int(line.split()[1])) for line in lines)
+
+
+def test_places(servers: str, topic: str) -> None:
+    write(servers, topic, numbered(20))  # ten in each partition, timestamps with the number
+    everything = [(partition, offset) for partition in (0, 1) for offset in range(10)]
+    assert offsets(servers, topic) == everything
+    assert offsets(servers, topic, "--from", "-3") == [each for each in everything if each[1] >= 7]
+    assert offsets(servers, topic, "--from", "4", "--until", "6") == [each for each in everything if 4 <= each[1] < 6]
+    assert offsets(servers, topic, "--from", "latest") == []
+    assert offsets(servers, topic, "--from", "-1h") == []
+    middle = "2023-11-14T22:13:20.010Z"  # of the record 10: offset 5 of both
+    assert offsets(servers, topic, "--from", middle) == [each for each in everything if each[1] >= 5]
+    assert offsets(servers, topic, "--until", middle) == [each for each in everything if each[1] < 5]
+    assert len(offsets(servers, topic, "--count", "7")) == 7
+    assert offsets(servers, topic, "--where", "header.n>=15") == [(0, 8), (1, 8), (1, 9)]
+    assert offsets(servers, "^places$", "--where", "key=k15") == [(1, 7)]
+
+
+def test_follow(servers: str, topic: str) -> None:
+    with subprocess.Popen(
+        command("consume", servers, topic, "--follow", "-p", "0"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        for round_ in range(3):
+            write(servers, topic, [{"value": b"round %d" % round_, "partition": 0}])
+            assert running.stdout.readline() == b"round %d\n" % round_
+        running.send_signal(signal.SIGINT)
+        assert running.stdout.read() == b""
+        assert running.stderr.read() == b""
+    assert running.returncode == 0
+
+
+def test_a_group_goes_on_where_it_stopped(servers: str, topic: str) -> None:
+    write(servers, topic, numbered(20))
+    way = (topic, "--group", "printers", "--json")
+    first = [json.loads(line) for line in klog("consume", servers, *way, "-n", "7").splitlines()]
+    second = [json.loads(line) for line in klog("consume", servers, *way).splitlines()]
+    assert (len(first), len(second)) == (7, 13)
+    assert {(each["partition"], each["offset"]) for each in first + second} == {
+        (p, o) for p in (0, 1) for o in range(10)
+    }
+    assert klog("consume", servers, *way) == b""
+    # without the option nobody's offsets move, also if the settings are a group's
+    assert len(klog("consume", servers, topic, "-X", "group.id=printers").splitlines()) == 20
+
+
+def test_produce_lines(servers: str, topic: str) -> None:
+    lines = b"a:1\nb:2:3\nnone\n:empty\nlast:\n"
+    klog("produce", servers, topic, "-K", ":", "-p", "1", "-H", "h=1", "-H", "h=", stdin=lines)
+    klog("produce", servers, topic, "-K", ":", "-p", "0", "-Z", stdin=lines.rstrip(b"\n"))
+    headers = [("h", b"1"), ("h", b"")]
+    assert read(servers, topic) == [
+        (0, b"a", b"1", None),
+        (0, b"b", b"2:3", None),
+        (0, None, b"none", None),
+        (0, None, b"empty", None),
+        (0, b"last", None, None),
+        (1, b"a", b"1", headers),
+        (1, b"b", b"2:3", headers),
+        (1, None, b"none", headers),
+        (1, b"", b"empty", headers),
+        (1, b"last", b"", headers),
+    ]
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_produce_many_lines(servers: str, tmp_path: Path, codec: str) -> None:
+    topic = f"many-{codec}"
+    make_topic(servers, topic, 2)
+    file = tmp_path / "lines"
+    file.write_bytes(b"".join(b"%d=%d\n" % (number, number * number) for number in range(50_000)))
+    klog("produce", servers, topic, "-l", str(file), "-K", "=", "-z", codec)
+    found = read(servers, topic)
+    assert sorted(int(key) for _, key, _, _ in found) == list(range(50_000))
+    for partition in (0, 1):  # of the same key's hash as librdkafka's, and in order
+        keys = [int(key) for number, key, _, _ in found if number == partition]
+        assert keys == sorted(keys)
+    assert all(int(value) == int(key) ** 2 for _, key, value, _ in found)
+
+
+def test_produce_files(servers: str, topic: str, tmp_path: Path) -> None:
+    contents = [b"\0\xff\n" * 99, b"", b"x"]
+    paths = [tmp_path / f"{number}" for number in range(3)]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    klog("produce", servers, topic, "-k", "key", "-p", "0", *map(str, paths))
+    assert read(servers, topic) == [(0, b"key", content, None) for content in contents]
+
+
+def test_lines_are_written_as_they_come(servers: str, topic: str) -> None:
+    with subprocess.Popen(command("produce", servers, topic, "-p", "0"), stdin=subprocess.PIPE) as running:
+        assert running.stdin is not None
+        for number in range(3):
+            running.stdin.write(b"%d\n" % number)
+            running.stdin.flush()
+            deadline = time.monotonic() + 30
+            while klog("consume", servers, topic, "-p", "0") != b"".join(b"%d\n" % each for each in range(number + 1)):
+                assert time.monotonic() < deadline
+    assert running.returncode == 0
+
+
+def test_a_copy_by_json(servers: str, topic: str) -> None:
+    write(servers, topic, [*numbered(20), {"value": b"\xff\x00", "partition": 0, "headers": [("b", b"\xfe")]}])
+    make_topic(servers, "copied", 2)
+    klog("produce", servers, "copied", "--json", stdin=klog("consume", servers, topic, "--json"))
+    assert read(servers, "copied") == read(servers, topic)
+
+
+def test_a_transaction_is_written_whole_or_not_at_all(servers: str, topic: str) -> None:
+    good, bad = b'{"value": "1"}\n' * 5, b'{"value": "2"}\n' * 5 + b"rubbish\n"
+    klog("produce", servers, topic, "--json", "--transaction", "t", stdin=good)
+    assert b"record 6: it is not JSON" in klog(
+        "produce", servers, topic, "--json", "--transaction", "t", stdin=bad, code=1
+    )
+    assert [value for _, _, value, _ in read(servers, topic)] == [b"1"] * 5
+    committed = klog("consume", servers, topic, "--isolation", "read_committed").splitlines()
+    assert committed == [b"1"] * 5
+    assert set(klog("consume", servers, topic).splitlines()) <= {b"1", b"2"}
+    # without a transaction what comes before the bad line is written
+    klog("produce", servers, topic, "--json", stdin=bad, code=1)
+    assert [value for _, _, value, _ in read(servers, topic)].count(b"2") == 5
+
+
+def test_a_terminal_gets_no_control_characters(servers: str, topic: str) -> None:
+    write(servers, topic, [{"value": b"\x1b[2J\xff\xc2\x9b", "partition": 0}])
+    ours, its = pty.openpty()
+    subprocess.run(command("consume", servers, topic, "-q"), stdout=its, check=True, timeout=60)
+    os.close(its)
+    assert os.read(ours, 4096) == b"\\x1b[2J\\xff\\x9b\r\n"
+    os.close(ours)
+    assert klog("consume", servers, topic) == b"\x1b[2J\xff\xc2\x9b\n"
+
+
+def test_what_users_mistype(servers: str, topic: str, tmp_path: Path) -> None:
+    write(servers, topic, numbered(4))
+    for arguments, message in (
+        (["missing-topic"], b"klog topics list"),
+        ([topic, "-p", "2"], b"has no partition 2, only 0 to 1"),
+        ([topic, "--from", "99"], b"is beyond the end of"),
+        ([topic, "--from", "yesterday"], b"--from yesterday must be earliest"),
+        ([topic, "--until", "2999-01-01"], b"--until must not be in the future"),
+        (["^nothing"], b"no topic matches"),
+        (["^("], b"is not a regular expression"),
+        ([topic, "-X", "isolation.lvel=read_committed"], b"isolation.level"),
+    ):
+        assert message in klog("consume", servers, *arguments, code=1), arguments
+    for arguments in (["--follow", "--until", "3"], ["--group", "g", "-p", "0"], ["--json", "-f", "%s"]):
+        klog("consume", servers, topic, *arguments, code=2)
+    assert b"must not be empty" in klog("produce", servers, topic, "-D", "", code=2)
+    assert b"partitions 0 to 1, not 5" in klog("produce", servers, topic, "-p", "5", stdin=b"x\n", code=1)
+    assert b"nowhere" in klog("produce", servers, topic, str(tmp_path / "nowhere"), code=2)
+    assert b"with --json" in klog("produce", servers, topic, "--json", "-k", "k", code=2)
+
+
+def test_a_pipe_that_closes(servers: str, topic: str) -> None:
+    write(servers, topic, [{"value": b"x" * 1000}] * 500)
+    shell = f"{' '.join(command('consume', servers, topic))} | head -n 1"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, timeout=60)
+    assert (done.stdout, done.stderr) == (b"x" * 1000 + b"\n", b"")

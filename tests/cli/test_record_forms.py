@@ -1,0 +1,211 @@
+"""The pieces of `klog consume` and `klog produce` that need no cluster: formats, JSON, filters, lines."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, strategies as st
+
+from spark_klog.cli.records.form import Form, safe, unescape
+from spark_klog.cli.records.json_lines import json_lines, parse_record
+from spark_klog.cli.records.produce import _split
+from spark_klog.cli.records.where import Where, apply
+from spark_klog.columns.schema import FULL
+from spark_klog.errors import ConfigError
+
+Row = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]
+
+_bytes = st.one_of(st.none(), st.binary(max_size=9), st.text(max_size=9).map(str.encode), st.sampled_from([b'a"\\\n']))
+_rows = st.lists(
+    st.tuples(_bytes, _bytes, st.one_of(st.none(), st.lists(st.tuples(st.text(max_size=3), _bytes), max_size=2))),
+    min_size=1,
+    max_size=5,
+)
+
+
+def batch(rows: list[Row], first: int = 0, timestamp: int | None = 1_700_000_000_123) -> pa.RecordBatch:
+    headers = [pairs and [{"key": name, "value": value} for name, value in pairs] for _, _, pairs in rows]
+    return pa.record_batch(
+        [
+            pa.array([key for key, _, _ in rows], pa.binary()),
+            pa.array([value for _, value, _ in rows], pa.binary()),
+            pa.array(["clicks"] * len(rows)),
+            pa.array([3] * len(rows), pa.int32()),
+            pa.array(range(first, first + len(rows)), pa.int64()),
+            pa.array([timestamp and timestamp * 1000] * len(rows), FULL.field("timestamp").type),
+            pa.array([0] * len(rows), pa.int32()),
+            pa.array(headers, FULL.field("headers").type),
+        ],
+        schema=FULL,
+    )
+
+
+@given(_rows, st.booleans())
+def test_formats(rows: list[Row], is_terminal: bool) -> None:
+    form = Form(r"%t-%p@%o %k[%K]=%s[%S] %T %h%%\x00\n", null=b"NULL", is_terminal=is_terminal)
+
+    def shown(data: bytes) -> bytes:
+        return safe(data) if is_terminal else data
+
+    expected = b""
+    for number, (key, value, headers) in enumerate(rows, 40):
+        pairs = b",".join(name.encode() + b"=" + (content or b"") for name, content in headers or ())
+        expected += b"clicks-3@%d " % number
+        expected += shown(b"NULL" if key is None else key) + b"[%d]=" % (-1 if key is None else len(key))
+        expected += shown(b"NULL" if value is None else value) + b"[%d] " % (-1 if value is None else len(value))
+        expected += b"1700000000123 " + shown(pairs) + b"%\0\n"
+    assert bytes(form.render(batch(rows, 40))) == expected
+
+
+def test_a_slice_is_printed_alone() -> None:
+    whole = batch([(None, b"v%d" % number, None) for number in range(9)])
+    assert bytes(Form(r"%s,").render(whole.slice(3, 2))) == b"v3,v4,"
+    assert [json.loads(line)["value"] for line in bytes(json_lines(whole.slice(3, 2))).splitlines()] == ["v3", "v4"]
+
+
+def test_a_format_without_fields() -> None:
+    assert bytes(Form("x").render(batch([(None, None, None)] * 3))) == b"xxx"
+    assert bytes(Form("").render(batch([(None, None, None)] * 3))) == b""
+
+
+@pytest.mark.parametrize("text", ["%z", "%", "\\", "\\q", "%s \\xg1"])
+def test_wrong_formats(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--format: .* is not known"):
+        Form(text)
+
+
+def test_escapes() -> None:
+    assert unescape("-D", r"%\t\x1f\\\0") == b"%\t\x1f\\\0"
+    assert safe(b"\x1b[31mred\xff\n\t\xe2\x80\xae") == b"\\x1b[31mred\\xff\n\t\\u202e"
+
+
+@given(_rows, st.booleans())
+def test_json_there_and_back(rows: list[Row], ascii: bool) -> None:
+    lines = bytes(json_lines(batch(rows, 7), ascii)).split(b"\n")
+    assert lines.pop() == b""
+    for number, (line, (key, value, headers)) in enumerate(zip(lines, rows, strict=True), 7):
+        record = json.loads(line)
+        assert {name: record[name] for name in ("topic", "partition", "offset", "timestamp")} == {
+            "topic": "clicks",
+            "partition": 3,
+            "offset": number,
+            "timestamp": 1_700_000_000_123,
+        }
+        assert record["value"] == (_text(value)) or "base64" in record["value"]
+        parsed = parse_record(line)
+        assert (parsed.key, parsed.value, parsed.partition, parsed.timestamp) == (key, value, 3, 1_700_000_000_123)
+        assert parsed.headers == tuple(headers or ())
+        if ascii:
+            assert line.isascii()
+
+
+def _text(value: bytes | None) -> Any:
+    try:
+        return value and value.decode() if value != b"" else ""
+    except UnicodeDecodeError:
+        return None
+
+
+def test_a_record_without_timestamp() -> None:
+    assert json.loads(bytes(json_lines(batch([(None, None, None)], timestamp=None))))["timestamp"] == -1
+
+
+def test_json_of_other_programs() -> None:
+    record = parse_record(b'{"value": {"a": [1, null]}, "headers": {"h": "x", "n": null}, "key": 7}')
+    assert record == (b'{"a":[1,null]}', b"7", None, None, (("h", b"x"), ("n", None)))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"[1]", "not a JSON object"),
+        (b'{"a"', "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"\xff", "not JSON"),
+        (b'{"vlaue": 1}', "vlaue: no such field"),
+        (b'{"partition": -1}', "partition: -1"),
+        (b'{"partition": true}', "partition: True"),
+        (b'{"timestamp": 1.5}', "timestamp: 1.5"),
+        (b'{"headers": ["a"]}', "headers must be"),
+        (b'{"headers": 7}', "headers must be"),
+        (b'{"value": {"base64": "?"}}', "is not base64"),
+        (b'{"value": {"base64": 3}}', "is not base64"),
+        (b'{"value": "\\ud800"}', "no form in UTF-8"),
+    ],
+)
+def test_wrong_json(line: bytes, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_record(line)
+
+
+_FILTERED: list[Row] = [
+    (b"a", b'{"user": {"id": 7, "tags": ["x", true]}, "n": "10"}', [("h", b"1"), ("h", b"2")]),
+    (b"b", b'{"user": {"id": 9.5}, "n": null}', [("h", None)]),
+    (None, b"plain \xff", None),
+    (b"9", b"10", []),
+    (b"", None, [("g", b"2")]),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("key=a", [0]),
+        ("key != a", [1, 3, 4]),
+        ("key=", [4]),
+        ("key>8", [3]),
+        ("key>=b", [1]),
+        ("key~^[ab]$", [0, 1]),
+        ("key =~ ^[ab]$", [0, 1]),
+        ("key!~^[ab]$", [3, 4]),
+        ("value~user", [0, 1]),
+        (r"value~\\xff", [2]),
+        ("value>9", [3]),
+        ("header.h=2", [0]),
+        ("header.h!=2", []),
+        ("header.g = 2", [4]),
+        (".user.id=7", [0]),
+        (".user.id > 7", [1]),
+        (".user.id<1e3", [0, 1]),
+        (".user.tags.0=x", [0]),
+        (".user.tags.1=true", [0]),
+        (".user.tags.1=1", []),
+        (".user.tags.2=x", []),
+        (".n=10", [0]),
+        (".n=null", [1]),
+        (".n~1", [0]),
+        ("offset>=103", [3, 4]),
+        ("partition!=3", []),
+        ("topic=clicks", [0, 1, 2, 3, 4]),
+        ("topic!~c", []),
+        ("timestamp<2023-11-15", [0, 1, 2, 3, 4]),
+        ("timestamp>1700000000123", []),
+    ],
+)
+def test_filters(text: str, rows: list[int]) -> None:
+    found = apply([Where(text)], batch(_FILTERED, 100))
+    assert [offset - 100 for offset in found.column("offset").to_pylist()] == rows
+
+
+@pytest.mark.parametrize("text", ["", "key", "size=3", "offset=x", "offset~3", "key~(", "timestamp=soon"])
+def test_wrong_filters(text: str) -> None:
+    with pytest.raises(ConfigError, match="--where"):
+        Where(text)
+
+
+@given(
+    st.lists(st.binary(max_size=6), max_size=6),
+    st.sampled_from([b"\n", b"ab", b"\0\0\0"]),
+    st.lists(st.integers(0, 40), max_size=9),
+)
+@example([b"a", b"b"], b"\0\0\0", [0, 1, 2, 3, 4])
+def test_lines_are_split_wherever_reads_end(lines: list[bytes], end: bytes, cuts: list[int]) -> None:
+    data = end.join(lines)
+    pieces = [data[a:b] for a, b in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True)]
+    read = iter([piece for piece in pieces if piece])
+    found = [line for chunk in _split(lambda: next(read, b""), "stdin", end) for line in chunk]
+    expected = data.split(end)
+    assert found == (expected if expected[-1] else expected[:-1])
