@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 from jobs.batch_load import _arguments
 from spark_klog.cli.clusters import cluster_settings
 from tests.support.certificates import make_certificates
+from tests.support.klog import klog
 from tests.support.secure_broker import PASSWORDS, SecureBroker
 
 
@@ -20,12 +19,6 @@ from tests.support.secure_broker import PASSWORDS, SecureBroker
 def broker(module_server_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
     with SecureBroker(module_server_dir, make_certificates(tmp_path_factory.mktemp("certificates"))) as running:
         yield running
-
-
-def _klog(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "spark_klog.cli", *arguments], capture_output=True, text=True, timeout=60
-    )
 
 
 @pytest.mark.parametrize(("protocol", "mechanism"), [("SSL", None), ("SASL_SSL", "SCRAM-SHA-512")])
@@ -40,15 +33,15 @@ def test_commands(broker: SecureBroker, tmp_path: Path, protocol: str, mechanism
         ("topics", "alter", topic, "--partitions", "3"),
         ("groups", "list"),
     ):
-        done = _klog(*command, *way)
+        done = klog(*command, *way)
         assert (done.returncode, done.stderr) == (0, ""), command
-    listed = _klog("topics", "list", *way, "--json")
+    listed = klog("topics", "list", *way, "--json")
     assert topic in {json.loads(line)["name"] for line in listed.stdout.splitlines()}
     store = f"kafka://{broker.servers(protocol)}"
     changed = ("offsets", "set", "--group", "g", "--to", store, "--topic", f"{topic}:0", "--to-offset", "0")
-    done = _klog(*changed, "--command-config", str(file))
+    done = klog(*changed, "--command-config", str(file))
     assert (done.returncode, done.stderr) == (0, "")
-    done = _klog("offsets", "show", "--group", "g", "--from", store, "--command-config", str(file), "--json")
+    done = klog("offsets", "show", "--group", "g", "--from", store, "--command-config", str(file), "--json")
     assert (done.returncode, topic in done.stdout) == (0, True), done.stderr
 
 
@@ -59,21 +52,21 @@ def test_a_named_cluster(broker: SecureBroker, tmp_path: Path, monkeypatch: pyte
     settings += ['security.protocol = "SASL_SSL"', 'sasl.mechanism = "PLAIN"', 'sasl.username = "alice"']
     file.write_text("\n".join(["[prod]", *settings, 'sasl.password = "env:KLOG_TEST_PASSWORD"']))
     monkeypatch.setenv("KLOG_CONFIG", str(file))
-    done = _klog("topics", "list", "--cluster", "prod")
+    done = klog("topics", "list", "--cluster", "prod")
     assert (done.returncode, "KLOG_TEST_PASSWORD is not set" in done.stderr) == (1, True), done.stderr
     monkeypatch.setenv("KLOG_TEST_PASSWORD", PASSWORDS["alice"])
     for command in (("topics", "create", "by-name"), ("groups", "list")):
-        done = _klog(*command, "--cluster", "prod")
+        done = klog(*command, "--cluster", "prod")
         assert (done.returncode, done.stderr) == (0, ""), command
     set_offsets = ("offsets", "set", "--group", "g", "--to", f"kafka://{servers}", "--topic", "by-name:0")
-    done = _klog(*set_offsets, "--to-offset", "0", "--cluster", "prod")
+    done = klog(*set_offsets, "--to-offset", "0", "--cluster", "prod")
     assert (done.returncode, done.stderr) == (0, "")
-    other = _klog("topics", "list", "--cluster", "prod", "--bootstrap-server", "127.0.0.1:1")
+    other = klog("topics", "list", "--cluster", "prod", "--bootstrap-server", "127.0.0.1:1")
     assert other.stderr == (
         f"klog: --bootstrap-server 127.0.0.1:1 and bootstrap.servers of the cluster differ ({servers}): remove one of "
         "them\n"
     )
-    both = _klog("topics", "list", "--cluster", "prod", "--command-config", str(file))
+    both = klog("topics", "list", "--cluster", "prod", "--command-config", str(file))
     assert both.stderr == "klog: give only one of --cluster and --command-config\n"
     options = _arguments(["--topics=t", "--output=o", "--checkpoint=c", "--cluster=prod"])
     assert cluster_settings(None, None, cluster=options.cluster)["bootstrap.servers"] == servers
@@ -83,7 +76,7 @@ def test_a_wrong_password(broker: SecureBroker, tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text(broker.java("SASL_SSL", "SCRAM-SHA-512").replace(PASSWORDS["alice"], "wrong-secret"))
     way = ("--bootstrap-server", broker.servers("SASL_SSL"), "--command-config", str(file))
-    done = _klog("--log-level", "DEBUG", "topics", "list", *way)
+    done = klog("--log-level", "DEBUG", "topics", "list", *way)
     assert done.returncode == 1
     assert f"broker {broker.servers('SASL_SSL')} refuses SCRAM-SHA-512" in done.stderr
     assert "wrong-secret" not in done.stdout + done.stderr
@@ -95,10 +88,10 @@ def test_the_servers_of_the_file(broker: SecureBroker, tmp_path: Path) -> None:
     file.write_text(broker.java("SSL", None) + f"bootstrap.servers={broker.servers('SSL')}\n")
     way = ("--command-config", str(file))
     for command in (("topics", "create", "by-file"), ("groups", "list")):
-        done = _klog(*command, *way)
+        done = klog(*command, *way)
         assert (done.returncode, done.stderr) == (0, ""), command
     to_files = ("offsets", "set", "--group", "by-file", "--to", str(tmp_path / "offsets"))
-    done = _klog(*to_files, "--topic", "by-file:0", "--to-earliest", *way)
+    done = klog(*to_files, "--topic", "by-file:0", "--to-earliest", *way)
     assert (done.returncode, done.stderr) == (0, "")
     options = _arguments(["--topics=t", "--output=o", "--checkpoint=c", *way])
     assert cluster_settings(options.bootstrap_servers, options.command_config)["bootstrap.servers"] == broker.servers(
@@ -119,7 +112,7 @@ def test_the_servers_of_the_file(broker: SecureBroker, tmp_path: Path) -> None:
 def test_two_clusters_are_refused(tmp_path: Path, command: tuple[str, ...]) -> None:
     file = tmp_path / "client.properties"
     file.write_text("bootstrap.servers=other:9092\n")
-    done = _klog(*command, "--bootstrap-server", "127.0.0.1:1", "--command-config", str(file))
+    done = klog(*command, "--bootstrap-server", "127.0.0.1:1", "--command-config", str(file))
     assert done.returncode == 1
     assert f"--bootstrap-server 127.0.0.1:1 and bootstrap.servers in {file} differ (other:9092)" in done.stderr
 
@@ -135,7 +128,7 @@ def test_a_password_in_an_address_is_not_shown(tmp_path: Path) -> None:
             ("offsets", "show", "--group", "g", "--from", f"kafka://{address}"),
             ("offsets", "show", "--group", "g", "--from", address),
         ):
-            done = _klog(*arguments)
+            done = klog(*arguments)
             assert done.returncode != 0
             assert "has a character @, and is not shown" in done.stderr
             assert "s3kr1t" not in done.stdout + done.stderr

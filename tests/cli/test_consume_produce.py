@@ -7,7 +7,6 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 from tests.support.broker import KlogBroker
 from tests.support.kafka import Kafka
+from tests.support.klog import klog_bytes, klog_command
 from tests.support.tools import kcat
 from tests.support.topics import make_topic
 
@@ -40,11 +40,11 @@ def topic(servers: str, request: pytest.FixtureRequest) -> str:
 
 
 def command(name: str, servers: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "spark_klog.cli", name, "--bootstrap-server", servers, *arguments]
+    return klog_command(name, "--bootstrap-server", servers, *arguments)
 
 
 def klog(name: str, servers: str, *arguments: str, stdin: bytes = b"", code: int = 0) -> bytes:
-    done = subprocess.run(command(name, servers, *arguments), input=stdin, capture_output=True, timeout=60)
+    done = klog_bytes(name, "--bootstrap-server", servers, *arguments, stdin=stdin)
     assert done.returncode == code, done.stderr.decode()
     if code:
         assert b"Traceback" not in done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tests.support.broker import KlogBroker
 from tests.support.kafka import Kafka, kafka_libs
+from tests.support.klog import klog
 
 
 @pytest.fixture(scope="module", params=["ours", pytest.param("3.9.1", marks=pytest.mark.peer)])
@@ -27,8 +27,7 @@ def servers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator
 
 def run(servers: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command, *rest = arguments
-    full = [sys.executable, "-m", "spark_klog.cli", "topics", command, "--bootstrap-server", servers, *rest]
-    return subprocess.run(full, input=stdin, capture_output=True, text=True, timeout=60)
+    return klog("topics", command, "--bootstrap-server", servers, *rest, stdin=stdin)
 
 
 def answers(servers: str, *arguments: str) -> list[dict[str, Any]]:

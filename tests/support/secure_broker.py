@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from .broker import KlogBroker
 from .certificates import KEY_PASSWORD, Certificates
 from .kafka import HOST, free_port
+from .klog import klog
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 PASSWORDS = {"alice": "alice's, secret=1", "bob": "bob-ü-secret-2"}
@@ -17,8 +16,9 @@ PASSWORDS = {"alice": "alice's, secret=1", "bob": "bob-ü-secret-2"}
 
 def add_user(file: Path, name: str, password: str, *options: str) -> None:
     """Add a user to the file with the command that users run."""
-    command = [sys.executable, "-m", "spark_klog.cli", "users", "add", name, "--file", str(file), "--password-stdin"]
-    subprocess.run([*command, *options], input=f"{password}\n".encode(), check=True, capture_output=True)
+    klog(
+        "users", "add", name, "--file", str(file), "--password-stdin", *options, stdin=f"{password}\n"
+    ).check_returncode()
 
 
 class SecureBroker(KlogBroker):
