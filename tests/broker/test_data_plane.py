@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import statistics
 import struct
 import subprocess
 import time
@@ -214,18 +213,16 @@ def test_waiting_fetches_cost_nothing_and_wake_at_once(broker: KlogBroker, wire:
         assert time.monotonic() - begin < 15  # half of what they would wait
 
 
-def test_an_append_is_seen_within_milliseconds(broker: KlogBroker, wire: KafkaPythonWire, topic: str) -> None:
+def test_an_append_without_an_answer_wakes_a_fetch(broker: KlogBroker, wire: KafkaPythonWire, topic: str) -> None:
+    """How soon is measured by benchmarks/end_to_end.py."""
     _create(wire, topic)
-    records, took = make_records(2, [b"v"], NOW), []
     with closing(KafkaPythonWire(broker.bootstrap_servers)) as reader:
-        for offset in range(20):
-            reader.send(encode("Fetch", 11, _fetch_request(topic, {0: offset}, max_wait_ms=30_000)))
-            time.sleep(0.02)
-            begin = time.monotonic()
+        reader.socket.settimeout(30)
+        for offset in range(5):
+            reader.send(encode("Fetch", 11, _fetch_request(topic, {0: offset}, max_wait_ms=100_000)))
+            records = make_records(2, [b"value %d" % offset], NOW)
             wire.send(encode("Produce", 8, _produce_request(topic, {0: records}, acks=0)))
-            reader.receive()
-            took.append(time.monotonic() - begin)
-    assert statistics.median(took) < 0.05
+            assert b"value %d" % offset in reader.receive()
 
 
 def test_min_bytes_are_counted_over_partitions(broker: KlogBroker, wire: KafkaPythonWire, topic: str) -> None:

@@ -144,13 +144,13 @@ def test_connections_and_waiting_fetches_and_errors(broker: Measured) -> None:
     waiting = RawClient(broker.port)
     partition = {"partition": 0, "fetch_offset": value(before, "log_end_offset", topic="t", partition="0")}
     partition = {name: int(number) for name, number in partition.items()} | {"partition_max_bytes": 1000}
-    request = {"max_wait_ms": 3000, "min_bytes": 1, "topics": [{"topic": "t", "partitions": [partition]}]}
+    request = {"max_wait_ms": 100_000, "min_bytes": 1, "topics": [{"topic": "t", "partitions": [partition]}]}
     waiting.send_frame(encode_request(FETCH, 4, 1, "waits", request).to_bytes())
     wrong = RawClient(broker.port)
     assert wrong.fetch("t", 10_000, 4)[0] == 1
     wrong.send_frame(b"\xff\xff\xff\xff\xff")
     assert wrong.is_closed()
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 20
     while value(samples := broker.samples(), "purgatory_size") != 1 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert value(samples, "purgatory_size") == 1
@@ -158,12 +158,14 @@ def test_connections_and_waiting_fetches_and_errors(broker: Measured) -> None:
     assert value(samples, "connections_total") - value(before, "connections_total") == 2
     assert value(samples, "connections_dropped_total") - value(before, "connections_dropped_total") == 1
     assert value(samples, "errors_total", api="Fetch", code="OFFSET_OUT_OF_RANGE") == 1
+    time.sleep(0.3)
+    produce(broker, "t", 10)
     waiting.receive_frame()
     after = broker.samples()
     assert value(after, "purgatory_size") == 0
-    slow = value(after, "request_seconds_bucket", api="Fetch", le="2.5")
-    assert value(after, "request_seconds_count", api="Fetch") - slow == 1
-    assert value(after, "request_seconds_sum", api="Fetch") >= 3
+    soon = value(after, "request_seconds_bucket", api="Fetch", le="0.25")
+    assert value(after, "request_seconds_count", api="Fetch") - soon >= 1
+    assert value(after, "request_seconds_sum", api="Fetch") >= 0.3
 
 
 def test_a_deleted_topic_is_no_longer_told(broker: Measured) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from spark_klog.broker.faults import Delay, Fault
 from spark_klog.client import RebalanceListener
 from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.consumer import heartbeat
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import CommitFailed, ConsumerClosed, KlogError
 from spark_klog.protocol.apis import CREATE_PARTITIONS
@@ -106,10 +108,12 @@ def test_partitions_are_handed_over_although_the_listener_fails(server: Server) 
             first.close()
 
 
-def test_a_member_that_was_lost_cannot_commit(server: Server) -> None:
+def test_a_member_that_was_lost_cannot_commit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = 0.0
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + waited))
     topic = server.topic()
     server.send(topic, short(10))
-    first = Ours(server, topic, "range", enable_auto_commit=False, max_poll_interval_ms=1000, max_poll_records=3)
+    first = Ours(server, topic, "range", enable_auto_commit=False, max_poll_interval_ms=300_000, max_poll_records=3)
     told: list[KlogError | None] = []
 
     def commit() -> None:
@@ -122,10 +126,11 @@ def test_a_member_that_was_lost_cannot_commit(server: Server) -> None:
         commit()
     with Ours(server, topic, "range").consumer as second, first.consumer:
         poll_until([first], lambda: len(first.values) == 3)
+        waited = 1000.0
         second.subscribe([topic])
         read = 0
         deadline = time.monotonic() + SECONDS
-        while read < 10 and time.monotonic() < deadline:  # once the first one has been silent for a second
+        while read < 10 and time.monotonic() < deadline:  # once the first one has left
             read += len(second.poll(0.1))
         second.unsubscribe()
         assert second.committed([(topic, 0)])[topic, 0].offset == 10

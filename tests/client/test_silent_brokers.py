@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 
 import pytest
@@ -169,8 +169,12 @@ def test_an_address_that_vanishes_leaves_time_for_the_next(monkeypatch: pytest.M
         ports = void, there.getsockname()[1]
         addresses = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (HOST, port)) for port in ports]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses)
-        with Dial("two-addresses", 1, time.monotonic() + 2).finish() as connected:
-            assert connected.getpeername() == there.getsockname()
+        for seconds in (1, 4, 16):  # a stalled machine may need more than half of the first time
+            with suppress(ConnectionFailed):
+                with Dial("two-addresses", 1, time.monotonic() + seconds).finish() as connected:
+                    assert connected.getpeername() == there.getsockname()
+                return
+    pytest.fail("the silent address took all the time")
 
 
 def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
