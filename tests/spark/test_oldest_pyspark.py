@@ -25,6 +25,19 @@ pytestmark = pytest.mark.slow
 RECORDS, PARTITIONS, MORE, LIMIT = 200, 2, 100, 40
 _PROGRAM = Path(__file__).with_name("oldest_program.py")
 _SECONDS = 480
+_COMPILE = """
+import sys
+from pathlib import Path
+from spark_klog.client import Admin
+from spark_klog.embedded import EmbeddedCluster
+
+for folder in ("spark_klog", "jobs"):
+    for path in (Path(sys.argv[1]) / folder).rglob("*.py"):
+        compile(path.read_bytes(), str(path), "exec")
+with EmbeddedCluster() as cluster, Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin:
+    admin.list_topics()
+print("started")
+"""
 
 
 @pytest.mark.parametrize(
@@ -77,6 +90,19 @@ def test_main_job_reads_writes_and_streams(
     assert found["job"] == 0, ran.stdout[-3000:]
     loaded = ds.dataset(tmp_path / "parquet", partitioning="hive").to_table(columns=["value"])
     assert sorted(loaded.column("value").to_pylist()) == every
+
+
+def test_all_modules_compile_and_the_broker_starts(tmp_path: Path) -> None:
+    """Some syntax is new in Python 3.11, and an editor's or a linter's target version does not tell all of it."""
+    python = pyspark_versions.oldest()
+    program = tmp_path / "program.py"
+    program.write_text(_COMPILE)
+    environment = {**pyspark_versions.child_environment(python), "PYTHONPATH": str(ROOT)}
+    command = [python, program, ROOT]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=_SECONDS, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (0, "started\n"), ran.stdout + ran.stderr
 
 
 @pytest.mark.parametrize(

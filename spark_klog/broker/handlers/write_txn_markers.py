@@ -27,11 +27,8 @@ async def _write(broker: Broker, entry: dict[str, Any], is_admin: bool) -> Messa
             code = await write_marker(broker, (topic, partition), marker)
         return {"partition_index": partition, "error_code": code}
 
-    topics = [
-        {
-            "name": topic["name"],
-            "partitions": [await written(topic["name"], each) for each in topic["partition_indexes"]],
-        }
-        for topic in entry["topics"]
-    ]
+    topics = []
+    for topic in entry["topics"]:  # Python 3.10 has no await in a comprehension within another one
+        partitions = [await written(topic["name"], each) for each in topic["partition_indexes"]]
+        topics.append({"name": topic["name"], "partitions": partitions})
     return {"producer_id": producer.producer_id, "topics": topics}
