@@ -34,7 +34,7 @@ soak: $(VENV)/test.installed
 
 # The oldest Python, pyspark and dependencies, and pyspark 4.1: in environments of the cache, with the suites of the Spark path.
 matrix: $(VENV)/test.installed
-	SPARK_KLOG_MATRIX=all $(BIN)/python -m pytest tests/spark/test_oldest_pyspark.py $(ARGS)
+	SPARK_KLOG_MATRIX=all $(BIN)/python -m pytest tests/spark/test_oldest_pyspark.py tests/spark/test_checkpoint_switch.py tests/jobs/test_packaging.py $(ARGS)
 	$(BIN)/python -m tests.spark.matrix $(ARGS)
 
 # The native kernel under AddressSanitizer and UndefinedBehaviorSanitizer.

@@ -20,7 +20,11 @@ from tests.jobs.support import ROOT
 from tests.support.jvm_connector import connector_jars
 from tests.support.pyspark_versions import child_environment, with_connector
 
-pytestmark = [pytest.mark.slow, pytest.mark.peer]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.peer,
+    pytest.mark.skipif(os.environ.get("SPARK_KLOG_MATRIX") != "all", reason="part of make matrix"),
+]
 
 _PROGRAM = Path(__file__).with_name("switch_program.py")
 _SECONDS = 480

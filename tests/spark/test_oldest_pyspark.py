@@ -1,6 +1,6 @@
 """The oldest Python that is here, with the lower bound of each dependency: read, write, streams, the main job.
 
-SPARK_KLOG_MATRIX=all adds Spark 4.1 with the newest of the others; `make matrix` runs the suites of this folder, too.
+Part of `make matrix`, as is Spark 4.1 with the newest of the others; that runs the suites of this folder, too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from .support import consume, create_topic, produce, values
 
 pytestmark = pytest.mark.slow
 
+_OF_MATRIX = pytest.mark.skipif(os.environ.get("SPARK_KLOG_MATRIX") != "all", reason="part of make matrix")
+
 RECORDS, PARTITIONS, MORE, LIMIT = 200, 2, 100, 40
 _PROGRAM = Path(__file__).with_name("oldest_program.py")
 _SECONDS = 480
@@ -40,16 +42,9 @@ print("started")
 """
 
 
+@_OF_MATRIX
 @pytest.mark.parametrize(
-    ("version", "make"),
-    [
-        ("4.0.", pyspark_versions.oldest),
-        pytest.param(
-            "4.1.",
-            pyspark_versions.with_connector,
-            marks=pytest.mark.skipif(os.environ.get("SPARK_KLOG_MATRIX") != "all", reason="part of make matrix"),
-        ),
-    ],
+    ("version", "make"), [("4.0.", pyspark_versions.oldest), ("4.1.", pyspark_versions.with_connector)]
 )
 def test_main_job_reads_writes_and_streams(
     cluster: EmbeddedCluster, tmp_path: Path, version: str, make: Callable[[], Path]
@@ -92,6 +87,7 @@ def test_main_job_reads_writes_and_streams(
     assert sorted(loaded.column("value").to_pylist()) == every
 
 
+@_OF_MATRIX
 def test_all_modules_compile_and_the_broker_starts(tmp_path: Path) -> None:
     """Some syntax is new in Python 3.11, and an editor's or a linter's target version does not tell all of it."""
     python = pyspark_versions.oldest()
