@@ -6,7 +6,7 @@ task the producer writes each row once. Streams may write exactly once: `exactly
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -27,6 +27,7 @@ from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.options.writes import SinkOptions
 from spark_klog.spark.producer_cache import PRODUCERS
 from spark_klog.spark.sink_producer import SinkProducer
+from spark_klog.spark.sink_progress import Counts, count_rows, log_written, total
 from spark_klog.spark.versions import StreamArrowWriter
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
@@ -37,9 +38,9 @@ _COLUMNS = ("key", "value", "topic", "partition", "timestamp", "headers")
 
 @dataclass
 class Written(WriterCommitMessage):
-    """How many records a task wrote, acknowledged as `kafka.acks` says."""
+    """What a task wrote, acknowledged as `kafka.acks` says."""
 
-    records: int
+    counts: Counts
 
 
 def _check_column(schema: StructType, name: str, allowed: tuple[type[DataType], ...]) -> None:
@@ -77,14 +78,22 @@ def _write(options: SinkOptions, arrow_batches: Iterator[pa.RecordBatch]) -> Wri
         return Written(send_all(producer, options, arrow_batches))
 
 
-def send_all(producer: SinkProducer, options: SinkOptions, arrow_batches: Iterator[pa.RecordBatch]) -> int:
-    """Send a task's rows, without the flush; returns their number."""
-    written = 0
+def send_all(producer: SinkProducer, options: SinkOptions, arrow_batches: Iterator[pa.RecordBatch]) -> Counts:
+    """Send a task's rows, without the flush, and count them."""
+    first = 0
+    counts: Counts = {}
     for arrow_batch in arrow_batches:
         names = [name for name in arrow_batch.schema.names if name in _COLUMNS]
-        producer.send_arrow(arrow_batch.select(names), options.topic, options.create_topics, written)
-        written += arrow_batch.num_rows
-    return written
+        rows = arrow_batch.select(names)
+        producer.send_arrow(rows, options.topic, options.create_topics, first)
+        first += rows.num_rows
+        counts = total([counts, count_rows(rows, options.topic)])
+    return counts
+
+
+def log_progress(messages: Sequence[WriterCommitMessage | None], batch: int | None = None) -> None:
+    """Log what tasks wrote, by topic; `batch` is the micro-batch of a stream."""
+    log_written(total(message.counts for message in messages if isinstance(message, Written)), batch)
 
 
 class BatchQueryWriter(DataSourceArrowWriter):
@@ -96,6 +105,10 @@ class BatchQueryWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return _write(self._options, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Only log what was written: each task has flushed its records."""
+        log_progress(messages)
 
 
 class StreamWriter(StreamArrowWriter):
@@ -109,7 +122,8 @@ class StreamWriter(StreamArrowWriter):
         return _write(self._options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: each task has flushed its records."""
+        """Only log what was written: each task has flushed its records."""
+        log_progress(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: written records stay, and the query writes the micro-batch again when it continues."""

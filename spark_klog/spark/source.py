@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 
 class KlogDataSource(DataSource):
     """Reads and writes topics. README lists the options."""
+
+    #: Spark makes the source itself where it makes a stream's writer for the tasks of a micro-batch; where it makes one
+    #: for `commit` or `abort`, the source was pickled.
+    _was_pickled = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _was_pickled=True)
 
     @classmethod
     def name(cls) -> str:
@@ -66,7 +73,10 @@ class KlogDataSource(DataSource):
         if options.checkpoint is not None:
             from spark_klog.spark.exactly_once.writer import ExactlyOnceWriter
 
-            return ExactlyOnceWriter(options, options.checkpoint, schema)
+            writer = ExactlyOnceWriter(options, options.checkpoint, schema)
+            if not self._was_pickled:
+                writer.claim()
+            return writer
         from spark_klog.spark.sink import StreamWriter
 
         return StreamWriter(options, schema)

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from spark_klog.errors import ConfigError, DecodeError
-from spark_klog.spark.exactly_once.protocol import Claim, Decision, Ended, Entry, Log, Transaction
+from spark_klog.spark.exactly_once.protocol import Claim, Decision, Ended, Entry, Log, Superseded, Transaction
 from spark_klog.spark.options.writes import DEFAULT_ID_PREFIX
 
 #: The folder in the checkpoint.
@@ -74,13 +74,14 @@ class Identity:
 class DecisionLog:
     """The log in a checkpoint. `identity` is that of its entries, once they are read."""
 
-    def __init__(self, checkpoint: Path, identity: Identity) -> None:
-        """`identity` is of the entries that were read before, or of a log that is empty.
+    def __init__(self, checkpoint: Path, identity: Identity, *, is_claimed: bool = False) -> None:
+        """`identity` is of the entries that were read before (`is_claimed`), or of a log that is empty.
 
         `ConfigError` if the checkpoint has micro-batches but no log.
         """
         self._folder = checkpoint / FOLDER
         self.identity = identity
+        self._is_claimed = is_claimed
         if not self._folder.is_dir() and _has_batches(checkpoint):
             raise ConfigError(
                 f"the checkpoint has micro-batches, but no {self._folder}: the query has written at-least-once until "
@@ -91,7 +92,8 @@ class DecisionLog:
     def read(self) -> Log:
         """The entries from the last decision on; older ones are removed.
 
-        Raises `DecodeError` if a file is damaged or missing, `ConfigError` if it has another transactionalIdPrefix.
+        Raises `DecodeError` if a file is damaged or missing, `ConfigError` if it has another transactionalIdPrefix,
+        `Superseded` if the claimed log was removed and another run has begun a new one.
         """
         numbers = self._numbers()
         entries: list[Entry] = []
@@ -168,6 +170,8 @@ class DecisionLog:
             raise DecodeError(f"{path} is missing: another run of this query goes on, or restore it") from None
         except (ValueError, KeyError, TypeError) as error:
             raise DecodeError(f"{path} is no entry of a decision log: {error!r}") from error
+        if self._is_claimed and identity.log != self.identity.log:
+            raise Superseded
         if identity.prefix != self.identity.prefix:
             raise ConfigError(
                 f"option transactionalIdPrefix is {self.identity.prefix}, but the query has written with "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from spark_klog.spark.exactly_once.protocol import (
     Commit,
     Program,
     ReadLog,
+    Superseded,
     Transaction,
     begin,
     finish,
@@ -75,7 +76,7 @@ def decide(
     settings: Mapping[str, str], folder: Path, claimed: Claimed, batch: int, transactions: Sequence[Transaction]
 ) -> None:
     """Commit a micro-batch. Raises `NotDecided`, and what `protocol.finish` and the brokers' answers raise."""
-    log = DecisionLog(folder, claimed.identity)
+    log = DecisionLog(folder, claimed.identity, is_claimed=True)
     with _admin(settings) as admin:
         if batch > claimed.begun.decided:
             _check_time(settings, claimed, batch)
@@ -85,8 +86,8 @@ def decide(
 
 def settle(settings: Mapping[str, str], folder: Path, claimed: Claimed) -> None:
     """Abort what a failed micro-batch has written, unless it is decided or another run of the query has begun."""
-    log = DecisionLog(folder, claimed.identity)
-    with _admin(settings) as admin:
+    log = DecisionLog(folder, claimed.identity, is_claimed=True)
+    with _admin(settings) as admin, suppress(Superseded):
         _run(give_up(claimed.begun), log, admin)
 
 

@@ -1,8 +1,9 @@
 """The writer of exactly-once streams, in the four processes that Spark runs its methods in.
 
-Before the tasks of each micro-batch Spark makes the writer in a Python process and pickles it for the tasks: this is
-the moment to claim the micro-batch. Then each task calls `write`; and Spark makes another writer for `commit` or
-`abort`, which learns of the claim by the tasks' messages.
+Before the tasks of each micro-batch Spark makes the writer in a Python process and pickles it for the tasks; the data
+source calls `claim` there, before it returns the writer. (Spark would show an error while it pickles the writer as one
+of pickling.) Then each task calls `write`; and Spark makes another writer for `commit` or `abort`, which learns of the
+claim by the tasks' messages.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -24,7 +24,7 @@ from spark_klog.spark.exactly_once.driver import Claimed, claim, decide, settle
 from spark_klog.spark.exactly_once.protocol import Transaction
 from spark_klog.spark.options.writes import SinkOptions
 from spark_klog.spark.producer_cache import PRODUCERS
-from spark_klog.spark.sink import StreamWriter, Written, send_all
+from spark_klog.spark.sink import StreamWriter, Written, log_progress, send_all
 
 _log = logging.getLogger(__name__)
 #: The local property of a task that has the number of its micro-batch.
@@ -58,21 +58,19 @@ class ExactlyOnceWriter(StreamWriter):
     """`df.writeStream.format("klog").option("deliveryGuarantee", "exactly-once")`."""
 
     def __init__(self, options: SinkOptions, checkpoint: str, schema: StructType) -> None:
-        """`ConfigError` if the checkpoint is no local folder: from here Spark shows it as it is, not as of pickling."""
+        """`ConfigError` if the checkpoint is no local folder."""
         super().__init__(options, schema)
         self._checkpoint = checkpoint_folder(checkpoint)
         self._claimed: Claimed | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Claim the micro-batch when Spark pickles the writer for its tasks."""
-        if self._claimed is None:
-            self._claimed = claim(self._options.client, self._checkpoint, self._options.id_prefix)
-        return self.__dict__
+    def claim(self) -> None:
+        """Claim the micro-batch for the tasks that this writer is pickled for; raises what `driver.claim` raises."""
+        self._claimed = claim(self._options.client, self._checkpoint, self._options.id_prefix)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenInTransaction:
         warn_if_slow()
         claimed, context = self._claimed, TaskContext.get()
-        assert claimed is not None, "the writer was pickled"
+        assert claimed is not None, "the data source has claimed the micro-batch"
         assert context is not None, "Spark runs tasks with a context"
         batch, decided = _batch_of(context), claimed.begun.decided
         if decided >= 0 and batch not in (decided, decided + 1):
@@ -80,15 +78,15 @@ class ExactlyOnceWriter(StreamWriter):
         if batch == decided:  # by an earlier run
             for _ in iterator:  # operators before the sink update their state with the rows that they give
                 pass
-            return WrittenInTransaction(0, claimed, None)
+            return WrittenInTransaction({}, claimed, None)
         options, number = self._options, claimed.begun.number
         with PRODUCERS.borrow_transactional(options.client, claimed.identity.id_prefix, number) as producer:
-            records = send_all(producer, options, iterator)
+            counts = send_all(producer, options, iterator)
             found = producer.prepare_transaction()
         if found is None:
-            return WrittenInTransaction(records, claimed, None)
+            return WrittenInTransaction(counts, claimed, None)
         transaction = Transaction(found.transactional_id, found.producer_id, found.epoch, context.partitionId())
-        return WrittenInTransaction(records, claimed, transaction)
+        return WrittenInTransaction(counts, claimed, transaction)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Decide and commit the micro-batch."""
@@ -96,6 +94,7 @@ class ExactlyOnceWriter(StreamWriter):
         if written:
             transactions = [one.transaction for one in written if one.transaction is not None]
             decide(self._options.client, self._checkpoint, written[0].claimed, batchId, transactions)
+            log_progress(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Abort the transactions of the micro-batch, unless `commit` has decided it; otherwise the next run does."""

@@ -14,6 +14,7 @@ import pytest
 
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.delivery.transactions import PreparedTransaction
 from spark_klog.client.producer import Producer
 from spark_klog.errors import ConfigError, ProtocolError
 from spark_klog.protocol.codec import Message
@@ -157,6 +158,31 @@ def test_two_runs_of_a_checkpoint(query: Query) -> None:
     assert query.state(written) == "Ongoing"
     query.decide(new, 0, written)
     query.read_until("new")
+
+
+def test_a_decision_log_that_is_emptied_while_a_run_is_alive(query: Query, tmp_path: Path) -> None:
+    """The run does not take the log of the next one for its own."""
+    old = query.claim()
+    late = query.task(old, 0, b"late")
+    for path in (tmp_path / "klog_sink").iterdir():
+        path.unlink()
+    new = query.claim()
+    assert new.identity.log != old.identity.log
+    written = query.task(new, 0, b"new")
+    entries = sorted(path.name for path in (tmp_path / "klog_sink").iterdir())
+    query.settle(old)
+    with pytest.raises(Superseded):
+        query.decide(old, 0, late)
+    assert sorted(path.name for path in (tmp_path / "klog_sink").iterdir()) == entries
+    assert query.state(written) == "Ongoing"
+    query.decide(new, 0, written)
+    with Admin({"bootstrap.servers": query.settings["bootstrap.servers"]}) as admin:  # nobody can know of it
+        admin.end_transactions([_prepared(late)], commits=False).check()
+    query.read_until("new")
+
+
+def _prepared(one: Transaction) -> PreparedTransaction:
+    return PreparedTransaction(one.transactional_id, one.producer_id, one.epoch)
 
 
 def test_a_micro_batch_that_spark_gives_up(query: Query) -> None:

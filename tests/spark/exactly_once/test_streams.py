@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -32,13 +33,14 @@ def start(
     servers: str,
     topic: str,
     checkpoint: object,
+    to: str | None = None,
     **more: str,
 ) -> StreamingQuery:
-    """Copy TOPIC-from to the topic, ten records a micro-batch."""
+    """Copy TOPIC-from to the topic, or to another one, ten records a micro-batch."""
     stream = spark.readStream.format("klog").option("kafka.bootstrap.servers", servers)
     stream = stream.option("subscribe", f"{topic}-from").option("startingOffsets", "earliest")
     writer = stream.option("maxOffsetsPerTrigger", 10).load().select("key", "value").writeStream.format("klog")
-    writer = writer.option("kafka.bootstrap.servers", servers).option("topic", topic)
+    writer = writer.option("kafka.bootstrap.servers", servers).option("topic", to or topic)
     writer = writer.options(**{"deliveryGuarantee": "exactly-once", **more})
     if checkpoint is not None:
         writer = writer.option("checkpointLocation", str(checkpoint))
@@ -76,6 +78,7 @@ def test_runs_one_after_the_other(spark: SparkSession, servers: str, topic: str,
     query = start(spark, servers, topic, tmp_path / "checkpoint")
     error = error_of(lambda: query.awaitTermination(_SECONDS))
     assert "option transactionalIdPrefix is klog-, but the query has written with team-a. until now" in error
+    assert "pickl" not in error.lower()
     copy(spark, servers, topic, f"file://{tmp_path}/checkpoint", **prefix)
     assert read(servers, topic) == read(servers, topic, committed=False) == once(60)
     assert len(os.listdir(tmp_path / "checkpoint" / "klog_sink")) <= 5  # a decision, its end, and the next
@@ -135,6 +138,52 @@ def test_a_checkpoint_of_an_at_least_once_query(spark: SparkSession, servers: st
     (tmp_path / "klog_sink").mkdir()
     copy(spark, servers, topic, tmp_path)
     assert read(servers, topic) == once(16)
+
+
+def test_a_checkpoint_that_is_deleted(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
+    """A new query: nothing tells it from a first one."""
+    prepare(servers, topic, 10)
+    for runs in (1, 2):
+        copy(spark, servers, topic, tmp_path / "checkpoint")
+        assert read(servers, topic) == Counter(dict.fromkeys(once(10), runs))
+        shutil.rmtree(tmp_path / "checkpoint")
+
+
+def test_another_topic_with_the_same_checkpoint(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
+    prepare(servers, topic, 10)
+    create_topic(servers, f"{topic}-2", PARTITIONS)
+    copy(spark, servers, topic, tmp_path)
+    fill(servers, topic, 10, 30)
+    copy(spark, servers, topic, tmp_path, to=f"{topic}-2")
+    assert read(servers, topic) == once(10)
+    assert read(servers, f"{topic}-2") == once(30) - once(10)
+
+
+def test_more_time_than_the_brokers_allow(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
+    prepare(servers, topic, 10)
+    query = start(spark, servers, topic, tmp_path, **{"kafka.transaction.timeout.ms": "900001"})
+    error = error_of(lambda: query.awaitTermination(_SECONDS))
+    assert "INVALID_TRANSACTION_TIMEOUT" in error
+    assert "larger than the broker's transaction.max.timeout.ms" in error
+    assert read(servers, topic, committed=False) == Counter()
+    copy(spark, servers, topic, tmp_path)
+    assert read(servers, topic) == once(10)
+
+
+def test_a_damaged_decision_log(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
+    prepare(servers, topic, 10)
+    copy(spark, servers, topic, tmp_path)
+    fill(servers, topic, 10, 20)
+    last = max((tmp_path / "klog_sink").iterdir(), key=lambda path: int(path.name))
+    kept = last.read_bytes()
+    last.write_bytes(kept[:-1])
+    query = start(spark, servers, topic, tmp_path)
+    error = error_of(lambda: query.awaitTermination(_SECONDS))
+    assert f"spark_klog.errors.DecodeError: {last} is no entry of a decision log" in error
+    assert "pickl" not in error.lower()
+    last.write_bytes(kept)
+    copy(spark, servers, topic, tmp_path)
+    assert read(servers, topic) == once(20)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,89 @@
+"""What a sink has written, by topic, as Spark shows it: in the logs of its Python processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StringType, StructField, StructType
+
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.spark.options.writes import sink_options
+from spark_klog.spark.sink import StreamWriter, Written
+from spark_klog.spark.sink_progress import count_rows, total
+
+from .support import Seen, consume, create_topic
+
+_LOGGING = "spark.sql.pyspark.worker.logging.enabled"
+Figures = dict[str, tuple[int, int]]
+
+
+def size_of(record: Seen) -> int:
+    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
+    return len(record.key or b"") + len(record.value or b"") + headers
+
+
+def consumed(servers: str, *topics: str) -> Figures:
+    """What librdkafka reads."""
+    records = {topic: consume(servers, topic) for topic in topics}
+    return {topic: (len(found), sum(map(size_of, found))) for topic, found in records.items()}
+
+
+def test_counts() -> None:
+    headers = [None, [{"key": "ä", "value": b"12"}], [], [{"key": "k", "value": None}] * 2]
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "key": pa.array(["a", None, "äö", "b"]),
+            "value": pa.array([b"123", b"", None, b"4"], pa.binary()),
+            "topic": pa.array(["x", "y", "x", "y"]),
+            "headers": pa.array(headers, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        }
+    )
+    assert count_rows(rows, None) == {"x": (2, 1 + 3 + 4), "y": (2, 2 + 2 + 1 + 1 + 2)}
+    assert count_rows(rows.slice(1), "z") == {"z": (3, 4 + 2 + 2 + 1 + 1 + 2)}
+    assert count_rows(rows.slice(2, 1), None) == {"x": (1, 4)}
+    assert count_rows(rows.slice(4), None) == count_rows(rows.slice(4), "z") == {}
+    assert total([{"x": (1, 2)}, {}, {"y": (3, 4), "x": (5, 6)}]) == {"x": (6, 8), "y": (3, 4)}
+
+
+@pytest.fixture
+def logging_spark(spark: SparkSession) -> Iterator[SparkSession]:
+    """A session of its own: Spark keeps the logs of each."""
+    made = spark.newSession()
+    made.conf.set(_LOGGING, "true")
+    yield made
+    made.conf.unset(_LOGGING)
+
+
+def logged(spark: SparkSession) -> list[tuple[str | None, str, int, int]]:
+    """(micro-batch, topic, records, bytes) of the sink's lines."""
+    found = spark.tvf.python_worker_logs().where("logger = 'spark_klog.spark.sink_progress'").select("context")
+    rows = [row[0] for row in found.collect()]
+    return [(row.get("batch_id"), row["topic"], int(row["records"]), int(row["bytes"])) for row in rows]
+
+
+def test_batch_write(logging_spark: SparkSession, cluster: EmbeddedCluster, topic: str) -> None:
+    servers, names = cluster.bootstrap_servers, [f"{topic}-{letter}" for letter in "ab"]
+    for name in names:
+        create_topic(servers, name, 2)
+    rows = [(names[n % 3 // 2], f"k{n}" if n % 2 else None, "x" * n) for n in range(100)]
+    frame = logging_spark.createDataFrame(rows, "topic string, key string, value string").repartition(3)
+    frame.write.format("klog").option("kafka.bootstrap.servers", servers).mode("append").save()
+    found = {name: (records, size) for batch, name, records, size in logged(logging_spark) if batch is None}
+    assert found == consumed(servers, *names)
+    assert sum(records for records, _ in found.values()) == 100
+
+
+def test_micro_batches(caplog: pytest.LogCaptureFixture) -> None:
+    """Spark keeps the logs of a stream in the stream's own session."""
+    options = sink_options({"kafka.bootstrap.servers": "127.0.0.1:9", "topic": "t"}, streaming=True)
+    writer = StreamWriter(options, StructType([StructField("value", StringType())]))
+    writer.commit([Written({"b": (1, 20)}), None, Written({"b": (2, 30), "a": (3, 40)}), Written({})], 7)
+    assert [record.getMessage() for record in caplog.records] == [
+        "micro-batch 7: wrote 3 records of 40 bytes to a",
+        "micro-batch 7: wrote 3 records of 50 bytes to b",
+    ]
+    context = vars(caplog.records[1])["context"]
+    assert context == {"topic": "b", "records": "3", "bytes": "50", "batch_id": "7"}
