@@ -180,6 +180,20 @@ def set_producer(batch: memoryview, producer_id: int, epoch: int, base_sequence:
     _CRC.pack_into(batch, _CRC_POSITION, crc32c(batch[_CRC_START:]))
 
 
+def set_produced(
+    batch: memoryview, producer_id: int, epoch: int, base_sequence: int, *, is_transactional: bool
+) -> None:
+    """Turn a batch of a log into one that a producer may send, in place; the records stay as they are.
+
+    Clears what only a log sets (base offset, leader epoch, delete horizon), sets the producer's fields and the
+    transactional bit, and renews the CRC. Timestamps stay: records count from the base timestamp in any case.
+    """
+    set_base_offset(batch, 0, -1)
+    attributes: int = _ATTRIBUTES.unpack_from(batch, _CRC_START)[0] & ~(TRANSACTIONAL_BIT | DELETE_HORIZON_BIT)
+    _ATTRIBUTES.pack_into(batch, _CRC_START, attributes | (TRANSACTIONAL_BIT if is_transactional else 0))
+    set_producer(batch, producer_id, epoch, base_sequence)
+
+
 def build_batch(
     records: Buffer,
     count: int,

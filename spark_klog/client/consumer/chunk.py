@@ -28,6 +28,10 @@ class Chunk:
     aborted: AbortedTransactions | None
     damaged: Mapping[int, DecodeError]
 
+    def __len__(self) -> int:
+        """Bytes of the batches."""
+        return len(self.data)
+
     def named(self, error: DecodeError) -> DecodeError:
         """The decoding error with the partition's name and offset."""
         kind = CorruptBatchError if isinstance(error, CorruptBatchError) else DecodeError

@@ -293,6 +293,14 @@ class Consumer:
                 )
             return self._next(self._records.parts, False, timeout) or []
 
+    def poll_chunk(self, timeout: float = 1.0) -> Chunk | None:
+        """For the package's own use: the next fetched batches as they are, or None if none come within `timeout` s.
+
+        CRCs are not checked. The chunk's bytes are valid until the next call. Errors: see the class.
+        """
+        with self._guard.used():
+            return self._next(lambda chunk: iter([(chunk, chunk.following)]), False, timeout)
+
     def _next(self, decode: Callable[[Chunk], Iterator[tuple[_T, int]]], is_arrow: bool, timeout: float) -> _T | None:
         self._handover.begin(is_arrow)
         try:

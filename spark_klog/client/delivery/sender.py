@@ -51,6 +51,7 @@ from spark_klog.errors import (
 )
 from spark_klog.protocol.apis import PRODUCE
 from spark_klog.protocol.codec import Message
+from spark_klog.records.batch_v2 import set_produced
 
 _log = logging.getLogger(__name__)
 #: The last version of Produce that expects the producer to add partitions to the transaction (KIP-890).
@@ -126,15 +127,39 @@ class Sender:
         Waits while unsent batches for responsive leaders exceed max.request.size, or all batches exceed buffer.memory,
         but not beyond `until`, a reading of `time.monotonic`. Raises what `flush` raises.
         """
+        numbering = self._admit(key, count).numbering
+        is_transactional = self._transactions is not None
+        data = encode_batch(body, count, base_timestamp, max_timestamp, self._config, numbering, is_transactional)
+        self._add(key, data, count, receipt, until)
+
+    def add_batch(
+        self, key: TopicPartition, batch: bytearray, count: int, receipt: Receipt | None = None, until: float = math.inf
+    ) -> None:
+        """Queue a batch of magic 2 of another log: its header becomes this producer's, its records stay as they are.
+
+        `count` is the number of its records, whose offset deltas must be 0, 1, 2 and so on. Else like `add`.
+        """
+        numbering = self._admit(key, count).numbering
+        producer = (-1, -1, -1)
+        if numbering is not None:
+            producer = numbering.producer_id, numbering.epoch, numbering.take(count)
+        set_produced(memoryview(batch), *producer, is_transactional=self._transactions is not None)
+        self._add(key, batch, count, receipt, until)
+
+    def _admit(self, key: TopicPartition, count: int) -> Queue:
+        """The queue for a batch of `count` records; raises the sender's earlier error."""
         self.unconfirmed += count
         self.check()
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = Queue(key, self._numbering())
-        numbering = queue.numbering
-        is_transactional = self._transactions is not None
-        data = encode_batch(body, count, base_timestamp, max_timestamp, self._config, numbering, is_transactional)
-        queue.add(Batch(data, count, self._clock.now() + self._config.delivery_timeout_ms / 1000, receipt))
+        return queue
+
+    def _add(
+        self, key: TopicPartition, data: bytes | bytearray, count: int, receipt: Receipt | None, until: float
+    ) -> None:
+        deadline = self._clock.now() + self._config.delivery_timeout_ms / 1000
+        self._queues[key].add(Batch(data, count, deadline, receipt))
         self._bytes += len(data)
         if self._may_be_enough():
             self._deliver(lambda: not self._is_enough(), until)
