@@ -23,6 +23,7 @@ test: $(VENV)/test.installed
 soak: $(VENV)/test.installed
 	SPARK_KLOG_KILLS=30 $(BIN)/python -m pytest --timeout=3600 -k 'kill or acknowledged' tests/broker tests/zookeeper tests/jobs tests/log tests/spark $(ARGS)
 	SPARK_KLOG_KAFKAS=all $(BIN)/python -m pytest tests/client $(ARGS)
+	SPARK_KLOG_KILLS=20 SPARK_KLOG_KAFKAS=all $(BIN)/python -m pytest --timeout=3600 tests/mirror $(ARGS)
 	SPARK_KLOG_MASTERS=all $(BIN)/python -m pytest tests/spark/test_cluster_masters.py $(ARGS)
 	SPARK_KLOG_MODEL_SECONDS=3600 $(BIN)/python -m pytest --timeout=7200 tests/log/test_log_model.py $(ARGS)
 	SPARK_KLOG_FUZZ_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/fuzz tests/broker/test_api_fuzz.py tests/broker/test_fetch_sessions.py tests/broker/test_changes_at_once.py $(ARGS)

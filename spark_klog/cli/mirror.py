@@ -1,0 +1,188 @@
+"""`klog mirror`: copy topics of one cluster into another."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from spark_klog.cli.clusters import client_settings, quiet_client
+from spark_klog.cli.output import console, say
+from spark_klog.client.config import parse_bootstrap
+from spark_klog.errors import ConfigError
+from spark_klog.mirror.mirror import Mirror
+from spark_klog.mirror.settings import MirrorSettings
+from spark_klog.mirror.totals import Totals
+
+_EARLIEST, _LATEST = "earliest", "latest"
+
+
+@click.command()
+@click.option(
+    "--from", "source", required=True, metavar="FILE|HOST:PORT", help="The source: client settings, or HOST:PORT[,...]."
+)
+@click.option("--to", "target", required=True, metavar="FILE|HOST:PORT", help="The target, likewise.")
+@click.option("--topics", default=".*", show_default=True, metavar="PATTERN", help="Topics whose whole name matches.")
+@click.option("--exclude", metavar="PATTERN", help="Topics to leave out. Internal ones always are.")
+@click.option("--prefix", default="", metavar="TEXT", help="Put before the names of topics at the target.")
+@click.option(
+    "--name", help="Of the mirror, whose progress and transactions belong to it. Default: the source's cluster id."
+)
+@click.option("--exactly-once", is_flag=True, help="Write in transactions: each record once, also after a crash.")
+@click.option("--groups", metavar="PATTERN", help="Translate the offsets of these consumer groups.")
+@click.option(
+    "--start",
+    default=_EARLIEST,
+    show_default=True,
+    type=click.Choice([_EARLIEST, _LATEST]),
+    help="Where a new mirror begins.",
+)
+@click.option("--replication-factor", type=click.IntRange(1), help="Of new topics. Default: as at the source.")
+@click.option(
+    "--commit-interval",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0.01),
+    help="Seconds between commits of progress.",
+)
+@click.option(
+    "--refresh-interval",
+    default=30.0,
+    show_default=True,
+    type=click.FloatRange(0.1),
+    help="Seconds between looks for new topics and partitions.",
+)
+@click.option("--until-end", is_flag=True, help="Stop at the offsets that the source has now.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON after each commit.")
+@click.pass_context
+def mirror(
+    ctx: click.Context,
+    source: str,
+    target: str,
+    topics: str,
+    exclude: str | None,
+    prefix: str,
+    name: str | None,
+    exactly_once: bool,
+    groups: str | None,
+    start: str,
+    replication_factor: int | None,
+    commit_interval: float,
+    refresh_interval: float,
+    until_end: bool,
+    as_json: bool,
+) -> None:
+    """Copy topics of a cluster into another, with their partitions, until SIGTERM or Ctrl-C.
+
+    Record batches are copied as they are. Progress is kept at the target, in the topic klog-mirror.NAME.internal: a
+    mirror that was stopped or killed goes on where it was.
+    """
+    quiet_client(ctx)
+    settings = MirrorSettings(
+        side_settings("--from", source),
+        side_settings("--to", target),
+        name=name,
+        topics=pattern("--topics", topics),
+        exclude=None if exclude is None else pattern("--exclude", exclude),
+        prefix=prefix,
+        exactly_once=exactly_once,
+        groups=None if groups is None else pattern("--groups", groups),
+        start="latest" if start == _LATEST else "earliest",
+        commit_seconds=commit_interval,
+        refresh_seconds=refresh_interval,
+        replication_factor=replication_factor,
+    )
+    running = Mirror(settings)
+    with _stopping(running), _Shown(as_json) as shown:
+        running.run(until_end=until_end, on_progress=shown.update)
+    shown.finish(running.totals)
+
+
+def side_settings(option: str, value: str) -> dict[str, str]:
+    """The client settings of a side: those of a properties file, or an address. `ConfigError`."""
+    path = Path(value)
+    if path.is_file():
+        settings = client_settings(path)
+        if "bootstrap.servers" not in settings:
+            raise ConfigError(f"{option}: {value} does not set bootstrap.servers")
+        return settings
+    if ":" not in value:
+        raise ConfigError(f"{option}: {value} is neither a file nor HOST:PORT[,HOST:PORT...]")
+    parse_bootstrap(value, option)
+    return {"bootstrap.servers": value}
+
+
+def pattern(option: str, text: str) -> re.Pattern[str]:
+    """Compile an option's pattern; `ConfigError`."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"{option}: {text!r} is no regular expression: {error}") from None
+
+
+@contextmanager
+def _stopping(mirror: Mirror) -> Iterator[None]:
+    """Stop in order at SIGTERM and Ctrl-C; a second one stops at once."""
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        if stopping.is_set():
+            raise KeyboardInterrupt
+        stopping.set()
+        mirror.stop()
+
+    stopping = threading.Event()
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Shown:
+    """Progress: a line of JSON after each commit, or a line that is renewed on a terminal."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._status = None if as_json else console().status("connecting")
+
+    def __enter__(self) -> _Shown:
+        if self._status is not None and self._status.console.is_terminal:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def update(self, totals: Totals) -> None:
+        if self._as_json:
+            say(True, totals.as_dict(), "")
+        elif self._status is not None:
+            self._status.update(_text(totals))
+
+    def finish(self, totals: Totals) -> None:
+        if not self._as_json:
+            say(False, {}, _text(totals))
+
+
+def _text(totals: Totals) -> str:
+    parts = [
+        f"{totals.records:,} records of {totals.partitions:,} partitions",
+        f"{totals.bytes / 1e6:,.1f} MB",
+        f"{totals.copied:,} batches copied, {totals.rebuilt:,} rebuilt",
+        f"lag {'-' if totals.lag is None else format(totals.lag, ',')}",
+    ]
+    if totals.groups:
+        parts.append(f"{totals.groups:,} groups translated")
+    if totals.lost:
+        parts.append(f"{totals.lost:,} offsets lost at the source")
+    if totals.restarts:
+        parts.append(f"{totals.restarts:,} restarts")
+    return ", ".join(parts)

@@ -1,0 +1,91 @@
+"""Where a mirror keeps its offsets: a compacted topic of the target, `klog-mirror.NAME.internal`.
+
+It has a record for each run of offsets (see offset_map.py). The record is written after the records that it tells of;
+with exactly-once it is part of their transaction, so that both are there or neither. Each partition of the topic
+belongs to one process of the mirror (a slot): no other's open transaction hides what it has committed.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterable, Mapping
+
+from spark_klog.client import Admin, Consumer
+from spark_klog.client.cluster import TopicPartition
+from spark_klog.client.offsets import list_offsets
+from spark_klog.clock import system_ms
+from spark_klog.errors import ConfigError, ErrorCode, ProtocolError, RequestTimedOut
+from spark_klog.mirror.offset_map import PartitionMap, Run, decode_run, encode_run
+from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.records.own_batch import own_batch
+
+_READ_COMMITTED = 1
+_SECONDS = 60.0
+_MOST_COPIES = 3
+#: Records of a batch: less than half a megabyte, whatever the topics' names.
+_ROWS = 1_500
+
+
+def progress_topic(name: str) -> str:
+    """The topic of the mirror `name`."""
+    return f"klog-mirror.{name}.internal"
+
+
+def slot_of(key: TopicPartition, slots: int) -> int:
+    """The slot that mirrors a partition; partitions of a topic take turns."""
+    return (zlib.crc32(key[0].encode()) + key[1]) % slots
+
+
+def prepare_progress(admin: Admin, name: str, slots: int | None = None, default: int = 1) -> int:
+    """Make the topic of a mirror if it is missing, with `slots` or `default`; return its number of slots.
+
+    `ConfigError` if it has another number of slots than the given one. Raises what `Admin` raises.
+    """
+    topic = progress_topic(name)
+    if all(one.name != topic for one in admin.list_topics()):
+        copies = max(1, min(_MOST_COPIES, len(admin.cluster.nodes)))
+        try:
+            admin.create_topic(
+                topic, slots or default, replication_factor=copies, configs={"cleanup.policy": "compact"}
+            )
+        except ProtocolError as error:
+            if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
+                raise
+    there = len(admin.describe_topic(topic).partitions)
+    if slots is not None and slots != there:
+        raise ConfigError(
+            f"the mirror {name} runs as {there} {'process' if there == 1 else 'tasks'}, not {slots}: its topic {topic} "
+            f"has {there} partitions. Use {'klog mirror' if there == 1 else 'jobs/mirror.py'}, or another name"
+        )
+    return there
+
+
+def load_progress(
+    settings: Mapping[str, str], admin: Admin, name: str, slot: int
+) -> dict[TopicPartition, PartitionMap]:
+    """The maps of all partitions of a slot. `DecodeError` if its topic holds other records."""
+    key = progress_topic(name), slot
+    end = list_offsets(admin.cluster, {key: LATEST}, _READ_COMMITTED)[key]
+    maps: dict[TopicPartition, PartitionMap] = {}
+    until = time.monotonic() + _SECONDS
+    with Consumer({**settings, "isolation.level": "read_committed", "auto.offset.reset": "earliest"}) as consumer:
+        consumer.assign([(*key, EARLIEST)])
+        while consumer.position(*key) < end:
+            records = consumer.poll(1.0)
+            for record in records:
+                if record.key is not None and record.value is not None:
+                    partition, run = decode_run(record.key, record.value)
+                    maps.setdefault(partition, PartitionMap()).load(run)
+            if records:
+                until = time.monotonic() + _SECONDS
+            elif time.monotonic() > until:
+                raise RequestTimedOut(f"the offsets in topic {key[0]} could not be read within {_SECONDS:g} s")
+    return maps
+
+
+def run_batches(runs: Iterable[tuple[TopicPartition, Run]]) -> list[tuple[bytearray, int]]:
+    """Batches of the runs' records, in order, with their numbers of records."""
+    rows = [encode_run(key, run) for key, run in runs]
+    parts = [rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS)]
+    return [(own_batch(part, system_ms()), len(part)) for part in parts]

@@ -1,0 +1,90 @@
+"""Settings of a mirror."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from spark_klog.client.security.secrets import Settings
+from spark_klog.errors import ConfigError
+
+#: Topics that are never mirrored: Kafka's internal ones, and those of mirrors, ours and MirrorMaker 2.
+INTERNAL = re.compile(r"__.*|.*[.-]internal|mm2-.*")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+#: Settings of consumer groups and transactions in shared files of settings: the mirror has its own.
+_OWN = ("group.id", "group.instance.id", "transactional.id", "enable.auto.commit", "auto.offset.reset")
+_ALL = re.compile(".*")
+
+
+@dataclass(frozen=True)
+class MirrorSettings:
+    """What to mirror and how.
+
+    `source` and `target` are client settings by Kafka's names, security included. `name` tells mirrors into one target
+    apart: progress and transactions belong to it; None: the id of the source's cluster. Patterns match whole names.
+    """
+
+    source: Mapping[str, str] = field(repr=False)
+    target: Mapping[str, str] = field(repr=False)
+    name: str | None = None
+    topics: re.Pattern[str] = _ALL
+    exclude: re.Pattern[str] | None = None
+    #: Put before the names of topics at the target.
+    prefix: str = ""
+    exactly_once: bool = False
+    #: The consumer groups whose offsets are translated; None: none.
+    groups: re.Pattern[str] | None = None
+    #: Where to begin with a topic that exists when the mirror starts for the first time; later ones: the beginning.
+    start: Literal["earliest", "latest"] = "earliest"
+    #: Seconds between commits of progress, looks for new topics and partitions, and translations of groups.
+    commit_seconds: float = 1.0
+    refresh_seconds: float = 30.0
+    group_seconds: float = 60.0
+    #: Copies of new topics; None: as many as at the source, at most one for each broker of the target.
+    replication_factor: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            check_name(self.name)
+        self.target_producer()
+
+    def wants(self, topic: str) -> bool:
+        """Whether a topic is mirrored."""
+        is_excluded = self.exclude is not None and self.exclude.fullmatch(topic) is not None
+        return self.topics.fullmatch(topic) is not None and not INTERNAL.fullmatch(topic) and not is_excluded
+
+    def source_consumer(self) -> dict[str, str]:
+        """Settings of the consumer at the source."""
+        defaults = {"isolation.level": "read_committed", "max.partition.fetch.bytes": str(4 * 1024 * 1024)}
+        own = {"enable.auto.commit": "false", "auto.offset.reset": "none"}
+        return Settings({**defaults, **_shared(self.source), **own})
+
+    def target_producer(self) -> dict[str, str]:
+        """Settings of the producer at the target; `ConfigError` for acks=0 and for exactly_once without acks=all."""
+        settings = _shared(self.target)
+        acks = settings.get("acks", "all").strip()
+        if acks == "0" or (self.exactly_once and acks not in ("all", "-1")):
+            raise ConfigError(f"acks={acks} of the target could lose records: remove it, the mirror uses acks=all")
+        return Settings(settings)
+
+    def source_admin(self) -> dict[str, str]:
+        """Settings for metadata and offsets at the source."""
+        level = {"isolation.level": self.source_consumer()["isolation.level"]}
+        return Settings({**_shared(self.source), **level})
+
+    def target_admin(self) -> dict[str, str]:
+        """Settings for topics and groups at the target."""
+        return Settings(_shared(self.target))
+
+
+def check_name(name: str) -> str:
+    """Check a mirror's name; `ConfigError`."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"the name {name!r} of a mirror: use 1 to 200 of a-z A-Z 0-9 . _ -")
+    return name
+
+
+def _shared(settings: Mapping[str, Any]) -> dict[str, str]:
+    return {name: value for name, value in settings.items() if name not in _OWN}

@@ -1,0 +1,136 @@
+"""The topics of a mirror: which there are at the source, and topics like them at the target."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+
+from spark_klog.client import Admin
+from spark_klog.client.admin.configs import ConfigEntry
+from spark_klog.client.cluster import TopicPartition
+from spark_klog.errors import ConfigError, ErrorCode, ProtocolError, UnsupportedVersionError
+from spark_klog.mirror.settings import MirrorSettings
+
+_log = logging.getLogger(__name__)
+#: Settings that say something about the source's brokers. The type of timestamps is left out, too: copies keep the
+#: times of the source, which with log append time the target's would replace.
+_NOT_COPIED = frozenset(
+    {
+        "follower.replication.throttled.replicas",
+        "leader.replication.throttled.replicas",
+        "message.format.version",
+        "message.timestamp.difference.max.ms",
+        "message.timestamp.type",
+        "min.insync.replicas",
+        "unclean.leader.election.enable",
+    }
+)
+_REFUSED = (ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST)
+
+
+class MirroredTopics:
+    """Finds topics at the source and makes theirs at the target. Each call takes up to default.api.timeout.ms."""
+
+    def __init__(self, settings: MirrorSettings, source: Admin, target: Admin) -> None:
+        self._settings, self._source, self._target = settings, source, target
+        #: Partitions of each topic that the target has, by the source's name.
+        self._made: dict[str, int] = {}
+
+    def refresh(self) -> list[TopicPartition]:
+        """The source's partitions to mirror; each exists at the target when this returns."""
+        found = {one.name: one.partitions for one in self._source.list_topics() if self._settings.wants(one.name)}
+        changed = {name: count for name, count in found.items() if self._made.get(name, 0) < count}
+        if changed:
+            self._make(changed)
+        return [(name, number) for name, count in sorted(found.items()) for number in range(count)]
+
+    def _make(self, counts: Mapping[str, int]) -> None:
+        there = {one.name: one.partitions for one in self._target.list_topics(include_internal=True)}
+        missing = [name for name in counts if self._settings.prefix + name not in there]
+        configs = self._configs(missing)
+        copies = self._copies(missing)
+        for name, count in counts.items():
+            target = self._settings.prefix + name
+            if name in missing:
+                self._create(target, count, copies[name], configs.get(name, {}))
+            elif there[target] < count:
+                self._grow(target, there[target], count)
+            self._made[name] = count
+
+    def _configs(self, names: Collection[str]) -> dict[str, dict[str, str]]:
+        """The settings that the source's topics have of their own; none from brokers before 0.11."""
+        if not names:
+            return {}
+        try:
+            found = self._source.describe_configs([("topic", name) for name in names])
+        except (UnsupportedVersionError, ProtocolError) as error:
+            _log.warning("topics are made with the target's default settings: %s", error)
+            return {}
+        for resource, failure in found.failures.items():
+            _log.warning("topic %s is made with the target's default settings: %s", resource.name, failure)
+        return {resource.name: _copied(entries.values()) for resource, entries in found.successes.items()}
+
+    def _copies(self, names: Collection[str]) -> dict[str, int]:
+        if self._settings.replication_factor is not None or not names:
+            return dict.fromkeys(names, self._settings.replication_factor or 1)
+        self._target.list_topics()  # for the brokers
+        most = max(1, len(self._target.cluster.nodes))
+        described = self._source.describe_topics(names).check()
+        return {name: min(most, max(len(one.replicas) for one in described[name].partitions)) for name in names}
+
+    def _create(self, name: str, partitions: int, copies: int, configs: dict[str, str]) -> None:
+        try:
+            try:
+                self._target.create_topic(name, partitions, replication_factor=copies, configs=configs)
+            except ProtocolError as error:
+                if error.code not in _REFUSED or not configs:
+                    raise
+                taken = self._taken(name, partitions, copies, configs)
+                refused = ", ".join(sorted(configs.keys() - taken.keys()))
+                _log.warning("topic %s is made without settings that the target refuses: %s", name, refused)
+                self._target.create_topic(name, partitions, replication_factor=copies, configs=taken)
+        except ProtocolError as error:
+            if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
+                raise
+            self._grow(name, len(self._target.cluster.partitions([name])[name]), partitions)
+        else:
+            _log.info("topic %s with %d partitions was created at the target", name, partitions)
+
+    def _taken(self, name: str, partitions: int, copies: int, configs: Mapping[str, str]) -> dict[str, str]:
+        """The settings that the target takes, each tried by itself."""
+        taken: dict[str, str] = {}
+        for setting, value in configs.items():
+            one = {setting: value}
+            try:
+                self._target.create_topic(name, partitions, replication_factor=copies, configs=one, validate_only=True)
+            except UnsupportedVersionError:
+                return {}
+            except ProtocolError as error:
+                if error.code not in _REFUSED:
+                    raise
+            else:
+                taken |= one
+        return taken
+
+    def _grow(self, name: str, there: int, partitions: int) -> None:
+        if there >= partitions:
+            return
+        try:
+            self._target.create_partitions({name: partitions}).check()
+        except UnsupportedVersionError as error:
+            raise ConfigError(
+                f"topic {name} has {there} partitions at the target and needs {partitions}: add them by the target's "
+                f"own tools ({error})"
+            ) from None
+        _log.info("topic %s has %d partitions at the target now", name, partitions)
+
+
+def _copied(entries: Iterable[ConfigEntry]) -> dict[str, str]:
+    """The settings to copy: the topic's own that are no secrets."""
+    return {
+        entry.name: entry.value
+        for entry in entries
+        if (entry.source == "topic" or (not entry.source and not entry.is_default))
+        and entry.value is not None
+        and entry.name not in _NOT_COPIED
+    }

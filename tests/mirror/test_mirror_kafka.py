@@ -1,0 +1,156 @@
+"""Mirrors between real Kafka and ours, compared by confluent-kafka and, byte by byte, in the log files."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from spark_klog.client import Admin
+from spark_klog.embedded import EmbeddedCluster
+from tests.support.batches import walk
+from tests.support.mirrors import mirror_once, read_partition, read_topic
+from tests.support.shared_kafka import SharedKafkas
+
+pytestmark = pytest.mark.peer
+_TIME = 1_700_000_000_000
+_PARTITIONS = 2
+
+
+def _fill(servers: str, topic: str, *, is_old: bool = False) -> None:
+    """Records of all shapes: nulls, headers, old timestamps, codecs, transactions that commit and abort."""
+    for codec in ("none", "lz4", "gzip", "snappy") if is_old else ("none", "lz4", "zstd", "gzip", "snappy"):
+        producer = Producer({"bootstrap.servers": servers, "compression.type": codec, "linger.ms": 50, "log_level": 0})
+        for number in range(400):
+            headers = [("h", b"%d" % number), ("null", None)] if number % 3 == 0 and not is_old else []
+            value = None if number % 7 == 0 else f"{codec} {number} ".encode() * 10
+            key = None if number % 5 == 0 else b"k%d" % number
+            producer.produce(topic, value, key, number % _PARTITIONS, timestamp=_TIME + number, headers=headers)
+        assert producer.flush(30) == 0
+    if is_old:
+        return
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": uuid.uuid4().hex, "log_level": 0})
+    producer.init_transactions(30)
+    for number in range(6):
+        producer.begin_transaction()
+        for record in range(20):
+            producer.produce(
+                topic, b"transaction %d %d" % (number, record), None, record % _PARTITIONS, timestamp=_TIME
+            )
+        producer.flush(30)
+        if number % 2:
+            producer.abort_transaction(30)
+        else:
+            producer.commit_transaction(30)
+
+
+def _data_batches(logs: list[Path]) -> list[tuple[bytes, int, bytes]]:
+    """(timestamps and count, codec, records) of each batch in log files that is no control batch."""
+    found, data = [], b"".join(log.read_bytes() for log in logs)
+    for one in walk(data):
+        batch = data[one.position : one.position + one.size]
+        attributes = int.from_bytes(batch[21:23], "big")
+        if not attributes & 0x20:
+            found.append((batch[23:43] + batch[57:61], attributes & 0x0F, batch[61:]))
+    return found
+
+
+def _logs(folder: Path, topic: str, partition: int) -> list[Path]:
+    """The segments in order; Kafka begins another one where timestamps are a week apart."""
+    return sorted(folder.rglob(f"{topic}-{partition}/*.log"))
+
+
+@pytest.fixture(scope="module")
+def ours(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(data_dir=module_server_dir / "ours") as running:
+        yield running
+
+
+@pytest.mark.parametrize("more", [(), ("--exactly-once",)], ids=["at least once", "exactly once"])
+def test_from_kafka_to_ours_and_back(
+    more: tuple[str, ...], shared_kafkas: SharedKafkas, ours: EmbeddedCluster, module_server_dir: Path
+) -> None:
+    kafka = shared_kafkas.get("3.9.1")
+    topic = f"mirrored-{uuid.uuid4().hex[:8]}"
+    with Admin({"bootstrap.servers": kafka.bootstrap_servers}) as admin:
+        configs = {"retention.ms": "-1", "max.message.bytes": "2000000", "min.insync.replicas": "1"}
+        admin.create_topic(topic, _PARTITIONS, replication_factor=1, configs=configs)
+    _fill(kafka.bootstrap_servers, topic)
+    before = read_topic(kafka.bootstrap_servers, topic, _PARTITIONS)
+    assert sum(map(len, before)) == 5 * 400 + 3 * 20
+
+    there = mirror_once(kafka.bootstrap_servers, ours.bootstrap_servers, "--topics", topic, "--name", topic, *more)
+    assert read_topic(ours.bootstrap_servers, topic, _PARTITIONS) == before
+    assert (there["records"], there["rebuilt"], there["lag"], there["lost"]) == (2060, 0, 0, 0)
+    with Admin({"bootstrap.servers": ours.bootstrap_servers}) as admin:
+        found = admin.describe_configs([("topic", topic)]).check()["topic", topic]
+        assert {name: found[name].value for name in ("retention.ms", "max.message.bytes")} == {
+            "retention.ms": "-1",
+            "max.message.bytes": "2000000",
+        }
+
+    back = ("--topics", topic, "--prefix", "back.", "--name", f"back-{topic}", *more)
+    mirror_once(ours.bootstrap_servers, kafka.bootstrap_servers, *back)
+    assert read_topic(kafka.bootstrap_servers, f"back.{topic}", _PARTITIONS) == before
+    for partition in range(_PARTITIONS):
+        copies = _data_batches(_logs(module_server_dir / "ours", topic, partition))
+        assert _data_batches(_logs(kafka.log_dir, f"back.{topic}", partition)) == copies
+        originals = _data_batches(_logs(kafka.log_dir, topic, partition))
+        # all but those of aborted transactions are there, in order, byte for byte
+        assert copies == [one for one in originals if one in copies]
+        assert len(copies) < len(originals)
+
+    # nothing is left to do, and what comes later is all that comes
+    assert mirror_once(ours.bootstrap_servers, kafka.bootstrap_servers, *back)["records"] == 0
+    producer = Producer({"bootstrap.servers": ours.bootstrap_servers})
+    producer.produce(topic, b"later", None, 1, timestamp=_TIME)
+    assert producer.flush(30) == 0
+    assert mirror_once(ours.bootstrap_servers, kafka.bootstrap_servers, *back)["records"] == 1
+    after = read_topic(kafka.bootstrap_servers, f"back.{topic}", _PARTITIONS)
+    assert [after[0], after[1][:-1], after[1][-1].value] == [*before, b"later"]
+
+
+def test_groups(shared_kafkas: SharedKafkas, ours: EmbeddedCluster) -> None:
+    kafka = shared_kafkas.get("3.9.1")
+    topic = f"groups-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(topic, _PARTITIONS)
+    _fill(kafka.bootstrap_servers, topic)
+    group = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": f"g-{topic}", "log_level": 0})
+    # in the middle of a batch, and in that of a transaction
+    places = [TopicPartition(topic, 0, 777), TopicPartition(topic, 1, 1018)]
+    group.commit(offsets=places, asynchronous=False)
+    more = ("--topics", topic, "--name", topic, "--exactly-once", "--commit-interval", "0.01", "--groups", f"g-{topic}")
+    told = mirror_once(kafka.bootstrap_servers, ours.bootstrap_servers, *more)
+    assert told["groups"] == 1
+    moved = Consumer({"bootstrap.servers": ours.bootstrap_servers, "group.id": f"g-{topic}", "log_level": 0})
+    for place in moved.committed(places, timeout=30):
+        rest = [seen for _, seen in read_partition(ours.bootstrap_servers, topic, place.partition, place.offset)]
+        there = places[place.partition].offset
+        assert rest == [seen for _, seen in read_partition(kafka.bootstrap_servers, topic, place.partition, there)]
+    # a group that was moved to the target, and is further there, keeps its offsets
+    ahead = TopicPartition(topic, 0, 900)
+    moved.commit(offsets=[ahead], asynchronous=False)
+    mirror_once(kafka.bootstrap_servers, ours.bootstrap_servers, *more)
+    assert moved.committed([TopicPartition(topic, 0)], timeout=30)[0].offset == 900
+    group.close()
+    moved.close()
+
+
+def test_from_the_oldest_kafka_to_the_newest(shared_kafkas: SharedKafkas) -> None:
+    old, new = shared_kafkas.get("0.10.2.2"), shared_kafkas.get("4.1.0")
+    topic = f"old-{uuid.uuid4().hex[:8]}"
+    old.create_topic(topic, _PARTITIONS)
+    _fill(old.bootstrap_servers, topic, is_old=True)
+    before = read_topic(old.bootstrap_servers, topic, _PARTITIONS)
+    told = mirror_once(
+        old.bootstrap_servers, new.bootstrap_servers, "--topics", topic, "--name", topic, "--exactly-once"
+    )
+    assert read_topic(new.bootstrap_servers, topic, _PARTITIONS) == before
+    assert (told["records"], told["copied"]) == (1600, 0)
+    # and back, where records without headers become messages again
+    back = ("--topics", topic, "--prefix", "back.", "--name", f"back-{topic}")
+    mirror_once(new.bootstrap_servers, old.bootstrap_servers, *back)
+    assert read_topic(old.bootstrap_servers, f"back.{topic}", _PARTITIONS) == before

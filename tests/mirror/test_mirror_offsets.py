@@ -1,0 +1,73 @@
+"""The map of offsets, compared with a list of where each record went."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from spark_klog.errors import DecodeError
+from spark_klog.mirror.offset_map import PartitionMap, Run, decode_run, encode_run
+
+#: Records that are copied, source offsets without records, target offsets of other producers, and commits.
+_STEPS = st.lists(st.tuples(st.sampled_from(["copy", "skip", "foreign", "commit"]), st.integers(1, 5)), max_size=40)
+
+
+@given(_STEPS)
+def test_a_translated_offset_is_that_of_the_next_record(steps: list[tuple[str, int]]) -> None:
+    live, stored = PartitionMap(), PartitionMap()
+    placed: dict[int, int] = {}
+    source = target = 0
+    live.moved(0)
+    for what, count in [*steps, ("commit", 0)]:
+        if what == "copy":
+            live.copied(source, count, target)
+            placed |= {source + number: target + number for number in range(count)}
+            source, target = source + count, target + count
+        elif what == "skip":
+            source += count
+            live.moved(source)
+        elif what == "foreign":
+            target += count
+        else:
+            for run in live.take_changes():
+                stored.load(decode_run(*encode_run(("clicks", 3), run))[1])
+            assert live.take_changes() == []
+            assert stored.position == live.position == source
+    for known in (live, stored):
+        for offset in range(source + 1):
+            following = min((place for at, place in placed.items() if at >= offset), default=target)
+            before = max((place + 1 for at, place in placed.items() if at < offset), default=0)
+            found = known.translate(offset)
+            assert found is not None
+            # never after the next record, never before one that was read
+            assert before <= found <= following
+            if offset in placed:
+                assert found == placed[offset]
+
+
+def test_what_is_before_the_first_run_is_not_known() -> None:
+    known = PartitionMap()
+    known.load(Run(10, 20, 5 + 10))
+    assert [known.translate(offset) for offset in (9, 10, 20, 21)] == [None, 5, 15, 15]
+
+
+def test_a_map_that_was_written_again_replaces_the_old_one() -> None:
+    known = PartitionMap()
+    for run in (Run(0, 10, 10), Run(0, 15, 15), Run(3, 5, 105)):
+        known.load(run)
+    assert (known.position, known.translate(4)) == (5, 104)
+
+
+def test_records_as_mirror_maker_writes_them() -> None:
+    # OffsetSync of connect-mirror: topic and partition; upstream and downstream offset
+    key, value = b"\x00\x06clicks\x00\x00\x00\x03", b"\x00" * 7 + b"\x2a" + b"\x00" * 7 + b"\x09"
+    assert decode_run(key, value) == (("clicks", 3), Run(42, 42, 9))
+    assert encode_run(("clicks", 3), Run(40, 42, 9)) == (key, value + b"\x00" * 7 + b"\x28")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(b"", b""), (b"\x00\x01ab", b"\x00" * 16), (b"\x00\x01a\0\0\0\0", b"\x00" * 9)]
+)
+def test_other_records(key: bytes, value: bytes) -> None:
+    with pytest.raises(DecodeError):
+        decode_run(key, value)
