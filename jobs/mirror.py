@@ -1,0 +1,133 @@
+"""Mirror topics of a cluster into another on Spark: what `klog mirror` does, in several tasks.
+
+    spark-submit jobs/mirror.py --from source.properties --to target.properties --tasks 8 --exactly-once
+
+Each task copies its share of the partitions up to the offsets that the source has when it begins, and commits its
+progress at the target (see spark_klog/mirror/progress.py): a task or job that was killed goes on where it was. With
+--exactly-once a task that runs twice, as after a failure or by speculation, fences the other one.
+
+The number of tasks is fixed when the mirror of that name is made. --every repeats the run, until SIGTERM or Ctrl-C.
+Files of settings are read by the driver, which sends the settings to the tasks; files that they name, such as
+ssl.truststore.location, must exist on each worker. Consumer groups are translated by a run of `klog offsets`, or by a
+mirror that runs in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from spark_klog.cli.mirror import pattern, side_settings
+from spark_klog.client import Admin
+from spark_klog.errors import KlogError
+from spark_klog.mirror.mirror import Mirror
+from spark_klog.mirror.progress import prepare_progress
+from spark_klog.mirror.session import check_clusters, mirror_name
+from spark_klog.mirror.settings import MirrorSettings
+from spark_klog.mirror.topics import MirroredTopics
+from spark_klog.mirror.totals import Totals
+
+_DEFAULT_TASKS = 4
+_ERROR = re.compile(r"^spark_klog\.errors\.(\w+: .+)$", re.MULTILINE)
+
+
+def prepare(settings: MirrorSettings, tasks: int | None) -> tuple[MirrorSettings, int]:
+    """Make the topics at the target; return the settings with the mirror's name, and its number of tasks."""
+    with Admin(settings.source_admin()) as source, Admin(settings.target_admin()) as target:
+        check_clusters(settings, source, target)
+        name = mirror_name(settings, source)
+        slots = prepare_progress(target, name, tasks, _DEFAULT_TASKS)
+        MirroredTopics(settings, source, target).refresh()
+    return replace(settings, name=name), slots
+
+
+def run_slot(settings: MirrorSettings, slots: int, slot: int) -> Totals:
+    """Mirror a slot's partitions to their ends, in a task."""
+    return Mirror(settings, slot=slot, slots=slots).run(until_end=True)
+
+
+def run_once(spark: SparkSession, settings: MirrorSettings, tasks: int | None) -> Totals:
+    """Mirror all partitions to their ends."""
+    settings, slots = prepare(settings, tasks)
+    found = spark.sparkContext.parallelize(range(slots), slots).map(partial(run_slot, settings, slots)).collect()
+    total = Totals(lag=0)
+    for one in found:
+        for name, count in one.as_dict().items():
+            setattr(total, name, getattr(total, name) + (count or 0))
+    return total
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="mirror.py", description="Mirror topics of a cluster into another.")
+    parser.add_argument("--from", dest="source", required=True, metavar="FILE|HOST:PORT")
+    parser.add_argument("--to", dest="target", required=True, metavar="FILE|HOST:PORT")
+    parser.add_argument("--topics", default=".*", metavar="PATTERN")
+    parser.add_argument("--exclude", metavar="PATTERN")
+    parser.add_argument("--prefix", default="", metavar="TEXT", help="put before the names of topics at the target")
+    parser.add_argument("--name", help="of the mirror; default: the id of the source's cluster")
+    parser.add_argument("--tasks", type=int, metavar="N", help=f"default: as before, {_DEFAULT_TASKS} for a new mirror")
+    parser.add_argument("--exactly-once", action="store_true")
+    parser.add_argument("--every", type=float, metavar="SECONDS", help="repeat, with this pause; default: run once")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each run")
+    options = parser.parse_args(argv)
+    if options.tasks is not None and options.tasks < 1:
+        parser.error("--tasks must be at least 1")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _arguments(argv)
+    stopped = threading.Event()
+    spark = None
+    try:
+        settings = MirrorSettings(
+            side_settings("--from", options.source),
+            side_settings("--to", options.target),
+            name=options.name,
+            topics=pattern("--topics", options.topics),
+            exclude=None if options.exclude is None else pattern("--exclude", options.exclude),
+            prefix=options.prefix,
+            exactly_once=options.exactly_once,
+        )
+        prepare(settings, options.tasks)  # what is wrong with the settings is said before Spark starts
+        spark = SparkSession.builder.appName("klog mirror").getOrCreate()
+        spark.sparkContext.setLogLevel("ERROR")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stopped.set())
+        while not stopped.is_set():
+            began = time.monotonic()
+            totals = run_once(spark, settings, options.tasks)
+            if options.json:
+                sys.stdout.write(json.dumps(totals.as_dict()) + "\n")
+                sys.stdout.flush()
+            else:
+                seconds = time.monotonic() - began
+                told = f"{totals.records:,} records of {totals.partitions:,} partitions in {seconds:.1f} s"
+                Console().print(f"{told}, {totals.copied:,} batches copied, {totals.rebuilt:,} rebuilt")
+            if options.every is None:
+                break
+            stopped.wait(options.every)
+    except Exception as error:
+        found = [str(error)] if isinstance(error, KlogError) else _ERROR.findall(str(error))
+        text = found[-1] if found else next(iter(str(error).strip().splitlines()), repr(error))
+        Console(stderr=True).print(f"mirror: {text}", style="red", markup=False, soft_wrap=True)
+        return 1
+    finally:
+        if spark is not None:
+            spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

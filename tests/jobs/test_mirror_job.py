@@ -1,0 +1,71 @@
+"""jobs/mirror.py: tasks share the partitions, and go on where they were."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from spark_klog.client import Admin
+from spark_klog.embedded import EmbeddedCluster
+from tests.jobs.support import ROOT, environment, spark_submit
+from tests.support.klog import klog_refusal
+from tests.support.mirrors import read_topic
+from tests.support.topics import make_topic
+
+pytestmark = pytest.mark.slow
+_PARTITIONS = 5
+_SECONDS = 300.0
+_CONFS = ("spark.ui.enabled=false", "spark.driver.bindAddress=127.0.0.1", "spark.log.level=ERROR")
+
+
+@pytest.fixture
+def target(server_dir: Path) -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(data_dir=server_dir / "target") as running:
+        yield running
+
+
+def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    confs = [part for conf in _CONFS for part in ("--conf", conf)]
+    command = [spark_submit(), "--master", "local[2]", *confs, str(ROOT / "jobs" / "mirror.py"), *arguments]
+    environ = environment(folder)
+    return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, env=environ, cwd=folder)
+
+
+def test_tasks_share_the_partitions(cluster: EmbeddedCluster, target: EmbeddedCluster, server_dir: Path) -> None:
+    sides = ("--from", cluster.bootstrap_servers, "--to", target.bootstrap_servers)
+    make_topic(cluster.bootstrap_servers, "clicks", _PARTITIONS)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "compression.type": "lz4"})
+    for number in range(5_000):
+        producer.produce("clicks", b"%d" % number, b"k%d" % number, number % _PARTITIONS)
+    assert producer.flush(60) == 0
+    chosen = (*sides, "--topics", "clicks", "--name", "job", "--exactly-once", "--json")
+    done = _run(server_dir, *chosen, "--tasks", "3")
+    assert done.returncode == 0, done
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["records"], told["partitions"], told["lag"]) == (5_000, _PARTITIONS, 0)
+    before = read_topic(cluster.bootstrap_servers, "clicks", _PARTITIONS)
+    assert read_topic(target.bootstrap_servers, "clicks", _PARTITIONS) == before
+    # each task has its transactions
+    with Admin({"bootstrap.servers": target.bootstrap_servers}) as admin:
+        ids = {one.transactional_id for one in admin.list_transactions()}
+    assert ids == {f"klog-mirror.job.internal-{slot}" for slot in range(3)}
+    # the number of tasks is the mirror's
+    refused = subprocess.run(
+        [sys.executable, str(ROOT / "jobs" / "mirror.py"), *chosen, "--tasks", "2"],
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+    )
+    assert (refused.returncode, "3 tasks, not 2" in refused.stderr) == (1, True), refused
+    assert "3 tasks, not 1" in klog_refusal("mirror", *chosen[:-1], "--until-end")
+    producer.produce("clicks", b"later", None, 4)
+    assert producer.flush(60) == 0
+    done = _run(server_dir, *chosen)
+    assert json.loads(done.stdout.splitlines()[-1])["records"] == 1, done
+    assert read_topic(target.bootstrap_servers, "clicks", _PARTITIONS)[4][-1].value == b"later"
