@@ -37,6 +37,7 @@ from benchmarks.latency import LATENCY
 from benchmarks.log import LOG
 from benchmarks.machine import code_state, commit, describe
 from benchmarks.memory import MEMORY
+from benchmarks.mirror import MIRROR
 from benchmarks.producer import PRODUCER
 from benchmarks.producing import PRODUCE
 from benchmarks.reads import READS
@@ -65,6 +66,7 @@ WORK: tuple[Work, ...] = (
     CONSUMER,
     TLS,
     PRODUCER,
+    MIRROR,
     END_TO_END,
     CONNECTIONS,
     GROUPS,

@@ -1,0 +1,183 @@
+"""`klog mirror` beside Kafka's MirrorMaker 2, and beside plain sockets that move the same bytes."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from benchmarks.broker_pair import broker_pair, check_count, create_topic
+from benchmarks.broker_process import Broker
+from benchmarks.data import PARTITIONS, RECORD_SIZE, produce
+from benchmarks.figures import Result, Side
+from benchmarks.plain_copy import plain_copy
+from benchmarks.record_batches import take_turns
+from benchmarks.sides import SideFailed
+from benchmarks.work import Bench, Work
+from tests.support.kafka import kafka_libs
+from tests.support.klog import klog_command
+from tests.support.maven import resolve
+
+log = logging.getLogger(__name__)
+
+_TOPIC = "bench"
+_SECONDS = 1800.0
+_MIRROR_MAKER = (
+    "org.apache.kafka:connect-mirror:3.9.1",
+    "org.apache.kafka:connect-runtime:3.9.1",
+    "org.slf4j:slf4j-simple:1.7.36",
+)
+
+
+def _mirror(bench: Bench) -> Iterator[Result]:
+    folder = bench.folder("mirror")
+    libs = kafka_libs("3.9.1")
+    maker = resolve("connect-mirror-3.9.1", _MIRROR_MAKER)
+    numbers = itertools.count()
+    with broker_pair(folder) as (source, target):
+        create_topic(source.bootstrap_servers, _TOPIC)
+        produce(libs, source.bootstrap_servers, _TOPIC, bench.records, "lz4", folder)
+        check_count(source, _TOPIC, bench.records)
+
+        def plain() -> float:
+            copy = f"plain{next(numbers)}.{_TOPIC}"
+            create_topic(target.bootstrap_servers, copy)
+            seconds = plain_copy(source.bootstrap_servers, target.bootstrap_servers, _TOPIC, copy)
+            check_count(target, copy, bench.records)
+            return _rate("plain sockets", bench.records, seconds)
+
+        def ours(*more: str) -> float:
+            name = f"klog{next(numbers)}"
+            seconds = _klog(source, target, name, *more)
+            check_count(target, f"{name}.{_TOPIC}", bench.records + (0 if not more else _extra(target, name, bench)))
+            return _rate(f"klog {' '.join(more)}", bench.records, seconds)
+
+        def theirs() -> float:
+            return _rate("MirrorMaker 2", *_mirror_maker(maker, source, target, f"m{next(numbers)}", bench, folder))
+
+        sides = [Side("klog"), Side("klog, --exactly-once"), Side("MirrorMaker 2 of 3.9.1"), Side("plain sockets")]
+        runs = [ours, lambda: ours("--exactly-once"), theirs, plain]
+        take_turns(list(zip(sides, runs, strict=True)), bench.repeat)
+        records = f"{bench.records:,} records of {RECORD_SIZE} B, lz4"
+        for klog, what in ((sides[0], "klog mirror"), (sides[1], "klog mirror --exactly-once")):
+            for peer in sides[2:]:
+                yield Result(f"{what}, {records}, and {peer.name}", "M records/s", klog, peer, bench.command)
+
+
+def _rate(name: str, records: int, seconds: float) -> float:
+    rate = records / seconds / 1e6
+    log.info("%s: %.3f M records/s", name, rate)
+    return rate
+
+
+def _klog(source: Broker, target: Broker, name: str, *more: str) -> float:
+    """Seconds of the whole command, from its start to its end."""
+    sides = ("--from", source.bootstrap_servers, "--to", target.bootstrap_servers)
+    command = klog_command("mirror", *sides, "--topics", _TOPIC, "--name", name, "--prefix", f"{name}.", *more)
+    started = time.perf_counter()
+    done = subprocess.run([*command, "--until-end"], capture_output=True, text=True, timeout=_SECONDS)
+    seconds = time.perf_counter() - started
+    if done.returncode:
+        raise SideFailed(f"klog mirror ended with {done.returncode}: {done.stderr[-1000:]}")
+    return seconds
+
+
+def _extra(target: Broker, name: str, bench: Bench) -> int:
+    """Offsets of transactions' markers at the target."""
+    return sum(_ends(target, f"{name}.{_TOPIC}")) - bench.records
+
+
+def _mirror_maker(
+    libs: Path, source: Broker, target: Broker, alias: str, bench: Bench, folder: Path
+) -> tuple[int, float]:
+    """Records, and the seconds from the first ones at the target to the last."""
+    topic = f"{alias}.{_TOPIC}"
+    file = folder / f"{alias}.properties"
+    settings = {
+        "clusters": f"{alias}, target",
+        f"{alias}.bootstrap.servers": source.bootstrap_servers,
+        "target.bootstrap.servers": target.bootstrap_servers,
+        f"{alias}->target.enabled": "true",
+        f"{alias}->target.topics": _TOPIC,
+        f"target->{alias}.enabled": "false",
+        "tasks.max": str(PARTITIONS),
+        "emit.heartbeats.enabled": "false",
+        "emit.checkpoints.enabled": "false",
+        "sync.topic.acls.enabled": "false",
+        "offset-syncs.topic.location": "target",
+        # as the topic was written
+        "target.producer.compression.type": "lz4",
+        "target.producer.batch.size": "65536",
+        "target.producer.linger.ms": "20",
+    }
+    settings |= dict.fromkeys(
+        [
+            *("replication.factor", "offset-syncs.topic.replication.factor"),
+            *(f"{kind}.storage.replication.factor" for kind in ("config", "offset", "status")),
+        ],
+        "1",
+    )
+    file.write_text("".join(f"{name} = {value}\n" for name, value in settings.items()))
+    command = ["java", "-Xmx1g", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", f"{libs}/*"]
+    with (folder / f"{alias}.log").open("w") as output:
+        process = subprocess.Popen(
+            [*command, "org.apache.kafka.connect.mirror.MirrorMaker", str(file)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        first: tuple[int, float] | None = None
+        until = time.perf_counter() + _SECONDS
+        while True:
+            now, count = time.perf_counter(), sum(_ends(target, topic))
+            if count and first is None:
+                first = count, now
+            if first is not None and count >= bench.records:
+                return count - first[0], max(now - first[1], 0.001)
+            if process.poll() is not None or now > until:
+                tail = (folder / f"{alias}.log").read_text()[-1000:]
+                raise SideFailed(f"MirrorMaker 2 has copied {count} records: {tail}")
+            time.sleep(0.05)
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _ends(broker: Broker, topic: str) -> list[int]:
+    """The ends of the topic's partitions, zeros while it does not exist."""
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "bench", "log_level": 2})
+    try:
+        if topic not in consumer.list_topics(timeout=30).topics:
+            return [0]
+        places = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
+        return [consumer.get_watermark_offsets(place, timeout=30)[1] for place in places]
+    except KafkaException:
+        return [0]
+    finally:
+        consumer.close()
+
+
+MIRROR = Work(
+    "mirror",
+    _mirror,
+    (
+        "Mirror: a topic of 4 partitions at our broker, written once by ProducerPerformance (lz4, batches of up to "
+        "64 KB), copied into a new topic of Kafka 3.9.1 on the same machine, by each side in turn. klog mirror is "
+        "timed as a whole command, from its start to its end, with one process and thread.",
+        "MirrorMaker 2 of 3.9.1 is a process of its own with 4 tasks and the settings of the producer that wrote the "
+        "topic; it is timed from the first records at the target to the last, without the start of its JVM.",
+        "Plain sockets: all bytes are read by Fetch requests, then written by Produce requests that were made before "
+        "(a batch a partition, 5 in flight, no idempotence); only sending and receiving is timed. Wanted: 5 times "
+        "MirrorMaker 2, 0.7 of plain sockets.",
+    ),
+)
