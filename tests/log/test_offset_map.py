@@ -72,3 +72,13 @@ def test_memory_that_is_not_used_is_not_touched() -> None:
         assert offsets.put(b"key", 1)
         assert resident() - before < 1 << 24
         offsets.clear()
+
+
+def test_the_memory_of_the_round_before_is_given_back_at_once() -> None:
+    """Not when nobody refers to it any more: then no other thread would run meanwhile."""
+    offsets = OffsetMap(1 << 12)
+    offsets.put(b"k", 1)
+    table = offsets._table
+    offsets.clear()
+    assert table.closed
+    assert (len(offsets), offsets.get(b"k")) == (0, -1)

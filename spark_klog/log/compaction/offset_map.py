@@ -66,8 +66,10 @@ class OffsetMap:
 
     def clear(self) -> None:
         """Forget all keys."""
-        self._table = mmap.mmap(-1, len(self._table))
-        self._size = 0
+        if self._size:
+            before, self._table = self._table, mmap.mmap(-1, len(self._table))
+            before.close()  # else the deallocator would unmap it, during which no other thread runs
+            self._size = 0
 
     def close(self) -> None:
         """Give back the memory: for 128 MB that takes up to 150 ms, during which other threads run."""
