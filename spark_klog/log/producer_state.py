@@ -60,6 +60,8 @@ class ProducerEntry:
     last_timestamp: int = -1
     coordinator_epoch: int = -1
     transaction_first_offset: int = NO_OFFSET
+    #: How many of its transactions have ended since the log was opened.
+    ended_transactions: int = field(default=0, compare=False)
 
     @property
     def is_in_transaction(self) -> bool:
@@ -80,8 +82,6 @@ class ProducerState:
     def __init__(self) -> None:
         self.producers: dict[int, ProducerEntry] = {}
         self.end_offset = 0
-        #: How many transactions have ended since the log was opened.
-        self.ended_transactions = 0
         #: Producer ids with an open transaction: few of all producers.
         self._open: set[int] = set()
         self._refused: dict[int, _Refused] = {}
@@ -126,7 +126,7 @@ class ProducerState:
     ) -> AbortedTransaction | None:
         first, producer.transaction_first_offset = producer.transaction_first_offset, NO_OFFSET
         self._open.discard(header.producer_id)
-        self.ended_transactions += 1
+        producer.ended_transactions += 1
         producer.coordinator_epoch = marker.coordinator_epoch
         if marker.type != ABORT or first == NO_OFFSET:
             return None

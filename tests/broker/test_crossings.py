@@ -39,7 +39,7 @@ from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
 from tests.broker.test_event_loop import append, running, until
-from tests.log.test_producer_state import batch
+from tests.log.test_producer_state import ABORT, batch, marker
 from tests.support.batches import make_batch
 from tests.support.raw_client import error_codes
 
@@ -115,6 +115,38 @@ def test_a_batch_that_waits_for_a_roll_is_of_no_transaction_that_has_ended(
             assert (await late)["error_code"] != ErrorCode.NONE
             assert log.last_stable_offset == log.end_offset
             care.cancel()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_transactions_that_end_while_a_batch_is_verified_do_not_hold_it_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_own: bool
+) -> None:
+    """On a busy partition those of others end all the time; if its own has ended, the client sends it again."""
+
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.coordinator.load()
+            await broker.transactions.load()
+            await broker.create_topic("t", 1)
+            log = broker.logs.logs["t", 0]
+            found = [await broker.transactions.init(name, 60_000, None) for name in ("x", "other")]
+            own, other = (item for item in found if isinstance(item, ProducerIdAndEpoch))
+            assert not await broker.transactions.add("x", own, frozenset({("t", 0)}))
+            verify, asked = broker.transactions.verify, 0
+
+            async def verify_while_one_ends(*arguments: Any) -> ErrorCode:
+                nonlocal asked
+                asked += 1
+                assert asked == 1
+                ends = own if is_own else other
+                log.append(memoryview(marker(ends.producer_id, ends.epoch, ABORT)))
+                return await verify(*arguments)
+
+            monkeypatch.setattr(broker.transactions, "verify", verify_while_one_ends)
+            answer = await send(broker, "t", bytes(batch(own.producer_id, own.epoch, 0, 1)), "x")
+            assert answer["error_code"] == (ErrorCode.NOT_ENOUGH_REPLICAS if is_own else ErrorCode.NONE), answer
 
     asyncio.run(run())
 

@@ -42,14 +42,13 @@ class TransactionVerifier:
         clients that do not know it.
         """
         key = log.topic, log.partition
-        while True:
-            known = log.producers.producers.get(producer.producer_id)
-            if known is not None and known.epoch == producer.epoch and known.is_in_transaction:
-                return ErrorCode.NONE, ""
-            ended = log.producers.ended_transactions
-            code = await self._verify(transactional_id, producer, key)
-            if ended == log.producers.ended_transactions:  # else a marker came meanwhile: the answer may be outdated
-                break
+        known = log.producers.producers.get(producer.producer_id)
+        if known is not None and known.epoch == producer.epoch and known.is_in_transaction:
+            return ErrorCode.NONE, ""
+        ended = _ended_transactions(log, producer)
+        code = await self._verify(transactional_id, producer, key)
+        if ended != _ended_transactions(log, producer):  # a marker came meanwhile: the answer may be outdated
+            code = ErrorCode.CONCURRENT_TRANSACTIONS
         if code is ErrorCode.NONE:
             return code, ""
         reason = f"transaction {transactional_id!r} does not have {log.topic}-{log.partition}: {code.name}"
@@ -86,3 +85,8 @@ class TransactionVerifier:
             for entry in topic["results_by_partition"]
         ]
         return results[0] if results else ErrorCode(answer["error_code"])
+
+
+def _ended_transactions(log: PartitionLog, producer: ProducerIdAndEpoch) -> int:
+    known = log.producers.producers.get(producer.producer_id)
+    return 0 if known is None else known.ended_transactions
