@@ -5,18 +5,20 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import random
 import threading
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spark_klog.broker.security import users as module
+from spark_klog.broker.security import users as module, users_file
 from spark_klog.broker.security.acls import Acl, add
 from spark_klog.broker.security.mechanisms import Credential
 from spark_klog.broker.security.users import Users
-from spark_klog.broker.security.users_file import remove_user, set_credentials
+from spark_klog.broker.security.users_file import User, remove_user, set_credentials
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.acls import ALLOW, LITERAL, TOPIC, AclOperation
 
@@ -101,6 +103,51 @@ def test_a_file_that_is_none_is_told_by_line_and_reason(path: Path, text: str, t
     with pytest.raises(ConfigError) as caught:
         Users(path)
     assert str(caught.value) == f"users file {path} {told}"
+
+
+def test_one_change_of_many_users_parses_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests wait while the file is read."""
+    path.write_text("".join(f"# of {number}\n[user {number}]\nread = t-{number}\n" for number in range(1000)))
+    users, parse, parsed = Users(path), users_file._user, []
+
+    def noted(where: str, values: Mapping[str, str]) -> User:
+        parsed.append(where)
+        return parse(where, values)
+
+    monkeypatch.setattr(users_file, "_user", noted)
+    path.write_text(path.read_text().replace("read = t-500\n", "read = t-500, u\n"))
+    rules = users.rules("500")
+    assert rules is not None
+    assert rules.read == ("t-500", "u")
+    assert len(users.all()) == 1000
+    assert parsed == [f"users file {path}, section [user 500]"]
+
+
+def test_a_file_read_again_is_what_its_text_says(path: Path) -> None:
+    """Also if the text is none: then the error is that of the whole file."""
+    pieces = [
+        *("[user a]\n", "[user b]\nread = x\n", "[user c]\nread = x,\n  y\n", " [user d]\n", "[user e]"),
+        *("\n", "admin = true\n", "read = z\n", "  [user g]\n", "[nobody]\n", "[user h]]\nwrite = w\n"),
+        *("[user i] ; no comment\n", "write = [v]\n", "# [user f]\n", "oops\n", "; c\n"),
+    ]
+    rng, reader, good = random.Random(15), users_file.UsersReader(path), 0
+    text: list[str] = []
+    for _ in range(1000):
+        for _ in range(rng.randrange(1, 3)):
+            if text and rng.random() < 0.5:
+                text.pop(rng.randrange(len(text)))
+            else:
+                text.insert(rng.randrange(len(text) + 1), rng.choice(pieces))
+        path.write_text("".join(text))
+        results = []
+        for read in (partial(users_file.read_users, path), reader.read):
+            try:
+                results.append(read())
+                good += 1
+            except ConfigError as error:
+                results.append(str(error))
+        assert results[0] == results[1], "".join(text)
+    assert 100 < good < 1900
 
 
 def test_changes_of_two_brokers_are_both_kept(path: Path) -> None:

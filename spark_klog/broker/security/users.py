@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from spark_klog.broker.security.mechanisms import Credential
-from spark_klog.broker.security.users_file import User, change_users, read_users
+from spark_klog.broker.security.users_file import User, UsersReader, change_users
 from spark_klog.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ class Users:
         #: Held during a read: an older view must not replace a newer one.
         self._lock = threading.Lock()
         if path is not None:
+            self._reader = UsersReader(path)
             self._read(path)
 
     def _read(self, path: Path) -> None:
@@ -46,7 +47,7 @@ class Users:
         seen = (status.st_mtime_ns, status.st_size, status.st_ino)
         if seen == self._seen:
             return
-        users = read_users(path)
+        users = self._reader.read()
         if time.time_ns() - status.st_mtime_ns > _TICK_NS:
             self._seen = seen
         if self._logged is None and users == self._known[0]:

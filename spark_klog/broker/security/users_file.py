@@ -38,6 +38,8 @@ from spark_klog.errors import ConfigError
 _SECTION = "user "
 _NAME = re.compile(r"[^\s\[\]\x00-\x1f][^\[\]\x00-\x1f]{0,254}")
 _HEADER = re.compile(r"\[(.+)\]", re.ASCII)
+#: Where sections begin: an indented header would be part of the value before it.
+_SECTIONS = re.compile(r"^(?=\[)", re.MULTILINE)
 _LOCK_SECONDS = 10.0
 _LOCK_POLL_SECONDS = 0.02
 _TRUTH = {"true": True, "false": False}
@@ -66,6 +68,40 @@ def check_user_name(name: str) -> None:
 def read_users(path: Path) -> dict[str, User]:
     """Read users by name; `ConfigError` names file and section, and quotes no credential."""
     return _parse(path, _read_text(path))
+
+
+class UsersReader:
+    """Reads a file many times, and parses only the sections whose text has changed. For one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        #: Name and user of each section, by its text.
+        self._sections: dict[str, tuple[str, User]] = {}
+
+    def read(self) -> dict[str, User]:
+        """The same as `read_users`."""
+        text = _read_text(self._path)
+        before, *sections = _SECTIONS.split(text)
+        try:
+            changed = _parse(self._path, before + "".join(item for item in sections if item not in self._sections))
+        except ConfigError:
+            return _parse(self._path, text)  # names the line in the file
+        users: dict[str, User] = {}
+        parsed: dict[str, tuple[str, User]] = {}
+        for section in sections:
+            found = self._sections.get(section) or _named(section, changed)
+            if found is None or found[0] in users:
+                return _parse(self._path, text)
+            users[found[0]] = found[1]
+            parsed[section] = found
+        self._sections = parsed
+        return users
+
+
+def _named(section: str, users: Mapping[str, User]) -> tuple[str, User] | None:
+    header = _HEADER.match(section)
+    name = header[1].removeprefix(_SECTION) if header else ""
+    return (name, users[name]) if name in users else None
 
 
 def _read_text(path: Path) -> str:
