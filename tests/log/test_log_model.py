@@ -44,6 +44,8 @@ from tests.support.log_model import (
 )
 
 SECONDS = float(os.environ.get("SPARK_KLOG_MODEL_SECONDS", "0"))
+#: How long one process looks: what it logs is kept.
+_SLICE_SECONDS = 60
 KEYS = st.sampled_from([DELETED, COMPACTED])
 OPERATIONS = ["write", "sync", "open", "rename", "truncate", "remove", "read"]
 ENDS = st.sampled_from(["", "stop", "kill", "power"])
@@ -424,13 +426,26 @@ def _run(examples: int, *, is_fixed: bool = False) -> None:
     )
 
 
-def test_the_log_is_what_the_model_says() -> None:
-    """In a process of its own: hypothesis draws constants from all modules that are loaded, also other tests."""
-    code = "from tests.log.test_log_model import _run; _run(60, is_fixed=True)"
+def _run_for(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        _run(100)
+
+
+def _in_a_process(code: str, seconds: float) -> None:
+    """Hypothesis draws constants from all modules that are loaded, also tests; pytest keeps what is logged."""
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", f"from tests.log.test_log_model import _run, _run_for; {code}"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
     )
     assert done.returncode == 0, done.stderr[-20_000:]
+
+
+def test_the_log_is_what_the_model_says() -> None:
+    _in_a_process("_run(60, is_fixed=True)", 300)
 
 
 @pytest.mark.skipif(not SECONDS, reason="SPARK_KLOG_MODEL_SECONDS says for how long")
@@ -438,4 +453,4 @@ def test_the_log_is_what_the_model_says() -> None:
 def test_the_log_is_what_the_model_says_for_long() -> None:
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
-        _run(100)
+        _in_a_process(f"_run_for({_SLICE_SECONDS})", 600)
