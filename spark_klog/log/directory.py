@@ -37,7 +37,7 @@ from spark_klog.log.files.checkpoints import (
 from spark_klog.log.files.file_system import FileSystem, LocalFileSystem
 from spark_klog.log.files.lock import take_lock
 from spark_klog.log.files.names import is_deleted_folder, partition_of_folder, retired_folder
-from spark_klog.log.files.partition_files import topic_id_of
+from spark_klog.log.files.partition_files import is_marked_deleted, mark_deleted, topic_id_of
 from spark_klog.log.layout import Meta, check_data_directory, read_meta, usable, write_meta
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.index_memory import IndexMemory
@@ -128,6 +128,12 @@ class LogDirectory:
                 continue
             key = partition_of_folder(folder.name)
             if key is None or key[0] == _KRAFT_METADATA:
+                continue
+            if is_marked_deleted(self._files, folder):
+                try:
+                    self._files.remove_folder(self._rename_deleted(folder))
+                except OSError as error:
+                    _log.error("%s is of a deleted topic, not served, and can't be removed: %s", folder, error)
                 continue
             try:
                 self.logs[key] = PartitionLog(
@@ -224,8 +230,15 @@ class LogDirectory:
         `LogCorrupted`, OSError.
         """
         self._forget_earlier((topic, partition))
+        folder = self.path / f"{topic}-{partition}"
+        if is_marked_deleted(self._files, folder):
+            try:
+                self._files.remove_folder(self._rename_deleted(folder))
+            except OSError:
+                if topic_id_of(self._files, folder) is None:  # else the caller sees that the log is not the topic's
+                    raise
         return PartitionLog(
-            self.path / f"{topic}-{partition}",
+            folder,
             self.config,
             topic_id,
             clean=True,
@@ -249,6 +262,10 @@ class LogDirectory:
             return partial(log.retire, "delete")
         folder = self.path / f"{topic}-{partition}"
         return partial(self._rename_deleted, folder) if self.offline.pop(key, None) else None
+
+    def mark_deleted(self, topic: str, partition: int) -> None:
+        """Mark the folder of a deleted partition that can't be renamed, so that no start serves it; OSError."""
+        mark_deleted(self._files, self.path / f"{topic}-{partition}")
 
     def _rename_deleted(self, folder: Path) -> Path:
         renamed = retired_folder(folder, "delete")

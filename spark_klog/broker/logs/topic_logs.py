@@ -214,10 +214,34 @@ class TopicLogs:
     async def _rename_dropped(self) -> None:
         while self._dropped:
             now, self._dropped = self._dropped[:_AT_ONCE], self._dropped[_AT_ONCE:]
-            renamed, failed = await asyncio.to_thread(_renamed, now)
+            renamed, failed = await asyncio.to_thread(self._renamed, now)
             self._not_renamed += failed
             # the new names are unique: nothing needs to wait for the removal
             self._tasks.start(asyncio.to_thread(_remove, renamed))
+
+    def _renamed(self, dropped: list[_Dropped]) -> tuple[list[Path], list[_Dropped]]:
+        """(new paths, entries that could not be renamed)."""
+        paths, failed = [], []
+        for item in dropped:
+            (name, partition), rename = item
+            try:
+                paths.append(rename())
+            except FileNotFoundError as error:
+                text = "the folder of the deleted partition %s-%d was missing already: %s"
+                _log.warning(text, name, partition, error)
+            except OSError as error:
+                text = "the folder of the deleted partition %s-%d can't be renamed, will retry: %s"
+                _log.error(text, name, partition, error)
+                failed.append(item)
+                self._mark_deleted(name, partition)
+        return paths, failed
+
+    def _mark_deleted(self, name: str, partition: int) -> None:
+        try:
+            self._logs.mark_deleted(name, partition)
+        except OSError as error:
+            text = "%s-%d can't be marked as deleted either: if it is left, a start without --directories serves it: %s"
+            _log.error(text, name, partition, error)
 
 
 def register_logs(logs: LogDirectory, registry: Registry) -> None:
@@ -239,22 +263,6 @@ def _change(log: PartitionLog, topic: Topic, overrides: _Overrides) -> None:
     if log.topic_id is None:
         log.set_topic_id(topic.topic_id)
     log.set_overrides(overrides)
-
-
-def _renamed(dropped: list[_Dropped]) -> tuple[list[Path], list[_Dropped]]:
-    """(new paths, entries that could not be renamed)."""
-    paths, failed = [], []
-    for item in dropped:
-        (name, partition), rename = item
-        try:
-            paths.append(rename())
-        except FileNotFoundError as error:
-            _log.warning("the folder of the deleted partition %s-%d was missing already: %s", name, partition, error)
-        except OSError as error:
-            text = "the folder of the deleted partition %s-%d can't be renamed, will retry: %s"
-            _log.error(text + "; if it is left, a start without --directories takes it for a topic", *item[0], error)
-            failed.append(item)
-    return paths, failed
 
 
 def _remove(paths: list[Path]) -> None:

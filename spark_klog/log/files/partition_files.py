@@ -3,6 +3,7 @@
 partition.metadata        "version: 0", "topic_id: " and 22 characters of URL-safe base64 (KIP-516)
 leader-epoch-checkpoint   "0" (version), the number of lines, then lines "EPOCH START_OFFSET", ascending (KIP-101)
 klog.json                 the topic's own values of `LogConfig` as a JSON object, if it has any
+klog.deleted              exists if the topic was deleted but the folder could not be renamed
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _log = logging.getLogger(__name__)
 PARTITION_METADATA = "partition.metadata"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 _OVERRIDES = "klog.json"
+_DELETED = "klog.deleted"
 
 _METADATA = re.compile(rb"version: *0\s*\ntopic_id: *([A-Za-z0-9_-]{22})=?=?\s*")
 _EPOCH = re.compile(rb"([0-9]+) ([0-9]+)")
@@ -113,3 +115,18 @@ def leader_epochs_of(files: FileSystem, folder: Path) -> list[tuple[int, int]]:
 def write_leader_epochs(files: FileSystem, folder: Path, epoch: int, start_offset: int) -> None:
     """Write the log's only leader epoch, which starts at `start_offset`; OSError."""
     files.replace(folder / LEADER_EPOCHS, f"0\n1\n{epoch} {start_offset}\n".encode())
+
+
+def mark_deleted(files: FileSystem, folder: Path) -> None:
+    """Mark a folder that can't be renamed as that of a deleted topic, also for later starts; OSError."""
+    files.create(folder / _DELETED).close()
+    files.sync_folder(folder)
+
+
+def is_marked_deleted(files: FileSystem, folder: Path) -> bool:
+    """Whether the folder is that of a deleted topic; OSError."""
+    try:
+        files.info(folder / _DELETED)
+    except FileNotFoundError:
+        return False
+    return True
