@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from spark_klog.errors import OffsetOutOfRange
 from spark_klog.log.append_run import is_full
@@ -89,6 +89,10 @@ class ReadableLog:
     def offset_after(self, offset: int, found: FileRange) -> int:
         """See `lookup.offset_after`."""
         return lookup.offset_after(self._segments, self.end_offset, offset, found)
+
+    def check_indexes(self) -> Iterator[None]:
+        """Check the indexes before a look-up in all segments, one in a step; the log may change between. OSError."""
+        yield from (None for segment in self._segments if segment.check_indexes())
 
     def aborted_transactions(self, first: int, end: int) -> list[AbortedTransaction]:
         """See `lookup.aborted_transactions`."""

@@ -19,19 +19,21 @@ from typing import Any
 import pytest
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.event_loop import background, large_requests
 from spark_klog.broker.groups import coordinator as coordinator_module
 from spark_klog.broker.groups.member import Join
 from spark_klog.broker.handlers import (
     delete_groups,
     delete_records,
     join_group,
+    list_offsets,
     offset_commit,
     produce,
     sync_group,
     write_txn_markers,
 )
 from spark_klog.broker.housekeeping import keep_house
-from spark_klog.broker.logs.log_cleaner import clean_logs
+from spark_klog.broker.logs.log_cleaner import _dirtiest, clean_logs
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_klog.broker.security.config import PLAINTEXT, Listener
 from spark_klog.broker.security.session import Session
@@ -42,6 +44,7 @@ from spark_klog.directories.paths import Endpoint
 from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
+from spark_klog.log.segments.segment import Segment
 from tests.support.batches import make_batch
 
 
@@ -627,3 +630,48 @@ def test_the_log_cleaners_table_is_given_back_in_a_thread(tmp_path: Path, monkey
         assert threading.get_ident() not in unmapped_by
 
     asyncio.run(run())
+
+
+def test_indexes_of_many_segments_are_read_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart, the first look-up by time and the first plan of the log cleaner need those of all segments."""
+    settings = {"segment.bytes": "200", "cleanup.policy": "compact"}
+
+    async def fill() -> None:
+        async with running(tmp_path) as broker:
+            await broker.create_topic("t", 2, settings)
+            for partition in range(2):
+                for number in range(30):
+                    records = make_batch([(b"key", bytes(100))], [1000 + number])
+                    broker.logs.logs["t", partition].append(memoryview(records))
+
+    async def look() -> None:
+        load_end, turn, loaded = Segment.load_end, 0, []
+
+        def noted(segment: Segment) -> int | None:
+            loaded.append(turn)
+            return load_end(segment)
+
+        async def count_turns() -> None:
+            nonlocal turn
+            while True:
+                turn += 1
+                await asyncio.sleep(0)
+
+        async with running(tmp_path) as broker:
+            monkeypatch.setattr(Segment, "load_end", noted)
+            monkeypatch.setattr(large_requests, "_TURN_SECONDS", 0.0)
+            monkeypatch.setattr(background, "_SLICE_SECONDS", 0.0)
+            counting = asyncio.create_task(count_turns())
+            partition = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": 1029}
+            message = {"isolation_level": 0, "topics": [{"name": "t", "partitions": [partition]}]}
+            answer = await list_offsets.handle(broker, client_request(7), message)
+            assert answer["topics"][0]["partitions"][0]["offset"] == 29
+            assert len(loaded) == len(set(loaded)) == len(broker.logs.logs["t", 0].segments) - 1
+            loaded.clear()
+            found = await _dirtiest(broker.logs, system_ms())
+            assert found is not None
+            assert len(loaded) == len(set(loaded)) == len(broker.logs.logs["t", 1].segments) - 1
+            counting.cancel()
+
+    asyncio.run(fill())
+    asyncio.run(look())

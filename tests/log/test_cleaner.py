@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,6 +15,7 @@ from spark_klog.log.compaction.cleaner import compact, plan
 from spark_klog.log.compaction.offset_map import OffsetMap
 from spark_klog.log.config import COMPACT, LogConfig
 from spark_klog.log.partition_log import PartitionLog
+from spark_klog.log.segments.index_memory import IndexMemory
 from spark_klog.records.batch import read_header
 from spark_klog.records.reader import read_records
 from tests.log.faulty_files import Faults, FaultyFiles, Killed
@@ -259,11 +261,46 @@ def test_a_round_that_is_given_up_changes_nothing() -> None:
 
         with pytest.raises(Stopped):
             compact(log, plan(log, None, NOW), OffsetMap(1 << 16), NOW, check=check)
+        assert not [name for name in files.names(FOLDER) if name.endswith(".cleaned")]
         now = records(log)
         assert set(now) <= set(before)
         assert now == before or limit > 40
         assert {key: (offset, value) for offset, key, value in now} == last
         check_compacted(log, last, clean(log, None), now)
+
+
+def test_what_a_full_disk_could_not_hold_is_removed() -> None:
+    """It would keep the disk full until the next start."""
+    files = FaultyFiles()
+    log = PartitionLog(FOLDER, CONFIG, files=files, now_ms=Clock())
+    last = fill(log, random.Random(7), 40)
+    log.flush()
+
+    def fails(operation: str, path: Path) -> bool:
+        if operation == "write" and path.name.endswith(".cleaned"):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return False
+
+    files.faults = Faults(fails=fails)
+    with pytest.raises(OSError, match="No space left"):
+        compact(log, plan(log, None, NOW), OffsetMap(1 << 16), NOW)
+    assert not [name for name in files.names(FOLDER) if name.endswith(".cleaned")]
+    assert {key: (offset, value) for offset, key, value in records(log)} == last
+
+
+def test_indexes_that_were_given_back_are_not_read_again_for_a_plan(tmp_path: Path) -> None:
+    """The next plan is made seconds later, of all segments, in the owner's thread."""
+    log = PartitionLog(tmp_path / "t-0", CONFIG, clean=True, memory=IndexMemory(limit=1))
+    fill(log, random.Random(7), 300)
+    planned = plan(log, None, NOW)
+    sealed = log.segments[:-1]
+    sizes = [(segment.offset_index.size, segment.time_index.size) for segment in sealed]
+    assert all(sum(pair) for pair in sizes)
+    for segment in sealed[:-1]:
+        segment.path.with_suffix(".index").unlink()
+        segment.path.with_suffix(".timeindex").unlink()
+    assert plan(log, None, NOW) == planned
+    assert [(segment.offset_index.size, segment.time_index.size) for segment in sealed] == sizes
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.security.authorizer import SEE
-from spark_klog.errors import DecodeError, ErrorCode, LogCorrupted
+from spark_klog.errors import DecodeError, ErrorCode, LogCorrupted, LogRetired
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.list_offsets import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP
@@ -48,11 +48,17 @@ async def _partition(
         if request.version == 0:
             offsets = log.offsets_before(entry["timestamp"], entry["max_num_offsets"])
             return {"partition_index": index, "error_code": ErrorCode.NONE, "old_style_offsets": offsets}
+        if entry["timestamp"] >= 0 or entry["timestamp"] == MAX_TIMESTAMP:
+            for _ in log.check_indexes():
+                await broker.turns.take()
+            log.check_open()
         end = log.last_stable_offset if is_committed else log.high_watermark
         timestamp, offset = _find(log, entry["timestamp"], end)
     except (LogCorrupted, DecodeError) as error:
         _log.error("%s-%d can't be searched: %s", topic, index, error)
         return {"partition_index": index, "error_code": ErrorCode.CORRUPT_MESSAGE}
+    except LogRetired:
+        return {"partition_index": index, "error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
     except OSError as error:
         _log.error("%s-%d can't be searched: %s", topic, index, error)
         return {"partition_index": index, "error_code": ErrorCode.KAFKA_STORAGE_ERROR}

@@ -87,7 +87,10 @@ async def _dirtiest(logs: LogDirectory, now_ms: int) -> tuple[PartitionLog, Clea
     dirtiest = None
     for log in list(logs.logs.values()):
         try:
-            found = logs.cleanable(log, now_ms)
+            if log.config.compacts:
+                for _ in log.check_indexes():
+                    await pace.rest()
+            found = logs.cleanable(log, now_ms) if log.is_open else None
         except Exception as error:
             _leave(logs, log, "checked for compaction", error)
             continue

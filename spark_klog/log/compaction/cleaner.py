@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 from spark_klog.errors import LogCorrupted
@@ -136,10 +137,14 @@ class _Round:
         for group in group_segments(infos, log.config, found.first_uncleanable_offset):
             old = tuple(by_base[info.base_offset] for info in group)
             kept = [retains_legacy_tombstones(infos, info, found.first_dirty_offset, retention) for info in group]
-            cleaned = self._write_cleaned(cleaner, old, kept)
-            indexes = self._in_owner(partial(swap, log, old, cleaned))
-            if indexes is None:
-                raise _Gone
+            try:
+                cleaned = self._write_cleaned(cleaner, old, kept)
+                indexes = self._in_owner(partial(swap, log, old, cleaned))
+                if indexes is None:
+                    raise _Gone
+            except Exception:
+                self._remove_cleaned(old)
+                raise
             self._sync(indexes)
         _log.info("%s compacted up to offset %d: %s", log.directory.name, end, cleaner.stats)
         return end
@@ -227,9 +232,22 @@ class _Round:
 
     def _make_cleaned(self, old: Sequence[Segment]) -> File:
         self._check_there(old)
-        path = old[0].path.with_name(old[0].path.name + CLEANED)
-        self._log.files.remove(path)
-        return self._log.files.create(path)
+        self._log.files.remove(_cleaned_path(old))
+        return self._log.files.create(_cleaned_path(old))
+
+    def _remove_cleaned(self, old: Sequence[Segment]) -> None:
+        """Remove what a round has written when it ends early: the disk may be full."""
+        paths = self._log.flushed.paths
+        with paths.lock:  # not in the owner's thread, which may be stopping
+            if paths.are_ours:
+                try:
+                    self._log.files.remove(_cleaned_path(old))
+                except OSError as error:
+                    _log.warning("%s stays until the next start: %s", _cleaned_path(old), error)
+
+
+def _cleaned_path(old: Sequence[Segment]) -> Path:
+    return old[0].path.with_name(old[0].path.name + CLEANED)
 
 
 def _info(segment: Segment) -> SegmentInfo:
@@ -260,7 +278,7 @@ def swap(log: PartitionLog, old: tuple[Segment, ...], cleaned: Cleaned) -> list[
     else:
         files.remove(transactions.with_name(transactions.name + SWAP))
     swapped = base.path.with_name(base.path.name + SWAP)
-    files.rename(base.path.with_name(base.path.name + CLEANED), swapped)  # from here on the swap is in force
+    files.rename(_cleaned_path(old), swapped)  # from here on the swap is in force
     try:
         files.sync_folder(log.directory)
         for segment in old:

@@ -39,8 +39,11 @@ class SparseIndex:
         self.base_offset = base_offset
         self._files = files
         self._memory = memory
-        self._data: bytearray | None = None
+        #: Immutable until entries are added, so that loading need not copy what was read.
+        self._data: bytes | bytearray | None = None
         self._written = 0
+        #: Bytes of the entries when they were last released.
+        self._released_size: int | None = None
         self._file: File | None = None
         #: Until `close` entries may be added, and are not released.
         self._is_growing = False
@@ -48,7 +51,7 @@ class SparseIndex:
         #: Whether the file was missing when it was read.
         self.is_missing = False
 
-    def _load(self) -> bytearray:
+    def _load(self) -> bytes | bytearray:
         loaded = self._data
         if loaded is None:
             loaded = self._data = self._read()
@@ -57,23 +60,28 @@ class SparseIndex:
             self._memory.note_use(self, len(loaded))
         return loaded
 
-    def _read(self) -> bytearray:
+    def _read(self) -> bytes:
         if self._is_detached:
-            return bytearray()
+            return b""
         try:
             data = self._files.read(self.path)
         except FileNotFoundError:
             data, self.is_missing = b"", True
         used = -(-len(data.rstrip(b"\0")) // self._entry.size) * self._entry.size
-        return bytearray(data[: min(used, len(data) - len(data) % self._entry.size)])
+        return data[: min(used, len(data) - len(data) % self._entry.size)]
 
     def _grow(self) -> bytearray:
         self._is_growing = True
         self._memory.forget(self)
-        return self._load()
+        data = self._load()
+        if not isinstance(data, bytearray):
+            data = self._data = bytearray(data)
+        return data
 
     def release(self) -> None:
         """Drop the loaded entries; the next look-up reads them again."""
+        if self._data is not None:
+            self._released_size = len(self._data)
         self._data = None
 
     def __len__(self) -> int:
@@ -82,10 +90,12 @@ class SparseIndex:
 
     @property
     def size(self) -> int:
-        """Bytes of all entries."""
+        """Bytes of all entries; those that were released need not be read again."""
+        if self._data is None and self._released_size is not None:
+            return self._released_size
         return len(self._load())
 
-    def _pair(self, data: bytearray, number: int) -> tuple[int, int]:
+    def _pair(self, data: bytes | bytearray, number: int) -> tuple[int, int]:
         key, value = self._entry.unpack_from(data, number * self._entry.size)
         return key, value
 
@@ -187,7 +197,7 @@ class OffsetIndex(SparseIndex):
         number, data = self._first_at(position)
         return self._absolute(self._pair(data, number)) if number * self._entry.size < len(data) else None
 
-    def _first_at(self, position: int) -> tuple[int, bytearray]:
+    def _first_at(self, position: int) -> tuple[int, bytes | bytearray]:
         data = self._load()
         numbers = range(len(data) // self._entry.size)
         return bisect_left(numbers, position, key=lambda number: self._pair(data, number)[1]), data

@@ -59,6 +59,10 @@ class Segment(SegmentFiles):
         assert self._state is not None
         return self._state
 
+    def check_indexes(self) -> bool:
+        """Compare the indexes with the log, as the first look-up does; False if that was done before. OSError."""
+        return self._state is None and not self.is_detached and self.state is not None
+
     def target(self) -> IndexTarget:
         """Where the next appended batches go."""
         return IndexTarget(self.base_offset, self.size, self.interval)
