@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -373,6 +375,42 @@ def test_a_topic_is_deleted_by_the_id_that_was_named(tmp_path: Path) -> None:
             await second.follower.refresh()
             answer = await delete_topics.handle(second, request, {"topics": [{"name": None, "topic_id": new_id}]})
             assert answer["responses"][0]["error_code"] == ErrorCode.NONE
+
+    asyncio.run(run())
+
+
+def test_a_topic_created_again_before_its_deletion_is_noticed_keeps_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The registry is read in a thread: its new topics are known a little before the old ones are dropped."""
+
+    async def run() -> None:
+        async with _running(tmp_path, watches=False) as broker:
+            await broker.create_topic("b", 1)
+            _append(broker.logs.get("b", 0), 1)
+            loop, make, registry = asyncio.get_running_loop(), broker.logs.make, broker.registry
+
+            def make_late(name: str, *arguments: Any) -> PartitionLog:
+                if name == "a":
+                    dropped = threading.Event()
+                    loop.call_soon_threadsafe(lambda: (broker._drop("b", 1), dropped.set()))
+                    assert dropped.wait(60)
+                return make(name, *arguments)
+
+            monkeypatch.setattr(broker.logs, "make", make_late)
+            registry.delete_topic("b")
+            for name in ("a", "b"):
+                assert registry.create_topic(name, {0: [registry.broker_id]}, {})
+            assert list(registry.topics) == ["a", "b"]
+            await broker._topic_logs.follow()
+            log = broker.logs.get("b", 0)
+            assert log is not None
+            assert (log.topic_id, log.end_offset) == (registry.topics["b"].topic_id, 0)
+            _append(log, 2)
+            log.flush()
+            assert log.segments[0].path.stat().st_size == log.size
+            await broker.changes_ended()
+            assert not [path.name for path in (tmp_path / "0").glob("b-0.*")]
 
     asyncio.run(run())
 

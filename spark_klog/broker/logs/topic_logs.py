@@ -102,6 +102,9 @@ class TopicLogs:
             self._dropped, self._not_renamed = self._not_renamed + self._dropped, []
             await self._rename_dropped()
             for topic in self._changed():
+                await self._rename_dropped()  # a topic dropped meanwhile may have had this one's folders
+                if not self._is_current(topic):
+                    continue
                 works = self._works(topic)
                 for start in range(0, len(works), _AT_ONCE):
                     await self._run(topic, works[start : start + _AT_ONCE])
