@@ -38,8 +38,9 @@ from spark_klog.errors import ConfigError
 _SECTION = "user "
 _NAME = re.compile(r"[^\s\[\]\x00-\x1f][^\[\]\x00-\x1f]{0,254}")
 _HEADER = re.compile(r"\[(.+)\]", re.ASCII)
-#: Where sections begin: an indented header would be part of the value before it.
+#: Where sections begin, and indented lines that may begin one or continue the value before.
 _SECTIONS = re.compile(r"^(?=\[)", re.MULTILINE)
+_INDENTED = re.compile(r"^[^\S\n]+\[", re.MULTILINE)
 _LOCK_SECONDS = 10.0
 _LOCK_POLL_SECONDS = 0.02
 _TRUTH = {"true": True, "false": False}
@@ -81,6 +82,8 @@ class UsersReader:
     def read(self) -> dict[str, User]:
         """The same as `read_users`."""
         text = _read_text(self._path)
+        if _INDENTED.search(text):
+            return _parse(self._path, text)
         before, *sections = _SECTIONS.split(text)
         try:
             changed = _parse(self._path, before + "".join(item for item in sections if item not in self._sections))
