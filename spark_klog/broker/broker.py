@@ -142,8 +142,9 @@ class Broker:
                 return log.topic_id
         return None
 
-    def _drop(self, name: str, partitions: int) -> None:
-        self._topic_logs.drop(name, partitions)
+    def _drop(self, topic: Topic) -> None:
+        name = topic.name
+        self._topic_logs.drop(topic)
         self.coordinator.forget_topic(name)
         self.transactions.forget_logs_of(name)
         self.metrics.forget_topic(name)

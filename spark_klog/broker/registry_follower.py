@@ -15,7 +15,7 @@ from typing import TypeVar
 from spark_klog.broker.event_loop.background import BackgroundTasks, Rounds
 from spark_klog.broker.logs.topic_logs import TopicLogs
 from spark_klog.broker.metadata.controller import Controller
-from spark_klog.broker.metadata.registry import Registry
+from spark_klog.broker.metadata.registry import Registry, Topic
 from spark_klog.broker.metadata.topics_07 import Topics07
 from spark_klog.errors import DirectoryError
 
@@ -25,14 +25,14 @@ _T = TypeVar("_T")
 
 
 class RegistryFollower:
-    """See the module. `drop` is called with the name and the number of partitions of a topic that no longer exists."""
+    """See the module. `drop` is called with a topic that no longer exists."""
 
     def __init__(
         self,
         registry: Registry,
         topic_logs: TopicLogs,
         changes: BackgroundTasks,
-        drop: Callable[[str, int], None],
+        drop: Callable[[Topic], None],
         controller: Controller | None,
         topics_07: Topics07 | None,
     ) -> None:
@@ -114,7 +114,7 @@ class RegistryFollower:
             for name, topic in before.items():
                 now = self._registry.topics.get(name)
                 if now is None or now.topic_id != topic.topic_id:
-                    self._drop(name, len(topic.assignment))
+                    self._drop(topic)
 
     def _follow_tree(self) -> None:
         self._read_tree()

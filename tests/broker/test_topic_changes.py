@@ -379,38 +379,50 @@ def test_a_topic_is_deleted_by_the_id_that_was_named(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("when", ["a", "c"])
 def test_a_topic_created_again_before_its_deletion_is_noticed_keeps_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """The registry is read in a thread: its new topics are known a little before the old ones are dropped."""
+    """The registry is read in a thread: its new topics are known a little before the old ones are dropped.
+
+    That comes before or after the new topic has its folder, while another topic gets its own.
+    """
 
     async def run() -> None:
         async with _running(tmp_path, watches=False) as broker:
             await broker.create_topic("b", 1)
             _append(broker.logs.get("b", 0), 1)
             loop, make, registry = asyncio.get_running_loop(), broker.logs.make, broker.registry
+            old = registry.topics["b"]
+
+            def drop(done: threading.Event) -> None:
+                if when == "c":
+                    _append(broker.logs.get("b", 0), 3)
+                broker._drop(old)
+                done.set()
 
             def make_late(name: str, *arguments: Any) -> PartitionLog:
-                if name == "a":
+                if name == when:
                     dropped = threading.Event()
-                    loop.call_soon_threadsafe(lambda: (broker._drop("b", 1), dropped.set()))
+                    loop.call_soon_threadsafe(drop, dropped)
                     assert dropped.wait(60)
                 return make(name, *arguments)
 
             monkeypatch.setattr(broker.logs, "make", make_late)
             registry.delete_topic("b")
-            for name in ("a", "b"):
+            for name in ("a", "b", "c"):
                 assert registry.create_topic(name, {0: [registry.broker_id]}, {})
-            assert list(registry.topics) == ["a", "b"]
+            assert list(registry.topics) == ["a", "b", "c"]
             await broker._topic_logs.follow()
             log = broker.logs.get("b", 0)
             assert log is not None
-            assert (log.topic_id, log.end_offset) == (registry.topics["b"].topic_id, 0)
+            assert (log.topic_id, log.end_offset) == (registry.topics["b"].topic_id, 1 if when == "c" else 0)
             _append(log, 2)
             log.flush()
             assert log.segments[0].path.stat().st_size == log.size
             await broker.changes_ended()
-            assert not [path.name for path in (tmp_path / "0").glob("b-0.*")]
+            left = [path.name for path in (tmp_path / "0").glob("b-0.*")]
+            assert all(name.endswith("-stray") for name in left)
 
     asyncio.run(run())
 

@@ -85,9 +85,13 @@ class TopicLogs:
             if reason is not None:
                 raise DirectoryError(f"the log of {topic.name}-{partition} can't be created or changed: {reason}")
 
-    def drop(self, name: str, partitions: int) -> None:
-        """Stop serving a deleted topic; `follow` removes its folders."""
-        for partition in range(partitions):
+    def drop(self, topic: Topic) -> None:
+        """Stop serving a deleted topic; `follow` removes its folders. Logs of a later topic of its name are kept."""
+        name = topic.name
+        for partition in range(len(topic.assignment)):
+            log = self._logs.get(name, partition)
+            if log is not None and log.topic_id not in (None, topic.topic_id):
+                continue  # `follow` has seen the new topic before its deletion was noticed here
             rename = self._logs.take(name, partition)
             if rename is not None:
                 self._dropped.append(((name, partition), rename))
