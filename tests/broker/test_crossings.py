@@ -38,7 +38,7 @@ from spark_klog.broker.transactions.markers import MarkerEntry, write_marker
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
-from tests.broker.test_event_loop import append, running, synced_by, until
+from tests.broker.test_event_loop import append, running, until
 from tests.log.test_producer_state import ABORT, batch, marker
 from tests.support.batches import make_batch
 from tests.support.raw_client import error_codes
@@ -147,35 +147,6 @@ def test_transactions_that_end_while_a_batch_is_verified_do_not_hold_it_up(
             monkeypatch.setattr(broker.transactions, "verify", verify_while_one_ends)
             answer = await send(broker, "t", bytes(batch(own.producer_id, own.epoch, 0, 1)), "x")
             assert answer["error_code"] == (ErrorCode.NOT_ENOUGH_REPLICAS if is_own else ErrorCode.NONE), answer
-
-    asyncio.run(run())
-
-
-def test_a_segment_that_others_fill_while_a_batch_is_verified_is_rolled_without_a_wait_for_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def run() -> None:
-        async with running(tmp_path, log=LogConfig(segment_bytes=500)) as broker:
-            await broker.coordinator.load()
-            await broker.transactions.load()
-            await broker.create_topic("t", 1)
-            log = broker.logs.logs["t", 0]
-            producer = await broker.transactions.init("x", 60_000, None)
-            assert isinstance(producer, ProducerIdAndEpoch)
-            assert not await broker.transactions.add("x", producer, frozenset({("t", 0)}))
-            verify = broker.transactions.verify
-
-            async def verify_while_it_fills(*arguments: Any) -> ErrorCode:
-                append(log, 5)
-                return await verify(*arguments)
-
-            monkeypatch.setattr(broker.transactions, "verify", verify_while_it_fills)
-            with synced_by(monkeypatch) as threads:
-                answer = await send(broker, "t", bytes(batch(producer.producer_id, producer.epoch, 0, 3)), "x")
-            assert answer["error_code"] == ErrorCode.NONE, answer
-            assert len(log.segments) == 2
-            assert threads
-            assert threading.get_ident() not in threads
 
     asyncio.run(run())
 

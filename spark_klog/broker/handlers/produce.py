@@ -85,12 +85,9 @@ async def _append(
             records = memoryview(up_convert(records, renumber=True, limit=limit))
         is_one = request.version >= _FIRST_MAGIC_2
         is_transactional = check_produced(records, is_one=is_one, needs_keys=log.config.compacts, limit=limit)
-        while True:
-            await broker.flushes.make_room(log, len(records), timestamp := _timestamp(records))
-            if is_transactional:  # no await between this check and the append: the transaction could end meanwhile
-                await _check_transaction(broker, request, log, records, transactional_id)
-            if not log.waits_to_roll(len(records), timestamp):  # others may have filled the segment meanwhile
-                break
+        await broker.flushes.make_room(log, len(records), _timestamp(records))
+        if is_transactional:  # no await between this check and the append: the transaction could end meanwhile
+            await _check_transaction(broker, request, log, records, transactional_id)
         appended = log.append(records, of_client=True, flushes=False)
         await broker.flushes.flush_many(log)
     except ProducerRefused as error:
