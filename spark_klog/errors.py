@@ -165,17 +165,26 @@ class LogTruncated(ErrorWithFields):
 class RecordTooLarge(ErrorWithFields):
     """A record batch that is larger than the fetched bytes.
 
-    `size` is the batch's in bytes (0: unknown), `fetched` is the number of bytes that the broker sent.
+    `size` is the batch's in bytes (0: unknown), `fetched` is the number of bytes that the broker sent, `setting` names
+    what limits a fetch.
     """
 
     condition = "KLOG_RECORD_TOO_LARGE"
 
-    def __init__(self, topic: str, partition: int, offset: int, size: int, fetched: int) -> None:
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        size: int,
+        fetched: int,
+        setting: str = "fetch.max.bytes and max.partition.fetch.bytes",
+    ) -> None:
         self.topic, self.partition, self.offset = topic, partition, offset
-        self.size, self.fetched = size, fetched
+        self.size, self.fetched, self.setting = size, fetched, setting
         super().__init__(
             f"{topic}-{partition} at offset {offset}: the record batch has {size or 'an unknown number of'} bytes, "
-            f"{fetched} were fetched; raise fetch.max.bytes and max.partition.fetch.bytes"
+            f"{fetched} were fetched; raise {setting}"
         )
 
 
@@ -224,6 +233,14 @@ class ConsumerClosed(KlogError):
     """A call to a consumer that is closed, or was closed meanwhile by another thread."""
 
 
+class ConsumerTimeout(KlogError):
+    """A stream of a ConsumerConnector had no message for consumer.timeout.ms. Iterate again to go on."""
+
+
+class RebalanceFailed(KlogError):
+    """A member of a group in ZooKeeper could not take over its partitions in time: other members still own them."""
+
+
 class ConcurrentUse(KlogError):
     """A call to a consumer that another thread uses, or to a producer within one of its calls (a signal handler)."""
 
@@ -247,6 +264,10 @@ class ItemsFailed(ErrorWithFields):
 
 class BufferExhausted(KlogError):
     """Records take all of buffer.memory, and none left it within max.block.ms: the record was not added."""
+
+
+class QueueFull(KlogError):
+    """A message was dropped: the queue of an asynchronous classic producer is full (queue.size)."""
 
 
 class DeliveryPending(ErrorWithFields, concurrent.futures.TimeoutError):

@@ -1,0 +1,68 @@
+"""Filters of topics: regular expressions for all topics that a stream reads, or leaves out."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+
+from spark_klog.directories.consumers import BLACK_LIST, STATIC, WHITE_LIST, Registration
+from spark_klog.errors import ConfigError
+
+_QUOTES = "\"'"
+_INTERNAL = frozenset(["__consumer_offsets", "__transaction_state"])
+
+
+class TopicFilter(ABC):
+    """A regular expression that a topic's whole name matches; a comma means "or", spaces and outer quotes are dropped.
+
+    `ConfigError` if it is no regular expression of Python's module `re`.
+    """
+
+    pattern: str
+
+    def __init__(self, regex: str) -> None:
+        self.regex = regex.strip().replace(",", "|").replace(" ", "").strip(_QUOTES)
+        try:
+            self._compiled = re.compile(self.regex)
+        except re.error as error:
+            raise ConfigError(f"{type(self).__name__}: {regex!r} is no regular expression: {error}") from None
+
+    @abstractmethod
+    def allows(self, topic: str, exclude_internal_topics: bool = True) -> bool:
+        """Whether streams of this filter read the topic."""
+
+    def _matches(self, topic: str) -> bool:
+        return self._compiled.fullmatch(topic) is not None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.regex!r})"
+
+
+class Whitelist(TopicFilter):
+    """Topics whose names match."""
+
+    pattern = WHITE_LIST
+
+    def allows(self, topic: str, exclude_internal_topics: bool = True) -> bool:
+        return self._matches(topic) and not (exclude_internal_topics and topic in _INTERNAL)
+
+
+class Blacklist(TopicFilter):
+    """Topics whose names do not match."""
+
+    pattern = BLACK_LIST
+
+    def allows(self, topic: str, exclude_internal_topics: bool = True) -> bool:
+        return not self._matches(topic) and not (exclude_internal_topics and topic in _INTERNAL)
+
+
+def streams_by_topic(
+    registration: Registration, topics: Collection[str], exclude_internal_topics: bool
+) -> dict[str, int]:
+    """How many streams a member has for each topic that it reads; `topics` are all that exist."""
+    if registration.pattern == STATIC:
+        return dict(registration.subscription)
+    ((regex, streams),) = registration.subscription.items()
+    found = (Whitelist if registration.pattern == WHITE_LIST else Blacklist)(regex)
+    return {topic: streams for topic in topics if found.allows(topic, exclude_internal_topics)}

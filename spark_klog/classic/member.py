@@ -1,0 +1,267 @@
+"""A running member of a group in ZooKeeper: one thread that rebalances, fetches into the streams, and commits."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+
+from spark_klog.classic.group_offsets import OffsetStorages
+from spark_klog.classic.listener import ConsumerRebalanceListener
+from spark_klog.classic.membership import Membership
+from spark_klog.classic.reading import Reading
+from spark_klog.classic.settings import ConnectorConfig
+from spark_klog.classic.streams import Held, KafkaStream
+from spark_klog.client.cluster import TopicPartition
+from spark_klog.client.offsets import numbers_by_topic
+from spark_klog.directories.consumers import Registration
+from spark_klog.directories.tree import Tree
+from spark_klog.errors import KlogError, RebalanceFailed
+
+_log = logging.getLogger(__name__)
+#: The first pause while other members have not released their partitions, in seconds; it doubles up to
+#: rebalance.backoff.ms.
+_FIRST_PAUSE = 0.02
+#: Seconds that a turn of the thread fetches at most, before it looks at the clock again.
+_TURN = 0.5
+
+
+class Member:
+    """Members rebalance in any order and at any time: each claims the partitions that are its own by what it sees, and
+    tries again, after a pause, for those that their former owners have not released yet.
+    """
+
+    def __init__(
+        self,
+        config: ConnectorConfig,
+        tree: Tree,
+        consumer_id: str,
+        registration: Registration,
+        stream_of: Callable[[str, int], KafkaStream],
+        on_failure: Callable[[KlogError], None],
+        at_most_once: bool,
+    ) -> None:
+        """`stream_of` gives the stream of a topic and a thread's number; `on_failure` learns what ends the thread."""
+        self._config, self._stream_of = config, stream_of
+        self._on_failure, self._at_most_once = on_failure, at_most_once
+        self._commits = config.auto_commit and not at_most_once
+        self._membership = Membership(tree, config.group_id, consumer_id, registration, config.exclude_internal_topics)
+        self._offsets = OffsetStorages(tree, config.group_id, config.storages)
+        self._reading = Reading(config, tree)
+        self.listener: ConsumerRebalanceListener | None = None
+        self._held: dict[TopicPartition, Held] = {}
+        #: Guards `_held`, commits and the reading's cluster.
+        self._lock = threading.RLock()
+        self._is_stopping = False
+        #: Set if something has changed in ZooKeeper since the last rebalance began.
+        self._has_changed = threading.Event()
+        self._retry_at = 0.0
+        self._pause = _FIRST_PAUSE
+        self._commit_at = 0.0
+        self._thread = threading.Thread(target=self._run_until_error, name=f"klog-{consumer_id}", daemon=True)
+
+    def join(self) -> None:
+        """Register, rebalance until all partitions of this member are its own, and start the thread."""
+        self._membership.register()
+        self._membership.watch(self._on_change)
+        until = time.monotonic() + self._config.rebalance_seconds
+        while missing := self._rebalance():
+            if time.monotonic() >= until:
+                raise RebalanceFailed(
+                    f"group {self._config.group_id}: other members still own {_shown(missing)} after "
+                    f"{self._config.rebalance_seconds:g} s (rebalance.max.retries * rebalance.backoff.ms)"
+                )
+            self._has_changed.wait(max(0.0, self._retry_at - time.monotonic()))
+        self._commit_at = time.monotonic() + self._config.auto_commit_interval_ms / 1000
+        self._thread.start()
+
+    def _on_change(self) -> None:
+        self._has_changed.set()
+        self.wake()
+
+    def wake(self) -> None:
+        """End the thread's wait."""
+        self._reading.wake()
+
+    def has_room(self) -> None:
+        """A stream has room for another fetch."""
+        self._reading.has_room()
+
+    def _run_until_error(self) -> None:
+        try:
+            self._run()
+        except KlogError as error:
+            _log.error("group %s: reading ends: %s", self._config.group_id, error)
+            self._on_failure(error)
+        except Exception as error:
+            _log.exception("group %s: reading ends", self._config.group_id)
+            self._on_failure(KlogError(f"the connector's thread has failed: {error!r}"))
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            try:
+                self._turn()
+            except KlogError as error:
+                if self._is_stopping:
+                    return
+                if not self._reading.may_pass(error):
+                    raise
+                _log.warning("group %s: trying again: %s", self._config.group_id, error)
+                self._put_off()
+                self._reading.wait(self._pause)
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        until = now + _TURN
+        if self._has_changed.is_set() or self._retry_at:
+            if now >= self._retry_at:
+                missing = self._rebalance()
+                if missing:
+                    _log.debug("group %s: other members still own %s", self._config.group_id, _shown(missing))
+            if self._retry_at:
+                until = min(until, self._retry_at)
+        if self._commits and now >= self._commit_at:
+            self._commit_at = now + self._config.auto_commit_interval_ms / 1000
+            self._commit_quietly(self._held.values())
+        self._reading.step(until)
+
+    def _put_off(self) -> None:
+        self._retry_at = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, self._config.rebalance_backoff_ms / 1000)
+
+    def _rebalance(self) -> list[TopicPartition]:
+        """Release what is another member's, claim what is this one's; return what others have not released yet."""
+        with self._lock:
+            self._has_changed.clear()
+            try:
+                missing = self._rebalance_once()
+            except BaseException:
+                self._has_changed.set()
+                raise
+        if missing:
+            self._put_off()
+        else:
+            self._retry_at, self._pause = 0.0, _FIRST_PAUSE
+        return missing
+
+    def _rebalance_once(self) -> list[TopicPartition]:
+        membership = self._membership
+        if not membership.is_registered():  # the session was lost
+            membership.register()
+        lost = membership.lost({key: held.thread for key, held in self._held.items()})
+        if lost:
+            _log.warning("group %s: other members have taken %s over", self._config.group_id, _shown(lost))
+            self._drop(lost)
+        if not self._reading.find_brokers():
+            return []  # the watch on brokers tells of the first one
+        wanted = membership.assignment()
+        self._release([key for key, held in self._held.items() if wanted.get(key) != held.thread])
+        new = {key: thread for key, thread in wanted.items() if key not in self._held}
+        claimed = membership.claim(new)
+        try:
+            self._start({key: new[key] for key in claimed})
+        except BaseException:
+            membership.release([key for key in claimed if key not in self._held])
+            raise
+        return sorted(new.keys() - set(claimed))
+
+    def _release(self, keys: Collection[TopicPartition], *, commits: bool = True, counts_own: bool = False) -> None:
+        """Step 8, after a commit of what was consumed."""
+        if not keys:
+            return
+        self._listen(lambda listener: listener.before_releasing_partitions(_by_topic(keys)))
+        gone = self._drop(keys)
+        if commits and self._commits:
+            self._commit_quietly(gone, counts_own=counts_own)
+        self._membership.release(keys)
+
+    def _drop(self, keys: Collection[TopicPartition]) -> list[Held]:
+        """Give out no more messages of partitions."""
+        gone = [self._held.pop(key) for key in keys]
+        for held in gone:
+            held.is_released = True
+        for stream in {id(held.stream): held.stream for held in gone}.values():
+            stream.drop_released()
+        self._reading.read(self._held)
+        return gone
+
+    def _start(self, claimed: dict[TopicPartition, str]) -> None:
+        if not claimed:
+            return
+        offsets = self._offsets.fetch(self._reading.cluster, claimed)
+        first = self._reading.first_offsets([key for key in claimed if key not in offsets])
+        for key, thread in claimed.items():
+            held = Held(key, thread, self._stream_of(key[0], int(thread.rpartition("-")[2])))
+            held.committed = offsets.get(key)
+            held.consumed = held.fetched = offsets.get(key, first.get(key))
+            self._held[key] = held
+        assignment: dict[str, dict[int, str]] = {}
+        for (topic, number), held in sorted(self._held.items()):
+            assignment.setdefault(topic, {})[number] = held.thread
+        self._listen(lambda listener: listener.before_starting_fetchers(self._membership.consumer, assignment))
+        self._reading.read(self._held)
+
+    def _listen(self, call: Callable[[ConsumerRebalanceListener], None]) -> None:
+        if self.listener is not None:
+            try:
+                call(self.listener)
+            except Exception:
+                _log.exception("the rebalance listener of group %s failed", self._config.group_id)
+
+    def commit(self, *, counts_own: bool) -> None:
+        """Commit what was consumed; raises what the storages raise. At most once: that was done before."""
+        with self._lock:
+            self._commit(self._held.values(), counts_own=counts_own)
+
+    def _commit(self, parts: Collection[Held], *, counts_own: bool) -> None:
+        if self._at_most_once:
+            return  # more is committed already
+        offsets: dict[TopicPartition, int] = {}
+        for held in parts:
+            offset = held.stream.consumed(held, counts_own=counts_own)
+            if offset is not None and offset != held.committed:
+                offsets[held.key] = offset
+        if offsets:
+            self._offsets.commit(self._reading.cluster, offsets)
+            for held in parts:
+                held.committed = offsets.get(held.key, held.committed)
+
+    def _commit_quietly(self, parts: Collection[Held], *, counts_own: bool = False) -> None:
+        with self._lock:
+            try:
+                self._commit(list(parts), counts_own=counts_own)
+            except KlogError as error:
+                _log.warning("offsets of group %s are not committed: %s", self._config.group_id, error)
+
+    def take(self, held: Held, end: int) -> bool:
+        """Commit a fetch before its messages are given out (at most once); False if its partition was released."""
+        with self._lock:
+            if held.is_released:
+                return False
+            self._offsets.commit(self._reading.cluster, {held.key: end})
+            held.committed = end
+            return True
+
+    def leave(self, *, commits: bool, counts_own: bool) -> None:
+        """End the thread, commit, release all partitions, end the streams. The tree's end ends the registration."""
+        self._is_stopping = True
+        self.wake()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+        try:
+            with self._lock:
+                self._release(list(self._held), commits=commits, counts_own=counts_own)
+        except KlogError as error:
+            _log.warning("group %s: partitions are released when the session ends: %s", self._config.group_id, error)
+        finally:
+            self._reading.close()
+
+
+def _by_topic(keys: Collection[TopicPartition]) -> dict[str, list[int]]:
+    return numbers_by_topic(sorted(keys))
+
+
+def _shown(keys: Collection[TopicPartition]) -> str:
+    names = [f"{topic}-{number}" for topic, number in sorted(keys)]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,314 @@
+"""The low-level consumer of the documents: requests to one broker, with the offset in each request.
+
+Source: 0.7 design and 0.10 implementation chapters, "Low-level API".
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
+
+from spark_klog.client.answers import by_key, check_code
+from spark_klog.client.cluster import TopicPartition
+from spark_klog.client.config import client_config
+from spark_klog.client.connection import Connection
+from spark_klog.client.consumer.assigned import Assigned
+from spark_klog.client.consumer.chunk import Chunk
+from spark_klog.client.consumer.records import ConsumerRecord, RecordDecoder
+from spark_klog.client.fetcher import entries_of
+from spark_klog.client.offsets import NO_OFFSET, by_topic, partition_entries
+from spark_klog.errors import (
+    ConfigError,
+    ConnectionFailed,
+    DecodeError,
+    KlogError,
+    RecordTooLarge,
+    UnsupportedVersionError,
+)
+from spark_klog.protocol.apis import BY_KEY, FETCH, LIST_OFFSETS, METADATA
+from spark_klog.protocol.codec import Message
+from spark_klog.protocol.schema import Api
+from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.records.batch import first_batch_size
+from spark_klog.records.offset_order import NO_END, OffsetOrder
+
+#: Times of `get_offsets_before`: the first offset of a log, and its end.
+EARLIEST_TIME, LATEST_TIME = EARLIEST, LATEST
+_FETCH_SIZE = 1024 * 1024
+_BUFFER_SIZE = 64 * 1024 * 1024
+#: The first versions that name topics by id, and that tell the ids (KIP-516).
+_FETCH_BY_ID, _METADATA_WITH_IDS = 13, 10
+#: The last version of ListOffsets that returns several offsets before a time.
+_SEVERAL_OFFSETS = 0
+_MOST_AT_ONCE = 1 << 30
+_BY_NAME = {api.name: api for api in BY_KEY.values()}
+_T = TypeVar("_T")
+
+
+class FetchRequest(NamedTuple):
+    """What to fetch of one partition: up to about `fetch_size` bytes from `offset` on."""
+
+    topic: str
+    partition: int
+    offset: int
+    fetch_size: int = _FETCH_SIZE
+
+
+class SimpleConsumer:
+    """Fetch messages and look up offsets at one broker; keeps no positions.
+
+        with SimpleConsumer("127.0.0.1", 9092) as consumer:
+            for message in consumer.fetch("clicks", 0, offset=0):
+                print(message.offset, message.key, message.value)
+
+    `so_timeout_ms` bounds each request. A fetch grows up to `buffer_size` bytes if a message needs it. `settings` are
+    further client settings by Kafka's names, for example of TLS and SASL. The connection is made at the first request;
+    a request whose connection broke is sent once more on a new one. Thread-safe: calls take turns.
+
+    Every method raises `ConnectionFailed`, `RequestTimedOut`, `UnsupportedVersionError`, and `ProtocolError` as the
+    broker answers, for example NOT_LEADER_OR_FOLLOWER or OFFSET_OUT_OF_RANGE.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        so_timeout_ms: int = 30_000,
+        buffer_size: int = _BUFFER_SIZE,
+        client_id: str = "spark_klog",
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        if buffer_size < 1:
+            raise ConfigError(f"buffer_size={buffer_size}: set the largest fetch in bytes, at least 1")
+        shared = {"client.id": client_id, "request.timeout.ms": so_timeout_ms, "fetch.max.bytes": buffer_size}
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._config = client_config({**shared, **(settings or {}), "bootstrap.servers": address})
+        self._host, self._port, self._buffer_size = host, port, buffer_size
+        self._decoder = RecordDecoder(self._config.decompressed_max_bytes, _MOST_AT_ONCE)
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+
+    def fetch(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        fetch_size: int = _FETCH_SIZE,
+        *,
+        max_wait_ms: int = 0,
+        min_bytes: int = 0,
+        version: int | None = None,
+    ) -> list[ConsumerRecord]:
+        """The messages from `offset` on that about `fetch_size` bytes hold; [] at the end of the log.
+
+        A partial message at the end is left out. If not even one message fits, the fetch grows to its size;
+        `RecordTooLarge` if that is more than `buffer_size`. The broker waits up to `max_wait_ms` for `min_bytes`.
+        `version` is that of Fetch, None for the highest one of both sides. `DecodeError` for corrupt messages.
+        """
+        request = FetchRequest(topic, partition, offset, fetch_size)
+        (found,) = self.multifetch([request], max_wait_ms=max_wait_ms, min_bytes=min_bytes, version=version)
+        if isinstance(found, KlogError):
+            raise found
+        return found
+
+    def multifetch(
+        self,
+        requests: Sequence[FetchRequest],
+        *,
+        max_wait_ms: int = 0,
+        min_bytes: int = 0,
+        version: int | None = None,
+    ) -> list[list[ConsumerRecord] | KlogError]:
+        """Several fetches in one request; for each its messages, or its error. No partition may be there twice."""
+        wanted = {(one.topic, one.partition): one for one in requests}
+        if len(wanted) < len(requests):
+            raise ConfigError("multifetch: a partition is given twice, fetch it again in another call")
+        for one in requests:
+            if not 0 < one.fetch_size <= self._buffer_size:
+                raise ConfigError(f"fetch_size={one.fetch_size}: set 1 to buffer_size={self._buffer_size} bytes")
+        wait = {"max_wait_ms": max_wait_ms, "min_bytes": min_bytes}
+        found: dict[TopicPartition, list[ConsumerRecord] | KlogError] = {}
+        with self._lock:
+            while wanted:
+                answered = self._reconnecting(lambda: self._fetch(wanted, wait, version))  # noqa: B023
+                wanted = {}
+                for key, result in answered.items():
+                    if isinstance(result, FetchRequest):
+                        wanted[key] = result
+                    else:
+                        found[key] = result
+        return [found[one.topic, one.partition] for one in requests]
+
+    def _fetch(
+        self, wanted: Mapping[TopicPartition, FetchRequest], wait: Mapping[str, int], version: int | None
+    ) -> dict[TopicPartition, list[ConsumerRecord] | KlogError | FetchRequest]:
+        """The messages, the error, or the larger fetch that each partition needs."""
+        connection = self._open()
+        version = self._version(connection, FETCH, version)
+        by_id = version >= _FETCH_BY_ID
+        ids = self._topic_ids(connection, {topic for topic, _ in wanted}) if by_id else {}
+        entries = (
+            (
+                key,
+                {
+                    "partition": one.partition,
+                    "fetch_offset": one.offset,
+                    "partition_max_bytes": one.fetch_size,
+                },
+            )
+            for key, one in wanted.items()
+        )
+        topics = [
+            {"topic": topic, "topic_id": ids.get(topic), "partitions": partitions}
+            for topic, partitions in by_topic(entries).items()
+        ]
+        request = {**wait, "max_bytes": self._buffer_size, "topics": topics}
+        answer = connection.request(FETCH, request, version=version)
+        check_code(FETCH, answer["error_code"], f"fetch at {connection.address}")
+        by, names = ("topic_id", {found: topic for topic, found in ids.items()}) if by_id else ("topic", {})
+        found = (((names.get(topic, topic), number), entry) for (topic, number), entry in entries_of(answer, by))
+        result: dict[TopicPartition, list[ConsumerRecord] | KlogError | FetchRequest] = {}
+        for key, entry in by_key(FETCH, answer, found, wanted).items():
+            try:
+                result[key] = self._messages(wanted[key], entry, is_alone=len(wanted) == 1)
+            except KlogError as error:
+                result[key] = error
+        return result
+
+    def _messages(
+        self, request: FetchRequest, entry: Message, *, is_alone: bool
+    ) -> list[ConsumerRecord] | FetchRequest:
+        name = f"{request.topic}-{request.partition} at offset {request.offset}"
+        check_code(FETCH, entry["error_code"], f"fetch of {name}")
+        records, high_watermark = entry["records"], entry["high_watermark"]
+        if records is None or not len(records):
+            return []
+        order = OffsetOrder(records, request.offset, NO_END if high_watermark <= request.offset else high_watermark)
+        end = order.end()
+        if end is None or end.offset <= request.offset:
+            for damage in order.damaged.values():
+                raise DecodeError(f"{name}: {damage}")
+            return self._larger(request, records, is_alone)
+        run = Assigned(request.topic, request.partition).run
+        data = records[: end.position]
+        where = request.topic, request.partition, run, request.offset, end.offset, order.last_leader_epoch
+        chunk = Chunk(*where, data, None, order.damaged)
+        return [record for part, _ in self._decoder.parts(chunk) for record in part]
+
+    def _larger(self, request: FetchRequest, records: memoryview, is_alone: bool) -> FetchRequest:
+        """The fetch that holds the first message, of which `records` is the beginning."""
+        size = first_batch_size(records) or 2 * request.fetch_size
+        if size <= len(records):
+            raise DecodeError(
+                f"{request.topic}-{request.partition} at offset {request.offset}: {len(records)} bytes hold only "
+                "messages before it"
+            )
+        if size > self._buffer_size or (is_alone and size <= request.fetch_size):
+            raise RecordTooLarge(request.topic, request.partition, request.offset, size, len(records), "buffer_size")
+        return request._replace(fetch_size=size)
+
+    def get_offsets_before(
+        self, topic: str, partition: int, timestamp: int, max_offsets: int = 1, *, version: int | None = None
+    ) -> list[int]:
+        """Offsets before a time (ms, `LATEST_TIME` or `EARLIEST_TIME`), the largest first.
+
+        By ListOffsets 0, the default where the broker has it, these are the end of the log and the beginnings of the
+        segments that are older. From version 1 on there is one offset: that of the first message of this time or
+        later, or else the end of the log.
+        """
+        if max_offsets < 1:
+            raise ConfigError(f"max_offsets={max_offsets}: ask for at least 1 offset")
+
+        def ask() -> list[int]:
+            connection = self._open()
+            used = version
+            if used is None and connection.speaks(LIST_OFFSETS, _SEVERAL_OFFSETS):
+                used = _SEVERAL_OFFSETS
+            used = self._version(connection, LIST_OFFSETS, used)
+            found = self._offsets(connection, (topic, partition), timestamp, max_offsets, used)
+            return found or self._offsets(connection, (topic, partition), LATEST_TIME, 1, used)
+
+        with self._lock:
+            return self._reconnecting(ask)
+
+    def _offsets(
+        self, connection: Connection, key: TopicPartition, timestamp: int, most: int, version: int
+    ) -> list[int]:
+        partition = {"partition_index": key[1], "timestamp": timestamp, "max_num_offsets": most}
+        request = {"topics": [{"name": key[0], "partitions": [partition]}]}
+        answer = connection.request(LIST_OFFSETS, request, version=version)
+        entry = by_key(LIST_OFFSETS, answer, partition_entries(answer), [key])[key]
+        check_code(LIST_OFFSETS, entry["error_code"], f"offsets of {key[0]}-{key[1]}")
+        if version <= _SEVERAL_OFFSETS:
+            return list(entry["old_style_offsets"])
+        return [] if entry["offset"] == NO_OFFSET else [entry["offset"]]
+
+    def send(self, api: str, request: Message, *, version: int | None = None) -> Message:
+        """Send any request by the name of its API, and return the response; both are dicts with the fields' names.
+
+            consumer.send("Metadata", {"topics": [{"name": "clicks"}]}, version=1)
+
+        Error codes in the response raise nothing. Record bytes are views that the next request overwrites.
+        """
+        if api not in _BY_NAME:
+            raise ConfigError(f"unknown API {api!r}: set one of {', '.join(sorted(_BY_NAME))}")
+
+        def ask() -> Message:
+            connection = self._open()
+            return connection.request(_BY_NAME[api], request, version=self._version(connection, _BY_NAME[api], version))
+
+        with self._lock:
+            return self._reconnecting(ask)
+
+    def _topic_ids(self, connection: Connection, topics: set[str]) -> dict[str, UUID]:
+        request = {"topics": [{"name": topic} for topic in topics], "allow_auto_topic_creation": False}
+        version = self._version(connection, METADATA, max(_METADATA_WITH_IDS, connection.version_of(METADATA)))
+        answer = connection.request(METADATA, request, version=version)
+        found = by_key(METADATA, answer, ((entry["name"], entry) for entry in answer["topics"]), topics)
+        for topic, entry in found.items():
+            check_code(METADATA, entry["error_code"], f"topic {topic}")
+        return {topic: entry["topic_id"] for topic, entry in found.items()}
+
+    @staticmethod
+    def _version(connection: Connection, api: Api, version: int | None) -> int:
+        """The version to use; `UnsupportedVersionError` if it is given and a side does not have it."""
+        if version is None:
+            return connection.version_of(api)
+        if not api.versions.first <= version <= api.versions.last:
+            raise ConfigError(f"{api.name} {version}: set a version from {api.versions.first} to {api.versions.last}")
+        if not connection.speaks(api, version):
+            raise UnsupportedVersionError(f"broker {connection.address} does not support {api.name} {version}")
+        return version
+
+    def _open(self) -> Connection:
+        if self._connection is None or not self._connection.is_usable():
+            self._connection = Connection(self._host, self._port, self._config)
+        self._connection.renew(time.monotonic() + self._config.request_timeout_ms / 1000)
+        self._connection.finish_opening()
+        return self._connection
+
+    def _reconnecting(self, ask: Callable[[], _T]) -> _T:
+        """Ask once more if a connection made before has broken."""
+        is_old = self._connection is not None
+        try:
+            return ask()
+        except ConnectionFailed:
+            if not is_old:
+                raise
+            return ask()
+
+    def close(self) -> None:
+        """Close the connection; a later call makes a new one."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def __enter__(self) -> SimpleConsumer:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()

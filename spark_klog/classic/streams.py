@@ -1,0 +1,178 @@
+"""Streams of messages: bounded queues between the connector's thread and the threads that iterate.
+
+A message counts as consumed when its stream is asked for the next one, or when the thread that has it commits or shuts
+the connector down. So a crash, or another member that takes over, repeats messages rather than losing one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from spark_klog.client.cluster import TopicPartition
+from spark_klog.client.consumer.records import ConsumerRecord
+from spark_klog.errors import ConsumerTimeout, KlogError
+
+Decoder = Callable[[bytes], Any]
+
+
+class Held:
+    """A partition from when this member takes it over until it releases it.
+
+    `consumed` is the offset after the last consumed message, None if it is not known yet. `committed` is the offset
+    that was committed last, `fetched` the next one to fetch.
+    """
+
+    __slots__ = ("committed", "consumed", "fetched", "is_released", "key", "stream", "thread")
+
+    def __init__(self, key: TopicPartition, thread: str, stream: KafkaStream) -> None:
+        self.key, self.thread, self.stream = key, thread, stream
+        self.consumed: int | None = None
+        self.committed: int | None = None
+        self.fetched: int | None = None
+        self.is_released = False
+
+
+class _Chunk(NamedTuple):
+    held: Held
+    records: Sequence[ConsumerRecord]
+    end: int
+
+
+class KafkaStream:
+    """Iterate over the messages of the partitions that this stream has; each is a `ConsumerRecord`.
+
+        for message in stream:
+            print(message.topic, message.partition, message.offset, message.key, message.value)
+
+    For one thread. The iteration waits for messages: it ends when the connector is shut down, and raises
+    `ConsumerTimeout` after consumer.timeout.ms without a message; iterate again to go on. It also raises what the
+    decoders raise, and errors of reading that no retry mends, for example `DecodeError` or `AuthenticationError`.
+    """
+
+    def __init__(
+        self,
+        queued_max_chunks: int,
+        timeout: float | None,
+        decoders: tuple[Decoder | None, Decoder | None],
+        on_taken: Callable[[Held, int], bool],
+        on_room: Callable[[], None],
+    ) -> None:
+        """`on_taken` is called for each chunk before its first message, with the offset after it; False: released."""
+        self._most, self._timeout, self._on_taken, self._on_room = queued_max_chunks, timeout, on_taken, on_room
+        self._decoders = decoders
+        self._changed = threading.Condition()
+        self._chunks: deque[_Chunk] = deque()
+        self._failure: KlogError | None = None
+        self._is_closed = False
+        self._held: Held | None = None
+        self._rest: Iterator[ConsumerRecord] = iter(())
+        self._end = 0
+        #: The thread that has the message of `_held`; None between messages.
+        self._user: int | None = None
+        self._messages = self._run()
+
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        if self._messages.gi_frame is None and not self._is_closed:  # ended by an error
+            self._messages = self._run()
+        messages: Iterator[ConsumerRecord] = self._messages
+        return messages
+
+    def __next__(self) -> ConsumerRecord:
+        return next(self.__iter__())
+
+    def _run(self) -> Any:
+        key_decoder, value_decoder = self._decoders
+        while True:
+            if (held := self._held) is not None:
+                if key_decoder is None and value_decoder is None:
+                    for record in self._rest:
+                        if held.is_released:
+                            break
+                        held.consumed = record.offset
+                        yield record
+                else:
+                    for record in self._rest:
+                        if held.is_released:
+                            break
+                        held.consumed = record.offset
+                        yield _decoded(record, key_decoder, value_decoder)
+                if not held.is_released:
+                    held.consumed = self._end
+                self._held, self._user = None, None
+            chunk = self._take()
+            if chunk is None:
+                return
+            self._rest, self._end, self._user = iter(chunk.records), chunk.end, threading.get_ident()
+            self._held = chunk.held
+
+    def _take(self) -> _Chunk | None:
+        """Wait for the next chunk; None if the connector is shut down."""
+        until = None if self._timeout is None else time.monotonic() + self._timeout
+        while True:
+            with self._changed:
+                while not self._chunks and self._failure is None and not self._is_closed:
+                    left = None if until is None else until - time.monotonic()
+                    if left is not None and left <= 0:
+                        raise ConsumerTimeout(f"no message for {self._timeout:g} s (consumer.timeout.ms)")
+                    self._changed.wait(left)
+                if self._is_closed:
+                    return None
+                if not self._chunks:
+                    assert self._failure is not None
+                    raise self._failure
+                chunk = self._chunks.popleft()
+            self._on_room()
+            try:
+                if self._on_taken(chunk.held, chunk.end):
+                    return chunk
+            except BaseException:
+                with self._changed:
+                    self._chunks.appendleft(chunk)
+                raise
+
+    def consumed(self, held: Held, *, counts_own: bool) -> int | None:
+        """The offset up to which `held` is consumed; `counts_own`: with the message that the calling thread has."""
+        offset = held.consumed
+        if counts_own and offset is not None and self._held is held and self._user == threading.get_ident():
+            return offset + 1
+        return offset
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._chunks) >= self._most
+
+    def put(self, held: Held, records: Sequence[ConsumerRecord], end: int) -> None:
+        """Add messages of one fetch; `end` is the offset after them."""
+        with self._changed:
+            self._chunks.append(_Chunk(held, records, end))
+            self._changed.notify()
+
+    def drop_released(self) -> None:
+        """Drop the messages of partitions that were released."""
+        with self._changed:
+            self._chunks = deque(chunk for chunk in self._chunks if not chunk.held.is_released)
+
+    def fail(self, error: KlogError) -> None:
+        """Raise an error after the messages that are in the queue."""
+        with self._changed:
+            self._failure = error
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End the iteration."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
+
+def _decoded(record: ConsumerRecord, key: Decoder | None, value: Decoder | None) -> ConsumerRecord:
+    changed: dict[str, Any] = {}
+    if key is not None and record.key is not None:
+        changed["key"] = key(record.key)
+    if value is not None and record.value is not None:
+        changed["value"] = value(record.value)
+    return record._replace(**changed)
