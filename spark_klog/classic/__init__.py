@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from spark_klog.classic.connector import ConsumerConnector
     from spark_klog.classic.filters import Blacklist, TopicFilter, Whitelist
     from spark_klog.classic.listener import ConsumerRebalanceListener
+    from spark_klog.classic.messages import CallbackHandler, KeyedMessage, ProducerData
+    from spark_klog.classic.producer import Producer
     from spark_klog.classic.simple import EARLIEST_TIME, LATEST_TIME, FetchRequest, SimpleConsumer
     from spark_klog.classic.streams import KafkaStream
 
@@ -20,10 +22,14 @@ __all__ = [
     "EARLIEST_TIME",
     "LATEST_TIME",
     "Blacklist",
+    "CallbackHandler",
     "ConsumerConnector",
     "ConsumerRebalanceListener",
     "FetchRequest",
     "KafkaStream",
+    "KeyedMessage",
+    "Producer",
+    "ProducerData",
     "SimpleConsumer",
     "TopicFilter",
     "Whitelist",
@@ -33,10 +39,14 @@ _PUBLIC = {
     "EARLIEST_TIME": "spark_klog.classic.simple",
     "LATEST_TIME": "spark_klog.classic.simple",
     "Blacklist": "spark_klog.classic.filters",
+    "CallbackHandler": "spark_klog.classic.messages",
     "ConsumerConnector": "spark_klog.classic.connector",
     "ConsumerRebalanceListener": "spark_klog.classic.listener",
     "FetchRequest": "spark_klog.classic.simple",
     "KafkaStream": "spark_klog.classic.streams",
+    "KeyedMessage": "spark_klog.classic.messages",
+    "Producer": "spark_klog.classic.producer",
+    "ProducerData": "spark_klog.classic.messages",
     "SimpleConsumer": "spark_klog.classic.simple",
     "TopicFilter": "spark_klog.classic.filters",
     "Whitelist": "spark_klog.classic.filters",

@@ -15,7 +15,17 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from kazoo.client import KazooClient
 
-from spark_klog.classic import Blacklist, ConsumerConnector, ConsumerRebalanceListener, KafkaStream, Whitelist
+from spark_klog.classic import (
+    LATEST_TIME,
+    Blacklist,
+    ConsumerConnector,
+    ConsumerRebalanceListener,
+    KafkaStream,
+    KeyedMessage,
+    Producer as ClassicProducer,
+    SimpleConsumer,
+    Whitelist,
+)
 from spark_klog.errors import ConfigError, ConsumerClosed, ConsumerTimeout, DirectoryError, NoOffsetForPartition
 from tests.support.broker import KlogBroker
 from tests.support.kafka import HOST, ZooKeeperServer, free_port
@@ -348,20 +358,20 @@ def test_a_listener_and_a_slow_stream(
     broker: KlogBroker, shared: KazooClient, connect: Callable[..., ConsumerConnector], topic: str
 ) -> None:
     """A stream that nobody reads holds up no other."""
-    make_topic(broker, topic, 2)
-    produce(broker, topic, 2, range(60))
+    make_topic(broker, topic, 3)
+    produce(broker, topic, 3, range(90))
     connector, listener = connect({"queued.max.message.chunks": 1, "fetch.message.max.bytes": 100}), Listener()
     connector.set_consumer_rebalance_listener(listener)
     idle, busy = connector.create_message_streams({topic: 2})[topic]
     assert [next(busy).offset for _ in range(30)] == list(range(30))
-    assert [next(idle).offset for _ in range(30)] == list(range(30))
-    assert listener.calls == [("start", {topic: [0, 1]})]
-    second = connect()
-    second.create_message_streams({topic: 2})
-    wait_for(lambda: len(set(owners(shared, topic, topic).values())) == 2)
-    wait_for(lambda: len(listener.calls) > 1 or owners(shared, topic, topic)[0].startswith(second.consumer_id))
+    read = [(message.partition, message.offset) for message in itertools.islice(idle, 60)]
+    assert sorted(read) == [(partition, offset) for partition in range(2) for offset in range(30)]
+    assert listener.calls == [("start", {topic: [0, 1, 2]})]
+    connect().create_message_streams({topic: 1})  # its id comes later: it has the last partition
+    wait_for(lambda: len(listener.calls) > 1)
+    assert listener.calls[1:] == [("release", {topic: [2]})]
     connector.shutdown()
-    assert listener.calls[-1][0] == "release"
+    assert listener.calls[2:3] in ([("release", {topic: [0, 1]})], [("start", {topic: [0, 1]})])
 
 
 def test_no_zookeeper() -> None:
@@ -385,3 +395,33 @@ def test_no_zookeeper() -> None:
 def test_settings_that_are_refused(settings: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         ConsumerConnector(settings)
+
+
+def test_a_producer_follows_brokers_and_partitions(
+    tree: KazooClient, chroot: str, make_broker: Callable[..., KlogBroker]
+) -> None:
+    """The classic producer by ZooKeeper: a broker that moves, and a topic that gets partitions."""
+    broker = make_broker(0)
+    make_topic(broker, "t", 1)
+    with ClassicProducer({"zk.connect": chroot}, partitioner=lambda key, partitions: partitions - 1) as producer:
+        producer.send(KeyedMessage("t", b"0", b"k"))
+        topic = json.dumps(node(tree, "/brokers/topics/t") | {"partitions": {"0": [0], "1": [0]}})
+        tree.set("/brokers/topics/t", topic.encode())
+        wait_for(lambda: len(leaders(broker.bootstrap_servers, "t")) == 2)
+
+        def reaches_the_new_partition() -> bool:
+            producer.send(KeyedMessage("t", b"1", b"k"))
+            return end_of(broker, "t", 1) > 0
+
+        wait_for(reaches_the_new_partition)
+        broker.stop()
+        broker.port = free_port()
+        broker.start()
+        before = end_of(broker, "t", 1)
+        producer.send(KeyedMessage("t", b"2", b"k"))
+        assert end_of(broker, "t", 1) == before + 1
+
+
+def end_of(broker: KlogBroker, topic: str, partition: int) -> int:
+    with SimpleConsumer(HOST, broker.port) as consumer:
+        return consumer.get_offsets_before(topic, partition, LATEST_TIME)[0]
