@@ -63,10 +63,9 @@ class Member:
 
     def join(self) -> None:
         """Register, rebalance until all partitions of this member are its own, and start the thread."""
-        self._membership.register()
-        self._membership.watch(self._on_change)
+        self.register()
         until = time.monotonic() + self._config.rebalance_seconds
-        while missing := self._rebalance():
+        while missing := self.rebalance():
             if time.monotonic() >= until:
                 raise RebalanceFailed(
                     f"group {self._config.group_id}: other members still own {_shown(missing)} after "
@@ -75,6 +74,17 @@ class Member:
             self._has_changed.wait(max(0.0, self._retry_at - time.monotonic()))
         self._commit_at = time.monotonic() + self._config.auto_commit_interval_ms / 1000
         self._thread.start()
+
+    def register(self) -> None:
+        """Become a member; others rebalance from now on."""
+        self._membership.register()
+        self._membership.watch(self._on_change)
+
+    @property
+    def owned(self) -> dict[TopicPartition, str]:
+        """The partitions that this member owns, with the ids of the streams that read them."""
+        with self._lock:
+            return {key: held.thread for key, held in self._held.items()}
 
     def _on_change(self) -> None:
         self._has_changed.set()
@@ -116,7 +126,7 @@ class Member:
         until = now + _TURN
         if self._has_changed.is_set() or self._retry_at:
             if now >= self._retry_at:
-                missing = self._rebalance()
+                missing = self.rebalance()
                 if missing:
                     _log.debug("group %s: other members still own %s", self._config.group_id, _shown(missing))
             if self._retry_at:
@@ -130,7 +140,7 @@ class Member:
         self._retry_at = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, self._config.rebalance_backoff_ms / 1000)
 
-    def _rebalance(self) -> list[TopicPartition]:
+    def rebalance(self) -> list[TopicPartition]:
         """Release what is another member's, claim what is this one's; return what others have not released yet."""
         with self._lock:
             self._has_changed.clear()
