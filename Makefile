@@ -32,6 +32,7 @@ soak: $(VENV)/test.installed
 	SPARK_KLOG_PRODUCER_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/client/test_producer_scripts.py tests/client/test_producer_brokers.py tests/spark/test_producer_cache.py $(ARGS)
 	SPARK_KLOG_FAULT_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/client/test_random_faults.py tests/client/test_consumer_faults.py tests/client/test_tcp_faults.py $(ARGS)
 	SPARK_KLOG_EXACTLY_ONCE=full $(BIN)/python -m pytest --timeout=3600 tests/spark/exactly_once $(ARGS)
+	SPARK_KLOG_ROUND_TRIP=1000000 $(BIN)/python -m pytest --timeout=3600 tests/spark/test_round_trip.py $(ARGS)
 
 # The oldest Python, pyspark and dependencies, and pyspark 4.1: in environments of the cache, with the suites of the Spark path.
 matrix: $(VENV)/test.installed
