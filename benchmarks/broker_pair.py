@@ -51,8 +51,13 @@ def topic(servers: str, name: str, partitions: int = PARTITIONS) -> Iterator[str
     try:
         yield name
     finally:
-        admin = _admin(servers)  # a client that nothing holds would go before its answer comes
-        admin.delete_topics([name])[name].result(_SECONDS)
+        delete_topic(servers, name)
+
+
+def delete_topic(servers: str, name: str) -> None:
+    """Delete a topic; its files go a little later."""
+    admin = _admin(servers)  # a client that nothing holds would go before its answer comes
+    admin.delete_topics([name])[name].result(_SECONDS)
 
 
 def create_topic(servers: str, name: str, partitions: int = PARTITIONS) -> None:

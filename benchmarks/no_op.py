@@ -1,4 +1,4 @@
-"""klog beside `no_op_source.py`: how much of a read is Spark's own."""
+"""klog beside `no_op_source.py`: how much of a read or a write is Spark's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.figures import Result, Side
 from benchmarks.sides import SparkSide, alternate, klog_side, project_environment
 from benchmarks.work import Bench
 
-_NAME = "no-op Python data source"
+NAME = "no-op Python data source"
 
 
 def beside_no_op(
@@ -30,16 +30,17 @@ def beside_no_op(
     A stream of that source has `trigger` records a micro-batch.
     """
     numbers = {"records": records, "partitions": PARTITIONS, "size": size, "trigger": trigger}
-    given = {"klog": options, _NAME: {name: str(value) for name, value in numbers.items()}}
+    given = {"klog": options, NAME: {name: str(value) for name, value in numbers.items()}}
     name = f"{work} beside a source that does nothing"
-    result = Result(name, unit, Side("klog"), peer := Side(_NAME), bench.command)
-    makers = [(result.klog, lambda: klog_side(folder)), (peer, lambda: _side(folder))]
+    result = Result(name, unit, Side("klog"), peer := Side(NAME), bench.command)
+    makers = [(result.klog, lambda: klog_side(folder)), (peer, lambda: no_op_side(folder))]
     alternate(makers, bench.repeat, lambda side: run(side, given[side.name]))
     return result
 
 
-def _side(folder: Path) -> SparkSide:
+def no_op_side(folder: Path) -> SparkSide:
+    """The source and writer that do nothing."""
     # no_op_source.py lies beside spark_side.py, where its workers find it, too
     environment = project_environment()
     path = [str(Path(__file__).parent), *filter(None, [environment.get("PYTHONPATH")])]
-    return SparkSide(_NAME, "no-op", folder, environment={"PYTHONPATH": ":".join(path)})
+    return SparkSide(NAME, "no-op", folder, environment={"PYTHONPATH": ":".join(path)})

@@ -2,6 +2,7 @@
 
 Each of `partitions` tasks yields one prebuilt Arrow batch again and again, until there were `records` in all: the
 columns of klog, values of `size` bytes, 65,536 rows or 8 MiB of them. A micro-batch of a stream has `trigger` records.
+Its writer takes Arrow batches and drops them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -33,8 +41,18 @@ class NoOp(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return _StreamReader(*self._numbers("records", "partitions", "size", "trigger"))
 
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        return _Writer()
+
     def _numbers(self, *names: str) -> list[int]:
         return [int(self.options[name]) for name in names]
+
+
+class _Writer(DataSourceArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
 
 
 class _Reader(DataSourceReader):

@@ -44,6 +44,8 @@ from benchmarks.reads import READS
 from benchmarks.report import render
 from benchmarks.work import Bench, Work
 from benchmarks.worker_memory import WORKER_MEMORY
+from benchmarks.write_latency import WRITE_LATENCY
+from benchmarks.writing import WRITE
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,8 @@ WORK: tuple[Work, ...] = (
     DIRECTORY_READ,
     READS,
     LATENCY,
+    WRITE,
+    WRITE_LATENCY,
     WORKER_MEMORY,
     BREAKDOWN,
     DECODE,

@@ -102,7 +102,7 @@ class SparkSide:
         """Of the process, while there is one."""
         return self._process.pid if self._process is not None else None
 
-    def ask(self, work: str, options: Mapping[str, str], **more: str) -> dict[str, Any]:
+    def ask(self, work: str, options: Mapping[str, str], **more: str | Mapping[str, str]) -> dict[str, Any]:
         """Have one run done."""
         if self._process is None or self._process.stdin is None:
             raise SideFailed("not started")

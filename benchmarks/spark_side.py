@@ -64,6 +64,51 @@ def stream(spark: SparkSession, source: str, request: Request) -> dict[str, Any]
     return {"seconds": seconds, "rows": sum(rows), "batches": sum(count > 0 for count in rows)}
 
 
+#: A log line in JSON; the column id makes each another one.
+_LINE = """concat('{"ts":', 1700000000000 + id * 17, ',"level":"', element_at(array('INFO', 'WARN', 'ERROR'), cast(1 +
+    pmod(hash(id), 10) / 4 as int)), '","host":"web-', id % 20, '","ms":', pmod(hash(id + 1), 2000), ',"msg":"')"""
+_TEXT = "request served from cache order paid by card user retry timeout "
+
+
+def _lines(spark: SparkSession, request: Request) -> DataFrame:
+    """`rows` rows with a column value, `size` bytes each, in `files` tasks."""
+    frame = spark.range(0, int(request["rows"]), 1, int(request["files"]))
+    return frame.selectExpr(f"rpad({_LINE}, {int(request['size'])}, '{_TEXT}') as value")
+
+
+def make_rows(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """Write rows to Parquet files for `write`."""
+    _lines(spark, request).write.parquet(request["folder"])
+    return {}
+
+
+def write(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """Write the rows of Parquet files, or with `rows` those that the tasks make up."""
+    frame = _lines(spark, request) if "rows" in request else spark.read.parquet(request["folder"])
+    frame.write.format(source).options(**request["options"]).mode("append").save()
+    return {}
+
+
+def write_stream(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """Write Parquet files as a stream, a file a micro-batch."""
+    schema = spark.read.parquet(request["folder"]).schema
+    frame = spark.readStream.schema(schema).option("maxFilesPerTrigger", "1").parquet(request["folder"])
+    writer = frame.writeStream.format(source).options(**request["options"])
+    writer = writer.option("checkpointLocation", request["checkpoint"])
+    started = time.perf_counter()
+    writer.trigger(availableNow=True).start().awaitTermination()
+    return {"seconds": time.perf_counter() - started}
+
+
+def copy(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """Start a query that copies a topic, with the options `to`, until `stop`."""
+    frame = spark.readStream.format(source).options(**request["options"]).load().select("key", "value")
+    writer = frame.writeStream.format(source).options(**request["to"])
+    writer = writer.option("checkpointLocation", request["folder"]).trigger(processingTime="0 seconds")
+    _queries.append(writer.start())
+    return {}
+
+
 def probes(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
     """Start a query that answers for each micro-batch with how many records of which probe it had, until `stop`."""
 
@@ -81,7 +126,7 @@ def probes(spark: SparkSession, source: str, request: Request) -> dict[str, Any]
 
 
 def stop(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
-    """End the queries of `probes`."""
+    """End the queries of `probes` and `copy`."""
     while _queries:
         _queries.pop().stop()
     return {"stopped": True}
@@ -89,7 +134,8 @@ def stop(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
 
 #: What a line of input may ask for.
 WORK: dict[str, Callable[[SparkSession, str, Request], dict[str, Any]]] = {
-    work.__name__: work for work in (count_sum, parquet, plan, stream, probes, stop)
+    work.__name__: work
+    for work in (count_sum, parquet, plan, stream, make_rows, write, write_stream, copy, probes, stop)
 }
 _queries: list[StreamingQuery] = []
 _answers: list[TextIO] = []

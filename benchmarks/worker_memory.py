@@ -1,12 +1,14 @@
-"""The peak memory of Spark's Python workers over a long read."""
+"""The peak memory of Spark's Python workers over a long read and a long write."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
+from benchmarks.broker_pair import check_count, delete_topic, topic as new_topic
 from benchmarks.data import PARTITIONS, produce
 from benchmarks.figures import Result, Side
 from benchmarks.sides import SideFailed, SparkSide, klog_side, read_all, recorded, topic_options
@@ -16,7 +18,7 @@ from tests.support.kafka import Kafka
 _SIZE = 1024
 #: With 4,000,000 records as the setting 10 GiB are read.
 _RECORDS_FOR_EACH = 2.62144
-_LIMIT_MB = 400
+_LIMIT_MB, _WRITE_LIMIT_MB = 400, 300
 _CODECS = ("none", "lz4")
 
 
@@ -38,14 +40,32 @@ def _worker_memory(bench: Bench) -> Iterator[Result]:
             )
             with recorded(result.klog), klog_side(folder / codec) as side:
                 side.start()
-                peak = _peak(side, topic_options(kafka.bootstrap_servers, topic), records)
+                options = topic_options(kafka.bootstrap_servers, topic)
+                peak = _peak(side, partial(read_all, side, options, records, _SIZE))
                 if peak > _LIMIT_MB:
                     raise SideFailed(f"{peak:.0f} MB; {_LIMIT_MB} are allowed")
                 result.klog.samples.append(peak)
             yield result
+            delete_topic(kafka.bootstrap_servers, topic)
+            yield _writing(bench, kafka, folder / f"write-{codec}", records, codec)
 
 
-def _peak(side: SparkSide, options: dict[str, str], records: int) -> float:
+def _writing(bench: Bench, kafka: Kafka, folder: Path, records: int, codec: str) -> Result:
+    work = f"peak memory of a Python worker that writes {records * _SIZE / 1e9:.1f} GB of {_SIZE:,} B rows, {codec}"
+    result = Result(work, "MB", Side("klog"), None, bench.command, higher_is_better=False)
+    with recorded(result.klog), klog_side(folder) as side, new_topic(kafka.bootstrap_servers, f"to-{codec}") as name:
+        side.start()
+        options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": name, "kafka.compression.type": codec}
+        rows = {"rows": str(records), "size": str(_SIZE), "files": "4"}
+        peak = _peak(side, partial(side.ask, "write", options, **rows))
+        check_count(kafka, name, records)
+        if peak > _WRITE_LIMIT_MB:
+            raise SideFailed(f"{peak:.0f} MB; {_WRITE_LIMIT_MB} are allowed")
+        result.klog.samples.append(peak)
+    return result
+
+
+def _peak(side: SparkSide, run: Callable[[], object]) -> float:
     """The largest VmHWM of a process under the side's JVM that runs Python, in MB."""
     peaks: dict[int, float] = {}
     done = threading.Event()
@@ -60,7 +80,7 @@ def _peak(side: SparkSide, options: dict[str, str], records: int) -> float:
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        read_all(side, options, records, _SIZE)
+        run()
     finally:
         done.set()
         watcher.join()
@@ -92,5 +112,8 @@ def _high_water_mark(pid: int) -> float:
 WORKER_MEMORY = Work(
     "worker-memory",
     _worker_memory,
-    ("Worker memory: VmHWM of the Python processes under Spark's JVM during one read in local[2], the largest.",),
+    (
+        "Worker memory: VmHWM of the Python processes under Spark's JVM during one read or write in local[2], the "
+        "largest. Tasks make up the rows that are written.",
+    ),
 )
