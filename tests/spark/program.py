@@ -11,13 +11,18 @@ from pyspark.sql import SparkSession
 
 
 def main(run: Callable[[SparkSession, dict[str, Any]], None]) -> None:
-    """Run a program; its settings are a JSON object, the first argument of the command line."""
-    spark = (
-        SparkSession.builder.master("local[2,4]")  # 4: a task may fail three times
+    """Run a program; its settings are a JSON object, the first argument of the command line.
+
+    Those of the session are "master" (local[2,4]) and "confs".
+    """
+    given = json.loads(sys.argv[1])
+    builder = (
+        SparkSession.builder.master(given.get("master", "local[2,4]"))  # 4: a task may fail three times
         .config("spark.ui.enabled", "false")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "1g")
         .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
     )
-    run(spark, json.loads(sys.argv[1]))
+    for name, value in given.get("confs", {}).items():
+        builder = builder.config(name, value)
+    run(builder.getOrCreate(), given)

@@ -8,14 +8,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
 import tarfile
-import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +21,14 @@ import pytest
 from spark_klog.embedded import EmbeddedCluster
 from tests.jobs.support import ROOT, spark_submit
 
-from .support import consume, create_topic, produce, values, wait_for
+from .standalone import environment, standalone
+from .support import consume, create_topic, produce, values
 
 pytestmark = pytest.mark.slow
 
 RECORDS, PARTITIONS = 1000, 4
 _PROGRAM = Path(__file__).with_name("cluster_program.py")
-_HOST = "127.0.0.1"
 _SECONDS = 480
-_WORKER = ("--host", _HOST, "--cores", "2", "--memory", "2g", "--webui-port", "0")
 
 
 @pytest.fixture(scope="module")
@@ -44,57 +40,15 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     python = folder / "bin" / "python"
     command = [python, "-c", "import importlib.util, pyspark; assert importlib.util.find_spec('spark_klog') is None"]
-    subprocess.run(command, check=True, cwd=folder, env=_environment(python), timeout=_SECONDS)
+    subprocess.run(command, check=True, cwd=folder, env=environment(python), timeout=_SECONDS)
     return python
-
-
-def _environment(python: Path | str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_HOME")}
-    return kept | {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python), "SPARK_LOCAL_IP": _HOST}
 
 
 @pytest.fixture(scope="module")
 def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A standalone master with one worker of two cores: its URL."""
-    folder = tmp_path_factory.mktemp("standalone")
-    port, web_port = _free_port(), _free_port()
-    url = f"spark://{_HOST}:{port}"
-    deploy = "org.apache.spark.deploy"
-    commands = [
-        [f"{deploy}.master.Master", "--host", _HOST, "--port", str(port), "--webui-port", str(web_port)],
-        [f"{deploy}.worker.Worker", url, *_WORKER, "--work-dir", str(folder / "work")],
-    ]
-    spark_class = Path(spark_submit()).with_name("spark-class")
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for command in commands:
-            with (folder / f"{command[0].rsplit('.')[-1]}.log").open("wb") as log:
-                processes.append(
-                    subprocess.Popen(
-                        [spark_class, *command], stdout=log, stderr=log, env=_environment(sys.executable), cwd=folder
-                    )
-                )
-        wait_for(lambda: _alive_workers(web_port) == 1, "the worker at its master", 120)
+    with standalone(tmp_path_factory.mktemp("standalone")) as url:
         yield url
-    finally:
-        for process in reversed(processes):
-            process.terminate()
-        for process in processes:
-            process.wait(60)
-
-
-def _alive_workers(port: int) -> int:
-    with suppress(OSError, ValueError), urllib.request.urlopen(f"http://{_HOST}:{port}/json/", timeout=5) as answer:
-        found: int = json.load(answer)["aliveworkers"]
-        return found
-    return 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _submit(
@@ -116,7 +70,7 @@ def _submit(
         errors="replace",
         timeout=_SECONDS,
         cwd=folder,
-        env=_environment(python) | ({"PYTHONPATH": path} if path else {}),
+        env=environment(python) | ({"PYTHONPATH": path} if path else {}),
         check=False,
     )
     assert ran.returncode == 0, ran.stdout[-6000:]
@@ -154,7 +108,7 @@ def test_standalone_with_a_wheel_by_py_files(
     assert (Path(file).parent.parent.name, kernel) == ("spark_klog.zip", "reference")
 
 
-def test_standalone_with_a_packed_environment(
+def test_standalone_with_a_packedenvironment(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, master: str, wheel: Path, bare_python: Path
 ) -> None:
     (site,) = bare_python.parent.parent.glob("lib/python*/site-packages")

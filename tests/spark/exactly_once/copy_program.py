@@ -1,16 +1,42 @@
 """A streaming program as a user would write it, for tests that kill it: a topic to another topic, exactly once.
 
 python copy_program.py '{"servers": ..., "from": ..., "to": ..., "checkpoint": ..., "tasks": of a micro-batch, at least,
-                         "records": of a micro-batch, null for all, "to_the_end": stop where the topic ends}'
+                         "records": of a micro-batch, null for all, "to_the_end": stop where the topic ends,
+                         "master": local[2,4] if left out, "confs": of Spark,
+                         "markers": folder, for stragglers: see `straggling`}'
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from tests.spark.program import main
+
+_SECONDS = 120.0
+
+
+def straggling(folder: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Pass rows on; the first attempt of a stage's task 0 ends only when a copy of it has all rows, and says so."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        context = TaskContext.get()
+        assert context is not None
+        yield from batches
+        if context.partitionId() == 0:
+            marker = folder / str(context.stageId())
+            deadline = time.monotonic() + _SECONDS
+            if context.attemptNumber() > 0:
+                marker.touch()
+            while not marker.exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+
+    return run
 
 
 def run(spark: SparkSession, given: dict[str, Any]) -> None:
@@ -24,7 +50,10 @@ def run(spark: SparkSession, given: dict[str, Any]) -> None:
     )
     if given["records"] is not None:
         reader = reader.option("maxOffsetsPerTrigger", str(given["records"]))
-    writer = reader.load().select("key", "value").writeStream.format("klog").option("topic", given["to"])
+    rows = reader.load().select("key", "value")
+    if given.get("markers"):
+        rows = rows.mapInArrow(straggling(Path(given["markers"])), rows.schema)
+    writer = rows.writeStream.format("klog").option("topic", given["to"])
     writer = writer.option("kafka.bootstrap.servers", given["servers"])
     writer = writer.option("deliveryGuarantee", "exactly-once").option("checkpointLocation", given["checkpoint"])
     if given["to_the_end"]:
