@@ -102,7 +102,7 @@ def load(cluster: EmbeddedCluster) -> None:
         "--bootstrap-servers",
         cluster.bootstrap_servers,
     ]
-    command += ["--topics", TOPIC, "--output", str(OUT / "parquet"), "--checkpoint", str(OUT / "checkpoint")]
+    command += ["--topics", TOPIC, "--output", str(OUT / "parquet")]
     command += ["--group", GROUP, "--zookeeper", str(cluster.zookeeper_connect)]
     console.rule("spark-submit jobs/batch_load.py")
     with (OUT / "spark-submit.log").open("ab") as log:

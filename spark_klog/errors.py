@@ -320,6 +320,10 @@ class DataLossError(KlogError):
         self.condition = "KLOG_DATA_LOSS" + (f".{cause.upper().replace(' ', '_')}" if cause else "")
 
 
+class LoadError(KlogError):
+    """A load (`spark_klog.load`) that can't go on: its output, its runs' files, or the records to load."""
+
+
 class ProtocolError(ErrorWithFields):
     """An error code in a broker's response. `what` names the request or the part of it that failed, `advice` says
     what the user may do.

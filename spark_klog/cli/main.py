@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 _WATCH_SECONDS = 0.5
 #: Subcommands with modules of their own.
 _MODULES = {
-    name: f"spark_klog.cli.{name}" for name in ("checkpoint", "groups", "log", "mirror", "offsets", "topics", "users")
+    name: f"spark_klog.cli.{name}"
+    for name in ("checkpoint", "groups", "load", "log", "mirror", "offsets", "topics", "users")
 } | {name: f"spark_klog.cli.records.{name}" for name in ("consume", "produce")}
 
 _log_format_option = click.option(

@@ -56,6 +56,12 @@ class PartitionDecoder:
         self._kernel = kernels.load()
         self._builder = self._kernel.builder(frozenset(schema.names) & frozenset(COLUMNS))
         self._constants: dict[str, pa.Array] = {}
+        self._taken = 0
+
+    @property
+    def rows(self) -> int:
+        """The visible records added so far, in Arrow batches or not yet."""
+        return self._taken + self._builder.rows
 
     def add(
         self,
@@ -106,6 +112,7 @@ class PartitionDecoder:
 
     def _take(self) -> pa.RecordBatch:
         columns = self._builder.finish()
+        self._taken += columns.count
         arrays = [self._column(name, columns) for name in self._schema.names]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 

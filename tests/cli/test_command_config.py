@@ -68,7 +68,7 @@ def test_a_named_cluster(broker: SecureBroker, tmp_path: Path, monkeypatch: pyte
     )
     both = klog("topics", "list", "--cluster", "prod", "--command-config", str(file))
     assert both.stderr == "klog: give only one of --cluster and --command-config\n"
-    options = _arguments(["--topics=t", "--output=o", "--checkpoint=c", "--cluster=prod"])
+    options = _arguments(["--topics=t", "--output=o", "--cluster=prod"])
     assert cluster_settings(None, None, cluster=options.cluster)["bootstrap.servers"] == servers
 
 
@@ -93,7 +93,7 @@ def test_the_servers_of_the_file(broker: SecureBroker, tmp_path: Path) -> None:
     to_files = ("offsets", "set", "--group", "by-file", "--to", str(tmp_path / "offsets"))
     done = klog(*to_files, "--topic", "by-file:0", "--to-earliest", *way)
     assert (done.returncode, done.stderr) == (0, "")
-    options = _arguments(["--topics=t", "--output=o", "--checkpoint=c", *way])
+    options = _arguments(["--topics=t", "--output=o", *way])
     assert cluster_settings(options.bootstrap_servers, options.command_config)["bootstrap.servers"] == broker.servers(
         "SSL"
     )

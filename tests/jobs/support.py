@@ -20,6 +20,8 @@ import pyarrow.dataset as ds
 
 ROOT = Path(__file__).parent.parent.parent
 BATCH_LOAD = ROOT / "jobs" / "batch_load.py"
+#: Exit codes.
+DONE, NOTHING_NEW = 0, 3
 _DRIVER = Path(__file__).with_name("driver.py")
 _RUN_SECONDS = 480.0  # on a machine that has other work, too
 _SETTINGS = (
@@ -216,7 +218,7 @@ class Driver:
 
 
 class Load:
-    """One load: its output, its checkpoint, and the runs of batch_load.py on them."""
+    """One load: its output, and the runs of batch_load.py on it."""
 
     def __init__(
         self, servers: str, topics: str, folder: Path, driver: Driver | None = None, settings: Sequence[str] = ()
@@ -230,8 +232,6 @@ class Load:
         self._settings = settings
         self._runs: list[Running] = []
         self.output = self._folder / "out"
-        self.staging = self._folder / "out.staging"
-        self.checkpoint = self._folder / "checkpoint"
 
     def _arguments(self, options: Sequence[str], replaced: Mapping[str, str]) -> list[str]:
         """Of batch_load.py; `replaced` gives other values to the options that every run has."""
@@ -239,7 +239,6 @@ class Load:
             "bootstrap-servers": self._servers,
             "topics": self._topics,
             "output": str(self.output),
-            "checkpoint": str(self.checkpoint),
         }
         given |= {name.replace("_", "-"): value for name, value in replaced.items()}
         return [*(word for name, value in given.items() for word in (f"--{name}", value)), *options]
@@ -264,7 +263,7 @@ class Load:
     def report(self, *options: str, **replaced: str) -> list[dict[str, Any]]:
         """A run with --json that does not fail: its partitions."""
         ran = self.run("--json", *options, **replaced)
-        assert ran.code == 0, ran.stderr
+        assert ran.code in (DONE, NOTHING_NEW), ran.stdout + ran.stderr
         return ran.report()
 
     def has_spark(self) -> bool:
@@ -275,22 +274,20 @@ class Load:
         for running in self._runs:
             running.kill()
 
-    def batches(self) -> list[int]:
-        """The batches of the output, sorted."""
-        return sorted(int(path.name.removeprefix("batch=")) for path in self.output.glob("batch=*"))
-
     def committed(self) -> list[int]:
-        """The batches that the checkpoint says are done, sorted."""
-        return sorted(int(path.name) for path in (self.checkpoint / "commits").glob("[0-9]*"))
+        """The committed runs, sorted."""
+        return self._runs_with("manifest.json")
 
     def planned(self) -> list[int]:
-        """The batches that the checkpoint has offsets of, sorted."""
-        return sorted(int(path.name) for path in (self.checkpoint / "offsets").glob("[0-9]*"))
+        """The runs that have been planned, sorted."""
+        return self._runs_with("plan.json")
 
-    def uncommit(self, batch: int) -> None:
-        """As if the last run had been killed just before it noted the batch as done."""
-        (self.checkpoint / "commits" / f"{batch}").unlink()
-        (self.checkpoint / "commits" / f".{batch}.crc").unlink(missing_ok=True)
+    def tasks(self) -> list[Path]:
+        """The files of offsets of all runs."""
+        return sorted((self.output / "_klog" / "runs").glob("*/offsets-*.json"))
+
+    def _runs_with(self, name: str) -> list[int]:
+        return sorted(int(path.parent.name) for path in (self.output / "_klog" / "runs").glob(f"*/{name}"))
 
     def files(self) -> dict[str, tuple[int, int]]:
         """Inode and time of change of every file of the output."""
@@ -300,7 +297,7 @@ class Load:
 
 def rows_of(output: Path) -> list[tuple[Any, ...]]:
     """(key, value, topic, partition, offset, timestamp in ms, headers) by topic, partition, offset; by pyarrow."""
-    if not output.exists():
+    if not any(output.rglob("*.parquet")):
         return []
     table = ds.dataset(output, format="parquet", partitioning="hive").to_table()
     times = table["timestamp"].cast(pa.timestamp("ms")).cast(pa.int64()).to_pylist()

@@ -12,15 +12,15 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from spark_klog.embedded import EmbeddedCluster
-from tests.jobs.support import BATCH_LOAD, Driver, Load, environment, rows_of, wait_until
-from tests.jobs.truth import Truth, check_whole_batches_once, zookeeper_offsets
+from tests.jobs.support import BATCH_LOAD, DONE, NOTHING_NEW, Driver, Load, environment, rows_of, wait_until
+from tests.jobs.truth import Truth, check_each_once, reported, zookeeper_offsets
 from tests.spark.support import create_topic, produce, values
 from tests.support.certificates import make_certificates
 from tests.support.kafka import free_port
 from tests.support.secure_broker import PASSWORDS, SecureBroker
 
 pytestmark = pytest.mark.timeout(900)
-_GIVEN = ("--topics", "t", "--output", "o", "--checkpoint", "c")
+_GIVEN = ("--topics", "t", "--output", "o")
 
 
 def _delete_topic(cluster: EmbeddedCluster, topic: str) -> None:
@@ -39,9 +39,9 @@ def test_each_run_goes_on_where_the_last_one_stopped(
 
     truth.send(topic, 2_000, 3)
     first = truth.ends()
-    assert load.report(*shown, "--max-offsets-per-batch", "700") == truth.report({})
+    assert reported(load.report(*shown, "--max-file-records", "300")) == truth.report({})
     assert rows_of(load.output) == truth.rows()
-    assert len(load.batches()) == 3
+    assert len(list(load.output.rglob("*.parquet"))) == sum(-(-count // 300) for count in first.values())
     assert zookeeper_offsets(zookeeper_cluster, "g1") == first
 
     truth.send(topic, 500, 3)
@@ -54,9 +54,11 @@ def test_each_run_goes_on_where_the_last_one_stopped(
     assert zookeeper_offsets(zookeeper_cluster, "g1") == truth.ends()
 
     files = load.files()
-    assert load.report(*shown) == truth.report(truth.ends())
+    ran = load.run("--json", *shown)
+    assert ran.code == NOTHING_NEW
+    assert reported(ran.report()) == truth.report(truth.ends())
     assert load.files() == files
-    assert not load.staging.exists()
+    assert load.committed() == [1, 2]
     # The plainest of readers, which knows nothing of partitioned folders.
     assert sum(pq.ParquetFile(path).metadata.num_rows for path in load.output.rglob("*.parquet")) == 2_500
 
@@ -69,17 +71,14 @@ def test_new_topics_and_partitions_with_offsets_in_files(
     truth.send(topic, 300, 1)
     load = make_load(topic)
     shown = ("--group", "g2", "--offsets-path", str(tmp_path / "tree"))
-    assert load.report(*shown) == truth.report({})
+    assert reported(load.report(*shown)) == truth.report({})
     before = truth.ends()
 
-    # The broker can't add partitions: made again with more of them and the same records.
-    _delete_topic(zookeeper_cluster, topic)
-    create_topic(zookeeper_cluster.bootstrap_servers, topic, 3)
-    truth.send_again(topic)
+    truth.grow(topic, 3)
     truth.create(other, 2)
     truth.send(topic, 300, 3)
     truth.send(other, 200, 2)
-    assert load.report(*shown, topics=f"{other}, {topic}") == truth.report(before)
+    assert reported(load.report(*shown, topics=f"{other}, {topic}")) == truth.report(before)
     assert rows_of(load.output) == truth.rows()
     root = tmp_path / "tree" / "consumers" / "g2" / "offsets"
     assert {
@@ -93,12 +92,14 @@ def test_new_topics_and_partitions_with_offsets_in_files(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--topics", "t"], "--output, --checkpoint"),
-        ([*_GIVEN, "--group", "g"], "--group needs --zookeeper"),
+        (["--topics", "t"], "--output"),
+        ([*_GIVEN, "--checkpoint", "c"], "--checkpoint is for"),
+        ([*_GIVEN, "--format", "delta"], "needs --checkpoint"),
+        ([*_GIVEN, "--max-time", "soon"], "is not a positive number of seconds"),
         ([*_GIVEN, "--zookeeper", "z:1"], "need --group"),
         ([*_GIVEN, "--group", "g", "--zookeeper", "z:1", "--offsets-path", "p"], "not allowed with"),
-        ([*_GIVEN, "--max-offsets-per-batch", "many"], "is not a positive integer"),
-        ([*_GIVEN, "--max-offsets-per-batch", "0"], "is not a positive integer"),
+        ([*_GIVEN, "--max-records", "many"], "is not a positive integer"),
+        ([*_GIVEN, "--max-records", "0"], "is not a positive integer"),
         ([*_GIVEN, "--topics", " , "], "--topics"),
         ([*_GIVEN, "--fail-on-data-loss", "maybe"], "invalid choice"),
     ],
@@ -128,7 +129,6 @@ def test_unknown_topic(make_load: Callable[..., Load], topic: str) -> None:
     assert topic in complaint
     assert "UNKNOWN_TOPIC_OR_PARTITION" in complaint or "does not exist" in complaint
     assert not load.output.exists()
-    assert not load.checkpoint.exists()
 
 
 def test_what_is_gone_from_the_topic_stops_the_load(
@@ -152,62 +152,18 @@ def test_what_is_gone_from_the_topic_stops_the_load(
     assert load.files() == files
 
 
-def test_crash_points(truth: Truth, make_load: Callable[..., Load], topic: str) -> None:
-    """What is left by a run that dies at each step of a batch, one after the other."""
-    truth.create(topic, 2)
-    truth.send(topic, 600, 2)
-    load = make_load(topic)
-    load.report("--max-offsets-per-batch", "200")
-    assert rows_of(load.output) == truth.rows()
-    files = load.files()
-    last = load.committed()[-1]
-
-    # Died while it wrote the batch that has since been written by another run; what may be another run's stays.
-    left, others = (load.staging / f"{batch}-0123" for batch in (last, last + 1))
-    for folder in (left, others):
-        (folder / "_temporary" / "0").mkdir(parents=True)
-        (folder / "part-00000.snappy.parquet").write_bytes(b"half a fil")
-    load.report()
-    assert load.files() == files
-    assert not left.exists()
-    assert others.exists()
-
-    # Died between the rename of the last batch and Spark's note of it, and more has come since.
-    load.uncommit(last)
-    before = load.planned()
-    truth.send(topic, 100, 2)
-    reported = load.report()
-    assert sum(item["records"] for item in reported) == 200 + 100
-    assert {key: value for key, value in load.files().items() if key in files} == files
-    assert len(load.planned()) == len(before) + 1
-    assert rows_of(load.output) == truth.rows()
-    assert not load.staging.exists()  # what was of the batch after the last is of a batch that is done now
-
-    # Died after the last batch was planned and before anything of it was written.
-    last = load.committed()[-1]
-    load.uncommit(last)
-    for path in sorted((load.output / f"batch={last}").iterdir()):
-        path.unlink()
-    (load.output / f"batch={last}").rmdir()
-    assert sum(item["records"] for item in load.report()) == 100
-    assert rows_of(load.output) == truth.rows()
-
-
 def test_output_of_another_load_is_refused(truth: Truth, make_load: Callable[..., Load], topic: str) -> None:
     truth.create(topic, 1)
     truth.send(topic, 50, 1)
     load = make_load(topic)
-    load.report()
-    files = load.files()
-    other = str(load.checkpoint.with_name("another"))
-    complaint = load.run("--json", checkpoint=other).complaint()
+    former = load.output / "batch=0" / "part-0.parquet"
+    former.parent.mkdir(parents=True)
+    former.write_bytes(b"theirs")
+    complaint = load.run("--json").complaint()
     assert str(load.output) in complaint
-    assert "another load" in complaint
-    assert load.files() == files
-
-    truth.send(topic, 50, 1)  # the load that it belongs to is none the worse for it
-    load.report()
-    assert rows_of(load.output) == truth.rows()
+    assert "before it kept runs" in complaint
+    assert former.read_bytes() == b"theirs"
+    assert not (load.output / "_klog").exists()
 
 
 def test_output_that_cannot_be_written(truth: Truth, make_load: Callable[..., Load], topic: str) -> None:
@@ -225,18 +181,18 @@ def test_output_that_cannot_be_written(truth: Truth, make_load: Callable[..., Lo
 
 @pytest.mark.slow
 def test_two_runs_at_once(truth: Truth, make_load: Callable[..., Load], topic: str) -> None:
-    """Both may fail, as Spark finds that they disturb each other; the records come once all the same."""
+    """The second one is refused; the records come once."""
     truth.create(topic, 2)
     truth.send(topic, 3_000, 2)
     load = make_load(topic)
-    small = ("--json", "--max-offsets-per-batch", "300")
+    small = ("--json", "--max-file-records", "10")
     other = load.start(*small)
-    # its Spark has started: its query does so within a moment, and so does that of the driver
-    wait_until(lambda: other.ended or load.has_spark(), "Spark has started")
-    load.run(*small)
-    check_whole_batches_once(load)
-    other.result()
-    check_whole_batches_once(load)
+    wait_until(lambda: other.ended or load.planned() != [], "the other run has its plan")
+    ran = load.run(*small)
+    assert ran.code in (DONE, NOTHING_NEW) or "is under way" in ran.complaint()
+    check_each_once(load)
+    assert other.result().code == DONE
+    check_each_once(load)
     load.report()
     assert rows_of(load.output) == truth.rows()
 

@@ -6,6 +6,8 @@ import base64
 import json
 import logging
 import zlib
+from collections.abc import Callable
+from typing import Any
 
 from spark_klog.clock import system_ms
 from spark_klog.directories.addresses import filesystem_at
@@ -20,12 +22,19 @@ class BadRecords:
 
     "deadletter" also writes a file TOPIC-PARTITION-OFFSET-CRC.json: topic, partition, the base offset that the batch
     claims, the reason, the time (ms), and the bytes in base64. The CRC-32 of the bytes in the name keeps apart batches
-    that claim the same offset. A repeated task writes the same files.
+    that claim the same offset. A repeated task writes the same files. `keep` takes (name, letter) in place of the file.
     """
 
-    def __init__(self, options: BadRecordsOptions, topic: str, partition: int) -> None:
+    def __init__(
+        self,
+        options: BadRecordsOptions,
+        topic: str,
+        partition: int,
+        keep: Callable[[str, dict[str, Any]], None] | None = None,
+    ) -> None:
         self._options = options
         self._topic, self._partition = topic, partition
+        self._keep = keep
         self._last: tuple[int, int] | None = None
 
     def take(self, bad: BadBatch) -> None:
@@ -38,11 +47,14 @@ class BadRecords:
         self._last = letter
         name = f"{self._topic}-{self._partition}"
         _log.error("%s: skipped a corrupt record batch of %d bytes: %s", name, len(bad.data), bad.error)
-        if self._options.path is not None:
-            self._write(self._options.path, f"{name}-{bad.offset}-{letter[1]:08x}.json", bad)
+        file = f"{name}-{bad.offset}-{letter[1]:08x}.json"
+        if self._keep is not None:
+            self._keep(file, self._letter(bad))
+        elif self._options.path is not None:
+            self._write(self._options.path, file, self._letter(bad))
 
-    def _write(self, folder: str, name: str, bad: BadBatch) -> None:
-        letter = {
+    def _letter(self, bad: BadBatch) -> dict[str, Any]:
+        return {
             "topic": self._topic,
             "partition": self._partition,
             "offset": bad.offset,
@@ -50,6 +62,8 @@ class BadRecords:
             "time": system_ms(),
             "bytes": base64.b64encode(bad.data).decode(),
         }
+
+    def _write(self, folder: str, name: str, letter: dict[str, Any]) -> None:
         files, path = filesystem_at(folder)
         files.create_dir(path, recursive=True)
         with files.open_output_stream(f"{path.rstrip('/')}/{name}") as stream:

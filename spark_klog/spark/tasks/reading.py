@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 import pyarrow as pa
@@ -75,8 +75,9 @@ def read_ranges(
     ranges: Iterable[OffsetRange],
     schema: pa.Schema,
     topic_ids: Mapping[str, UUID] = MappingProxyType({}),
+    observer: ReadObserver | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Read the ranges one after the other, as Arrow batches.
+    """Read the ranges one after the other, as Arrow batches; `observer` learns what happens on the way.
 
     `topic_ids` are the ids of the topics for which the ranges were planned, if the brokers give them. A new topic of
     the same name is not read.
@@ -88,10 +89,10 @@ def read_ranges(
     warn_if_slow()
     reader = _reader(options, topic_ids)
     for requested in reader.ahead(ranges) if isinstance(reader, _BrokerReader) else ranges:
-        yield from _read_range(reader, options, requested, schema)
+        yield from _read_range(reader, options, requested, schema, observer or ReadObserver())
 
 
-class _RecordBatches(Protocol):
+class RecordBatches(Protocol):
     """Record batches, the offset after them, (producer id, first offset) of aborted transactions in them, and the
     errors of damaged batches by position."""
 
@@ -105,12 +106,26 @@ class _RecordBatches(Protocol):
     def damaged(self) -> Mapping[int, DecodeError]: ...
 
 
+class ReadObserver:
+    """What a task's caller learns beside the Arrow batches. This one ignores it, and reads to the end."""
+
+    #: Takes (name, letter) of each corrupt record batch that is skipped; None: as the option badRecordsPath says.
+    keep_letter: Callable[[str, dict[str, Any]], None] | None = None
+
+    def lost(self, lost: Lost) -> None:
+        """Offsets that can't be read, and failOnDataLoss is not true."""
+
+    def fetched(self, batches: RecordBatches, start: int, records: int) -> bool:
+        """Record batches from offset `start` on, of which `records` are visible; False to stop after them."""
+        return True
+
+
 class RangeReader(Protocol):
     """Reads record batches from brokers or data directories."""
 
     config: ClientConfig
 
-    def read(self, requested: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[_RecordBatches]:
+    def read(self, requested: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[RecordBatches]:
         """The record batches of a range, see `fetch_range`."""
 
 
@@ -147,17 +162,22 @@ class _BrokerReader:
             short = list(left.values())
         yield from short
 
-    def read(self, requested: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[_RecordBatches]:
+    def read(self, requested: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[RecordBatches]:
         if requested in self._fetched:
             return iter([self._fetched.pop(requested)])
         return fetch_range(self._cluster, *requested, self._poll_timeout_ms, self._topic_ids.get(requested.topic))
 
 
 def _read_range(
-    reader: RangeReader, options: SourceOptions, requested: OffsetRange, schema: pa.Schema
+    reader: RangeReader, options: SourceOptions, requested: OffsetRange, schema: pa.Schema, observer: ReadObserver
 ) -> Iterator[pa.RecordBatch]:
     losses = LossReporter(options.on_data_loss)
-    bad_records = BadRecords(options.bad_records, requested.topic, requested.partition)
+    bad_records = BadRecords(options.bad_records, requested.topic, requested.partition, observer.keep_letter)
+
+    def report(lost: Lost) -> None:
+        losses.report([lost])
+        observer.lost(lost)
+
     decoder = PartitionDecoder(
         requested.topic, requested.partition, schema, reader.config.decompressed_max_bytes, bad_records.take
     )
@@ -166,15 +186,18 @@ def _read_range(
         try:
             for batches in reader.read(requested._replace(start=start), bad_records.take):
                 aborted = AbortedTransactions(batches.aborted) if reader.config.isolation_level else None
+                before = decoder.rows
                 yield from decoder.add(batches.data, start, requested.end, aborted, batches.damaged)
-                start = batches.next_offset
                 refusals.reset()
+                if not observer.fetched(batches, start, decoder.rows - before):
+                    break
+                start = batches.next_offset
             break
         except ProtocolError as error:
             cause = _GONE.get(error.code)
             if cause is None:
                 raise
-            losses.report([Lost(requested.topic, requested.partition, start, requested.end, -1, -1, cause)])
+            report(Lost(requested.topic, requested.partition, start, requested.end, -1, -1, cause))
             break
         except OffsetOutOfRange as error:
             low, high = error.available
@@ -185,7 +208,7 @@ def _read_range(
                     raise
             cause = DELETED if high < 0 else RETENTION if start < low else TRUNCATED
             lost_end = min(low, requested.end) if start < low else requested.end
-            losses.report([Lost(requested.topic, requested.partition, start, lost_end, low, high, cause)])
+            report(Lost(requested.topic, requested.partition, start, lost_end, low, high, cause))
             start = lost_end
     yield from decoder.finish()
 

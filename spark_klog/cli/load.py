@@ -1,0 +1,70 @@
+"""`klog load`: what the loads of jobs/batch_load.py have done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from spark_klog.cli.output import print_json, print_table
+
+
+@click.group()
+def load() -> None:
+    """Look at loads of topics into files."""
+
+
+@load.command("status")
+@click.argument("output")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the records by hour as a PNG.")
+def status_command(output: str, as_json: bool, plot: Path | None) -> None:
+    """Show the runs of the load in OUTPUT, its partitions, and what is missing.
+
+    The exit code is 1 if something is missing.
+    """
+    from spark_klog.load.audit import plot_hours, status, status_json
+
+    found = status(output)
+    if plot is not None:
+        plot_hours(found.hours, plot)
+    if as_json:
+        print_json([status_json(found)])
+    else:
+        names = ("records", "files", "bad", "lag")
+        runs = [(run["run"], run["finished"], *(f"{run[name]:,}" for name in names)) for run in found.runs]
+        print_table(("run", "finished", *names), runs)
+        click.echo()
+        lines = [
+            (
+                item["topic"],
+                *(f"{item[name]:,}" for name in ("partition", "from", "until", "records")),
+                ", ".join(f"{count:,} {cause}" for cause, count in item["gaps"].items()) or "-",
+            )
+            for item in found.partitions
+        ]
+        print_table(("topic", "partition", "from", "until", "records", "gaps"), lines)
+        click.echo()
+        if found.unfinished:
+            click.echo(f"run {found.unfinished} was killed or is under way; the next run finishes it")
+        for item in found.findings:
+            click.echo(f"missing: {item.topic}-{item.partition} {item.what}")
+        if not found.findings:
+            click.echo("nothing is missing")
+    if found.findings:
+        raise SystemExit(1)
+
+
+@load.command("files")
+@click.argument("output")
+@click.option("--topic", help="Only the files of this topic.")
+@click.option("--json", "as_json", is_flag=True, help="Print lines of JSON with all that is known of a file.")
+def files_command(output: str, topic: str | None, as_json: bool) -> None:
+    """List the committed files of the load in OUTPUT."""
+    from spark_klog.load import files
+
+    for item in files(output, topic):
+        if as_json:
+            print_json([item.__dict__])
+        else:
+            click.echo(item.path)

@@ -1,0 +1,240 @@
+"""The audit of a run, and of all runs: what was expected, what was loaded, and what is missing by cause."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from spark_klog.errors import ConfigError, LoadError
+from spark_klog.load.history import manifests, read_identity, read_plan
+from spark_klog.load.model import Manifest, PartitionAudit, run_name, staged_path
+from spark_klog.load.run import Loaded
+from spark_klog.load.store import Store, open_store
+
+COLUMNS = ("topic", "partition", "from", "until", "records", "bytes", "gaps", "bad", "lag")
+
+
+def partition_json(item: PartitionAudit) -> dict[str, Any]:
+    """A partition's line of a run: offsets [from, until) of those to `planned`, times in ms since the epoch."""
+    return {
+        "topic": item.topic,
+        "partition": item.partition,
+        "from": item.start,
+        "until": item.until,
+        "planned": item.planned,
+        "records": item.records,
+        "bytes": item.bytes,
+        "gaps": item.gaps,
+        "unexplained": item.unexplained,
+        "bad": item.bad,
+        "min_time": item.min_time,
+        "max_time": item.max_time,
+        "lag": item.lag,
+        "error": item.error,
+    }
+
+
+def loaded_json(loaded: Loaded, output: str) -> dict[str, Any]:
+    """What a call of `load` has done."""
+    return {
+        "partitions": [partition_json(item) for item in loaded.partitions],
+        "runs": [run_name(number) for number in loaded.runs],
+        "files": loaded.files,
+        "bad": loaded.bad,
+        "dead_letters": loaded.dead_letters,
+        "lost": loaded.lost,
+        "output": output,
+    }
+
+
+def table_rows(partitions: Iterable[PartitionAudit]) -> list[tuple[str, ...]]:
+    """Lines of `COLUMNS`, and one with the sums."""
+    items = list(partitions)
+    rows = [
+        (
+            item.topic,
+            str(item.partition),
+            f"{item.start:,}",
+            f"{item.until:,}",
+            f"{item.records:,}",
+            f"{item.bytes:,}",
+            _gaps_text(item.gaps),
+            f"{item.bad:,}",
+            f"{item.lag:,}",
+        )
+        for item in items
+    ]
+    gaps: Counter[str] = Counter()
+    for item in items:
+        gaps.update(item.gaps)
+    sums = (f"{sum(getattr(item, name) for item in items):,}" for name in ("records", "bytes"))
+    ends = (f"{sum(getattr(item, name) for item in items):,}" for name in ("bad", "lag"))
+    return [*rows, ("all", "", "", "", *sums, _gaps_text(gaps), *ends)]
+
+
+def _gaps_text(gaps: dict[str, int] | Counter[str]) -> str:
+    return ", ".join(f"{count:,} {cause}" for cause, count in sorted(gaps.items())) or "-"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is missing from an output."""
+
+    topic: str
+    partition: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """All runs of a load. `hours` has the records by topic and hour, `unfinished` names a killed run, or is ""."""
+
+    output: str
+    runs: list[dict[str, Any]]
+    partitions: list[dict[str, Any]]
+    hours: dict[str, dict[str, int]]
+    findings: list[Finding]
+    unfinished: str
+
+
+def status(output: str) -> Status:
+    """Look through the runs of the load in `output`; `LoadError` if there is none, or its files are damaged.
+
+    It finds offsets between two runs that neither has, offsets without a record or a cause, offsets that were lost, and
+    files that are missing or have another size.
+    """
+    store = open_store(output)
+    if read_identity(store) is None:
+        raise LoadError(f"{store.address} has no load: name the --output of jobs/batch_load.py")
+    runs, findings = [], []
+    hours: dict[str, Counter[str]] = defaultdict(Counter)
+    totals: dict[tuple[str, int], dict[str, Any]] = {}
+    number = 0
+    for manifest in manifests(store):
+        number = manifest.run
+        runs.append(_run_json(manifest))
+        for topic, each in manifest.hours.items():
+            hours[topic].update(each)
+        for item in manifest.partitions:
+            findings += _follow(totals, item, manifest)
+        for loss in manifest.lost:
+            what = f"[{loss['start']}, {loss['end']}) lost before run {run_name(number)}: {loss['cause']}"
+            findings.append(Finding(loss["topic"], loss["partition"], what))
+        findings += _missing_files(store, manifest)
+    unfinished = run_name(number + 1) if read_plan(store, number + 1) is not None else ""
+    found = {topic: dict(sorted(each.items())) for topic, each in sorted(hours.items())}
+    return Status(output, runs, [totals[key] for key in sorted(totals)], found, findings, unfinished)
+
+
+def _run_json(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "run": run_name(manifest.run),
+        "started": manifest.started,
+        "finished": manifest.finished,
+        "records": sum(item.records for item in manifest.partitions),
+        "bytes": sum(item.bytes for item in manifest.partitions),
+        "files": len(manifest.files),
+        "bad": len(manifest.dead_letters),
+        "failed": [f"{item.topic}-{item.partition}" for item in manifest.partitions if item.error],
+        "lag": sum(item.lag for item in manifest.partitions),
+    }
+
+
+def _follow(totals: dict[tuple[str, int], dict[str, Any]], item: PartitionAudit, manifest: Manifest) -> list[Finding]:
+    """Add a run's partition to the totals; what is missing between it and the run before, and in it."""
+    key = item.topic, item.partition
+    before = totals.get(key)
+    findings = []
+    progress = manifest.progress()[key]
+    line = before or {
+        "topic": item.topic,
+        "partition": item.partition,
+        "from": item.start,
+        "records": 0,
+        "bytes": 0,
+        "bad": 0,
+        "gaps": {},
+    }
+    is_same_log = before is not None and before["incarnation"] == progress.incarnation
+    if before is not None and is_same_log and before["until"] != item.start:
+        lost = {(loss["topic"], loss["partition"]) for loss in manifest.lost}
+        if key not in lost:
+            what = f"[{before['until']}, {item.start}) is in no run, before run {run_name(manifest.run)}"
+            findings.append(Finding(*key, what))
+    if item.unexplained:
+        what = f"{item.unexplained} offsets of run {run_name(manifest.run)} have neither record nor cause"
+        findings.append(Finding(*key, what))
+    gaps = Counter(line["gaps"]) + Counter(item.gaps)
+    totals[key] = {
+        **line,
+        "until": item.until,
+        "records": line["records"] + item.records,
+        "bytes": line["bytes"] + item.bytes,
+        "bad": line["bad"] + item.bad,
+        "gaps": dict(gaps),
+        "lag": item.lag,
+        "incarnation": progress.incarnation,
+    }
+    return findings
+
+
+def _missing_files(store: Store, manifest: Manifest) -> list[Finding]:
+    found = []
+    for item in manifest.files:
+        size = store.size(item.path)
+        if size is None and not store.shows_whole_files_only:
+            size = store.size(staged_path(manifest.run, item.path))
+        if size != item.size:
+            state = "is missing" if size is None else f"has {size} bytes, not {item.size}"
+            found.append(Finding(item.topic, item.partition, f"file {item.path} {state}"))
+    return found
+
+
+def status_json(found: Status) -> dict[str, Any]:
+    return {
+        "output": found.output,
+        "runs": found.runs,
+        "partitions": found.partitions,
+        "hours": found.hours,
+        "missing": [item.__dict__ for item in found.findings],
+        "unfinished": found.unfinished,
+    }
+
+
+def plot_hours(hours: dict[str, dict[str, int]], path: Path) -> None:
+    """Draw the records of each topic by hour as a PNG; `ConfigError` without matplotlib or without records."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ConfigError("a plot needs matplotlib: pip install 'spark-klog[demo]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    if not hours:
+        raise ConfigError("there is nothing to plot: the load has no records")
+    figure, axes = pyplot.subplots(figsize=(10, 4), layout="constrained")
+    for topic, each in hours.items():
+        times = _every_hour(sorted(each))
+        axes.step(times, [each.get(time.strftime("%Y-%m-%dT%H"), 0) for time in times], where="post", label=topic)
+    axes.set_ylabel("records an hour")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    figure.autofmt_xdate()
+    figure.savefig(path, format="png")
+    pyplot.close(figure)
+
+
+_MOST_HOURS = 24 * 366
+
+
+def _every_hour(names: Sequence[str]) -> list[datetime]:
+    """The hours from the first to the last, also those without records, unless there are too many to draw."""
+    found = [datetime.strptime(name, "%Y-%m-%dT%H").replace(tzinfo=timezone.utc) for name in names]
+    count = int((found[-1] - found[0]).total_seconds()) // 3600 + 1
+    if count > _MOST_HOURS:
+        return found
+    return [datetime.fromtimestamp(found[0].timestamp() + 3600 * index, timezone.utc) for index in range(count)]

@@ -1,0 +1,159 @@
+"""Commit a run: check what its tasks have written, write the manifest, and show the files."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from spark_klog.errors import LoadError
+from spark_klog.load.model import (
+    LATEST,
+    Manifest,
+    PartitionAudit,
+    Plan,
+    Progress,
+    Range,
+    RangeResult,
+    as_json,
+    manifest_path,
+    offsets_json,
+    run_name,
+    staged_path,
+    staging_path,
+    task_path,
+)
+from spark_klog.load.store import Store, to_json
+from spark_klog.load.task import cut
+
+_log = logging.getLogger(__name__)
+Key = tuple[str, int]
+
+
+def check_results(store: Store, run: int, task: int, ranges: Sequence[Range], results: Sequence[RangeResult]) -> None:
+    """`LoadError` if a task's results do not fit its plan, or its files are not there: someone has edited them."""
+    where = f"{store.address}/{task_path(run, task)}"
+    if len(ranges) != len(results):
+        raise LoadError(f"{where} has {len(results)} ranges, the plan {len(ranges)}: restore it, or delete it")
+    for asked, found in zip(ranges, results, strict=True):
+        name = f"{found.topic}-{found.partition}"
+        if (asked.topic, asked.partition, asked.start) != (found.topic, found.partition, found.start):
+            raise LoadError(
+                f"{where}: {name} from {found.start}, the plan has {asked.topic}-{asked.partition} from {asked.start}: "
+                "restore it, or delete it to load the range again"
+            )
+        loaded = found.records + sum(found.gaps.values())
+        in_files = sum(item.records for item in found.files)
+        if not asked.start <= found.until <= asked.end or loaded != found.until - found.start:
+            raise LoadError(
+                f"{where}: {name} until {found.until} with {loaded} of {found.until - found.start} offsets can't be: "
+                "restore it, or delete it to load the range again"
+            )
+        if in_files != found.records:
+            raise LoadError(
+                f"{where}: {name} has {found.records} records, its files {in_files}: restore it, or delete it to load "
+                "the range again"
+            )
+        for item in found.files:
+            path = item.path if store.shows_whole_files_only else staged_path(run, item.path)
+            if store.size(path) != item.size:
+                raise LoadError(
+                    f"{store.address}/{path} is missing or not as it was written: delete {where} to load it again"
+                )
+
+
+def contiguous(results: Sequence[RangeResult]) -> list[RangeResult]:
+    """A partition's results in the order of offsets, without what comes after a range that ended early."""
+    kept: list[RangeResult] = []
+    for item in sorted(results, key=lambda item: item.start):
+        kept.append(item if not kept or kept[-1].until == item.start else cut(item, kept[-1].until))
+    return kept
+
+
+def make_manifest(
+    plan: Plan, results: Sequence[RangeResult], before: Mapping[Key, Progress], log_end: Mapping[Key, int], now: str
+) -> tuple[Manifest, list[RangeResult]]:
+    """The manifest, and the results that are left out of it, as an earlier range of their partition failed."""
+    by_partition: dict[Key, list[RangeResult]] = defaultdict(list)
+    for result in results:
+        by_partition[result.topic, result.partition].append(result)
+    asked: dict[Key, list[Range]] = defaultdict(list)
+    for ranges in plan.tasks:
+        for item in ranges:
+            asked[item.topic, item.partition].append(item)
+    audits, files, letters, dropped = [], [], [], []
+    hours: dict[str, dict[str, int]] = {}
+    progress = dict(before)
+    for key, found in sorted(by_partition.items()):
+        kept = contiguous(found)
+        known = {(item.start, item.until): item for item in kept}
+        dropped += [item for item in found if item.files and (item.start, item.until) not in known]
+        until = kept[-1].until
+        files += [file for item in kept for file in item.files]
+        letters += [name for item in kept for name in item.dead_letters]
+        first = asked[key][0]
+        progress[key] = Progress(until, first.incarnation, first.topic_id)
+        audits.append(_audit(key, kept, max(item.end for item in asked[key]), log_end.get(key, until)))
+        for part in kept:
+            for hour, count in part.hours.items():
+                each = hours.setdefault(key[0], {})
+                each[hour] = each.get(hour, 0) + count
+    manifest = Manifest(
+        plan.run,
+        plan.started,
+        now,
+        audits,
+        {topic: dict(sorted(each.items())) for topic, each in sorted(hours.items())},
+        files,
+        sorted(set(letters)),
+        plan.lost,
+        offsets_json(progress),
+    )
+    return manifest, dropped
+
+
+def _audit(key: Key, kept: Sequence[RangeResult], planned: int, log_end: int) -> PartitionAudit:
+    gaps: dict[str, int] = {}
+    for item in kept:
+        for cause, count in item.gaps.items():
+            gaps[cause] = gaps.get(cause, 0) + count
+    low = [item.min_time for item in kept if item.min_time is not None]
+    high = [item.max_time for item in kept if item.max_time is not None]
+    return PartitionAudit(
+        *key,
+        kept[0].start,
+        kept[-1].until,
+        planned,
+        sum(item.records for item in kept),
+        sum(item.bytes for item in kept),
+        min(low, default=None),
+        max(high, default=None),
+        gaps,
+        sum(len(item.dead_letters) for item in kept),
+        log_end,
+        next((item.error for item in kept if item.error), ""),
+    )
+
+
+def write_manifest(store: Store, manifest: Manifest, dropped: Sequence[RangeResult]) -> None:
+    """Commit the run. `LoadError` if another run has committed it meanwhile."""
+    if store.shows_whole_files_only:
+        for result in dropped:
+            for file in result.files:
+                store.remove(file.path)
+    if not store.create(manifest_path(manifest.run), to_json(as_json(manifest))):
+        raise LoadError(
+            f"{store.address}: another run of this load has committed run {run_name(manifest.run)}; its records are "
+            "there once. Run again for what has come since"
+        )
+
+
+def publish(store: Store, manifest: Manifest) -> None:
+    """Show the files of a committed run to plain readers, and point to the run. Does the rest after a kill."""
+    if not store.shows_whole_files_only:
+        for item in manifest.files:
+            store.move(staged_path(manifest.run, item.path), item.path)
+        store.remove(staging_path(manifest.run))
+    pointer = {"run": run_name(manifest.run), "manifest": manifest_path(manifest.run), "finished": manifest.finished}
+    store.write(LATEST, to_json(pointer))
+    _log.info("committed run %s of %s", run_name(manifest.run), store.address)

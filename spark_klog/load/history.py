@@ -1,0 +1,115 @@
+"""The runs of a load: which is the last, and which one was killed on its way."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from spark_klog.errors import LoadError
+from spark_klog.load.model import (
+    FOLDER,
+    LATEST,
+    LOAD,
+    VERSION,
+    Manifest,
+    Plan,
+    from_json,
+    manifest_path,
+    plan_path,
+    run_name,
+)
+from spark_klog.load.store import Store, read_json, to_json
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which load an output belongs to."""
+
+    load: str
+    cluster_id: str
+    format: str
+    version: int = VERSION
+
+
+def read_manifest(store: Store, run: int) -> Manifest | None:
+    """The manifest of a run; None before its commit."""
+    value = read_json(store, manifest_path(run))
+    return None if value is None else from_json(Manifest, value, f"{store.address}/{manifest_path(run)}")
+
+
+def read_plan(store: Store, run: int) -> Plan | None:
+    """The plan of a run; None if there is no such run."""
+    value = read_json(store, plan_path(run))
+    return None if value is None else from_json(Plan, value, f"{store.address}/{plan_path(run)}")
+
+
+def last_committed(store: Store) -> int:
+    """The number of the last committed run, 0 before the first; `LoadError` if `latest.json` names no such run.
+
+    The pointer may be a run behind, if a run was killed between its commit and the pointer.
+    """
+    pointer = read_json(store, LATEST)
+    where = f"{store.address}/{LATEST}"
+    number = 0
+    if pointer is not None:
+        name = pointer.get("run")
+        if not isinstance(name, str) or not name.isascii() or not name.isdecimal():
+            raise LoadError(f"{where} names no run ({name!r}): restore it")
+        number = int(name)
+        if store.size(manifest_path(number)) is None:
+            raise LoadError(f"{where} names run {name}, which is not committed: restore it")
+    while store.size(manifest_path(number + 1)) is not None:
+        number += 1
+    if pointer is not None and number > int(pointer["run"]) + 1:
+        raise LoadError(
+            f"{where} names run {pointer['run']}, but runs up to {run_name(number)} are committed: restore it"
+        )
+    return number
+
+
+def manifests(store: Store) -> Iterator[Manifest]:
+    """All committed runs, the first one first."""
+    for number in range(1, last_committed(store) + 1):
+        found = read_manifest(store, number)
+        if found is None:
+            raise LoadError(f"{store.address}/{manifest_path(number)} is missing: restore it")
+        yield found
+
+
+def read_identity(store: Store) -> Identity | None:
+    """The load that the output belongs to; None if there is none yet."""
+    value = read_json(store, LOAD)
+    return None if value is None else from_json(Identity, value, f"{store.address}/{LOAD}")
+
+
+def claim_output(store: Store, cluster_id: str | None, format_name: str) -> Identity:
+    """Make the output this load's, or check that it is.
+
+    `LoadError` if it belongs to a load of another cluster or format, or has other files.
+    """
+    found = read_identity(store)
+    if found is None:
+        others = [name for name in store.names("") if name != FOLDER and not name.startswith((".", "_"))]
+        if others:
+            former = any(name.startswith("batch=") for name in others)
+            advice = (
+                "jobs/batch_load.py wrote it before it kept runs. Use another --output, which loads what the topics "
+                "still have; this one stays readable"
+                if former
+                else "use another --output"
+            )
+            raise LoadError(f"{store.address} belongs to another load, or to none (it has {others[0]}): {advice}")
+        made = Identity(uuid.uuid4().hex, cluster_id or "", format_name)
+        store.create(LOAD, to_json(made.__dict__))
+        return made
+    if cluster_id and found.cluster_id and found.cluster_id != cluster_id:
+        raise LoadError(
+            f"{store.address} belongs to a load of cluster {found.cluster_id}, and this is cluster {cluster_id}: use "
+            "another --output"
+        )
+    if found.format != format_name:
+        raise LoadError(
+            f"{store.address} belongs to a load with --format {found.format}, not {format_name}: use another --output"
+        )
+    return found

@@ -1,0 +1,255 @@
+"""What the files of a load hold: plans, tasks' results, manifests. All of them are JSON."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
+
+from spark_klog.errors import LoadError
+
+#: Version of the files; a load with another one is refused.
+VERSION = 1
+FOLDER = "_klog"
+LOAD = f"{FOLDER}/load.json"
+LATEST = f"{FOLDER}/latest.json"
+LETTERS = f"{FOLDER}/dead-letters"
+_RUNS = f"{FOLDER}/runs"
+_DIGITS = 8
+_T = TypeVar("_T")
+
+
+def run_name(number: int) -> str:
+    return f"{number:0{_DIGITS}d}"
+
+
+def run_path(number: int, name: str) -> str:
+    """The path of a run's file, below the output."""
+    return f"{_RUNS}/{run_name(number)}/{name}"
+
+
+def plan_path(number: int) -> str:
+    return run_path(number, "plan.json")
+
+
+def manifest_path(number: int) -> str:
+    return run_path(number, "manifest.json")
+
+
+def task_path(number: int, task: int) -> str:
+    return run_path(number, f"offsets-{task:05d}.json")
+
+
+def staging_path(number: int) -> str:
+    return run_path(number, "staging")
+
+
+def staged_path(number: int, path: str) -> str:
+    """Where a file waits for the commit on a local disk; its name ends so that no reader takes it for data."""
+    return f"{staging_path(number)}/{path}.part"
+
+
+_HIDDEN = re.compile(r"^[_.]")
+
+
+def file_path(topic: str, partition: int, first: int, last: int, incarnation: int, layout: str, extension: str) -> str:
+    """The path of a file that covers the offsets from `first` to `last`, below the output.
+
+    A "+" precedes topics that readers of folders would skip (those with "_" or "." in front); no topic has one in its
+    name. `layout` is the folder of the records' time, or "". Topics that were created again count up `incarnation`.
+    """
+    name = f"+{topic}" if _HIDDEN.match(topic) else topic
+    again = f"+{incarnation}" if incarnation else ""
+    return "/".join(filter(None, [name, layout, f"{name}+{partition}+{first:020d}+{last:020d}{again}.{extension}"]))
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file of records. `first` and `last` are the offsets that it covers; times are ms since the epoch."""
+
+    path: str
+    topic: str
+    partition: int
+    first: int
+    last: int
+    records: int
+    size: int
+    min_time: int
+    max_time: int
+
+
+@dataclass(frozen=True)
+class Range:
+    """Offsets [start, end) of a partition that a task reads. `topic_id` is "" if the brokers have none."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    incarnation: int = 0
+    topic_id: str = ""
+
+
+@dataclass(frozen=True)
+class RangeResult:
+    """What became of a range: [start, until) was read. `error` is why it ends early, else "".
+
+    `gaps` counts the offsets without a record by cause, `hours` the records by hour ("2026-11-23T10"), `dead_letters`
+    names the files of what was not loaded.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    until: int
+    records: int
+    bytes: int
+    min_time: int | None
+    max_time: int | None
+    gaps: dict[str, int]
+    hours: dict[str, int]
+    files: list[FileEntry]
+    dead_letters: list[str]
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run reads: ranges by task. `settings` are those of `WriteSettings`, as JSON."""
+
+    run: int
+    started: str
+    topics: list[str]
+    tasks: list[list[Range]]
+    settings: dict[str, Any]
+    lost: list[dict[str, Any]] = field(default_factory=list)
+    version: int = VERSION
+
+
+@dataclass(frozen=True)
+class PartitionAudit:
+    """A partition in a run: offsets [start, until) were to be loaded up to `planned`; the log's end was `log_end`."""
+
+    topic: str
+    partition: int
+    start: int
+    until: int
+    planned: int
+    records: int
+    bytes: int
+    min_time: int | None
+    max_time: int | None
+    gaps: dict[str, int]
+    bad: int
+    log_end: int
+    error: str = ""
+
+    @property
+    def lag(self) -> int:
+        return max(0, self.log_end - self.until)
+
+    @property
+    def unexplained(self) -> int:
+        """Offsets that were neither loaded nor named in `gaps`: 0, or the load has lost records."""
+        return self.until - self.start - self.records - sum(self.gaps.values())
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a partition's next run starts. A topic that was created again has another id, and a higher incarnation."""
+
+    offset: int
+    incarnation: int = 0
+    topic_id: str = ""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A committed run. `offsets` has all partitions of the load as {topic: {partition: Progress}}."""
+
+    run: int
+    started: str
+    finished: str
+    partitions: list[PartitionAudit]
+    hours: dict[str, dict[str, int]]
+    files: list[FileEntry]
+    dead_letters: list[str]
+    lost: list[dict[str, Any]]
+    offsets: dict[str, dict[str, Progress]]
+    version: int = VERSION
+
+    def progress(self) -> dict[tuple[str, int], Progress]:
+        """Where each partition's next run starts."""
+        return {
+            (topic, int(partition)): item for topic, each in self.offsets.items() for partition, item in each.items()
+        }
+
+
+def offsets_json(progress: dict[tuple[str, int], Progress]) -> dict[str, dict[str, Progress]]:
+    """The other way of `Manifest.progress`."""
+    found: dict[str, dict[str, Progress]] = {}
+    for (topic, partition), item in sorted(progress.items()):
+        found.setdefault(topic, {})[str(partition)] = item
+    return found
+
+
+def as_json(value: Any) -> dict[str, Any]:
+    return asdict(value)
+
+
+_NESTED: dict[tuple[type, str], Any] = {}
+
+
+def from_json(kind: type[_T], value: Any, where: str) -> _T:
+    """A dataclass of this module from its JSON; `LoadError` names the file `where` and what is wrong in it."""
+    try:
+        made: _T = _build(kind, value)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise LoadError(f"{where} is not what a run has written ({error}): restore it") from None
+    return made
+
+
+def _build(kind: Any, value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise TypeError(f"no JSON object for {kind.__name__}")
+    if value.get("version", VERSION) != VERSION:
+        raise ValueError(f"version {value['version']}, this is version {VERSION}")
+    names = {item.name: item.type for item in fields(kind)}
+    unknown = sorted(value.keys() - names.keys())
+    if unknown:
+        raise ValueError(f"unknown {', '.join(unknown)}")
+    made = {name: _nested(kind, name, item) for name, item in value.items()}
+    for name, item in made.items():
+        _check(name, str(names[name]), item)
+    return kind(**made)
+
+
+def _check(name: str, annotation: str, value: Any) -> None:
+    """Refuse numbers and strings of another type, and negative numbers: a person may have edited them."""
+    if annotation in ("int", "int | None") and not (value is None and "None" in annotation):
+        if type(value) is not int or (value < 0 and "time" not in name):
+            raise ValueError(f"{name}: {value!r}")
+    elif annotation == "str" and not isinstance(value, str):
+        raise ValueError(f"{name}: {value!r}")
+
+
+def _nested(kind: Any, name: str, value: Any) -> Any:
+    inner = _NESTED.get((kind, name))
+    if inner is None:
+        return value
+    if name == "tasks":
+        return [[_build(inner, item) for item in ranges] for ranges in value]
+    if name == "offsets":
+        return {topic: {key: _build(inner, item) for key, item in each.items()} for topic, each in value.items()}
+    return [_build(inner, item) for item in value]
+
+
+_NESTED.update(
+    {
+        (Plan, "tasks"): Range,
+        (RangeResult, "files"): FileEntry,
+        (Manifest, "files"): FileEntry,
+        (Manifest, "partitions"): PartitionAudit,
+        (Manifest, "offsets"): Progress,
+    }
+)

@@ -1,0 +1,136 @@
+"""Plan a run: where each partition starts and ends, what is lost, and the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
+from spark_klog.client.offsets import list_offsets
+from spark_klog.client.sampling import record_sizes
+from spark_klog.errors import ConfigError, DataLossError, ProtocolError
+from spark_klog.load.model import Progress, Range
+from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.spark.options import SplitLimits
+from spark_klog.spark.planning.ranges import (
+    RECREATED,
+    RETENTION,
+    TRUNCATED,
+    Lost,
+    OffsetRange,
+    limit_bytes,
+    limit_rows,
+    pack,
+    split,
+)
+
+Key = tuple[str, int]
+#: A range is split to use more cores only into parts of so many records, as each part has a file of its own.
+_LEAST_RECORDS = 100_000
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a run; bytes are those that the brokers send (compressed), estimated from samples."""
+
+    max_records: int | None = None
+    max_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What there is to load: the offsets [start, end) of each partition, and the log's ends when it was looked up."""
+
+    start: dict[Key, Progress]
+    end: dict[Key, int]
+    log_end: dict[Key, int]
+    cluster_id: str | None
+    lost: list[Lost] = field(default_factory=list)
+
+    @property
+    def records(self) -> int:
+        """The offsets in it."""
+        return sum(self.end[key] - item.offset for key, item in self.start.items())
+
+
+def partitions_of(cluster: Cluster, topics: list[str]) -> dict[Key, str]:
+    """The topics' partitions, each with its topic's id ("" without one); `ConfigError` if a topic does not exist."""
+    try:
+        found = cluster.partitions(topics)
+    except ProtocolError as error:
+        if error.code in UNKNOWN_TOPIC:
+            servers = ",".join(f"{host}:{port}" for host, port in cluster.config.bootstrap_servers)
+            raise ConfigError(f"{error.what} does not exist at {servers}: create it, or leave it out") from None
+        raise
+    ids = {topic: str(cluster.topic_ids[topic]) if topic in cluster.topic_ids else "" for topic in found}
+    return {(topic, number): ids[topic] for topic in sorted(found) for number in found[topic]}
+
+
+def find_extent(
+    cluster: Cluster, topics: list[str], progress: Mapping[Key, Progress], limits: Limits, fail_on_loss: bool
+) -> Extent:
+    """Look up what is new since `progress`; partitions that are not in it start at their first record.
+
+    `ConfigError` if a topic does not exist. Records that are gone are in `lost`, or `DataLossError` if `fail_on_loss`.
+    A topic that was created again starts at its first record, a log that became shorter goes on at its end.
+    """
+    ids = partitions_of(cluster, topics)
+    low = list_offsets(cluster, dict.fromkeys(ids, EARLIEST))
+    high = list_offsets(cluster, dict.fromkeys(ids, LATEST))
+    start, lost = {}, []
+    for key, topic_id in ids.items():
+        last = progress.get(key)
+        first, loss = _start(key, last, topic_id, low[key], high[key])
+        start[key] = first
+        lost += loss
+    if lost and fail_on_loss:
+        raise DataLossError(
+            f"records can't be loaded: {'; '.join(map(str, lost))}; --fail-on-data-loss false goes on without them",
+            lost[0].cause,
+        )
+    begin = {key: item.offset for key, item in start.items()}
+    end = {key: max(high[key], begin[key]) for key in ids}
+    if limits.max_records is not None:
+        end = limit_rows(begin, end, limits.max_records)
+    if limits.max_bytes is not None:
+        sizes = record_sizes(cluster, {key: begin[key] for key in ids if begin[key] < end[key]})
+        end = limit_bytes(begin, end, limits.max_bytes, sizes)
+    return Extent(start, end, high, cluster.cluster_id, lost)
+
+
+def _start(key: Key, last: Progress | None, topic_id: str, low: int, high: int) -> tuple[Progress, list[Lost]]:
+    """Where a partition's run starts, and what is lost of it."""
+    if last is None:
+        return Progress(low, 0, topic_id), []
+    known = Progress(last.offset, last.incarnation, topic_id or last.topic_id)
+    if last.topic_id and topic_id and last.topic_id != topic_id:
+        return Progress(low, last.incarnation + 1, topic_id), [
+            Lost(*key, last.offset, max(last.offset, high), low, high, RECREATED)
+        ]
+    if high < last.offset:
+        # New records get offsets that are in files of this load.
+        return Progress(high, last.incarnation + 1, known.topic_id), [
+            Lost(*key, last.offset, last.offset, low, high, TRUNCATED)
+        ]
+    if last.offset < low:
+        return Progress(low, last.incarnation, known.topic_id), [Lost(*key, last.offset, low, low, high, RETENTION)]
+    return known, []
+
+
+def make_tasks(extent: Extent, cores: int, max_records: int | None) -> list[list[Range]]:
+    """The ranges of each task: at least one a core if there are records enough, small ones together."""
+    ranges = [
+        OffsetRange(*key, item.offset, extent.end[key])
+        for key, item in sorted(extent.start.items())
+        if item.offset < extent.end[key]
+    ]
+    limits = SplitLimits(min(cores, extent.records // _LEAST_RECORDS) or None, max_records)
+    return [
+        [Range(*item, extent.start[item[:2]].incarnation, extent.start[item[:2]].topic_id) for item in ranges_of_task]
+        for ranges_of_task in pack(split(ranges, limits, {}), limits)
+    ]
+
+
+def lost_json(lost: list[Lost]) -> list[dict[str, Any]]:
+    return [item._asdict() for item in lost]

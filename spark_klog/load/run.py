@@ -1,0 +1,276 @@
+"""A load's run from start to end: finish what a killed run has left, plan, give the tasks to Spark, commit."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, Protocol
+
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.offsets import list_offsets
+from spark_klog.errors import ConfigError, LoadError
+from spark_klog.load.commit import check_results, make_manifest, publish, write_manifest
+from spark_klog.load.history import claim_output, last_committed, read_manifest, read_plan
+from spark_klog.load.locking import locked
+from spark_klog.load.model import (
+    LETTERS,
+    Manifest,
+    PartitionAudit,
+    Plan,
+    Progress,
+    Range,
+    RangeResult,
+    as_json,
+    plan_path,
+    run_name,
+    staging_path,
+    task_path,
+)
+from spark_klog.load.planning import Extent, Key, Limits, find_extent, lost_json, make_tasks, partitions_of
+from spark_klog.load.settings import WriteSettings
+from spark_klog.load.store import Store, open_store, to_json
+from spark_klog.load.task import Job, task_results
+from spark_klog.protocol.tables.list_offsets import LATEST
+from spark_klog.spark.options import PREFIX, source_options
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What to load and where to. `client` are settings of a Kafka client, with bootstrap.servers.
+
+    `max_seconds` bounds the reading of a run; `max_task_records` the records of a file's range; more than `max_bad`
+    dead letters fail the run.
+    """
+
+    client: dict[str, str]
+    topics: list[str]
+    output: str
+    settings: WriteSettings = field(default_factory=WriteSettings)
+    limits: Limits = field(default_factory=Limits)
+    max_seconds: float | None = None
+    max_task_records: int | None = None
+    max_bad: int = 0
+    fail_on_loss: bool = True
+
+
+class Runner(Protocol):
+    """Where tasks run: Spark. Nothing of it is started before it is needed."""
+
+    def cores(self) -> int:
+        """How many tasks run at once."""
+
+    def run(self, tasks: dict[int, list[Range]], job: Job) -> None:
+        """Run all tasks; raises if one failed for good."""
+
+
+class Follower(Protocol):
+    """Is shown how far a run is."""
+
+    def follow(self, total: int, done: Callable[[], int]) -> AbstractContextManager[None]:
+        """A context in which tasks run; `done` counts the offsets of `total` that are loaded."""
+
+
+class NoFollower:
+    def follow(self, total: int, done: Callable[[], int]) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a call has done: the runs that it committed, and a line for each partition, also without anything new."""
+
+    runs: list[int]
+    partitions: list[PartitionAudit]
+    files: int
+    dead_letters: list[str]
+    lost: list[dict[str, Any]]
+
+    @property
+    def bad(self) -> int:
+        return len(self.dead_letters)
+
+    @property
+    def failed(self) -> list[PartitionAudit]:
+        """The partitions that could not be loaded to the end."""
+        return [item for item in self.partitions if item.error]
+
+
+def load(options: LoadOptions, runner: Runner, follower: Follower | None = None) -> Loaded:
+    """Load what is new in the topics; first the rest of a run that was killed, as it was planned.
+
+    Other partitions are loaded if some fail: see `Loaded.failed`. `ConfigError`, `LoadError`, `DataLossError`, errors
+    as of `Cluster.connect`.
+    """
+    follower = follower or NoFollower()
+    store = open_store(options.output)
+    with Cluster.connect(options.client) as cluster:
+        partitions_of(cluster, options.topics)  # before anything is written
+        with locked(store):
+            claim_output(store, cluster.cluster_id, options.settings.format)
+            return _Run(options, store, cluster, runner, follower).all()
+
+
+class _Run:
+    def __init__(
+        self, options: LoadOptions, store: Store, cluster: Cluster, runner: Runner, follower: Follower
+    ) -> None:
+        self._options, self._store, self._cluster = options, store, cluster
+        self._runner, self._follower = runner, follower
+        seconds = options.max_seconds
+        self._deadline = None if seconds is None else time.time() + seconds
+        self._loaded: list[Manifest] = []
+
+    def all(self) -> Loaded:
+        number = last_committed(self._store)
+        manifest = read_manifest(self._store, number) if number else None
+        if manifest is not None and self._store.names(staging_path(number)):
+            publish(self._store, manifest)
+        progress = manifest.progress() if manifest else {}
+        killed = read_plan(self._store, number + 1)
+        if killed is not None:
+            if killed.run != number + 1:
+                raise LoadError(f"{self._store.address}/{plan_path(number + 1)} is of run {killed.run}: restore it")
+            _log.info("finishing run %s, which was killed", run_name(killed.run))
+            progress = self._execute(killed, progress, self._log_ends(killed))
+            number = last_committed(self._store)
+        extent = find_extent(
+            self._cluster, self._options.topics, progress, self._options.limits, self._options.fail_on_loss
+        )
+        is_over = self._deadline is not None and time.time() >= self._deadline
+        if extent.records and not is_over:
+            plan = self._plan(number + 1, extent)
+            self._execute(plan, progress, extent.log_end)
+        return self._summary(extent)
+
+    def _plan(self, number: int, extent: Extent) -> Plan:
+        tasks = make_tasks(extent, self._runner.cores(), self._options.max_task_records)
+        settings = self._options.settings.to_json()
+        plan = Plan(number, _now(), self._options.topics, tasks, settings, lost_json(extent.lost))
+        if not self._store.create(plan_path(number), to_json(as_json(plan))):
+            raise LoadError(f"{self._store.address}: another run of this load has begun run {run_name(number)}")
+        return plan
+
+    def _log_ends(self, plan: Plan) -> dict[Key, int]:
+        keys = {(item.topic, item.partition) for ranges in plan.tasks for item in ranges}
+        there = self._cluster.partitions(sorted({topic for topic, _ in keys}), missing_ok=True)
+        found = [key for key in keys if key[1] in there.get(key[0], ())]
+        return list_offsets(self._cluster, dict.fromkeys(found, LATEST)) if found else {}
+
+    def _execute(self, plan: Plan, before: Mapping[Key, Progress], log_end: Mapping[Key, int]) -> dict[Key, Progress]:
+        """Run what is left of a plan, and commit it; returns where the next run starts."""
+        results = self._results(plan)
+        todo = {number: ranges for number, ranges in enumerate(plan.tasks) if number not in results}
+        if todo:
+            total = sum(item.end - item.start for ranges in plan.tasks for item in ranges)
+            with self._follower.follow(total, lambda: self._done(plan)):
+                self._runner.run(todo, self._job(plan))
+            results = self._results(plan)
+            missing = sorted(todo.keys() - results.keys())
+            if missing:
+                raise LoadError(f"run {run_name(plan.run)}: no file of offsets of tasks {missing[:5]}: run again")
+        found = [item for number in sorted(results) for item in results[number]]
+        manifest, dropped = make_manifest(plan, found, before, log_end, _now())
+        if len(manifest.dead_letters) > self._options.max_bad:
+            raise LoadError(
+                f"run {run_name(plan.run)} has {len(manifest.dead_letters)} bad record batches, more than --max-bad "
+                f"{self._options.max_bad}, and is not committed: look at {self._store.address}/{LETTERS}, then run "
+                "again with a larger --max-bad to load the others"
+            )
+        if not any(item.until > item.start for item in manifest.partitions):
+            # Nothing could be read: the next run plans anew.
+            self._loaded.append(manifest)
+            self._store.remove(plan_path(plan.run).rpartition("/")[0])
+            return dict(before)
+        write_manifest(self._store, manifest, dropped)
+        publish(self._store, manifest)
+        self._loaded.append(manifest)
+        return manifest.progress()
+
+    def _results(self, plan: Plan) -> dict[int, list[RangeResult]]:
+        """The results of the tasks that are complete, checked."""
+        found = {}
+        names = set(self._store.names(plan_path(plan.run).rpartition("/")[0]))
+        for number, ranges in enumerate(plan.tasks):
+            if task_path(plan.run, number).rpartition("/")[2] not in names:
+                continue
+            results = task_results(self._store, plan.run, number)
+            if results is not None:
+                check_results(self._store, plan.run, number, ranges, results)
+                found[number] = results
+        return found
+
+    def _done(self, plan: Plan) -> int:
+        names = self._store.names(plan_path(plan.run).rpartition("/")[0])
+        numbers = [int(name[8:-5]) for name in names if name.startswith("offsets-") and name.endswith(".json")]
+        return sum(item.end - item.start for number in numbers for item in plan.tasks[number])
+
+    def _job(self, plan: Plan) -> Job:
+        client = {f"{PREFIX}{name}": value for name, value in self._options.client.items()}
+        source = source_options(
+            {
+                **client,
+                "subscribe": ",".join(plan.topics),
+                "failOnDataLoss": "true" if self._options.fail_on_loss else "false",
+                "badRecords": "skip",
+            },
+            streaming=False,
+        )
+        try:
+            settings = WriteSettings.from_json(plan.settings)
+        except (TypeError, ConfigError) as error:
+            where = f"{self._store.address}/{plan_path(plan.run)}"
+            raise LoadError(f"{where} can't be used ({error}): restore it") from None
+        return Job(self._options.output, plan.run, source, settings, self._deadline)
+
+    def _summary(self, extent: Extent) -> Loaded:
+        """All partitions of the topics, over the runs of this call."""
+        rows: dict[Key, PartitionAudit] = {}
+        for manifest in self._loaded:
+            for item in manifest.partitions:
+                key = item.topic, item.partition
+                rows[key] = _joined(rows[key], item) if key in rows else item
+        for key, first in extent.start.items():
+            if key not in rows:
+                end = extent.log_end[key]
+                rows[key] = PartitionAudit(
+                    *key, first.offset, first.offset, first.offset, 0, 0, None, None, {}, 0, max(end, first.offset)
+                )
+        committed = [item for item in self._loaded if any(each.until > each.start for each in item.partitions)]
+        return Loaded(
+            [item.run for item in committed],
+            [rows[key] for key in sorted(rows)],
+            sum(len(item.files) for item in committed),
+            [name for item in committed for name in item.dead_letters],
+            lost_json(extent.lost),
+        )
+
+
+def _joined(first: PartitionAudit, second: PartitionAudit) -> PartitionAudit:
+    """Two runs' lines of one partition as one."""
+    gaps = {cause: first.gaps.get(cause, 0) + second.gaps.get(cause, 0) for cause in first.gaps.keys() | second.gaps}
+    times = [item for item in (first.min_time, first.max_time, second.min_time, second.max_time) if item is not None]
+    return PartitionAudit(
+        first.topic,
+        first.partition,
+        first.start,
+        second.until,
+        second.planned,
+        first.records + second.records,
+        first.bytes + second.bytes,
+        min(times, default=None),
+        max(times, default=None),
+        gaps,
+        first.bad + second.bad,
+        second.log_end,
+        second.error or first.error,
+    )
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

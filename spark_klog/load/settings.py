@@ -1,0 +1,70 @@
+"""How a load writes its files: format, compression, sizes, layout."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from spark_klog.columns.schema import FULL
+from spark_klog.errors import ConfigError
+
+PARQUET, ARROW, JSON_LINES = "parquet", "arrow", "json"
+#: Formats that tasks write themselves, with their codecs. The first is the default.
+CODECS = {
+    PARQUET: ("zstd", "snappy", "lz4", "gzip", "none"),
+    ARROW: ("zstd", "lz4", "none"),
+    JSON_LINES: ("none", "gzip", "zstd"),
+}
+EXTENSIONS = {PARQUET: "parquet", ARROW: "arrow", JSON_LINES: "jsonl"}
+_SUFFIXES = {"gzip": ".gz", "zstd": ".zst"}
+LAYOUTS = ("none", "day", "hour")
+#: Columns in which values repeat.
+_DICTIONARY = ("topic", "partition", "timestampType")
+
+
+@dataclass(frozen=True)
+class WriteSettings:
+    """How tasks write. Sizes are bytes; a file may exceed `file_bytes` by a row group.
+
+    A row group ends at `row_group_rows` records or `row_group_bytes` of Arrow data, which a task holds in memory.
+    """
+
+    format: str = PARQUET
+    compression: str = "zstd"
+    compression_level: int | None = None
+    dictionary: tuple[str, ...] = _DICTIONARY
+    row_group_rows: int = 1_000_000
+    row_group_bytes: int = 32 * 1024 * 1024
+    file_bytes: int = 256 * 1024 * 1024
+    layout: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.format not in CODECS:
+            raise ConfigError(f"format {self.format!r} must be {_one_of(tuple(CODECS))}")
+        if self.compression not in CODECS[self.format]:
+            raise ConfigError(
+                f"compression {self.compression!r} of format {self.format} must be {_one_of(CODECS[self.format])}"
+            )
+        if self.layout not in LAYOUTS:
+            raise ConfigError(f"partition-by {self.layout!r} must be {_one_of(LAYOUTS)}")
+        unknown = [name for name in self.dictionary if name not in FULL.names]
+        if unknown:
+            raise ConfigError(f"dictionary: no column {', '.join(unknown)}; the columns are {', '.join(FULL.names)}")
+
+    @property
+    def extension(self) -> str:
+        suffix = _SUFFIXES.get(self.compression, "") if self.format == JSON_LINES else ""
+        return EXTENSIONS[self.format] + suffix
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> WriteSettings:
+        """`ConfigError`, TypeError if the value has other names or values."""
+        values: dict[str, Any] = {name: tuple(item) if name == "dictionary" else item for name, item in value.items()}
+        return cls(**values)
+
+
+def _one_of(words: tuple[str, ...]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"

@@ -1,0 +1,29 @@
+"""Fixtures for the tests of loads."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_klog.embedded import EmbeddedCluster
+from tests.spark.support import create_topic, produce, values
+from tests.support.batches import walk
+
+#: Records of a batch, batches, and which one is corrupt.
+EACH, COUNT, CORRUPT = 20, 6, 2
+
+
+@pytest.fixture
+def corrupt(cluster: EmbeddedCluster, topic: str) -> str:
+    """A topic of two partitions; in partition 0 the third of six batches of twenty records has a flipped bit."""
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    for number in range(COUNT):
+        produce(cluster.bootstrap_servers, topic, values(EACH, number * EACH), linger_ms=20_000)
+    produce(cluster.bootstrap_servers, topic, [item._replace(partition=1) for item in values(50)])
+    [segment] = cluster.data_dir.glob(f"**/{topic}-0/*.log")
+    batch = next(item for item in walk(segment.read_bytes()) if item.base_offset == CORRUPT * EACH)
+    with segment.open("r+b") as file:
+        file.seek(batch.position + batch.size - 3)
+        [byte] = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 0x20]))
+    return topic

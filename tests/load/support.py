@@ -1,0 +1,129 @@
+"""What the tests of loads share: runs in this process without Spark, readers that know nothing of them, kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow.dataset as ds
+import pytest
+
+from spark_klog.load.model import Range
+from spark_klog.load.run import Loaded, LoadOptions, load
+from spark_klog.load.store import ArrowStore, LocalStore
+from spark_klog.load.task import Job, run_task
+
+#: What changes a store.
+CHANGES = ("write", "create", "put", "move", "remove")
+_SECONDS = 60
+
+
+class InProcess:
+    """Runs tasks one after the other, as one core of Spark would."""
+
+    def __init__(self, cores: int = 2) -> None:
+        self._cores = cores
+        self.ran: list[int] = []
+
+    def cores(self) -> int:
+        return self._cores
+
+    def run(self, tasks: dict[int, list[Range]], job: Job) -> None:
+        for number, ranges in tasks.items():
+            self.ran.append(number)
+            run_task(number, ranges, job)
+
+
+def run(servers: str, output: Path | str, *topics: str, **options: Any) -> Loaded:
+    """A run of a load."""
+    asked = LoadOptions({"bootstrap.servers": servers}, list(topics), str(output), **options)
+    return load(asked, InProcess())
+
+
+Place = tuple[str, int, int]
+
+
+def by_duckdb(output: Path, pattern: str = "**/*.parquet") -> list[Place]:
+    """(topic, partition, offset) of all records, sorted."""
+    if not list(output.glob(pattern)):
+        return []
+    with duckdb.connect() as connection:
+        found = connection.execute(
+            f"SELECT topic, partition, \"offset\" FROM read_parquet('{output}/{pattern}', hive_partitioning=false) "
+            "ORDER BY ALL"
+        )
+        return [(topic, partition, offset) for topic, partition, offset in found.fetchall()]
+
+
+def by_pyarrow(output: Path | list[str], format_name: str = "parquet") -> list[Place]:
+    """The same, by a plain reader of a folder, or of files."""
+    if isinstance(output, Path) and not output.exists():
+        return []
+    table = ds.dataset(output, format=format_name).to_table()
+    if not table.num_rows:
+        return []
+    return sorted(zip(*(table[name].to_pylist() for name in ("topic", "partition", "offset")), strict=True))
+
+
+def expected(topic: str, counts: dict[int, int]) -> list[Place]:
+    """All records of a topic without gaps."""
+    return [(topic, partition, offset) for partition, count in sorted(counts.items()) for offset in range(count)]
+
+
+def in_child(action: Callable[[], object]) -> int:
+    """Run an action in a forked process; its exit code, 0 if the action returns."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            action()
+            code = 0
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + _SECONDS
+    while True:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise AssertionError(f"the child has not ended within {_SECONDS} s")
+        time.sleep(0.002)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL in a process that goes on."""
+
+
+@contextmanager
+def failing(store: type[LocalStore | ArrowStore], number: int, end: Callable[[], None]) -> Iterator[list[int]]:
+    """Call `end` before change `number` of the stores of this class (from 1), or after it if negative.
+
+    Yields a list that has the number of changes made.
+    """
+    count = [0]
+    with pytest.MonkeyPatch.context() as patch:
+        for name in CHANGES:
+            patch.setattr(store, name, _counted(getattr(store, name), number, end, count))
+        yield count
+
+
+def _counted(method: Any, number: int, end: Callable[[], None], count: list[int]) -> Any:
+    def call(*arguments: Any) -> Any:
+        count[0] += 1
+        mine = count[0]
+        if mine == number:
+            end()
+        answer = method(*arguments)
+        if mine == -number:
+            end()
+        return answer
+
+    return call

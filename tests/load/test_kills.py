@@ -1,0 +1,122 @@
+"""A load that dies before or after each change that it makes to its output: readers see each record once, always.
+
+test_batch_load_kills.py kills the processes of Spark. Here a run dies at every step, one after the other.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.load import files
+from spark_klog.load.audit import status
+from spark_klog.load.history import read_manifest
+from spark_klog.load.model import LATEST, staging_path
+from spark_klog.load.store import LocalStore, open_store
+from tests.load.support import by_duckdb, by_pyarrow, expected, failing, in_child, run
+from tests.spark.support import create_topic, produce, values
+
+_FIRST, _MORE = 400, 60
+_DIED = 9
+
+
+def _dies(servers: str, output: Path, topic: str, number: int) -> bool:
+    """A run that dies at a change; False if it made fewer changes."""
+
+    def action() -> None:
+        with failing(LocalStore, number, lambda: os._exit(_DIED)):
+            run(servers, output, topic, max_task_records=70)
+
+    code = in_child(action)
+    assert code in (0, _DIED)
+    return code == _DIED
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, tmp_path: Path, side: str) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 2)
+    produce(servers, topic, values(_FIRST, partitions=2))
+    first = expected(topic, {0: _FIRST // 2, 1: _FIRST // 2})
+    number, died = 0, True
+    while died:
+        number += 1
+        output = tmp_path / f"{number}"
+        died = _dies(servers, output, topic, number if side == "before" else -number)
+        seen = by_pyarrow(output)
+        assert seen == by_duckdb(output)
+        assert len(set(seen)) == len(seen)
+        committed = (output / "_klog/runs/00000001/manifest.json").exists()
+        assert set(seen) <= set(first) if committed else not seen, "plain readers see what is not committed"
+        if (output / "_klog/load.json").exists():
+            assert by_pyarrow([item.path for item in files(str(output))]) == (first if committed else [])
+        run(servers, output, topic, max_task_records=70)
+        assert by_pyarrow(output) == by_duckdb(output) == first
+        assert [item.path for item in files(str(output))] == sorted(map(str, output.rglob("*.parquet")))
+        found = status(str(output))
+        assert (found.findings, found.unfinished) == ([], "")
+        assert not (output / staging_path(1)).exists()
+    assert number > 20
+
+
+def test_killed_again_and_again(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """Each run dies two steps after the one before it, whatever that one has left."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 3)
+    count = 0
+    for number in range(1, 24, 2):
+        produce(servers, topic, values(_MORE, start=count, partitions=3))
+        count += _MORE
+        _dies(servers, tmp_path, topic, number)
+        seen = by_duckdb(tmp_path)
+        assert len(set(seen)) == len(seen)
+    run(servers, tmp_path, topic)
+    whole = expected(topic, dict.fromkeys(range(3), count // 3))
+    assert by_duckdb(tmp_path) == by_pyarrow(tmp_path) == whole
+    assert status(str(tmp_path)).findings == []
+
+
+def test_the_same_files_whether_killed_or_not(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 2)
+    produce(servers, topic, values(_FIRST, partitions=2))
+    run(servers, tmp_path / "whole", topic, max_task_records=70)
+    assert _dies(servers, tmp_path / "killed", topic, 9)
+    run(servers, tmp_path / "killed", topic, max_task_records=70)
+    whole, killed = (
+        {str(path.relative_to(tmp_path / name)): path.read_bytes() for path in (tmp_path / name).rglob("*.parquet")}
+        for name in ("whole", "killed")
+    )
+    assert whole == killed
+
+
+def test_tasks_that_are_complete_do_not_run_again(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 1)
+    produce(servers, topic, values(100))
+    # load.json, plan.json, then a file and its offsets for each task
+    assert _dies(servers, tmp_path, topic, 7)
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "_klog/runs/00000001").glob("offsets-*")}
+    run(servers, tmp_path, topic, max_task_records=70)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert kept
+    assert by_pyarrow(tmp_path) == expected(topic, {0: 100})
+
+
+def test_the_pointer_is_a_run_behind(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 1)
+    for start in range(2):
+        produce(servers, topic, values(10, start=start * 10))
+        run(servers, tmp_path, topic)
+    pointer = tmp_path / LATEST
+    pointer.write_text(pointer.read_text().replace("00000002", "00000001"))
+    produce(servers, topic, values(10, start=20))
+    run(servers, tmp_path, topic)
+    assert by_duckdb(tmp_path) == expected(topic, {0: 30})
+    manifest = read_manifest(open_store(str(tmp_path)), 3)
+    assert manifest is not None
+    assert [(item.start, item.until) for item in manifest.partitions] == [(20, 30)]
