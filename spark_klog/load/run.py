@@ -35,7 +35,8 @@ from spark_klog.load.settings import WriteSettings
 from spark_klog.load.store import Store, open_store, to_json
 from spark_klog.load.task import Job, task_results
 from spark_klog.protocol.tables.list_offsets import LATEST
-from spark_klog.spark.options import PREFIX, source_options
+from spark_klog.spark.options.names import PREFIX
+from spark_klog.spark.options.reads import source_options
 
 _log = logging.getLogger(__name__)
 

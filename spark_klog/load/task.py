@@ -32,7 +32,7 @@ from spark_klog.load.writers import HOUR_US, FinishedFile, RangeWriter, time_tex
 from spark_klog.records.batch import iter_batches
 from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.reader import AbortedTransactions
-from spark_klog.spark.options import SourceOptions
+from spark_klog.spark.options.reads import SourceOptions
 from spark_klog.spark.planning.ranges import Lost, OffsetRange
 from spark_klog.spark.tasks.reading import ReadObserver, RecordBatches, read_ranges
 
