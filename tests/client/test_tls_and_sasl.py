@@ -235,7 +235,8 @@ def test_protocols_that_do_not_fit_the_port(broker: SecureBroker) -> None:
     def at(port: str, settings: dict[str, str]) -> dict[str, str]:
         return settings | {"bootstrap.servers": broker.servers(port), "socket.connection.setup.timeout.ms": "1500"}
 
-    text = _refused(at("PLAINTEXT", broker.client("SSL")), HandshakeInterrupted)
+    five_rounds = {"socket.connection.setup.timeout.ms": "60000"}  # which a stalled machine may take long for
+    text = _refused(at("PLAINTEXT", broker.client("SSL")) | five_rounds, HandshakeInterrupted, 30)
     assert "closed the connection during the TLS handshake: does it use TLS on this port?" in text
     text = _refused(at("SSL", broker.client("PLAINTEXT")), KlogError)
     assert "TLS on this port" in text
