@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spark_klog.classic.connector import ConsumerConnector
-    from spark_klog.classic.filters import Blacklist, TopicFilter, Whitelist
-    from spark_klog.classic.listener import ConsumerRebalanceListener
-    from spark_klog.classic.messages import CallbackHandler, KeyedMessage, ProducerData
+    from spark_klog.classic.group.filters import Blacklist, TopicFilter, Whitelist
+    from spark_klog.classic.group.listener import ConsumerRebalanceListener
+    from spark_klog.classic.group.streams import KafkaStream
     from spark_klog.classic.producer import Producer
+    from spark_klog.classic.producing.messages import CallbackHandler, KeyedMessage, ProducerData
     from spark_klog.classic.simple import EARLIEST_TIME, LATEST_TIME, FetchRequest, SimpleConsumer
-    from spark_klog.classic.streams import KafkaStream
 
 __all__ = [
     "EARLIEST_TIME",
@@ -38,18 +38,18 @@ __all__ = [
 _PUBLIC = {
     "EARLIEST_TIME": "spark_klog.classic.simple",
     "LATEST_TIME": "spark_klog.classic.simple",
-    "Blacklist": "spark_klog.classic.filters",
-    "CallbackHandler": "spark_klog.classic.messages",
+    "Blacklist": "spark_klog.classic.group.filters",
+    "CallbackHandler": "spark_klog.classic.producing.messages",
     "ConsumerConnector": "spark_klog.classic.connector",
-    "ConsumerRebalanceListener": "spark_klog.classic.listener",
+    "ConsumerRebalanceListener": "spark_klog.classic.group.listener",
     "FetchRequest": "spark_klog.classic.simple",
-    "KafkaStream": "spark_klog.classic.streams",
-    "KeyedMessage": "spark_klog.classic.messages",
+    "KafkaStream": "spark_klog.classic.group.streams",
+    "KeyedMessage": "spark_klog.classic.producing.messages",
     "Producer": "spark_klog.classic.producer",
-    "ProducerData": "spark_klog.classic.messages",
+    "ProducerData": "spark_klog.classic.producing.messages",
     "SimpleConsumer": "spark_klog.classic.simple",
-    "TopicFilter": "spark_klog.classic.filters",
-    "Whitelist": "spark_klog.classic.filters",
+    "TopicFilter": "spark_klog.classic.group.filters",
+    "Whitelist": "spark_klog.classic.group.filters",
 }
 
 

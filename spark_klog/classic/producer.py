@@ -11,8 +11,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from spark_klog.classic.membership import broker_addresses
-from spark_klog.classic.messages import (
+from spark_klog.classic.group.membership import broker_addresses
+from spark_klog.classic.producing.messages import (
     CallbackHandler,
     Encoder,
     EventHandler,
@@ -22,8 +22,8 @@ from spark_klog.classic.messages import (
     default_encoder,
     hash_partitioner,
 )
-from spark_klog.classic.producer_queue import ProducerQueue
-from spark_klog.classic.producer_settings import ProducerConfig, producer_config
+from spark_klog.classic.producing.queue import ProducerQueue
+from spark_klog.classic.producing.settings import ProducerConfig, producer_config
 from spark_klog.client import Producer as ClientProducer
 from spark_klog.directories.opening import open_tree
 from spark_klog.directories.paths import BROKER_IDS_PATH, BROKER_TOPICS_PATH
@@ -43,7 +43,7 @@ class Producer:
     (broker.list) or zookeeper.connect (zk.connect), request.required.acks (default -1), request.timeout.ms,
     message.send.max.retries, compression.codec, compressed.topics, and for async queue.buffering.max.ms (queue.time),
     batch.num.messages (batch.size), queue.buffering.max.messages (queue.size), queue.enqueue.timeout.ms (-1: block,
-    0: drop); others are client settings, for example of TLS. Classes become functions: see `messages`.
+    0: drop); others are client settings, for example of TLS. Classes become functions: see `producing.messages`.
 
     Found by ZooKeeper, brokers and partitions that come and go are known at once.
 

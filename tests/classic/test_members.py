@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from hypothesis import given, settings, strategies as st
 
-from spark_klog.classic.member import Member
-from spark_klog.classic.settings import connector_config
-from spark_klog.classic.streams import KafkaStream
+from spark_klog.classic.group.member import Member
+from spark_klog.classic.group.settings import connector_config
+from spark_klog.classic.group.streams import KafkaStream
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.directories.consumers import STATIC, WHITE_LIST, Registration
 from spark_klog.directories.memory import MemoryTree

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from spark_klog.classic.filters import Blacklist, Whitelist
-from spark_klog.classic.rebalance import assign, thread_id, threads_by_topic
+from spark_klog.classic.group.filters import Blacklist, Whitelist
+from spark_klog.classic.group.rebalance import assign, thread_id, threads_by_topic
 from spark_klog.directories.consumers import (
     BLACK_LIST,
     STATIC,

@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from spark_klog.classic.group_offsets import OffsetStorages
-from spark_klog.classic.listener import ConsumerRebalanceListener
-from spark_klog.classic.membership import Membership
-from spark_klog.classic.reading import Reading
-from spark_klog.classic.settings import ConnectorConfig
-from spark_klog.classic.streams import Held, KafkaStream
+from spark_klog.classic.group.listener import ConsumerRebalanceListener
+from spark_klog.classic.group.membership import Membership
+from spark_klog.classic.group.offsets import OffsetStorages
+from spark_klog.classic.group.reading import Reading
+from spark_klog.classic.group.settings import ConnectorConfig
+from spark_klog.classic.group.streams import Held, KafkaStream
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.offsets import numbers_by_topic
 from spark_klog.directories.consumers import Registration

@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 
-from spark_klog.classic.membership import broker_addresses
-from spark_klog.classic.settings import ConnectorConfig
-from spark_klog.classic.streams import Held, KafkaStream
+from spark_klog.classic.group.membership import broker_addresses
+from spark_klog.classic.group.settings import ConnectorConfig
+from spark_klog.classic.group.streams import Held, KafkaStream
 from spark_klog.client import Consumer
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.config import client_config

@@ -8,8 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from spark_klog.classic.messages import CallbackHandler, KeyedMessage
-from spark_klog.classic.producer_settings import ProducerConfig
+from spark_klog.classic.producing.messages import CallbackHandler, KeyedMessage
+from spark_klog.classic.producing.settings import ProducerConfig
 from spark_klog.errors import ProducerClosed, QueueFull
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from spark_klog.classic.filters import streams_by_topic
+from spark_klog.classic.group.filters import streams_by_topic
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.directories.consumers import Registration
 

@@ -11,8 +11,8 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from spark_klog.classic.filters import streams_by_topic
-from spark_klog.classic.rebalance import assign, thread_id, threads_by_topic
+from spark_klog.classic.group.filters import streams_by_topic
+from spark_klog.classic.group.rebalance import assign, thread_id, threads_by_topic
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.directories.consumers import (
     STATIC,
