@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.consumer.records import ConsumerRecord
+from spark_klog.client.delivery.receipts import fresh
 from spark_klog.errors import ConsumerTimeout, KlogError
 
 Decoder = Callable[[bytes], Any]
@@ -123,7 +124,7 @@ class KafkaStream:
                     return None
                 if not self._chunks:
                     assert self._failure is not None
-                    raise self._failure
+                    raise fresh(self._failure)
                 chunk = self._chunks.popleft()
             self._on_room()
             try:
