@@ -1,0 +1,161 @@
+"""SimpleConsumer at our broker and at Kafka's, compared with confluent-kafka's records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from spark_klog.classic import EARLIEST_TIME, LATEST_TIME, FetchRequest, SimpleConsumer
+from spark_klog.errors import (
+    ConfigError,
+    ConnectionFailed,
+    ErrorCode,
+    ProtocolError,
+    RecordTooLarge,
+    UnsupportedVersionError,
+)
+from tests.support.kafka import HOST, free_port
+from tests.support.servers import serving
+from tests.support.shared_kafka import SharedKafkas
+from tests.support.shared_tree import create_topic, wait_for
+
+#: Topics that no other test has: the brokers are shared.
+_T, _SEGMENTS = "simple-consumer", "simple-consumer-segments"
+#: The last versions of Fetch and ListOffsets of each broker.
+_LAST = {"ours": (17, 10), "0.10.2.2": (3, 1), "3.9.1": (17, 9)}
+
+
+@pytest.fixture(
+    scope="module",
+    params=["ours", pytest.param("0.10.2.2", marks=pytest.mark.peer), pytest.param("3.9.1", marks=pytest.mark.peer)],
+)
+def place(
+    request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas
+) -> Iterator[tuple[str, str]]:
+    """(kind of broker, its address), with topic _T: partition 0 has 30 records, partition 1 a large one; and a topic of
+    several segments."""
+    with serving(request.param, module_server_dir, shared_kafkas) as servers:
+        create_topic(servers, _T, 2)
+        create_topic(servers, _SEGMENTS, 1, {"segment.bytes": "2000"})
+        wait_for(lambda: _is_there(servers, _T, 1) and _is_there(servers, _SEGMENTS, 0))
+        producer = Producer({"bootstrap.servers": servers, "acks": "all", "log_level": 0})
+        for number in range(30):
+            value = None if number == 7 else b"value %d" % number * 20
+            producer.produce(_T, value, b"key %d" % number, partition=0, timestamp=1_000_000 + number)
+            producer.produce(_SEGMENTS, b"value" * 20, partition=0)
+            assert producer.flush(20) == 0  # a batch for each record
+        producer.produce(_T, b"x" * 300_000, partition=1)
+        producer.produce(_T, b"after", partition=1)
+        assert producer.flush(20) == 0
+        yield request.param, servers
+
+
+def _is_there(servers: str, topic: str, partition: int) -> bool:
+    with _consumer(servers) as consumer:
+        try:
+            return consumer.get_offsets_before(topic, partition, LATEST_TIME) == [0]
+        except ProtocolError:
+            return False
+
+
+def _consumer(servers: str, buffer_size: int = 64 * 1024 * 1024) -> SimpleConsumer:
+    return SimpleConsumer(HOST, int(servers.split(":")[1]), buffer_size=buffer_size)
+
+
+def _expected(number: int) -> tuple[int, bytes, bytes | None]:
+    return number, b"key %d" % number, None if number == 7 else b"value %d" % number * 20
+
+
+def test_every_version(place: tuple[str, str]) -> None:
+    kind, servers = place
+    last_fetch, last_list = _LAST[kind]
+    with _consumer(servers) as consumer:
+        for version in [*range(last_fetch + 1), None]:
+            found = consumer.fetch(_T, 0, 3, version=version)
+            assert [(one.offset, one.key, one.value) for one in found] == [_expected(n) for n in range(3, 30)], version
+            assert {one.timestamp for one in found if one.timestamp >= 0} in (set(), set(range(1_000_003, 1_000_030)))
+            assert consumer.fetch(_T, 0, 30, version=version) == []
+            with pytest.raises(ProtocolError) as raised:
+                consumer.fetch(_T, 0, 31, version=version)
+            assert raised.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
+        for version in [*range(last_list + 1), None]:
+            assert consumer.get_offsets_before(_T, 0, LATEST_TIME, version=version) == [30]
+            assert consumer.get_offsets_before(_T, 0, EARLIEST_TIME, version=version) == [0]
+        for version in range(1, last_list + 1):
+            assert consumer.get_offsets_before(_T, 0, 1_000_012, version=version) == [12]
+            assert consumer.get_offsets_before(_T, 0, 2_000_000, version=version) == [30]
+        if kind != "ours":
+            with pytest.raises(UnsupportedVersionError, match=f"does not support ListOffsets {last_list + 1}$"):
+                consumer.get_offsets_before(_T, 0, LATEST_TIME, version=last_list + 1)
+        with pytest.raises(ConfigError, match="Fetch 99: set a version from 0 to 17"):
+            consumer.fetch(_T, 0, 0, version=99)
+
+
+def test_offsets_before_are_those_of_segments(place: tuple[str, str]) -> None:
+    _, servers = place
+    with _consumer(servers) as consumer:
+        several = consumer.get_offsets_before(_SEGMENTS, 0, LATEST_TIME, 100)
+        assert (several[0], several[-1]) == (30, 0)
+        assert several == sorted(set(several), reverse=True)
+        assert len(several) > 2
+        assert consumer.get_offsets_before(_SEGMENTS, 0, LATEST_TIME, 2) == several[:2]
+
+
+def test_a_partial_message_is_left_out(place: tuple[str, str]) -> None:
+    kind, servers = place
+    with _consumer(servers) as consumer:
+        for version in range(_LAST[kind][0] + 1):
+            found = consumer.fetch(_T, 0, 0, 1000, version=version)
+            assert 1 <= len(found) < 10
+            assert [one.offset for one in found] == list(range(len(found)))
+
+
+def test_a_fetch_grows_to_its_message_and_no_further_than_the_buffer(place: tuple[str, str]) -> None:
+    kind, servers = place
+    with _consumer(servers) as consumer, _consumer(servers, buffer_size=100_000) as small:
+        for version in range(_LAST[kind][0] + 1):
+            found = consumer.fetch(_T, 1, 0, 1000, version=version)
+            assert [len(one.value or b"") for one in found][:1] == [300_000]
+        for version in range(3):  # later ones give the first batch whole
+            with pytest.raises(RecordTooLarge, match=_T + r"-1 at offset 0: .* raise buffer_size") as raised:
+                small.fetch(_T, 1, 0, 1000, version=version)
+            assert raised.value.size > 300_000
+
+
+def test_multifetch(place: tuple[str, str]) -> None:
+    kind, servers = place
+    with _consumer(servers) as consumer:
+        for version in range(_LAST[kind][0] + 1):
+            requests = [FetchRequest(_T, 1, 0, 500), FetchRequest(_T, 0, 28), FetchRequest(_T, 0, 29)]
+            with pytest.raises(ConfigError, match="twice"):
+                consumer.multifetch(requests, version=version)
+            large, small = consumer.multifetch(requests[:2], version=version)
+            assert isinstance(large, list)
+            assert isinstance(small, list)
+            assert len(large[0].value or b"") == 300_000
+            assert [one.offset for one in small] == [28, 29]
+            good, bad = consumer.multifetch([requests[1], FetchRequest(_T, 1, 77)], version=version)
+            assert isinstance(good, list)
+            assert isinstance(bad, ProtocolError)
+            assert bad.code == ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def test_send(place: tuple[str, str]) -> None:
+    _, servers = place
+    with _consumer(servers) as consumer:
+        answer = consumer.send("Metadata", {"topics": [{"name": _T}]}, version=0)
+        assert [topic["name"] for topic in answer["topics"]] == [_T]
+        assert len(answer["topics"][0]["partitions"]) == 2
+        with pytest.raises(ConfigError, match="unknown API 'Metadatas'"):
+            consumer.send("Metadatas", {})
+
+
+def test_nobody_there() -> None:
+    with (
+        SimpleConsumer(HOST, free_port(), so_timeout_ms=2000) as consumer,
+        pytest.raises(ConnectionFailed, match="no broker answers at"),
+    ):
+        consumer.fetch(_T, 0, 0)
