@@ -25,6 +25,7 @@ from spark_klog.errors import (
     ConnectionFailed,
     DecodeError,
     KlogError,
+    ProtocolError,
     RecordTooLarge,
     UnsupportedVersionError,
 )
@@ -41,6 +42,8 @@ _FETCH_SIZE = 1024 * 1024
 _BUFFER_SIZE = 64 * 1024 * 1024
 #: The first versions that name topics by id, and that tell the ids (KIP-516).
 _FETCH_BY_ID, _METADATA_WITH_IDS = 13, 10
+#: The last version of Fetch that never exceeds a partition's size for one message (KIP-74).
+_STRICT_SIZE = 2
 #: The last version of ListOffsets that returns several offsets before a time.
 _SEVERAL_OFFSETS = 0
 _MOST_AT_ONCE = 1 << 30
@@ -148,6 +151,31 @@ class SimpleConsumer:
         """The messages, the error, or the larger fetch that each partition needs."""
         connection = self._open()
         version = self._version(connection, FETCH, version)
+        result: dict[TopicPartition, list[ConsumerRecord] | KlogError | FetchRequest] = {}
+        left_out = []
+        for key, entry in self._answers(connection, wanted, wait, version).items():
+            try:
+                result[key] = self._messages(wanted[key], entry, is_alone=len(wanted) == 1)
+            except KlogError as error:
+                result[key] = error
+            else:
+                if version <= _STRICT_SIZE and not entry["records"] and entry["high_watermark"] > wanted[key].offset:
+                    left_out.append(key)
+        for key in left_out:  # after the loop: a request overwrites the bytes of the answer before it
+            try:
+                result[key] = self._left_out(connection, wanted[key])
+            except (ProtocolError, RecordTooLarge, DecodeError) as error:
+                result[key] = error
+        return result
+
+    def _answers(
+        self,
+        connection: Connection,
+        wanted: Mapping[TopicPartition, FetchRequest],
+        wait: Mapping[str, int],
+        version: int,
+    ) -> Mapping[TopicPartition, Message]:
+        """What one request answers for each partition."""
         by_id = version >= _FETCH_BY_ID
         ids = self._topic_ids(connection, {topic for topic, _ in wanted}) if by_id else {}
         entries = (
@@ -170,13 +198,7 @@ class SimpleConsumer:
         check_code(FETCH, answer["error_code"], f"fetch at {connection.address}")
         by, names = ("topic_id", {found: topic for topic, found in ids.items()}) if by_id else ("topic", {})
         found = (((names.get(topic, topic), number), entry) for (topic, number), entry in entries_of(answer, by))
-        result: dict[TopicPartition, list[ConsumerRecord] | KlogError | FetchRequest] = {}
-        for key, entry in by_key(FETCH, answer, found, wanted).items():
-            try:
-                result[key] = self._messages(wanted[key], entry, is_alone=len(wanted) == 1)
-            except KlogError as error:
-                result[key] = error
-        return result
+        return by_key(FETCH, answer, found, wanted)
 
     def _messages(
         self, request: FetchRequest, entry: Message, *, is_alone: bool
@@ -208,6 +230,25 @@ class SimpleConsumer:
             )
         if size > self._buffer_size or (is_alone and size <= request.fetch_size):
             raise RecordTooLarge(request.topic, request.partition, request.offset, size, len(records), "buffer_size")
+        return request._replace(fetch_size=size)
+
+    def _left_out(self, connection: Connection, request: FetchRequest) -> list[ConsumerRecord] | FetchRequest:
+        """The fetch that holds the first message, if there is one and it is larger than the fetch; [] otherwise.
+
+        By Fetch 0 to 2, Kafka from 0.11 on answers nothing where earlier ones cut the message off. A later version,
+        which gives the first batch whole as it is stored, shows its size.
+        """
+        version = min(connection.version_of(FETCH), _FETCH_BY_ID - 1)
+        if version <= _STRICT_SIZE:
+            return []
+        key = request.topic, request.partition
+        entry = self._answers(connection, {key: request}, {"max_wait_ms": 0, "min_bytes": 0}, version)[key]
+        check_code(FETCH, entry["error_code"], f"fetch of {request.topic}-{request.partition}")
+        size = first_batch_size(entry["records"] or b"")
+        if size is None or size <= request.fetch_size:
+            return []
+        if size > self._buffer_size:
+            raise RecordTooLarge(request.topic, request.partition, request.offset, size, 0, "buffer_size")
         return request._replace(fetch_size=size)
 
     def get_offsets_before(
