@@ -19,6 +19,7 @@ from spark_klog.classic import (
     LATEST_TIME,
     Blacklist,
     ConsumerConnector,
+    ConsumerRebalanceListener,
     KafkaStream,
     KeyedMessage,
     Producer as ClassicProducer,
@@ -339,6 +340,39 @@ def test_auto_commit_and_at_most_once(
         assert next(stream).offset == 3
         assert shared.get(path)[0] == b"5"
     assert shared.get(path)[0] == b"5"
+
+
+class Listener(ConsumerRebalanceListener):
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def before_releasing_partitions(self, partitions: Mapping[str, list[int]]) -> None:
+        self.calls.append(("release", dict(partitions)))
+
+    def before_starting_fetchers(self, consumer_id: str, assignment: Mapping[str, Mapping[int, str]]) -> None:
+        self.calls.append(("start", {topic: sorted(numbers) for topic, numbers in assignment.items()}))
+        raise RuntimeError("a listener's error ends nothing")
+
+
+def test_a_listener_and_a_slow_stream(
+    broker: KlogBroker, shared: KazooClient, connect: Callable[..., ConsumerConnector], topic: str
+) -> None:
+    """A stream that nobody reads holds up no other."""
+    make_topic(broker, topic, 3)
+    produce(broker, topic, 3, range(90))
+    connector, listener = connect({"queued.max.message.chunks": 1, "fetch.message.max.bytes": 100}), Listener()
+    connector.set_consumer_rebalance_listener(listener)
+    idle, busy = connector.create_message_streams({topic: 2})[topic]
+    assert [next(busy).offset for _ in range(30)] == list(range(30))
+    read = [(message.partition, message.offset) for message in itertools.islice(idle, 60)]
+    assert sorted(read) == [(partition, offset) for partition in range(2) for offset in range(30)]
+    assert listener.calls == [("start", {topic: [0, 1, 2]})]
+    # the id of the second one comes later: it has the last partition, and each stream of the first one keeps one
+    connect().create_message_streams({topic: 1})
+    wait_for(lambda: len(listener.calls) > 2)
+    assert listener.calls[1:] == [("release", {topic: [1, 2]}), ("start", {topic: [0, 1]})]
+    connector.shutdown()
+    assert listener.calls[3:] == [("release", {topic: [0, 1]})]
 
 
 def test_no_zookeeper() -> None:
