@@ -32,7 +32,7 @@ _WATCH_SECONDS = 0.5
 #: Subcommands with modules of their own.
 _MODULES = {
     name: f"spark_klog.cli.{name}"
-    for name in ("checkpoint", "groups", "load", "log", "mirror", "offsets", "topics", "users")
+    for name in ("checkpoint", "doctor", "groups", "load", "log", "mirror", "offsets", "topics", "users")
 } | {name: f"spark_klog.cli.records.{name}" for name in ("consume", "produce")}
 
 _log_format_option = click.option(

@@ -1,0 +1,48 @@
+"""`klog doctor`: find what keeps klog from working here, and say what to do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from spark_klog.cli.checkups import Finding, machine, round_trip, run, way_to
+from spark_klog.cli.clusters import cluster_options, cluster_settings, quiet_client
+
+
+@click.command()
+@cluster_options
+@click.option("--no-spark", is_flag=True, help="Leave out the round trip through Spark, which starts a JVM.")
+@click.pass_context
+def doctor(ctx: click.Context, servers: str | None, command_config: Path | None, as_json: bool, no_spark: bool) -> None:
+    """Check this machine and, with --bootstrap-server or --cluster, the way to a cluster. Exits with 1 on a finding.
+
+    Checks Python, the Python of Spark's workers, Java, pyspark, the kernel, rows through Spark and a broker of its own;
+    then DNS, TCP, Kafka (TLS, SASL, ApiVersions) of each server, metadata, and the addresses that it names.
+    """
+    quiet_client(ctx)
+    settings = cluster_settings(servers, command_config)
+    is_well = True
+    for finding in _findings(settings, no_spark):
+        is_well = is_well and not finding.advice
+        click.echo(json.dumps(asdict(finding)) if as_json else _lines(finding))
+    if not is_well:
+        sys.exit(1)
+
+
+def _findings(settings: dict[str, str], no_spark: bool) -> Iterator[Finding]:
+    yield from machine()
+    if not no_spark:
+        yield run("Spark", round_trip)
+    if "bootstrap.servers" in settings:
+        yield from way_to(settings)
+
+
+def _lines(finding: Finding) -> str:
+    mark = "NOT WELL" if finding.advice else "ok"
+    line = f"{mark:8}  {finding.check:24} {finding.seconds * 1000:7,.0f} ms  {finding.found}"
+    return f"{line}\n{'':10}-> {finding.advice}" if finding.advice else line

@@ -1,0 +1,180 @@
+"""`klog doctor`: each thing that goes wrong in the first hour is made to go wrong, and named with what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from spark_klog.cli import checkups
+from spark_klog.cli.main import main
+from spark_klog.embedded import EmbeddedCluster
+from tests.support.certificates import make_certificates
+from tests.support.secure_broker import PASSWORDS, SecureBroker
+
+
+@pytest.fixture(scope="module")
+def secure(module_server_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
+    certificates = make_certificates(tmp_path_factory.mktemp("certificates"))
+    with SecureBroker(module_server_dir / "secure", certificates) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+
+
+def _doctor(*arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    """(the exit code, the findings by check)."""
+    done = CliRunner().invoke(main, ["doctor", "--no-spark", "--json", *arguments])
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return done.exit_code, {line["check"]: line for line in lines}
+
+
+def _program(folder: Path, name: str, script: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_all_is_well(cluster: EmbeddedCluster) -> None:
+    code, found = _doctor("--bootstrap-server", cluster.bootstrap_servers)
+    assert [line["check"] for line in found.values() if line["advice"] and line["check"] != "kernel"] == []
+    assert code == (1 if found["kernel"]["advice"] else 0)
+    assert sys.executable in found["Python"]["found"]
+    assert found["metadata"]["found"].startswith("1 brokers, ")
+    server = cluster.bootstrap_servers
+    assert {"DNS 127.0.0.1", f"TCP {server}", f"Kafka {server}", "metadata", "Java", "pyspark"} <= found.keys()
+
+
+def test_text(cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "no-such-python")
+    done = CliRunner().invoke(main, ["doctor", "--no-spark"])
+    assert done.exit_code == 1
+    lines = done.stdout.splitlines()
+    (number,) = (number for number, line in enumerate(lines) if line.startswith("NOT WELL  Spark's Python"))
+    assert "PYSPARK_PYTHON=no-such-python: there is no such program" in lines[number]
+    assert f"-> set PYSPARK_PYTHON={sys.executable}" in lines[number + 1]
+
+
+def test_a_python_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = _program(tmp_path, "python3", f'exec "{sys.executable}" -S -I "$@"')
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    code, found = _doctor()
+    line = found["Spark's Python"]
+    assert (code, str(python) in line["found"], "No module named" in line["found"]) == (1, True, True)
+    assert "as PYSPARK_PYTHON is not set" in line["found"]
+    assert "Failed to find the data source: klog" in line["advice"]
+
+
+def test_another_version_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", str(_program(tmp_path, "python3", "echo 3.9")))
+    _, found = _doctor()
+    assert "is Python 3.9, this is 3." in found["Spark's Python"]["found"]
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("""echo 'openjdk version "11.0.2" 2019-01-15' >&2""", "is Java 11. Spark says UnsupportedClassVersionError"),
+        ("""echo 'java version "1.8.0_202"' >&2""", "is Java 8."),
+        ("exit 3", "-version failed"),
+        ("""echo 'openjdk version "21" 2023-09-19' >&2""", "Java 21 at"),
+        (None, "has no bin/java. Spark says JAVA_GATEWAY_EXITED"),
+    ],
+)
+def test_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, message: str) -> None:
+    if script is not None:
+        _program(tmp_path, "bin/java", script)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    _, found = _doctor()
+    assert message in found["Java"]["found"]
+    assert bool(found["Java"]["advice"]) != ("21" in message)
+
+
+def test_no_java_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    _, found = _doctor()
+    assert "there is no java on the PATH" in found["Java"]["found"]
+
+
+def test_a_spark_home_of_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    _, found = _doctor()
+    assert "has no jars" in found["pyspark"]["found"]
+
+
+def test_the_reference_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    from spark_klog.records import kernels
+    from spark_klog.records.kernels import reference
+
+    monkeypatch.setattr(kernels, "load", lambda: reference)
+    code, found = _doctor()
+    assert (code, "C compiler" in found["kernel"]["advice"]) == (1, True)
+
+
+def test_a_name_that_does_not_exist(cluster: EmbeddedCluster) -> None:
+    code, found = _doctor("--bootstrap-server", f"nowhere.invalid:9092,{cluster.bootstrap_servers}")
+    assert code == 1
+    assert "DNS" in found["DNS nowhere.invalid"]["advice"]
+    assert "TCP nowhere.invalid:9092" not in found
+    assert found["metadata"]["advice"] == ""  # by the other one
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        server = f"127.0.0.1:{bound.getsockname()[1]}"
+        _, found = _doctor("--bootstrap-server", server)
+    assert found[f"TCP {server}"]["found"] == "Connection refused"
+    assert "firewalls" in found[f"TCP {server}"]["advice"]
+    assert "metadata" not in found
+
+
+def test_security(secure: SecureBroker, tmp_path: Path) -> None:
+    server = secure.servers("SASL_SSL")
+    plain = _doctor("--bootstrap-server", server)[1][f"Kafka {server}"]
+    assert plain["advice"] != ""
+    file = tmp_path / "client.properties"
+    file.write_text(secure.java("SASL_SSL", "SCRAM-SHA-512"))
+    way = ("--bootstrap-server", server, "--command-config", str(file))
+    found = _doctor(*way)[1]
+    assert found[f"Kafka {server}"]["found"].startswith("SASL_SSL")
+    assert found["metadata"]["advice"] == ""
+    file.write_text(secure.java("SASL_SSL", "SCRAM-SHA-512").replace(PASSWORDS["alice"], "wrong-secret"))
+    refused = _doctor(*way)[1][f"Kafka {server}"]
+    assert "refuses SCRAM-SHA-512" in refused["found"]
+    assert "wrong-secret" not in json.dumps(refused)
+
+
+def test_an_address_that_only_the_broker_knows(make_cluster: Any) -> None:
+    cluster = make_cluster(settings={"advertised.listeners": "PLAINTEXT://inside.invalid:9092"})
+    code, found = _doctor("--bootstrap-server", cluster.bootstrap_servers)
+    assert (code, found["metadata"]["advice"]) == (1, "")
+    assert "advertised.listeners" in found["DNS inside.invalid"]["advice"]
+
+
+def test_a_round_trip_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = "WARN a line\nspark_klog.errors.ConfigError: this is wrong\n at java.lang.Thread"
+    monkeypatch.setattr(checkups, "_output", lambda *_: (1, output))
+    finding = checkups.run("Spark", checkups.round_trip)
+    assert finding.found == "spark_klog.errors.ConfigError: this is wrong"
+    assert "spark_klog.cli.round_trip" in finding.advice
+
+
+@pytest.mark.slow
+def test_a_round_trip_through_spark() -> None:
+    finding = checkups.run("Spark", checkups.round_trip)
+    assert (finding.advice, finding.found[:34]) == ("", "1000 of 1000 rows written and read")
