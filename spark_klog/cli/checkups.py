@@ -23,6 +23,15 @@ _COMMAND_SECONDS = 30.0
 _ROUND_TRIP_SECONDS = 240.0
 _CONNECT_SECONDS = 10.0
 _REQUEST_MS = "10000"
+#: What the Python of Spark's workers runs: the version, or the first module that it lacks.
+_OF_WORKERS = """
+import sys
+from importlib.util import find_spec
+for name in ("pyspark", "spark_klog", "pyspark_klog", "pyarrow", "pandas"):
+    if find_spec(name) is None:
+        sys.exit(f"No module named '{name}'")
+print("%d.%d" % sys.version_info[:2])
+"""
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,11 @@ def run(check: str, action: Callable[[], str]) -> Finding:
         found, advice = action(), ""
     except NotWell as error:
         found, advice = error.found, error.advice
+    except KlogError as error:
+        found, advice = (
+            str(error),
+            "check the settings that the message is about (security.protocol and what belongs to it)",
+        )
     return Finding(check, time.monotonic() - started, found, advice)
 
 
@@ -71,9 +85,8 @@ def worker_python() -> str:
     path = shutil.which(command)
     if path is None:
         raise NotWell(f"{where}: there is no such program", advice)
-    program = "import sys, pyspark_klog, pyspark; print(*sys.version_info[:2], sep='.')"
     # Not in the current folder: Python would find a checkout's modules there.
-    code, output = _output([path, "-c", program], cwd=os.path.dirname(sys.executable))
+    code, output = _output([path, "-c", _OF_WORKERS], cwd=os.path.dirname(sys.executable))
     if code:
         last = output.strip().splitlines()[-1:] or ["it failed"]
         raise NotWell(f"{where}: {path}: {last[0]}", advice)
@@ -197,7 +210,7 @@ def way_to(settings: Mapping[str, str]) -> Iterator[Finding]:
             brokers.extend((broker.host, broker.port) for broker in described.brokers)
             return f"{len(brokers)} brokers, {len(admin.list_topics())} topics"
 
-    yield run("metadata", _told(metadata))
+    yield run("metadata", metadata)
     for host, port in brokers:
         if (host, port) not in config.bootstrap_servers:
             for finding in _address(host, port):
@@ -240,16 +253,4 @@ def _handshake(settings: Mapping[str, str], protocol: str) -> Callable[[], str]:
         with Admin({"request.timeout.ms": _REQUEST_MS, **settings}):
             return f"{protocol}, ApiVersions and metadata answered"
 
-    return _told(shake)
-
-
-def _told(action: Callable[[], str]) -> Callable[[], str]:
-    """The action with the package's errors, which say what to do."""
-
-    def told() -> str:
-        try:
-            return action()
-        except KlogError as error:
-            raise NotWell(str(error), "check security.protocol and what belongs to it") from None
-
-    return told
+    return shake

@@ -16,7 +16,9 @@ from click.testing import CliRunner
 from spark_klog.cli import checkups
 from spark_klog.cli.main import main
 from spark_klog.embedded import EmbeddedCluster
+from tests.support.broker import KlogBroker
 from tests.support.certificates import make_certificates
+from tests.support.kafka import HOST, free_port
 from tests.support.secure_broker import PASSWORDS, SecureBroker
 
 
@@ -159,9 +161,11 @@ def test_security(secure: SecureBroker, tmp_path: Path) -> None:
     assert "wrong-secret" not in json.dumps(refused)
 
 
-def test_an_address_that_only_the_broker_knows(make_cluster: Any) -> None:
-    cluster = make_cluster(settings={"advertised.listeners": "PLAINTEXT://inside.invalid:9092"})
-    code, found = _doctor("--bootstrap-server", cluster.bootstrap_servers)
+def test_an_address_that_only_the_broker_knows(server_dir: Path) -> None:
+    server = f"{HOST}:{free_port()}"
+    listeners = ("listeners", f"PLAINTEXT://{server}"), ("advertised.listeners", "PLAINTEXT://inside.invalid:9092")
+    with KlogBroker(server_dir, *(word for name, value in listeners for word in ("--set", f"{name}={value}"))):
+        code, found = _doctor("--bootstrap-server", server)
     assert (code, found["metadata"]["advice"]) == (1, "")
     assert "advertised.listeners" in found["DNS inside.invalid"]["advice"]
 
