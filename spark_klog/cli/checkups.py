@@ -5,24 +5,32 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spark_klog.client import Admin
-from spark_klog.client.config import client_config
-from spark_klog.errors import KlogError
+from spark_klog.client.config import ClientConfig, client_config
+from spark_klog.client.connection import Connection
+from spark_klog.client.dial import Dial
+from spark_klog.client.name_lookup import addresses_of
+from spark_klog.client.security.secrets import Settings
+from spark_klog.errors import AuthenticationError, ConnectionFailed, HandshakeInterrupted, KlogError, RequestTimedOut
+from spark_klog.protocol.apis import METADATA
 
 _OLDEST_JAVA = 17
 _PYSPARKS = ((4, 0), (4, 4))
 _COMMAND_SECONDS = 30.0
 _ROUND_TRIP_SECONDS = 240.0
-_CONNECT_SECONDS = 10.0
+#: Of each step on the way to a broker.
+_STEP_SECONDS = 10.0
 _REQUEST_MS = "10000"
+_INSTALL_PYSPARK = "pip install 'pyspark[sql]>=4.0,<4.4'"
+_ADVERTISED = "The broker names this address itself (advertised.listeners): it must be one that clients can reach"
 #: What the Python of Spark's workers runs: the version, or the first module that it lacks.
 _OF_WORKERS = """
 import sys
@@ -59,16 +67,19 @@ def run(check: str, action: Callable[[], str]) -> Finding:
         found, advice = action(), ""
     except NotWell as error:
         found, advice = error.found, error.advice
-    except KlogError as error:
-        found, advice = (
-            str(error),
-            "check the settings that the message is about (security.protocol and what belongs to it)",
-        )
+    except AuthenticationError as error:
+        found, advice = str(error), 'set what the message names; README, "TLS and SASL", has the settings'
+    except HandshakeInterrupted as error:
+        found, advice = str(error), "set security.protocol to the one of the broker's listener on this port"
+    except (ConnectionFailed, RequestTimedOut) as error:
+        found, advice = str(error), "check the broker's log, and that security.protocol is the one of its listener"
+    except (KlogError, OSError) as error:
+        found, advice = str(error), "change what the message names"
     return Finding(check, time.monotonic() - started, found, advice)
 
 
 def python() -> str:
-    """This Python, and whether its environment is the active one."""
+    """The Python that runs this command."""
     return f"{'.'.join(map(str, sys.version_info[:3]))} at {sys.executable}"
 
 
@@ -76,23 +87,24 @@ def worker_python() -> str:
     """The Python of Spark's workers: it needs the package, in the same version of Python."""
     named = os.environ.get("PYSPARK_PYTHON")
     command = named or "python3"
+    script = Path(sys.prefix, "bin", "activate")
+    activate = f", or activate this environment (source {script})," if script.is_file() else ""
     advice = (
-        f"set PYSPARK_PYTHON={sys.executable}, or activate this environment (source {sys.prefix}/bin/activate), before "
-        "Spark starts. Otherwise Spark says 'Failed to find the data source: klog', 'klog.DefaultSource' or 'No module "
-        "named spark_klog'"
+        f"set PYSPARK_PYTHON={sys.executable}{activate} before Spark starts. Otherwise Spark says 'Failed to find the "
+        "data source: klog', 'klog.DefaultSource' or 'No module named spark_klog'"
     )
     where = f"PYSPARK_PYTHON={named}" if named else "python3 of the PATH, as PYSPARK_PYTHON is not set"
     path = shutil.which(command)
     if path is None:
         raise NotWell(f"{where}: there is no such program", advice)
     # Not in the current folder: Python would find a checkout's modules there.
-    code, output = _output([path, "-c", _OF_WORKERS], cwd=os.path.dirname(sys.executable))
+    code, output = _output([os.path.abspath(path), "-c", _OF_WORKERS], cwd=os.path.dirname(sys.executable))
+    last = (output.strip().splitlines() or ["it failed"])[-1]  # warnings may come before
     if code:
-        last = output.strip().splitlines()[-1:] or ["it failed"]
-        raise NotWell(f"{where}: {path}: {last[0]}", advice)
+        raise NotWell(f"{where}: {path}: {last}", advice)
     ours = ".".join(map(str, sys.version_info[:2]))
-    if output.strip() != ours:
-        raise NotWell(f"{where} is Python {output.strip()}, this is {ours}: Spark needs one version", advice)
+    if last != ours:
+        raise NotWell(f"{where} is Python {last}, this is {ours}: Spark needs one version", advice)
     return f"{path} has the package"
 
 
@@ -117,12 +129,12 @@ def spark_version() -> str:
     """The pyspark that is installed here."""
     try:
         import pyspark
-    except ImportError as error:
-        raise NotWell(f"it can't be imported: {error}", "pip install 'pyspark[sql]>=4.0,<4.4'") from None
+    except Exception as error:  # of a broken environment: any
+        raise NotWell(f"it can't be imported: {type(error).__name__}: {error}", _INSTALL_PYSPARK) from None
     version: str = pyspark.__version__
     lowest, end = _PYSPARKS
-    if not lowest <= tuple(map(int, version.split(".")[:2])) < end:
-        raise NotWell(f"{version} is not one that klog knows", "pip install 'pyspark[sql]>=4.0,<4.4'")
+    if not lowest <= tuple(map(int, re.findall("[0-9]+", version)[:2])) < end:
+        raise NotWell(f"{version} is not one that klog knows", _INSTALL_PYSPARK)
     home = os.environ.get("SPARK_HOME")
     if home and not (Path(home) / "jars").is_dir():
         raise NotWell(f"{version}, but SPARK_HOME={home} has no jars", "unset SPARK_HOME")
@@ -136,7 +148,7 @@ def kernel() -> str:
     name = kernels.load().name
     if name != "native":
         raise NotWell(
-            f"{name}: reading and writing is some thirty times slower",
+            f"{name}: records are decoded and encoded in Python, some forty times slower",
             "install a wheel, or a C compiler (apt-get install gcc python3-dev) and then the package again",
         )
     return name
@@ -155,8 +167,9 @@ def round_trip() -> str:
     return lines[-1]
 
 
-def _output(command: list[str], seconds: float = _COMMAND_SECONDS, cwd: str | None = None) -> tuple[int, str]:
+def _output(command: list[str], seconds: float | None = None, cwd: str | None = None) -> tuple[int, str]:
     """(exit code, standard output and error); -1 if the command does not end in time."""
+    seconds = _COMMAND_SECONDS if seconds is None else seconds
     try:
         ran = subprocess.run(
             command,
@@ -189,68 +202,79 @@ def machine() -> Iterator[Finding]:
 
 
 def way_to(settings: Mapping[str, str]) -> Iterator[Finding]:
-    """DNS, TCP and Kafka of each bootstrap server, then of the brokers that the metadata names."""
+    """DNS, TCP, TLS and Kafka of each bootstrap server, then metadata, and the same of the brokers that it names.
+
+    `ConfigError` for wrong settings.
+    """
     config = client_config(settings)
-    reached = None
+    reached: list[str] = []
     for host, port in config.bootstrap_servers:
-        found = list(_address(host, port))
-        yield from found
-        if not found[-1].advice:
-            shake = _handshake({**settings, "bootstrap.servers": _text(host, port)}, str(config.security.protocol))
-            finding = run(f"Kafka {_text(host, port)}", shake)
-            yield finding
-            reached = reached or (None if finding.advice else _text(host, port))
-    if reached is None:
+        findings = list(_way_to_broker(host, port, config))
+        yield from findings
+        if not findings[-1].advice:
+            reached.append(_text(host, port))
+    if not reached:
         return
     brokers: list[tuple[str, int]] = []
 
     def metadata() -> str:
-        with Admin({"request.timeout.ms": _REQUEST_MS, **settings, "bootstrap.servers": reached}) as admin:
-            described = admin.describe_cluster()
-            brokers.extend((broker.host, broker.port) for broker in described.brokers)
+        limits = {"request.timeout.ms": _REQUEST_MS, "default.api.timeout.ms": _REQUEST_MS}
+        with Admin(Settings(settings) | {"bootstrap.servers": reached[0]} | limits) as admin:
+            brokers.extend((broker.host, broker.port) for broker in admin.describe_cluster().brokers)
             return f"{len(brokers)} brokers, {len(admin.list_topics())} topics"
 
     yield run("metadata", metadata)
     for host, port in brokers:
         if (host, port) not in config.bootstrap_servers:
-            for finding in _address(host, port):
-                why = ": the broker names this address itself (advertised.listeners), and clients have to reach it"
-                yield (
-                    finding
-                    if not finding.advice
-                    else Finding(finding.check, finding.seconds, finding.found, finding.advice + why)
-                )
+            for finding in _way_to_broker(host, port, config):
+                if finding.advice:
+                    finding = replace(finding, advice=f"{finding.advice}. {_ADVERTISED}")
+                yield finding
 
 
 def _text(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _address(host: str, port: int) -> Iterator[Finding]:
+def _way_to_broker(host: str, port: int, config: ClientConfig) -> Iterator[Finding]:
+    """The steps of a connection, each with the ones before it, up to the first that fails."""
+    where, security = _text(host, port), config.security
+
     def look_up() -> str:
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise NotWell(f"{host}: {error.strerror}", "check the name, and this machine's DNS or /etc/hosts") from None
+            found = addresses_of(host, port, _deadline())
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise NotWell(f"{host}: {reason}", "check the name, and this machine's DNS and /etc/hosts") from None
         return ", ".join(dict.fromkeys(str(entry[4][0]) for entry in found))
 
     def connect() -> str:
         try:
-            socket.create_connection((host, port), _CONNECT_SECONDS).close()
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise NotWell(reason, "check the port, that the broker runs, and the firewalls between") from None
+            Dial(host, port, _deadline()).finish().close()
+        except ConnectionFailed as error:
+            raise NotWell(str(error), "check the port, that the broker runs, and the firewalls between") from None
         return "connected"
 
-    name = run(f"DNS {host}", look_up)
-    yield name
-    if not name.advice:
-        yield run(f"TCP {_text(host, port)}", connect)
+    def shake_hands() -> str:
+        with closing(Dial(host, port, _deadline(), security.tls).finish()) as connected:
+            return str(getattr(connected, "version", lambda: "connected")())
+
+    def negotiate() -> str:
+        deadline = _deadline()
+        with closing(Connection(host, port, config, deadline)) as connection:
+            # a listener that requires SASL answers ApiVersions to everybody
+            connection.request(METADATA, {"topics": []}, deadline=deadline)
+        return f"{security.protocol}, ApiVersions and Metadata answered"
+
+    steps = [(f"DNS {host}", look_up), (f"TCP {where}", connect)]
+    if security.tls is not None:
+        steps.append((f"TLS {where}", shake_hands))
+    for name, step in [*steps, (f"Kafka {where}", negotiate)]:
+        finding = run(name, step)
+        yield finding
+        if finding.advice:
+            return
 
 
-def _handshake(settings: Mapping[str, str], protocol: str) -> Callable[[], str]:
-    def shake() -> str:
-        with Admin({"request.timeout.ms": _REQUEST_MS, **settings}):
-            return f"{protocol}, ApiVersions and metadata answered"
-
-    return shake
+def _deadline() -> float:
+    return time.monotonic() + _STEP_SECONDS

@@ -22,7 +22,7 @@ def doctor(ctx: click.Context, servers: str | None, command_config: Path | None,
     """Check this machine and, with --bootstrap-server or --cluster, the way to a cluster. Exits with 1 on a finding.
 
     Checks Python, the Python of Spark's workers, Java, pyspark, the kernel, rows through Spark and a broker of its own;
-    then DNS, TCP, Kafka (TLS, SASL, ApiVersions) of each server, metadata, and the addresses that it names.
+    then DNS, TCP, TLS and Kafka (SASL, ApiVersions) of each server, metadata, and the brokers that it names.
     """
     quiet_client(ctx)
     settings = cluster_settings(servers, command_config)

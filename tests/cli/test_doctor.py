@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from click.testing import CliRunner
 from spark_klog.cli import checkups
 from spark_klog.cli.main import main
 from spark_klog.embedded import EmbeddedCluster
+from tests.jobs.support import ROOT
 from tests.support.broker import KlogBroker
 from tests.support.certificates import make_certificates
 from tests.support.kafka import HOST, free_port
+from tests.support.klog import klog
 from tests.support.secure_broker import PASSWORDS, SecureBroker
 
 
@@ -78,6 +81,15 @@ def test_a_python_without_the_package(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (code, str(python) in line["found"], "No module named" in line["found"]) == (1, True, True)
     assert "as PYSPARK_PYTHON is not set" in line["found"]
     assert "Failed to find the data source: klog" in line["advice"]
+
+
+def test_a_relative_path_and_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's workers start in the driver's folder."""
+    _program(tmp_path, "bin/python", f'echo "a warning" >&2; exec "{sys.executable}" "$@"')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYSPARK_PYTHON", "bin/python")
+    _, found = _doctor()
+    assert (found["Spark's Python"]["advice"], found["Spark's Python"]["found"]) == ("", "bin/python has the package")
 
 
 def test_another_version_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +152,7 @@ def test_nobody_listens() -> None:
         bound.bind(("127.0.0.1", 0))
         server = f"127.0.0.1:{bound.getsockname()[1]}"
         _, found = _doctor("--bootstrap-server", server)
-    assert found[f"TCP {server}"]["found"] == "Connection refused"
+    assert found[f"TCP {server}"]["found"].endswith("Connection refused")
     assert "firewalls" in found[f"TCP {server}"]["advice"]
     assert "metadata" not in found
 
@@ -148,17 +160,70 @@ def test_nobody_listens() -> None:
 def test_security(secure: SecureBroker, tmp_path: Path) -> None:
     server = secure.servers("SASL_SSL")
     plain = _doctor("--bootstrap-server", server)[1][f"Kafka {server}"]
-    assert plain["advice"] != ""
+    assert "set security.protocol to SSL" in plain["found"]
     file = tmp_path / "client.properties"
     file.write_text(secure.java("SASL_SSL", "SCRAM-SHA-512"))
     way = ("--bootstrap-server", server, "--command-config", str(file))
     found = _doctor(*way)[1]
-    assert found[f"Kafka {server}"]["found"].startswith("SASL_SSL")
+    assert found[f"TLS {server}"]["found"] == "TLSv1.3"
+    assert found[f"Kafka {server}"]["found"].startswith("SASL_SSL, ")
     assert found["metadata"]["advice"] == ""
     file.write_text(secure.java("SASL_SSL", "SCRAM-SHA-512").replace(PASSWORDS["alice"], "wrong-secret"))
-    refused = _doctor(*way)[1][f"Kafka {server}"]
-    assert "refuses SCRAM-SHA-512" in refused["found"]
+    refused = _doctor(*way)[1]
+    assert refused[f"TLS {server}"]["advice"] == ""
+    assert "refuses SCRAM-SHA-512" in refused[f"Kafka {server}"]["found"]
     assert "wrong-secret" not in json.dumps(refused)
+
+
+def test_a_certificate_of_somebody_else(secure: SecureBroker, tmp_path: Path) -> None:
+    server = secure.servers("SSL")
+    other = make_certificates(tmp_path / "other")
+    file = tmp_path / "client.properties"
+    file.write_text(secure.java("SSL").replace(str(secure.certificates.ca), str(other.ca)))
+    _, found = _doctor("--bootstrap-server", server, "--command-config", str(file))
+    assert "certificate" in found[f"TLS {server}"]["found"]
+    assert f"Kafka {server}" not in found
+
+
+def test_a_listener_that_requires_sasl(secure: SecureBroker) -> None:
+    """Such a listener answers ApiVersions, and closes the connection at the next request."""
+    server = secure.servers("SASL_PLAINTEXT")
+    _, found = _doctor("--bootstrap-server", server)
+    assert "set security.protocol to SASL_PLAINTEXT" in found[f"Kafka {server}"]["found"]
+    assert "metadata" not in found
+
+
+def test_a_silent_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkups, "_STEP_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = f"127.0.0.1:{listening.getsockname()[1]}"
+        _, found = _doctor("--bootstrap-server", server)
+    assert found[f"TCP {server}"]["advice"] == ""
+    assert "security.protocol" in found[f"Kafka {server}"]["advice"]
+    assert "metadata" not in found
+
+
+def test_a_name_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(checkups, "_STEP_SECONDS", 0.5)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: never.wait(60) and [])
+    try:
+        _, found = _doctor("--bootstrap-server", "broker.invalid:9092")
+    finally:
+        never.set()
+    assert "no name server has answered in time" in found["DNS broker.invalid"]["found"]
+
+
+def test_wrong_settings(tmp_path: Path) -> None:
+    """A line on standard error, no traceback, and not the secret."""
+    file = tmp_path / "client.properties"
+    file.write_text("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=NONSENSE\nsasl.password=top-secret\n")
+    done = CliRunner().invoke(
+        main, ["doctor", "--no-spark", "--bootstrap-server", "127.0.0.1:1", "--command-config", str(file)]
+    )
+    assert (done.exit_code, type(done.exception)) == (1, SystemExit)
+    assert done.stderr.startswith("klog: ")
+    assert "top-secret" not in done.output
 
 
 def test_an_address_that_only_the_broker_knows(server_dir: Path) -> None:
@@ -176,6 +241,28 @@ def test_a_round_trip_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     finding = checkups.run("Spark", checkups.round_trip)
     assert finding.found == "spark_klog.errors.ConfigError: this is wrong"
     assert "spark_klog.cli.round_trip" in finding.advice
+
+
+def test_a_command_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkups, "_COMMAND_SECONDS", 0.5)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(_program(tmp_path, "python3", "exec sleep 60")))
+    _, found = _doctor()
+    assert "did not end in 0.5 s" in found["Spark's Python"]["found"]
+
+
+def test_a_kernel_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the command: its other findings are still there."""
+    monkeypatch.setenv("SPARK_KLOG_KERNEL", "nonsense")
+    done = klog("doctor", "--no-spark", "--json")
+    found = {line["check"]: line for line in map(json.loads, done.stdout.splitlines())}
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "SPARK_KLOG_KERNEL=nonsense is unknown" in found["kernel"]["found"]
+    assert {"Python", "Spark's Python", "Java", "pyspark"} < found.keys()
+
+
+def test_the_versions_are_those_of_the_package() -> None:
+    required = checkups._INSTALL_PYSPARK.removeprefix("pip install ").strip("'")
+    assert f'"{required}",' in (ROOT / "pyproject.toml").read_text()
 
 
 @pytest.mark.slow
