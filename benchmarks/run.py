@@ -24,6 +24,7 @@ from benchmarks.breakdown import BREAKDOWN
 from benchmarks.broker_side import BROKER
 from benchmarks.codecs import CODECS
 from benchmarks.connections import CONNECTIONS
+from benchmarks.connector import CONNECTOR
 from benchmarks.consumer import CONSUMER, TLS
 from benchmarks.consuming import CONSUME
 from benchmarks.decode import DECODE
@@ -68,6 +69,7 @@ WORK: tuple[Work, ...] = (
     PRODUCE,
     CONSUME,
     CONSUMER,
+    CONNECTOR,
     TLS,
     PRODUCER,
     MIRROR,
