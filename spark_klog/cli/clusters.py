@@ -52,6 +52,7 @@ def cluster_options(function: _F) -> _F:
         click.option("--json", "as_json", is_flag=True, help="Print lines of JSON."),
         command_config_option,
         click.option(
+            "-b",
             "--bootstrap-server",
             "servers",
             help=f"HOST:PORT[,...]; the default is bootstrap.servers of --command-config, or else {DEFAULT_SERVERS}.",
@@ -69,14 +70,19 @@ def quiet_client(ctx: click.Context) -> None:
         logging.getLogger("spark_klog.client.admin.settings").setLevel(logging.ERROR)
 
 
+def _chosen_cluster() -> str | None:
+    """The command's --cluster."""
+    context = click.get_current_context(silent=True)
+    return None if context is None else context.meta.get(_CLUSTER)
+
+
 def client_settings(command_config: Path | None, cluster: str | None = None) -> dict[str, str]:
     """Read client settings from a properties file, or take those of a named cluster, by default the command's.
 
     `ConfigError` for bad syntax, an unknown cluster, or both.
     """
-    context = click.get_current_context(silent=True)
-    if cluster is None and context is not None:
-        cluster = context.meta.get(_CLUSTER)
+    if cluster is None:
+        cluster = _chosen_cluster()
     if cluster is not None:
         if command_config is not None:
             raise ConfigError("give only one of --cluster and --command-config")
@@ -94,11 +100,14 @@ def cluster_settings(
 ) -> dict[str, str]:
     """Client settings with bootstrap.servers from the option, or else from the file or the cluster, or else missing.
 
-    `ConfigError` if both have them and differ: a command must not change another cluster than the one that was meant.
+    `ConfigError` if both have them and differ, or the cluster has none: a command must not change another cluster than
+    the one that was meant.
     """
     settings = client_settings(command_config, cluster)
     own = settings.get("bootstrap.servers")
     if servers is None:
+        if own is None and (named_one := cluster or _chosen_cluster()):
+            raise ConfigError(f"cluster {named_one} has no bootstrap.servers: set them in its table")
         return settings
     named = f"bootstrap.servers {f'in {command_config}' if command_config else 'of the cluster'}"
     if own is not None and set(parse_bootstrap(servers, option)) != set(parse_bootstrap(own, named)):

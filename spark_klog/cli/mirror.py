@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import threading
@@ -12,7 +13,7 @@ from types import FrameType
 
 import click
 
-from spark_klog.cli.clusters import client_settings, quiet_client
+from spark_klog.cli.clusters import client_settings, cluster_settings, quiet_client
 from spark_klog.cli.output import console, say
 from spark_klog.client.config import parse_bootstrap
 from spark_klog.errors import ConfigError
@@ -25,9 +26,13 @@ _EARLIEST, _LATEST = "earliest", "latest"
 
 @click.command()
 @click.option(
-    "--from", "source", required=True, metavar="FILE|HOST:PORT", help="The source: client settings, or HOST:PORT[,...]."
+    "--from",
+    "source",
+    required=True,
+    metavar="FILE|HOST:PORT|NAME",
+    help="The source: client settings, HOST:PORT[,...] or a named cluster.",
 )
-@click.option("--to", "target", required=True, metavar="FILE|HOST:PORT", help="The target, likewise.")
+@click.option("--to", "target", required=True, metavar="FILE|HOST:PORT|NAME", help="The target, likewise.")
 @click.option("--topics", default=".*", show_default=True, metavar="PATTERN", help="Topics whose whole name matches.")
 @click.option("--exclude", metavar="PATTERN", help="Topics to leave out. Internal ones always are.")
 @click.option("--prefix", default="", metavar="TEXT", help="Put before the names of topics at the target.")
@@ -105,7 +110,7 @@ def mirror(
 
 
 def side_settings(option: str, value: str) -> dict[str, str]:
-    """The client settings of a side: those of a properties file, or an address. `ConfigError`."""
+    """The client settings of a side: those of a properties file, an address, or a named cluster. `ConfigError`."""
     path = Path(value)
     if path.is_file():
         settings = client_settings(path)
@@ -113,7 +118,12 @@ def side_settings(option: str, value: str) -> dict[str, str]:
             raise ConfigError(f"{option}: {value} does not set bootstrap.servers")
         return settings
     if ":" not in value:
-        raise ConfigError(f"{option}: {value} is neither a file nor HOST:PORT[,HOST:PORT...]")
+        try:
+            return cluster_settings(None, None, cluster=value)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{option}: {value} is neither a file nor HOST:PORT[,HOST:PORT...], nor a named cluster ({error})"
+            ) from None
     parse_bootstrap(value, option)
     return {"bootstrap.servers": value}
 
@@ -135,6 +145,7 @@ def _stopping(mirror: Mirror) -> Iterator[None]:
             raise KeyboardInterrupt
         stopping.set()
         mirror.stop()
+        os.write(2, b"klog: stopping after the next commit; a second signal stops at once\n")
 
     stopping = threading.Event()
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -56,6 +56,7 @@ _topic_option = click.option(
     "--topic", "topics", multiple=True, metavar="TOPIC[:0,1]", help="Only this topic or these partitions; repeatable."
 )
 _servers_option = click.option(
+    "-b",
     "--bootstrap-server",
     "servers",
     help="The cluster that has the topics, unless a STORE is kafka://HOST:PORT; the default is bootstrap.servers of "

@@ -177,7 +177,8 @@ class Producer(TransactionCalls):
             if partition is None:
                 partition = self._sticky.current(topic)
             elif not 0 <= operator.index(partition) < count:
-                raise ConfigError(f"topic {topic} has partitions 0 to {count - 1}, not {partition}")
+                there = f"partitions 0 to {count - 1}" if count > 1 else "only partition 0"
+                raise ConfigError(f"topic {topic} has {there}, not {partition}")
             self._await_room(topic, partition)
             gathering = self._gathering.get((topic, partition))
             if gathering is None:

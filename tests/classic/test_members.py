@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from spark_klog.classic.group.member import Member
@@ -14,7 +15,7 @@ from spark_klog.directories.consumers import STATIC, WHITE_LIST, Registration
 from spark_klog.directories.memory import MemoryTree
 from spark_klog.directories.offsets import OffsetDirectory
 from spark_klog.directories.paths import Endpoint, broker_payload, topic_payload
-from spark_klog.errors import KlogError
+from spark_klog.errors import KlogError, RebalanceFailed
 
 _CONFIG = connector_config({"zookeeper.connect": "unused:1", "group.id": "g"})
 _TOPICS = ("a", "b")
@@ -80,6 +81,19 @@ _JOINS = st.sampled_from(
         Registration(WHITE_LIST, {"b|c": 2}),
     ]
 )
+
+
+def test_partitions_that_nobody_releases() -> None:
+    group = Group()
+    group.tree.create("/consumers/g/owners/a/2", b"someone-0")
+    config = connector_config(
+        {"zookeeper.connect": "unused:1", "group.id": "g", "rebalance.max.retries": 1, "rebalance.backoff.ms": 50}
+    )
+    member = Member(
+        *(config, group.tree.session(), "m", Registration(STATIC, {"a": 1}), lambda _, __: stream(), ignore, False)
+    )
+    with pytest.raises(RebalanceFailed, match=r"other members still own a-2 after 0\.05 s \(rebalance\.max\.retries"):
+        member.join()
 
 
 @settings(max_examples=100, deadline=None)

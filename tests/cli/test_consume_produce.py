@@ -221,9 +221,9 @@ def test_a_copy_by_json(servers: str, topic: str) -> None:
 def test_a_transaction_is_written_whole_or_not_at_all(servers: str, topic: str) -> None:
     good, bad = b'{"value": "1"}\n' * 5, b'{"value": "2"}\n' * 5 + b"rubbish\n"
     klog("produce", servers, topic, "--json", "--transaction", "t", stdin=good)
-    assert b"record 6: it is not JSON" in klog(
-        "produce", servers, topic, "--json", "--transaction", "t", stdin=bad, code=1
-    )
+    refused = klog("produce", servers, topic, "--json", "--transaction", "t", stdin=bad, code=1)
+    assert b"record 6: it is not JSON" in refused
+    assert b"the transaction is aborted: none of its records count" in refused
     assert [value for _, _, value, _ in read(servers, topic)] == [b"1"] * 5
     committed = klog("consume", servers, topic, "--isolation", "read_committed").splitlines()
     assert committed == [b"1"] * 5
@@ -259,6 +259,7 @@ def test_what_users_mistype(servers: str, topic: str, tmp_path: Path) -> None:
     for arguments in (["--follow", "--until", "3"], ["--group", "g", "-p", "0"], ["--json", "-f", "%s"]):
         klog("consume", servers, topic, *arguments, code=2)
     assert b"must not be empty" in klog("produce", servers, topic, "-D", "", code=2)
+    assert klog_bytes("consume", topic, "-b", servers, "-n", "1").stdout, "kcat's -b"
     assert b"partitions 0 to 1, not 5" in klog("produce", servers, topic, "-p", "5", stdin=b"x\n", code=1)
     assert b"nowhere" in klog("produce", servers, topic, str(tmp_path / "nowhere"), code=2)
     assert b"with --json" in klog("produce", servers, topic, "--json", "-k", "k", code=2)

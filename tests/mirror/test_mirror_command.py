@@ -111,6 +111,26 @@ def test_from_the_latest_records_on(cluster: EmbeddedCluster, target: EmbeddedCl
     assert [seen.value for seen in read_topic(sides[1], name, 1)[0]] == [b"3"]
 
 
+def test_named_clusters(
+    cluster: EmbeddedCluster, target: EmbeddedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = _name()
+    make_topic(cluster.bootstrap_servers, topic, 1)
+    _send(cluster.bootstrap_servers, topic, [b"1"])
+    file = tmp_path / "clusters.toml"
+    file.write_text(
+        "".join(
+            f'[{name}]\nbootstrap.servers = "{side.bootstrap_servers}"\n'
+            for name, side in (("here", cluster), ("there", target))
+        )
+    )
+    monkeypatch.setenv("KLOG_CONFIG", str(file))
+    done = klog("mirror", "--from", "here", "--to", "there", "--topics", topic, "--name", topic, "--until-end")
+    assert done.returncode == 0, done.stderr
+    assert [seen.value for seen in read_topic(target.bootstrap_servers, topic, 1)[0]] == [b"1"]
+    assert "did you mean there?" in klog_refusal("mirror", "--from", "here", "--to", "ther")
+
+
 def test_refusals(cluster: EmbeddedCluster, target: EmbeddedCluster, tmp_path: Path) -> None:
     sides = ("--from", cluster.bootstrap_servers, "--to", target.bootstrap_servers, "--until-end")
     same = ("--from", cluster.bootstrap_servers, "--to", cluster.bootstrap_servers, "--until-end")
