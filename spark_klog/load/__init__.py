@@ -14,8 +14,9 @@ are complete are kept, the others run again and write files of the same names.
 
 What a plain reader of the folder sees: on a local disk, files of committed runs only; they are renamed into place after
 the manifest is written, so for a moment some may be missing. In an object store tasks upload whole files to their final
-names: a reader may see a run's files before its commit. No reader ever sees a record twice, as the run that goes on
-replaces files by name. `files` lists exactly what is committed.
+names: a reader may see a run's files before its commit. The run that goes on replaces files by name. Attempts that
+failed, or ended by --max-time, may leave files of other names; the commit removes them, and a reader may see their
+records twice until then. `files` lists exactly what is committed.
 """
 
 from __future__ import annotations

@@ -124,6 +124,7 @@ def status(output: str) -> Status:
         for loss in manifest.lost:
             what = f"[{loss['start']}, {loss['end']}) lost before run {run_name(number)}: {loss['cause']}"
             findings.append(Finding(loss["topic"], loss["partition"], what))
+            _skip_lost(totals, (loss["topic"], loss["partition"]), manifest)
         findings += _missing_files(store, manifest)
     unfinished = run_name(number + 1) if read_plan(store, number + 1) is not None else ""
     found = {topic: dict(sorted(each.items())) for topic, each in sorted(hours.items())}
@@ -180,6 +181,13 @@ def _follow(totals: dict[tuple[str, int], dict[str, Any]], item: PartitionAudit,
         "incarnation": progress.incarnation,
     }
     return findings
+
+
+def _skip_lost(totals: dict[tuple[str, int], dict[str, Any]], key: tuple[str, int], manifest: Manifest) -> None:
+    """Let a partition's totals go on where a run without records of it has moved it to."""
+    if key in totals and all((item.topic, item.partition) != key for item in manifest.partitions):
+        progress = manifest.progress()[key]
+        totals[key] |= {"until": progress.offset, "incarnation": progress.incarnation}
 
 
 def _missing_files(store: Store, manifest: Manifest) -> list[Finding]:

@@ -18,10 +18,13 @@ from spark_klog.load.model import (
     as_json,
     manifest_path,
     offsets_json,
+    place_of,
+    progress_of,
     run_name,
     staged_path,
     staging_path,
     task_path,
+    topic_folder,
 )
 from spark_klog.load.store import Store, to_json
 from spark_klog.load.task import cut
@@ -72,8 +75,8 @@ def contiguous(results: Sequence[RangeResult]) -> list[RangeResult]:
 
 def make_manifest(
     plan: Plan, results: Sequence[RangeResult], before: Mapping[Key, Progress], log_end: Mapping[Key, int], now: str
-) -> tuple[Manifest, list[RangeResult]]:
-    """The manifest, and the results that are left out of it, as an earlier range of their partition failed."""
+) -> Manifest:
+    """The manifest of a run; results are left out of it if an earlier range of their partition failed."""
     by_partition: dict[Key, list[RangeResult]] = defaultdict(list)
     for result in results:
         by_partition[result.topic, result.partition].append(result)
@@ -81,13 +84,11 @@ def make_manifest(
     for ranges in plan.tasks:
         for item in ranges:
             asked[item.topic, item.partition].append(item)
-    audits, files, letters, dropped = [], [], [], []
+    audits, files, letters = [], [], []
     hours: dict[str, dict[str, int]] = {}
-    progress = dict(before)
+    progress = {**before, **progress_of(plan.starts)}
     for key, found in sorted(by_partition.items()):
         kept = contiguous(found)
-        known = {(item.start, item.until): item for item in kept}
-        dropped += [item for item in found if item.files and (item.start, item.until) not in known]
         until = kept[-1].until
         files += [file for item in kept for file in item.files]
         letters += [name for item in kept for name in item.dead_letters]
@@ -98,7 +99,7 @@ def make_manifest(
             for hour, count in part.hours.items():
                 each = hours.setdefault(key[0], {})
                 each[hour] = each.get(hour, 0) + count
-    manifest = Manifest(
+    return Manifest(
         plan.run,
         plan.started,
         now,
@@ -109,7 +110,6 @@ def make_manifest(
         plan.lost,
         offsets_json(progress),
     )
-    return manifest, dropped
 
 
 def _audit(key: Key, kept: Sequence[RangeResult], planned: int, log_end: int) -> PartitionAudit:
@@ -135,12 +135,8 @@ def _audit(key: Key, kept: Sequence[RangeResult], planned: int, log_end: int) ->
     )
 
 
-def write_manifest(store: Store, manifest: Manifest, dropped: Sequence[RangeResult]) -> None:
+def write_manifest(store: Store, manifest: Manifest) -> None:
     """Commit the run. `LoadError` if another run has committed it meanwhile."""
-    if store.shows_whole_files_only:
-        for result in dropped:
-            for file in result.files:
-                store.remove(file.path)
     if not store.create(manifest_path(manifest.run), to_json(as_json(manifest))):
         raise LoadError(
             f"{store.address}: another run of this load has committed run {run_name(manifest.run)}; its records are "
@@ -148,12 +144,42 @@ def write_manifest(store: Store, manifest: Manifest, dropped: Sequence[RangeResu
         )
 
 
-def publish(store: Store, manifest: Manifest) -> None:
-    """Show the files of a committed run to plain readers, and point to the run. Does the rest after a kill."""
+def publish(store: Store, manifest: Manifest, *, has_leftovers: bool = True) -> None:
+    """Show the files of a committed run to plain readers, and point to the run. Does the rest after a kill.
+
+    `has_leftovers` is whether attempts of its tasks may have written files that the run does not have.
+    """
     if not store.shows_whole_files_only:
         for item in manifest.files:
             store.move(staged_path(manifest.run, item.path), item.path)
-        store.remove(staging_path(manifest.run))
+        try:
+            store.remove(staging_path(manifest.run))
+        except LoadError as error:  # an attempt that Spark is about to stop writes there
+            _log.warning("files of run %s that are of no use are left: %s", run_name(manifest.run), error)
+    elif has_leftovers:
+        remove_leftovers(store, manifest)
     pointer = {"run": run_name(manifest.run), "manifest": manifest_path(manifest.run), "finished": manifest.finished}
     store.write(LATEST, to_json(pointer))
     _log.info("committed run %s of %s", run_name(manifest.run), store.address)
+
+
+def remove_leftovers(store: Store, manifest: Manifest) -> None:
+    """Remove files that attempts of the run's tasks have written to their final names and that it does not have.
+
+    The run's partitions have no other files from its first offset on. An attempt that was killed, failed or ran out of
+    time may have other files than the one that counts.
+    """
+    progress = manifest.progress()
+    first: dict[str, dict[tuple[int, int], int]] = defaultdict(dict)
+    for item in manifest.partitions:
+        first[item.topic][item.partition, progress[item.topic, item.partition].incarnation] = item.start
+    known = {item.path for item in manifest.files}
+    for topic, starts in first.items():
+        for path in store.paths_below(topic_folder(topic)):
+            place = place_of(path.rpartition("/")[2])
+            if place is None or path in known:
+                continue
+            partition, start, incarnation = place
+            if start >= starts.get((partition, incarnation), start + 1):
+                _log.info("removing %s/%s, which no run has", store.address, path)
+                store.remove(path)

@@ -68,6 +68,11 @@ def last_committed(store: Store) -> int:
     return number
 
 
+def is_pointed_to(store: Store, run: int) -> bool:
+    """Whether `latest.json` names the run: it is the last step of showing it."""
+    return (read_json(store, LATEST) or {}).get("run") == run_name(run)
+
+
 def manifests(store: Store) -> Iterator[Manifest]:
     """All committed runs, the first one first."""
     for number in range(1, last_committed(store) + 1):

@@ -50,6 +50,7 @@ def staged_path(number: int, path: str) -> str:
 
 
 _HIDDEN = re.compile(r"^[_.]")
+_FILE = re.compile(r".*\+(\d+)\+(\d{20})\+\d{20}(?:\+(\d+))?\.[a-z.]+")
 
 
 def file_path(topic: str, partition: int, first: int, last: int, incarnation: int, layout: str, extension: str) -> str:
@@ -58,9 +59,20 @@ def file_path(topic: str, partition: int, first: int, last: int, incarnation: in
     A "+" precedes topics that readers of folders would skip (those with "_" or "." in front); no topic has one in its
     name. `layout` is the folder of the records' time, or "". Topics that were created again count up `incarnation`.
     """
-    name = f"+{topic}" if _HIDDEN.match(topic) else topic
+    name = topic_folder(topic)
     again = f"+{incarnation}" if incarnation else ""
     return "/".join(filter(None, [name, layout, f"{name}+{partition}+{first:020d}+{last:020d}{again}.{extension}"]))
+
+
+def topic_folder(topic: str) -> str:
+    """The folder of a topic's files, below the output."""
+    return f"+{topic}" if _HIDDEN.match(topic) else topic
+
+
+def place_of(name: str) -> tuple[int, int, int] | None:
+    """The partition, first offset and incarnation in the name of a file; None if a load does not name files so."""
+    found = _FILE.fullmatch(name)
+    return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0))
 
 
 @dataclass(frozen=True)
@@ -115,7 +127,10 @@ class RangeResult:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run reads: ranges by task. `settings` are those of `WriteSettings`, as JSON."""
+    """What a run reads: ranges by task. `settings` are those of `WriteSettings`, as JSON.
+
+    `starts` has the partitions that lost records, as `Manifest.offsets`: they go on there, also without new records.
+    """
 
     run: int
     started: str
@@ -123,6 +138,7 @@ class Plan:
     tasks: list[list[Range]]
     settings: dict[str, Any]
     lost: list[dict[str, Any]] = field(default_factory=list)
+    starts: dict[str, dict[str, Progress]] = field(default_factory=dict)
     version: int = VERSION
 
 
@@ -180,13 +196,16 @@ class Manifest:
 
     def progress(self) -> dict[tuple[str, int], Progress]:
         """Where each partition's next run starts."""
-        return {
-            (topic, int(partition)): item for topic, each in self.offsets.items() for partition, item in each.items()
-        }
+        return progress_of(self.offsets)
+
+
+def progress_of(offsets: dict[str, dict[str, Progress]]) -> dict[tuple[str, int], Progress]:
+    """Progress by partition of what `offsets_json` has made."""
+    return {(topic, int(partition)): item for topic, each in offsets.items() for partition, item in each.items()}
 
 
 def offsets_json(progress: dict[tuple[str, int], Progress]) -> dict[str, dict[str, Progress]]:
-    """The other way of `Manifest.progress`."""
+    """The other way of `progress_of`."""
     found: dict[str, dict[str, Progress]] = {}
     for (topic, partition), item in sorted(progress.items()):
         found.setdefault(topic, {})[str(partition)] = item
@@ -239,7 +258,7 @@ def _nested(kind: Any, name: str, value: Any) -> Any:
         return value
     if name == "tasks":
         return [[_build(inner, item) for item in ranges] for ranges in value]
-    if name == "offsets":
+    if name in ("offsets", "starts"):
         return {topic: {key: _build(inner, item) for key, item in each.items()} for topic, each in value.items()}
     return [_build(inner, item) for item in value]
 
@@ -247,6 +266,7 @@ def _nested(kind: Any, name: str, value: Any) -> Any:
 _NESTED.update(
     {
         (Plan, "tasks"): Range,
+        (Plan, "starts"): Progress,
         (RangeResult, "files"): FileEntry,
         (Manifest, "files"): FileEntry,
         (Manifest, "partitions"): PartitionAudit,

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, LoadError
-from spark_klog.load.commit import check_results, make_manifest, publish, write_manifest
-from spark_klog.load.history import claim_output, last_committed, read_manifest, read_plan
+from spark_klog.load.commit import check_results, make_manifest, publish, remove_leftovers, write_manifest
+from spark_klog.load.history import claim_output, is_pointed_to, last_committed, read_manifest, read_plan
 from spark_klog.load.locking import locked
 from spark_klog.load.model import (
     LETTERS,
@@ -25,6 +25,7 @@ from spark_klog.load.model import (
     Range,
     RangeResult,
     as_json,
+    offsets_json,
     plan_path,
     run_name,
     staging_path,
@@ -126,33 +127,37 @@ class _Run:
         seconds = options.max_seconds
         self._deadline = None if seconds is None else time.time() + seconds
         self._loaded: list[Manifest] = []
+        self._committed: list[Manifest] = []
 
     def all(self) -> Loaded:
         number = last_committed(self._store)
         manifest = read_manifest(self._store, number) if number else None
-        if manifest is not None and self._store.names(staging_path(number)):
-            publish(self._store, manifest)
+        if manifest is not None:
+            is_shown = is_pointed_to(self._store, number) and not self._store.names(staging_path(number))
+            if not is_shown:
+                publish(self._store, manifest)
         progress = manifest.progress() if manifest else {}
         killed = read_plan(self._store, number + 1)
         if killed is not None:
             if killed.run != number + 1:
                 raise LoadError(f"{self._store.address}/{plan_path(number + 1)} is of run {killed.run}: restore it")
             _log.info("finishing run %s, which was killed", run_name(killed.run))
-            progress = self._execute(killed, progress, self._log_ends(killed))
+            progress = self._execute(killed, progress, self._log_ends(killed), is_resumed=True)
             number = last_committed(self._store)
         extent = find_extent(
             self._cluster, self._options.topics, progress, self._options.limits, self._options.fail_on_loss
         )
         is_over = self._deadline is not None and time.time() >= self._deadline
-        if extent.records and not is_over:
+        if (extent.records or extent.lost) and not is_over:
             plan = self._plan(number + 1, extent)
             self._execute(plan, progress, extent.log_end)
         return self._summary(extent)
 
     def _plan(self, number: int, extent: Extent) -> Plan:
-        tasks = make_tasks(extent, self._runner.cores(), self._options.max_task_records)
+        tasks = make_tasks(extent, self._runner.cores(), self._options.max_task_records) if extent.records else []
         settings = self._options.settings.to_json()
-        plan = Plan(number, _now(), self._options.topics, tasks, settings, lost_json(extent.lost))
+        starts = offsets_json({(item.topic, item.partition): extent.start[item[:2]] for item in extent.lost})
+        plan = Plan(number, _now(), self._options.topics, tasks, settings, lost_json(extent.lost), starts)
         if not self._store.create(plan_path(number), to_json(as_json(plan))):
             raise LoadError(f"{self._store.address}: another run of this load has begun run {run_name(number)}")
         return plan
@@ -163,7 +168,9 @@ class _Run:
         found = [key for key in keys if key[1] in there.get(key[0], ())]
         return list_offsets(self._cluster, dict.fromkeys(found, LATEST)) if found else {}
 
-    def _execute(self, plan: Plan, before: Mapping[Key, Progress], log_end: Mapping[Key, int]) -> dict[Key, Progress]:
+    def _execute(
+        self, plan: Plan, before: Mapping[Key, Progress], log_end: Mapping[Key, int], *, is_resumed: bool = False
+    ) -> dict[Key, Progress]:
         """Run what is left of a plan, and commit it; returns where the next run starts."""
         results = self._results(plan)
         todo = {number: ranges for number, ranges in enumerate(plan.tasks) if number not in results}
@@ -176,21 +183,26 @@ class _Run:
             if missing:
                 raise LoadError(f"run {run_name(plan.run)}: no file of offsets of tasks {missing[:5]}: run again")
         found = [item for number in sorted(results) for item in results[number]]
-        manifest, dropped = make_manifest(plan, found, before, log_end, _now())
+        manifest = make_manifest(plan, found, before, log_end, _now())
         if len(manifest.dead_letters) > self._options.max_bad:
             raise LoadError(
                 f"run {run_name(plan.run)} has {len(manifest.dead_letters)} bad record batches, more than --max-bad "
                 f"{self._options.max_bad}, and is not committed: look at {self._store.address}/{LETTERS}, then run "
                 "again with a larger --max-bad to load the others"
             )
-        if not any(item.until > item.start for item in manifest.partitions):
+        has_failed = any(item.error for item in manifest.partitions)
+        has_leftovers = is_resumed or has_failed or self._deadline is not None
+        if not plan.lost and not any(item.until > item.start for item in manifest.partitions):
             # Nothing could be read: the next run plans anew.
             self._loaded.append(manifest)
+            if self._store.shows_whole_files_only and has_leftovers:
+                remove_leftovers(self._store, manifest)
             self._store.remove(plan_path(plan.run).rpartition("/")[0])
             return dict(before)
-        write_manifest(self._store, manifest, dropped)
-        publish(self._store, manifest)
+        write_manifest(self._store, manifest)
+        publish(self._store, manifest, has_leftovers=has_leftovers)
         self._loaded.append(manifest)
+        self._committed.append(manifest)
         return manifest.progress()
 
     def _results(self, plan: Plan) -> dict[int, list[RangeResult]]:
@@ -242,7 +254,7 @@ class _Run:
                 rows[key] = PartitionAudit(
                     *key, first.offset, first.offset, first.offset, 0, 0, None, None, {}, 0, max(end, first.offset)
                 )
-        committed = [item for item in self._loaded if any(each.until > each.start for each in item.partitions)]
+        committed = self._committed
         return Loaded(
             [item.run for item in committed],
             [rows[key] for key in sorted(rows)],

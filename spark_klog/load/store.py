@@ -41,6 +41,9 @@ class Store(Protocol):
     def names(self, folder: str) -> list[str]:
         """The names in a folder, sorted; none if it does not exist."""
 
+    def paths_below(self, folder: str) -> list[str]:
+        """The paths of all files in a folder and in the folders in it."""
+
     def size(self, path: str) -> int | None:
         """A file's bytes; None if there is no such file."""
 
@@ -160,6 +163,11 @@ class LocalStore:
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
+    def paths_below(self, folder: str) -> list[str]:
+        with _named(self, folder, "listed"):
+            root = self._root / folder
+            return sorted(path.relative_to(self._root).as_posix() for path in root.rglob("*") if path.is_file())
+
     def size(self, path: str) -> int | None:
         with _named(self, path, "read"):
             try:
@@ -257,6 +265,13 @@ class ArrowStore:
         with _named(self, folder, "listed"):
             found = self._fs.get_file_info(FileSelector(self._at(folder), allow_not_found=True))
             return sorted(info.base_name for info in found)
+
+    def paths_below(self, folder: str) -> list[str]:
+        from pyarrow.fs import FileSelector
+
+        with _named(self, folder, "listed"):
+            found = self._fs.get_file_info(FileSelector(self._at(folder), allow_not_found=True, recursive=True))
+            return sorted(info.path[len(self._base) + 1 :] for info in found if info.is_file)
 
     def size(self, path: str) -> int | None:
         with _named(self, path, "read"):

@@ -114,9 +114,11 @@ def run_task(number: int, ranges: Sequence[Range], job: Job) -> list[RangeResult
         return done
     with store.scratch(staging_path(job.run)) as folder:
         results = [_load(store, item, job, folder / str(index)) for index, item in enumerate(ranges)]
-    if store.size(manifest_path(job.run)) is None:  # else another attempt of this task has ended long ago
-        store.write(task_path(job.run, number), to_json({"ranges": [asdict(item) for item in results]}))
-    return results
+    if store.size(manifest_path(job.run)) is not None:  # another attempt of this task has ended long ago
+        return results
+    if store.create(task_path(job.run, number), to_json({"ranges": [asdict(item) for item in results]})):
+        return results
+    return task_results(store, job.run, number) or results  # another attempt was first: its files count
 
 
 def task_results(store: Store, run: int, number: int) -> list[RangeResult] | None:
@@ -153,9 +155,7 @@ def _load(store: Store, item: Range, job: Job, folder: Path) -> RangeResult:
     except LoadError:
         raise
     except KlogError as failure:
-        if store.shows_whole_files_only:
-            for entry in files:
-                store.remove(entry.path)
+        # Files stay until the commit: another attempt of this task may have written the same ones.
         error, counts, files = str(failure), _Counts(item.start), []
     except OSError as failure:
         raise LoadError(f"{store.address} can't be written: {failure}") from None

@@ -171,11 +171,15 @@ class RangeWriter:
     def add(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> None:
         """Add records in the order of offsets; `times` are their timestamps in microseconds."""
         parts = list(self._by_layout(batch, times))
+        last = batch["offset"][len(batch) - 1].as_py()
         if self._files and len(self._files.keys() | {folder for folder, _, _ in parts}) > _MOST_OPEN:
             self._roll(self._last)
+        if len(parts) > _MOST_OPEN:
+            self._write_each(parts, last)
+            return
         for folder, part, part_times in parts:
             self._file(folder).add(part, part_times)
-        self._last = batch["offset"][len(batch) - 1].as_py()
+        self._last = last
         self._flush_full()
         if sum(file.path.stat().st_size for file in self._files.values()) >= self._settings.file_bytes:
             self._roll(self._last)
@@ -191,12 +195,22 @@ class RangeWriter:
             yield "", batch, times
             return
         slots = times // (HOUR_US * _HOURS[self._settings.layout])
-        found = np.unique(slots)
-        for slot in found:
-            chosen = slots == slot
-            is_all = len(found) == 1
-            part = batch if is_all else batch.filter(pa.array(chosen))
-            yield self._folder(int(slot)), part, times if is_all else times[chosen]
+        found, counts = np.unique(slots, return_counts=True)
+        if len(found) == 1:
+            yield self._folder(int(found[0])), batch, times
+            return
+        order = np.argsort(slots, kind="stable")
+        batch, times = batch.take(pa.array(order)), times[order]
+        ends = np.cumsum(counts)
+        for slot, end, count in zip(found.tolist(), ends.tolist(), counts.tolist(), strict=True):
+            yield self._folder(slot), batch.slice(end - count, count), times[end - count : end]
+
+    def _write_each(self, parts: list[tuple[str, pa.RecordBatch, NDArray[np.int64]]], last: int) -> None:
+        """Write an Arrow batch with records of too many folders at once: one file after the other."""
+        for folder, part, times in parts:
+            self._file(folder).add(part, times)
+            self._complete(folder, self._files.pop(folder), last)
+        self._first, self._last = last + 1, last
 
     def _folder(self, slot: int) -> str:
         start_us = slot * HOUR_US * _HOURS[self._settings.layout]
@@ -218,17 +232,22 @@ class RangeWriter:
 
     def _roll(self, last: int) -> None:
         """Complete the open files, which cover the offsets up to `last`; later records begin new ones."""
-        item = self._range
-        extension = self._settings.extension
         for folder, file in sorted(self._files.items()):
-            file.close()
-            path = file_path(item.topic, item.partition, self._first, last, item.incarnation, folder, extension)
-            size = file.path.stat().st_size
-            times = file.min_us // 1000, file.max_us // 1000
-            entry = FileEntry(path, item.topic, item.partition, self._first, last, file.records, size, *times)
-            self._put(FinishedFile(file.path, entry))
+            self._complete(folder, file, last)
         self._files = {}
         self._first = last + 1
+
+    def _complete(self, folder: str, file: _OpenFile, last: int) -> None:
+        """Close a file and hand it over."""
+        item = self._range
+        file.close()
+        path = file_path(
+            item.topic, item.partition, self._first, last, item.incarnation, folder, self._settings.extension
+        )
+        size = file.path.stat().st_size
+        times = file.min_us // 1000, file.max_us // 1000
+        entry = FileEntry(path, item.topic, item.partition, self._first, last, file.records, size, *times)
+        self._put(FinishedFile(file.path, entry))
 
 
 def time_text(microseconds: int, form: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 from urllib.parse import quote
 
 import pyarrow.dataset as ds
@@ -10,13 +11,18 @@ import pytest
 from moto.server import ThreadedMotoServer
 from pyarrow.fs import FileSelector, FileSystem, FileType
 
+from spark_klog.columns import decode
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
-from spark_klog.load import files
+from spark_klog.load import files, task
 from spark_klog.load.audit import status
+from spark_klog.load.model import LATEST, run_name
+from spark_klog.load.run import LoadOptions, load
+from spark_klog.load.settings import WriteSettings
 from spark_klog.load.store import ArrowStore
-from tests.load.support import Killed, Place, expected, failing, run
-from tests.spark.support import create_topic, produce, values
+from tests.load.support import InProcess, Killed, Place, expected, failing, run
+from tests.load.test_sequences import TwinFails
+from tests.spark.support import create_topic, delete_records, produce, values
 from tests.support.kafka import free_port
 
 _HOST = "127.0.0.1"
@@ -99,3 +105,93 @@ def test_a_store_that_fails(cluster: EmbeddedCluster, topic: str, s3: str) -> No
             servers, _bucket(s3, "there").replace("@there", "@missing").replace("allow_bucket_creation=true", ""), topic
         )
     assert "secret" not in str(found.value)
+
+
+def test_an_attempt_that_fails_beside_one_that_is_done(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
+    """What the first one has written has the names of the second one's files."""
+    servers, uri = cluster.bootstrap_servers, _bucket(s3, "twins")
+    create_topic(servers, topic)
+    for start in range(0, 200, 50):
+        produce(servers, topic, values(50, start), linger_ms=20_000)
+    settings = WriteSettings(row_group_rows=1, file_bytes=1)  # a file an Arrow batch: it is put before the failure
+    options = LoadOptions({"bootstrap.servers": servers}, [topic], uri, settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode, "ROWS", 50)
+        assert load(options, TwinFails()).failed == []
+    assert _seen(uri) == _committed(uri) == expected(topic, {0: 200})
+    assert len(files(uri)) == 4
+    assert status(uri).findings == []
+
+
+def test_files_of_an_attempt_that_read_less(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
+    """An attempt runs out of time, writes the file of what it has, and dies; the next one reads all."""
+    servers, uri = cluster.bootstrap_servers, _bucket(s3, "times")
+    create_topic(servers, topic)
+    for start in (0, 100):
+        produce(servers, topic, values(100, start), linger_ms=20_000)
+
+    def create(store: ArrowStore, path: str, content: bytes) -> bool:
+        if "offsets-" in path:
+            _die()
+        return real(store, path, content)
+
+    real = ArrowStore.create
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ArrowStore, "create", create)
+        patch.setattr(task._Observer, "fetched", _out_of_time)
+        client = {"bootstrap.servers": servers, "max.partition.fetch.bytes": "100"}  # a batch at a time
+        with pytest.raises(Killed):
+            load(LoadOptions(client, [topic], uri, max_seconds=1000), InProcess())
+    assert _seen(uri) == expected(topic, {0: 100})
+    run(servers, uri, topic)
+    assert _seen(uri) == _committed(uri) == expected(topic, {0: 200})
+
+
+_FETCHED = task._Observer.fetched
+
+
+def _out_of_time(observer: task._Observer, batches: Any, start: int, records: int) -> bool:
+    _FETCHED(observer, batches, start, records)
+    return False
+
+
+def test_killed_before_the_pointer_twice(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
+    servers, uri = cluster.bootstrap_servers, _bucket(s3, "pointer")
+    create_topic(servers, topic)
+    for number in range(1, 4):
+        produce(servers, topic, values(10))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ArrowStore, "write", _not_the_pointer(number))
+            with pytest.raises(Killed):
+                run(servers, uri, topic)
+    run(servers, uri, topic)
+    assert _seen(uri) == _committed(uri) == expected(topic, {0: 30})
+
+
+def _not_the_pointer(run_number: int) -> Callable[..., None]:
+    real = ArrowStore.write
+
+    def write(store: ArrowStore, path: str, content: bytes) -> None:
+        if path == LATEST and run_name(run_number).encode() in content:
+            _die()
+        real(store, path, content)
+
+    return write
+
+
+def test_ranges_after_one_that_failed(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
+    """Their files are not of the run: they go with its commit, whenever it is killed."""
+    servers, uri = cluster.bootstrap_servers, _bucket(s3, "failed")
+    create_topic(servers, topic)
+    produce(servers, topic, values(200))
+
+    class Late(InProcess):
+        def run(self, tasks: Any, job: Any) -> None:
+            delete_records(servers, topic, {0: 20})
+            super().run({number: tasks[number] for number in sorted(tasks, reverse=True)}, job)
+
+    options = LoadOptions({"bootstrap.servers": servers}, [topic], uri, max_task_records=50)
+    assert [item.until for item in load(options, Late()).partitions] == [0]
+    assert _seen(uri) == []
+    run(servers, uri, topic, fail_on_loss=False)
+    assert _seen(uri) == _committed(uri) == expected(topic, {0: 200})[20:]

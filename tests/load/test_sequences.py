@@ -1,0 +1,131 @@
+"""Logs that become shorter, records that retention takes, two attempts of a task, records of many hours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_klog.client.cluster import Cluster
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ConnectionFailed
+from spark_klog.load import planning, task, writers
+from spark_klog.load.audit import status
+from spark_klog.load.run import LoadOptions, load
+from spark_klog.load.settings import WriteSettings
+from spark_klog.spark.tasks import reading
+from tests.load.support import InProcess, by_duckdb, expected, run
+from tests.spark.support import Sent, create_topic, delete_records, delete_topic, produce, values
+
+_HOUR_MS = 3_600_000
+_TIME = 1_700_002_800_000
+
+
+@pytest.mark.parametrize("elsewhere", [0, 5], ids=["nothing new", "new records in another partition"])
+def test_a_log_that_is_shorter_and_grows_again(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: int
+) -> None:
+    """Brokers before 2.8 have no topic ids: a run that has seen the shorter log must remember it."""
+    servers = cluster.bootstrap_servers
+
+    def without_ids(cluster: Cluster, topics: list[str]) -> dict[planning.Key, str]:
+        return dict.fromkeys(real(cluster, topics), "")
+
+    real = planning.partitions_of
+    monkeypatch.setattr(planning, "partitions_of", without_ids)
+    create_topic(servers, topic, 2)
+    produce(servers, topic, values(30))
+    run(servers, tmp_path, topic)
+    delete_topic(servers, topic)
+    create_topic(servers, topic, 2)
+    produce(servers, topic, [item._replace(partition=1) for item in values(elsewhere)])
+    loaded = run(servers, tmp_path, topic, fail_on_loss=False)
+    assert [item["cause"] for item in loaded.lost] == ["truncated"]
+    assert loaded.runs == [2]
+    again = run(servers, tmp_path, topic)
+    assert (again.runs, again.lost) == ([], [])
+    produce(servers, topic, values(50))
+    run(servers, tmp_path, topic)
+    assert by_duckdb(tmp_path) == sorted(expected(topic, {0: 30}) + expected(topic, {0: 50, 1: elsewhere}))
+    [finding] = status(str(tmp_path)).findings
+    assert "truncated" in finding.what
+
+
+def test_records_that_retention_took_are_named_once(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    produce(servers, topic, values(30))
+    run(servers, tmp_path, topic)
+    produce(servers, topic, values(30))
+    delete_records(servers, topic, {0: 60})
+    assert run(servers, tmp_path, topic, fail_on_loss=False).runs == [2]
+    produce(servers, topic, values(10))
+    assert run(servers, tmp_path, topic).runs == [3]
+    assert len(by_duckdb(tmp_path)) == 40
+    [finding] = status(str(tmp_path)).findings
+    assert "[30, 60) lost" in finding.what
+
+
+def test_few_files_are_open_for_many_hours(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compacted topic has records of years next to each other: all of one Arrow batch are of other hours."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    count = 200
+    produce(servers, topic, [Sent(b"v", None, 0, _TIME + number * _HOUR_MS) for number in range(count)])
+    opened, most = [0], [0]
+
+    class Counted(writers._JsonWriter):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            opened[0] += 1
+            most[0] = max(most[0], opened[0])
+
+        def close(self) -> None:
+            super().close()
+            opened[0] -= 1
+
+    monkeypatch.setattr(writers, "_JsonWriter", Counted)
+    run(servers, tmp_path, topic, settings=WriteSettings("json", "none", layout="hour"))
+    assert most[0] <= writers._MOST_OPEN
+    assert opened[0] == 0
+    lines = [line for path in tmp_path.glob("**/*.jsonl") for line in path.read_text().splitlines()]
+    assert len(lines) == len(set(lines)) == count
+    assert status(str(tmp_path)).findings == []
+
+
+class TwinFails(InProcess):
+    """Runs each task twice, as Spark's speculation does: the first attempt loses its broker when it has written its
+    files, and learns of it after the second one has ended."""
+
+    def run(self, tasks: Any, job: Any) -> None:
+        for number, ranges in tasks.items():
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(task, "read_ranges", failing_after(lambda n=number, r=ranges: task.run_task(n, r, job)))
+                task.run_task(number, ranges, job)
+
+
+def failing_after(twin: Any) -> Any:
+    """`read_ranges` that reads all; at its end runs `twin`, undisturbed, and fails."""
+    real, calls = reading.read_ranges, [0]
+
+    def read(*arguments: Any) -> Any:
+        calls[0] += 1
+        is_first = calls[0] == 1
+        yield from real(*arguments)
+        if is_first:
+            twin()
+            raise ConnectionFailed("the broker is gone")
+
+    return read
+
+
+def test_an_attempt_that_fails_beside_one_that_is_done(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    produce(servers, topic, values(100))
+    options = LoadOptions({"bootstrap.servers": servers}, [topic], str(tmp_path))
+    assert load(options, TwinFails()).failed == []
+    assert by_duckdb(tmp_path) == expected(topic, {0: 100})
