@@ -75,7 +75,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--topics", default=".*", metavar="PATTERN")
     parser.add_argument("--exclude", metavar="PATTERN")
     parser.add_argument("--prefix", default="", metavar="TEXT", help="put before the names of topics at the target")
-    parser.add_argument("--name", help="of the mirror; default: the id of the source's cluster")
+    parser.add_argument("--name", help="of the mirror; default: the id of the source's cluster, and the prefix")
     parser.add_argument("--tasks", type=int, metavar="N", help=f"default: as before, {_DEFAULT_TASKS} for a new mirror")
     parser.add_argument("--exactly-once", action="store_true")
     parser.add_argument("--every", type=float, metavar="SECONDS", help="repeat, with this pause; default: run once")

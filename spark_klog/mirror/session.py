@@ -57,12 +57,17 @@ class _Noted(NamedTuple):
 
 
 def mirror_name(settings: MirrorSettings, source: Admin) -> str:
-    """The name of the mirror: as set, or else the id of the source's cluster."""
+    """The name of the mirror: as set, or else the id of the source's cluster, and the prefix.
+
+    Copies with another prefix have a progress of their own.
+    """
     source.list_topics()
-    name = settings.name or source.cluster.cluster_id
+    if settings.name is not None:
+        return settings.name
+    name = source.cluster.cluster_id
     if name is None:
         raise ConfigError("the source's brokers have no cluster id (before Kafka 0.10.1): name the mirror (--name)")
-    return check_name(name)
+    return check_name(f"{name}-{settings.prefix}" if settings.prefix else name)
 
 
 def check_clusters(settings: MirrorSettings, source: Admin, target: Admin) -> None:
@@ -164,8 +169,11 @@ class Session:
         cluster = self._source_admin.cluster
         starts = list_offsets(cluster, dict.fromkeys(keys, EARLIEST))
         ends = list_offsets(cluster, dict.fromkeys(keys, LATEST))
+        if any(self._noted.get(key) for key in keys):  # they were gone for a moment
+            self._target.flush()
         for key in keys:
             known = self._maps.setdefault(key, PartitionMap())
+            self._take_confirmed(key, self._noted.get(key, deque()))
             position = known.position
             if position is None:
                 begins_late = self._is_first and self._settings.start == "latest"
@@ -240,7 +248,8 @@ class Session:
             self._target.flush()
         for key, noted in self._noted.items():
             self._take_confirmed(key, noted)
-        changes = [(key, run) for key in self._assigned for run in self._maps[key].take_changes()]
+        # Partitions that are gone, too: their records may be part of this transaction.
+        changes = [(key, run) for key, known in self._maps.items() for run in known.take_changes()]
         if changes:
             self._target.send_runs(changes)
         if self._target.is_transactional:

@@ -23,7 +23,8 @@ class MirrorSettings:
     """What to mirror and how.
 
     `source` and `target` are client settings by Kafka's names, security included. `name` tells mirrors into one target
-    apart: progress and transactions belong to it; None: the id of the source's cluster. Patterns match whole names.
+    apart: progress and transactions belong to it; None: the id of the source's cluster, and the prefix. Patterns match
+    whole names.
     """
 
     source: Mapping[str, str] = field(repr=False)
