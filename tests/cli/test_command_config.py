@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.batch_load import _arguments
 from spark_klog.cli.clusters import cluster_settings
+from spark_klog.cli.jobs.batch_load import _arguments
 from tests.support.certificates import make_certificates
 from tests.support.klog import klog
 from tests.support.secure_broker import PASSWORDS, SecureBroker
