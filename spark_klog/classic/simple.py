@@ -33,7 +33,7 @@ from spark_klog.protocol.apis import BY_KEY, FETCH, LIST_OFFSETS, METADATA
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
-from spark_klog.records.batch import first_batch_size
+from spark_klog.records.batch import PREFIX, first_batch_size
 from spark_klog.records.offset_order import NO_END, OffsetOrder
 
 #: Times of `get_offsets_before`: the first offset of a log, and its end.
@@ -42,8 +42,8 @@ _FETCH_SIZE = 1024 * 1024
 _BUFFER_SIZE = 64 * 1024 * 1024
 #: The first versions that name topics by id, and that tell the ids (KIP-516).
 _FETCH_BY_ID, _METADATA_WITH_IDS = 13, 10
-#: The last version of Fetch that never exceeds a partition's size for one message (KIP-74).
-_STRICT_SIZE = 2
+#: The last version of Fetch whose messages are of magic 0 or 1: others are converted.
+_LAST_CONVERTED = 3
 #: The last version of ListOffsets that returns several offsets before a time.
 _SEVERAL_OFFSETS = 0
 _MOST_AT_ONCE = 1 << 30
@@ -152,18 +152,18 @@ class SimpleConsumer:
         connection = self._open()
         version = self._version(connection, FETCH, version)
         result: dict[TopicPartition, list[ConsumerRecord] | KlogError | FetchRequest] = {}
-        left_out = []
+        hidden = []
         for key, entry in self._answers(connection, wanted, wait, version).items():
+            if version <= _LAST_CONVERTED and _hides_messages(entry, wanted[key]):
+                hidden.append(key)
+                continue
             try:
                 result[key] = self._messages(wanted[key], entry, is_alone=len(wanted) == 1)
             except KlogError as error:
                 result[key] = error
-            else:
-                if version <= _STRICT_SIZE and not entry["records"] and entry["high_watermark"] > wanted[key].offset:
-                    left_out.append(key)
-        for key in left_out:  # after the loop: a request overwrites the bytes of the answer before it
+        for key in hidden:  # after the loop: a request overwrites the bytes of the answer before it
             try:
-                result[key] = self._left_out(connection, wanted[key])
+                result[key] = self._look_behind(connection, wanted[key])
             except (ProtocolError, RecordTooLarge, DecodeError) as error:
                 result[key] = error
         return result
@@ -203,6 +203,7 @@ class SimpleConsumer:
     def _messages(
         self, request: FetchRequest, entry: Message, *, is_alone: bool
     ) -> list[ConsumerRecord] | FetchRequest:
+        """The messages of an answer, or the fetch that is needed to get some: a larger or a later one."""
         name = f"{request.topic}-{request.partition} at offset {request.offset}"
         check_code(FETCH, entry["error_code"], f"fetch of {name}")
         records, high_watermark = entry["records"], entry["high_watermark"]
@@ -218,7 +219,10 @@ class SimpleConsumer:
         data = records[: end.position]
         where = request.topic, request.partition, run, request.offset, end.offset, order.last_leader_epoch
         chunk = Chunk(*where, data, None, order.damaged)
-        return [record for part, _ in self._decoder.parts(chunk) for record in part]
+        messages = [record for part, _ in self._decoder.parts(chunk) for record in part]
+        if not messages and end.offset < high_watermark:  # markers of transactions, or batches emptied by compaction
+            return request._replace(offset=end.offset)
+        return messages
 
     def _larger(self, request: FetchRequest, records: memoryview, is_alone: bool) -> FetchRequest:
         """The fetch that holds the first message, of which `records` is the beginning."""
@@ -232,24 +236,23 @@ class SimpleConsumer:
             raise RecordTooLarge(request.topic, request.partition, request.offset, size, len(records), "buffer_size")
         return request._replace(fetch_size=size)
 
-    def _left_out(self, connection: Connection, request: FetchRequest) -> list[ConsumerRecord] | FetchRequest:
-        """The fetch that holds the first message, if there is one and it is larger than the fetch; [] otherwise.
+    def _look_behind(self, connection: Connection, request: FetchRequest) -> list[ConsumerRecord] | FetchRequest:
+        """What a later version of Fetch shows where `_hides_messages`: the larger or later fetch that has messages.
 
-        By Fetch 0 to 2, Kafka from 0.11 on answers nothing where earlier ones cut the message off. A later version,
-        which gives the first batch whole as it is stored, shows its size.
+        It gives the first batch whole, as it is stored. [] at the end of the log.
         """
         version = min(connection.version_of(FETCH), _FETCH_BY_ID - 1)
-        if version <= _STRICT_SIZE:
+        if version <= _LAST_CONVERTED:
             return []
         key = request.topic, request.partition
         entry = self._answers(connection, {key: request}, {"max_wait_ms": 0, "min_bytes": 0}, version)[key]
-        check_code(FETCH, entry["error_code"], f"fetch of {request.topic}-{request.partition}")
-        size = first_batch_size(entry["records"] or b"")
-        if size is None or size <= request.fetch_size:
-            return []
+        found = self._messages(request, entry, is_alone=True)
+        if not found or isinstance(found, FetchRequest):
+            return found
+        size = first_batch_size(entry["records"]) or 0
         if size > self._buffer_size:
             raise RecordTooLarge(request.topic, request.partition, request.offset, size, 0, "buffer_size")
-        return request._replace(fetch_size=size)
+        return request._replace(fetch_size=size) if size > request.fetch_size else found
 
     def get_offsets_before(
         self, topic: str, partition: int, timestamp: int, max_offsets: int = 1, *, version: int | None = None
@@ -353,3 +356,20 @@ class SimpleConsumer:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+def _hides_messages(entry: Message, request: FetchRequest) -> bool:
+    """Whether a partition's answer of Fetch 0 to 3 has no message although the log goes on.
+
+    By Fetch 0 to 2, Kafka before 0.11 cuts the first message off at the size of the fetch; later ones send no bytes
+    instead. In place of batches without messages they send 12 bytes of a header, whose length is beyond the answer.
+    """
+    records = entry["records"]
+    if entry["error_code"] or entry["high_watermark"] <= request.offset:
+        return False
+    if not records:
+        return True
+    if not PREFIX.size <= len(records) < request.fetch_size:
+        return False
+    length: int = PREFIX.unpack_from(records)[1]
+    return PREFIX.size + length > len(records)

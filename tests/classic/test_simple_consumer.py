@@ -143,6 +143,57 @@ def test_multifetch(place: tuple[str, str]) -> None:
             assert bad.code == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
+@pytest.mark.peer
+def test_kafka_4(shared_kafkas: SharedKafkas) -> None:
+    """It has no Fetch before 4 and no ListOffsets 0."""
+    servers = shared_kafkas.get("4.1.0").bootstrap_servers
+    create_topic(servers, _T, 1)
+    wait_for(lambda: _is_there(servers, _T, 0))
+    producer = Producer({"bootstrap.servers": servers, "acks": "all", "log_level": 0})
+    for number in range(30):
+        value = None if number == 7 else b"value %d" % number * 20
+        producer.produce(_T, value, b"key %d" % number, partition=0, timestamp=1_000_000 + number)
+    assert producer.flush(20) == 0
+    with _consumer(servers) as consumer:
+        for version in [*range(4, 18), None]:
+            found = consumer.fetch(_T, 0, 3, version=version)
+            assert [(one.offset, one.key, one.value) for one in found] == [_expected(n) for n in range(3, 30)], version
+        assert consumer.get_offsets_before(_T, 0, LATEST_TIME, 10) == [30]
+        assert consumer.get_offsets_before(_T, 0, EARLIEST_TIME) == [0]
+        assert consumer.get_offsets_before(_T, 0, 1_000_012) == [12]
+        with pytest.raises(UnsupportedVersionError, match=r"does not support Fetch 3$"):
+            consumer.fetch(_T, 0, 0, version=3)
+        with pytest.raises(UnsupportedVersionError, match=r"does not support ListOffsets 0$"):
+            consumer.get_offsets_before(_T, 0, LATEST_TIME, version=0)
+
+
+def test_markers_of_transactions_hide_no_message(place: tuple[str, str]) -> None:
+    kind, servers = place
+    if kind == "0.10.2.2":
+        return  # before transactions
+    topic = f"{_T}-transactions"
+    create_topic(servers, topic, 1)
+    wait_for(lambda: _is_there(servers, topic, 0))
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "log_level": 0})
+    producer.init_transactions(20)
+    for value in (b"small", b"x" * 300_000):
+        producer.begin_transaction()
+        producer.produce(topic, value, partition=0)
+        producer.commit_transaction(20)
+    with _consumer(servers) as consumer, _consumer(servers, buffer_size=100_000) as small:
+        # Kafka writes the last marker after it has answered the commit
+        wait_for(lambda: consumer.get_offsets_before(topic, 0, LATEST_TIME) == [4])
+        for version in range(_LAST[kind][0] + 1):
+            # a marker and the beginning of the large message
+            found = consumer.fetch(topic, 0, 1, 1000, version=version)
+            assert [(one.offset, len(one.value or b"")) for one in found] == [(2, 300_000)], version
+            assert consumer.fetch(topic, 0, 3, version=version) == []
+            assert consumer.fetch(topic, 0, 4, version=version) == []
+            if version < 3:
+                with pytest.raises(RecordTooLarge):
+                    small.fetch(topic, 0, 1, 1000, version=version)
+
+
 def test_send(place: tuple[str, str]) -> None:
     _, servers = place
     with _consumer(servers) as consumer:
