@@ -63,7 +63,10 @@ def files_command(output: str, topic: str | None, as_json: bool) -> None:
     """List the committed files of the load in OUTPUT."""
     from spark_klog.load import files
 
-    for item in files(output, topic):
+    found = files(output, topic)
+    if topic is not None and not found:
+        click.echo(f"klog: the load has no files of topic {topic}", err=True)
+    for item in found:
         if as_json:
             print_json([item.__dict__])
         else:

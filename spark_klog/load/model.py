@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 from spark_klog.errors import LoadError
@@ -237,6 +237,13 @@ def _build(kind: Any, value: Any) -> Any:
     unknown = sorted(value.keys() - names.keys())
     if unknown:
         raise ValueError(f"unknown {', '.join(unknown)}")
+    missing = [
+        item.name
+        for item in fields(kind)
+        if item.name not in value and item.default is MISSING and item.default_factory is MISSING
+    ]
+    if missing:
+        raise ValueError(f"without {', '.join(missing)}")
     made = {name: _nested(kind, name, item) for name, item in value.items()}
     for name, item in made.items():
         _check(name, str(names[name]), item)

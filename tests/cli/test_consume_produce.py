@@ -247,6 +247,7 @@ def test_what_users_mistype(servers: str, topic: str, tmp_path: Path) -> None:
     write(servers, topic, numbered(4))
     for arguments, message in (
         (["missing-topic"], b"klog topics list"),
+        (["missing-topic", "--group", "g-missing"], b"klog topics list"),
         ([topic, "-p", "2"], b"has no partition 2, only 0 to 1"),
         ([topic, "--from", "99"], b"is beyond the end of"),
         ([topic, "--from", "yesterday"], b"--from yesterday must be earliest"),

@@ -26,6 +26,7 @@ from spark_klog.load.settings import WriteSettings
 from tests.load.conftest import CORRUPT, COUNT, EACH
 from tests.load.support import InProcess, by_duckdb, by_pyarrow, expected, run
 from tests.spark.support import Sent, create_topic, delete_records, produce, values, wait_for
+from tests.support.klog import klog
 
 _HOUR_MS = 3_600_000
 _TIME = 1_700_002_800_000  # 2023-11-14T23:00Z
@@ -319,6 +320,7 @@ def test_outputs_of_others(cluster: EmbeddedCluster, topic: str, tmp_path: Path)
         ("_klog/runs/00000002/manifest.json", '"version": 1', '"version": 7', "version 7"),
         ("_klog/runs/00000002/manifest.json", '"finished"', '"ended"', "unknown ended"),
         ("_klog/load.json", '"format"', '"kind"', "unknown kind"),
+        ("_klog/load.json", '"format": "parquet",', "", "without format"),
     ],
 )
 def test_files_that_were_edited(
@@ -347,6 +349,8 @@ def test_the_audit_finds_what_is_missing(cluster: EmbeddedCluster, topic: str, t
         produce(servers, topic, values(10, start))
         run(servers, tmp_path, topic)
     [first, second, _] = files(str(tmp_path))
+    mistyped = klog("load", "files", str(tmp_path), "--topic", "nope")
+    assert (mistyped.stdout, mistyped.stderr) == ("", "klog: the load has no files of topic nope\n")
     Path(first.path).unlink()
     Path(second.path).write_bytes(b"short")
     manifest = tmp_path / "_klog/runs/00000003/manifest.json"

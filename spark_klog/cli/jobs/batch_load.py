@@ -251,7 +251,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         if options.checkpoint:
             parser.error("--checkpoint is for a --format that Spark writes: the runs of the others are in OUTPUT/_klog")
     elif not options.checkpoint:
-        parser.error(f"--format {options.format} is written by Spark and needs --checkpoint")
+        parser.error(
+            f"--format {options.format} needs --checkpoint if Spark is to write it; the job itself writes "
+            f"{', '.join(sorted(CODECS))}"
+        )
     return options
 
 

@@ -111,6 +111,8 @@ def consume(
     with Admin(chosen) as admin:
         reading: _Group | _Partitions
         if group is not None:
+            if not follow:
+                _keys(admin, topics, ())  # refuses missing topics, which a member could only wait for
             reading = _Group(admin, chosen, group, _names(admin, topics), begin, follow)
         else:
             reading = _Partitions(admin, chosen, _keys(admin, topics, partitions), begin, until, follow)
