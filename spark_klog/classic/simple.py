@@ -130,6 +130,9 @@ class SimpleConsumer:
         if len(wanted) < len(requests):
             raise ConfigError("multifetch: a partition is given twice, fetch it again in another call")
         for one in requests:
+            for name in ("partition", "offset", "fetch_size"):
+                if not isinstance(getattr(one, name), int):
+                    raise ConfigError(f"{name}={getattr(one, name)!r}: set a whole number")
             if not 0 < one.fetch_size <= self._buffer_size:
                 raise ConfigError(f"fetch_size={one.fetch_size}: set 1 to buffer_size={self._buffer_size} bytes")
         wait = {"max_wait_ms": max_wait_ms, "min_bytes": min_bytes}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -210,3 +211,9 @@ def test_nobody_there() -> None:
         pytest.raises(ConnectionFailed, match="no broker answers at"),
     ):
         consumer.fetch(_T, 0, 0)
+
+
+@pytest.mark.parametrize(("partition", "offset", "name"), [("0", 0, "partition='0'"), (0, None, "offset=None")])
+def test_numbers_that_are_none(partition: Any, offset: Any, name: str) -> None:
+    with SimpleConsumer(HOST, 1) as consumer, pytest.raises(ConfigError, match=f"{name}: set a whole number"):
+        consumer.fetch(_T, partition, offset)
