@@ -158,7 +158,9 @@ def _out_of_time(observer: task._Observer, batches: Any, start: int, records: in
 def test_killed_before_the_pointer_twice(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
     servers, uri = cluster.bootstrap_servers, _bucket(s3, "pointer")
     create_topic(servers, topic)
-    for number in range(1, 4):
+    produce(servers, topic, values(10))
+    run(servers, uri, topic)
+    for number in (2, 3):
         produce(servers, topic, values(10))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ArrowStore, "write", _not_the_pointer(number))
