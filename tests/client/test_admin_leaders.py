@@ -86,8 +86,12 @@ def test_two_brokers(pair: tuple[Kafka, Kafka]) -> None:
         wait_until(lambda: seen("moved") == (2, (2,), (2,)) and not admin.list_partition_reassignments())
         theirs = KafkaAdminClient(bootstrap_servers=servers, request_timeout_ms=int(1000 * SECONDS))
         try:
-            (described,) = theirs.describe_topics(["moved"])
-            assert [entry["replica_nodes"] for entry in described["partitions"]] == [[2]]
+
+            def replicas() -> list[list[int]]:
+                (described,) = theirs.describe_topics(["moved"])
+                return [entry["replica_nodes"] for entry in described["partitions"]]
+
+            wait_until(lambda: replicas() == [[2]])  # it may ask the broker that learns of it last
         finally:
             theirs.close()
         # a move that can't end while its target is away is listed and cancelled
