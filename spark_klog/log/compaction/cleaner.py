@@ -36,6 +36,7 @@ from spark_klog.log.segments.transaction_index import AbortedTransaction, encode
 from spark_klog.records.batch import Header
 
 _log = logging.getLogger(__name__)
+_READ_BYTES = 256 * 1024
 _WRITE_BYTES = 1024 * 1024
 _Result = TypeVar("_Result")
 
@@ -201,13 +202,17 @@ class _Round:
     def _batches(self, segment: Segment) -> Iterator[tuple[Header, memoryview]]:
         """All batches of a sealed segment; `LogCorrupted` if its last batch is incomplete."""
         file = self._in_owner(partial(self._opened, segment))
-        end = 0
+        data, start, end = memoryview(b""), 0, 0
         for position, header in headers(file, segment.path, 0, segment.size):
             self._check()
             if not self._log.is_open:
                 raise _Gone
-            yield header, memoryview(file.read_at(position, header.size))
             end = position + header.size
+            if end > start + len(data):
+                # Not batch by batch: a thread that lets the others run for a microsecond again and again never gives
+                # way to them, as whoever waits for the interpreter is woken too late each time.
+                data, start = memoryview(file.read_at(position, max(header.size, _READ_BYTES))), position
+            yield header, data[position - start : end - start]
         if end != segment.size:
             raise LogCorrupted(f"{segment.path}: incomplete batch at position {end}, {segment.size - end} bytes left")
 
