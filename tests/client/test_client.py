@@ -189,7 +189,7 @@ def test_unknown_topics_and_partitions_are_named(server: Server, cluster: Cluste
             list_offsets(hasty, {(topic, 9): LATEST})
         with pytest.raises(ProtocolError, match="topic bad name: INVALID_TOPIC_EXCEPTION"):
             Producer(hasty).send("bad name", b"v")
-        with pytest.raises(ConfigError, match=f"{topic} has partitions 0 to 0, not 3"):
+        with pytest.raises(ConfigError, match=f"{topic} has only partition 0, not 3"):
             Producer(hasty).send(topic, b"v", partition=3)
     assert "no-such-topic" not in list_topics(cluster)
 
