@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import logging
 import os
 import re
 import shutil
@@ -153,3 +154,20 @@ def make_cluster(server_dir: Path) -> Iterator[Callable[..., EmbeddedCluster]]:
     yield make
     for cluster in running:
         cluster.stop()
+
+
+@pytest.fixture
+def logging_kept() -> Iterator[None]:
+    """For a command that runs in the tests' process: it sets up logging for itself."""
+    kept = [(logger, logger.level, [*logger.handlers]) for logger in _loggers()]
+    yield
+    for logger in _loggers():
+        logger.setLevel(logging.NOTSET)
+    for logger, level, handlers in kept:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
+
+
+def _loggers() -> list[logging.Logger]:
+    named = logging.root.manager.loggerDict.values()
+    return [logging.root, *(logger for logger in named if isinstance(logger, logging.Logger))]

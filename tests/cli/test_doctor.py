@@ -24,6 +24,8 @@ from tests.support.kafka import HOST, free_port
 from tests.support.klog import klog
 from tests.support.secure_broker import PASSWORDS, SecureBroker
 
+pytestmark = pytest.mark.usefixtures("logging_kept")
+
 
 @pytest.fixture(scope="module")
 def secure(module_server_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:

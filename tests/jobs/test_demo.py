@@ -13,6 +13,8 @@ from click.testing import CliRunner
 from spark_klog.cli.main import main
 from tests.jobs.support import ROOT, environment
 
+pytestmark = pytest.mark.usefixtures("logging_kept")
+
 
 @pytest.mark.slow
 def test_demo(server_dir: Path) -> None:
