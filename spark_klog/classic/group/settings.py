@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_klog.client.config import parse_value, setting_texts
+from spark_klog.classic.settings import setting, sort_settings
+from spark_klog.client.config import parse_value
 from spark_klog.client.consumer.settings import ResetPolicy, parse_reset
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.list_offsets import LATEST
@@ -43,13 +44,10 @@ _WITHOUT_EFFECT = frozenset(
         "zookeeper.sync.time.ms",
     ]
 )
+_REFUSED = {"bootstrap.servers": "bootstrap.servers: brokers are found in ZooKeeper, set zookeeper.connect instead"}
 _STORAGES = ("zookeeper", "kafka")
 _FOREVER = -1
 _LARGEST = ResetPolicy(LATEST)
-
-
-def _setting(name: str, default: Any, kind: str) -> Any:
-    return field(default=default, metadata={"name": name, "kind": kind})
 
 
 @dataclass(frozen=True)
@@ -57,25 +55,25 @@ class ConnectorConfig:
     """Parsed settings. Times in ms, sizes in bytes; `client` has the settings that all clients of the package share."""
 
     client: Mapping[str, Any]
-    zookeeper_connect: str = _setting("zookeeper.connect", "", "text")
-    group_id: str = _setting("group.id", "", "text")
-    consumer_id: str | None = _setting("consumer.id", None, "text")
-    session_timeout_ms: int = _setting("zookeeper.session.timeout.ms", 6_000, "positive int")
-    auto_commit: bool = _setting("auto.commit.enable", True, "boolean")
-    auto_commit_interval_ms: int = _setting("auto.commit.interval.ms", 60_000, "positive int")
+    zookeeper_connect: str = setting("zookeeper.connect", "", "text")
+    group_id: str = setting("group.id", "", "text")
+    consumer_id: str | None = setting("consumer.id", None, "text")
+    session_timeout_ms: int = setting("zookeeper.session.timeout.ms", 6_000, "positive int")
+    auto_commit: bool = setting("auto.commit.enable", True, "boolean")
+    auto_commit_interval_ms: int = setting("auto.commit.interval.ms", 60_000, "positive int")
     reset: ResetPolicy = field(default=_LARGEST, metadata={"name": "auto.offset.reset", "kind": "reset"})
-    rebalance_max_retries: int = _setting("rebalance.max.retries", 4, "positive int")
-    rebalance_backoff_ms: int = _setting("rebalance.backoff.ms", 2_000, "positive int")
-    queued_max_chunks: int = _setting("queued.max.message.chunks", 2, "positive int")
-    consumer_timeout_ms: int = _setting("consumer.timeout.ms", _FOREVER, "timeout")
-    offsets_storage: str = _setting("offsets.storage", "zookeeper", "storage")
-    dual_commit: bool | None = _setting("dual.commit.enabled", None, "boolean")
-    exclude_internal_topics: bool = _setting("exclude.internal.topics", True, "boolean")
-    fetch_message_max_bytes: int = _setting("fetch.message.max.bytes", 1024 * 1024, "positive int")
-    fetch_wait_max_ms: int = _setting("fetch.wait.max.ms", 100, "int")
-    fetch_min_bytes: int = _setting("fetch.min.bytes", 1, "int")
-    socket_timeout_ms: int = _setting("socket.timeout.ms", 30_000, "positive int")
-    assignor: str = _setting("partition.assignment.strategy", "range", "assignor")
+    rebalance_max_retries: int = setting("rebalance.max.retries", 4, "positive int")
+    rebalance_backoff_ms: int = setting("rebalance.backoff.ms", 2_000, "positive int")
+    queued_max_chunks: int = setting("queued.max.message.chunks", 2, "positive int")
+    consumer_timeout_ms: int = setting("consumer.timeout.ms", _FOREVER, "timeout")
+    offsets_storage: str = setting("offsets.storage", "zookeeper", "storage")
+    dual_commit: bool | None = setting("dual.commit.enabled", None, "boolean")
+    exclude_internal_topics: bool = setting("exclude.internal.topics", True, "boolean")
+    fetch_message_max_bytes: int = setting("fetch.message.max.bytes", 1024 * 1024, "positive int")
+    fetch_wait_max_ms: int = setting("fetch.wait.max.ms", 100, "int")
+    fetch_min_bytes: int = setting("fetch.min.bytes", 1, "int")
+    socket_timeout_ms: int = setting("socket.timeout.ms", 30_000, "positive int")
+    assignor: str = setting("partition.assignment.strategy", "range", "assignor")
 
     @property
     def storages(self) -> tuple[str, ...]:
@@ -94,28 +92,12 @@ class ConnectorConfig:
         return {**own, **self.client, "bootstrap.servers": servers}
 
 
-_OWN = {item.metadata["name"]: item for item in ConnectorConfig.__dataclass_fields__.values() if item.metadata}
-
-
 def connector_config(settings: Mapping[str, Any]) -> ConnectorConfig:
     """Parse settings by Kafka's names; `ConfigError` for a wrong value, or without zookeeper.connect or group.id.
 
     Settings that are not the connector's are client settings, for example of TLS; `client_config` checks them.
     """
-    values: dict[str, Any] = {}
-    shared: dict[str, Any] = {}
-    seen: dict[str, str] = {}
-    for written, text in setting_texts(settings).items():
-        name = _OTHER_NAMES.get(written, written)
-        if name in seen:
-            raise ConfigError(f"{seen[name]} and {written} are the same setting: set one of them")
-        seen[name] = written
-        if name in _OWN:
-            values[_OWN[name].name] = _parse(_OWN[name].metadata["kind"], written, text)
-        elif name == "bootstrap.servers":
-            raise ConfigError("bootstrap.servers: brokers are found in ZooKeeper, set zookeeper.connect instead")
-        elif name not in _WITHOUT_EFFECT:
-            shared[name] = text
+    values, shared = sort_settings(settings, ConnectorConfig, _parse, _OTHER_NAMES, _WITHOUT_EFFECT, _REFUSED)
     config = ConnectorConfig(shared, **values)
     for name, value in (("zookeeper.connect", config.zookeeper_connect), ("group.id", config.group_id)):
         if not value:

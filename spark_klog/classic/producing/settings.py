@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from spark_klog.client.config import parse_value, setting_texts
+from spark_klog.classic.settings import setting, sort_settings
+from spark_klog.client.config import parse_value
 from spark_klog.errors import ConfigError
 
 #: The names of Kafka 0.7 for those of 0.8 to 0.10.
@@ -38,18 +39,17 @@ _WITHOUT_EFFECT = frozenset(
     ]
 )
 _REFUSED = {
-    "serializer.class": "pass encoder=FUNCTION to the Producer",
-    "key.serializer.class": "pass key_encoder=FUNCTION to the Producer",
-    "partitioner.class": "pass partitioner=FUNCTION to the Producer",
-    "event.handler": "pass event_handler=FUNCTION to the Producer",
-    "callback.handler": "pass callback_handler=OBJECT to the Producer",
+    name: f"{name} names a Java class: {instead}"
+    for name, instead in {
+        "serializer.class": "pass encoder=FUNCTION to the Producer",
+        "key.serializer.class": "pass key_encoder=FUNCTION to the Producer",
+        "partitioner.class": "pass partitioner=FUNCTION to the Producer",
+        "event.handler": "pass event_handler=FUNCTION to the Producer",
+        "callback.handler": "pass callback_handler=OBJECT to the Producer",
+    }.items()
 }
 _CODECS = {"0": "none", "1": "gzip", "2": "snappy", "3": "lz4"}
 _BROKER_07 = re.compile(r"[0-9]+:([^:]+:[0-9]+)")
-
-
-def _setting(name: str, default: Any, kind: str) -> Any:
-    return field(default=default, metadata={"name": name, "kind": kind})
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,19 @@ class ProducerConfig:
     """Parsed settings. Times in ms; `client` has the settings that all clients of the package share."""
 
     client: Mapping[str, Any]
-    brokers: str = _setting("metadata.broker.list", "", "brokers")
-    zookeeper_connect: str = _setting("zookeeper.connect", "", "text")
-    session_timeout_ms: int = _setting("zookeeper.session.timeout.ms", 6_000, "positive int")
-    is_async: bool = _setting("producer.type", False, "type")
-    acks: str = _setting("request.required.acks", "-1", "text")
-    request_timeout_ms: int = _setting("request.timeout.ms", 10_000, "positive int")
-    retries: int = _setting("message.send.max.retries", 3, "int")
-    codec: str = _setting("compression.codec", "none", "codec")
-    compressed_topics: frozenset[str] = _setting("compressed.topics", frozenset(), "topics")
-    queue_ms: int = _setting("queue.buffering.max.ms", 5_000, "int")
-    queue_size: int = _setting("queue.buffering.max.messages", 10_000, "positive int")
-    batch_size: int = _setting("batch.num.messages", 200, "positive int")
-    enqueue_timeout_ms: int = _setting("queue.enqueue.timeout.ms", -1, "timeout")
+    brokers: str = setting("metadata.broker.list", "", "brokers")
+    zookeeper_connect: str = setting("zookeeper.connect", "", "text")
+    session_timeout_ms: int = setting("zookeeper.session.timeout.ms", 6_000, "positive int")
+    is_async: bool = setting("producer.type", False, "type")
+    acks: str = setting("request.required.acks", "-1", "text")
+    request_timeout_ms: int = setting("request.timeout.ms", 10_000, "positive int")
+    retries: int = setting("message.send.max.retries", 3, "int")
+    codec: str = setting("compression.codec", "none", "codec")
+    compressed_topics: frozenset[str] = setting("compressed.topics", frozenset(), "topics")
+    queue_ms: int = setting("queue.buffering.max.ms", 5_000, "int")
+    queue_size: int = setting("queue.buffering.max.messages", 10_000, "positive int")
+    batch_size: int = setting("batch.num.messages", 200, "positive int")
+    enqueue_timeout_ms: int = setting("queue.enqueue.timeout.ms", -1, "timeout")
 
     def client_settings(self, servers: str | list[str], codec: str) -> dict[str, Any]:
         """The settings of a client producer at these addresses."""
@@ -79,28 +79,12 @@ class ProducerConfig:
         return {**own, **self.client, **own_texts}
 
 
-_OWN = {item.metadata["name"]: item for item in ProducerConfig.__dataclass_fields__.values() if item.metadata}
-
-
 def producer_config(settings: Mapping[str, Any]) -> ProducerConfig:
     """Parse settings by Kafka's names; `ConfigError` for a wrong value, or unless one way to find brokers is set.
 
     Settings that are not the producer's are client settings, for example of TLS.
     """
-    values: dict[str, Any] = {}
-    shared: dict[str, Any] = {}
-    seen: dict[str, str] = {}
-    for written, text in setting_texts(settings).items():
-        name = _OTHER_NAMES.get(written, written)
-        if name in seen:
-            raise ConfigError(f"{seen[name]} and {written} are the same setting: set one of them")
-        seen[name] = written
-        if name in _REFUSED:
-            raise ConfigError(f"{name} names a Java class: {_REFUSED[name]}")
-        if name in _OWN:
-            values[_OWN[name].name] = _parse(_OWN[name].metadata["kind"], written, text)
-        elif name not in _WITHOUT_EFFECT:
-            shared[name] = text
+    values, shared = sort_settings(settings, ProducerConfig, _parse, _OTHER_NAMES, _WITHOUT_EFFECT, _REFUSED)
     config = ProducerConfig(shared, **values)
     if bool(config.brokers) == bool(config.zookeeper_connect):
         raise ConfigError("set one of metadata.broker.list (0.7: broker.list) and zookeeper.connect (0.7: zk.connect)")
