@@ -190,22 +190,23 @@ def _end_offset(cluster: EmbeddedCluster, topic: str) -> int:
 
 @pytest.mark.parametrize("after", [False, True])
 def test_delays(faulty: EmbeddedCluster, partition: str, client: RawClient, after: bool) -> None:
-    faulty.inject(Fault(Delay(1500, after=after), api="Produce", topic=partition, count=1))
+    faulty.inject(Fault(Delay(4000, after=after), api="Produce", topic=partition, count=1))
     began = time.monotonic()
     data = [{"name": partition, "partition_data": [{"index": 0, "records": FIRST}]}]
     frame = encode_request(PRODUCE, 8, 1, CLIENT_ID, {"acks": 1, "timeout_ms": 1000, "topic_data": data}).to_bytes()
     client.send_frame(frame)
     time.sleep(0.1)
+    while after and not _end_offset(faulty, partition):
+        assert time.monotonic() - began < 4
     assert _end_offset(faulty, partition) == int(after)
     asked = time.monotonic() - began
     client.receive_frame()
     took = time.monotonic() - began
-    assert asked < 1.5 <= took  # others are served meanwhile
-    assert took < 5
+    assert asked < 4 <= took  # others are served meanwhile
     assert _end_offset(faulty, partition) == 1
     again = time.monotonic()
     client.produce(partition, FIRST, 8)
-    assert time.monotonic() - again < 1
+    assert time.monotonic() - again < 4
 
 
 def _true_answer(client: RawClient) -> bytes:

@@ -440,7 +440,7 @@ def test_commits(server: Server) -> None:
 def test_a_member_that_does_not_poll_leaves_the_group(server: Server) -> None:
     topic = server.topic()
     server.send(topic, short(10))
-    member = Ours(server, topic, "range", max_poll_interval_ms=1000, enable_auto_commit=False, max_poll_records=4)
+    member = Ours(server, topic, "range", max_poll_interval_ms=3000, enable_auto_commit=False, max_poll_records=4)
     with member.consumer as consumer:
         poll_until([member], lambda: len(member.values) == 4)
         other = Ours(server, topic, "range")
