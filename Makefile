@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export SPARK_LOCAL_IP := 127.0.0.1
+BUILD_DOCS := $(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --nitpicky --fresh-env --quiet docs build/docs
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: demo test soak matrix asan check bench clean
+.PHONY: demo test soak matrix asan check docs bench clean
 
 $(VENV)/%.installed: pyproject.toml $(wildcard spark_klog/records/kernels/_kernel*.p*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -48,6 +49,12 @@ check: $(VENV)/check.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BUILD_DOCS)
+
+# Every warning is an error, broken internal links among them. Links to elsewhere are not fetched.
+docs: $(VENV)/docs.installed
+	$(BUILD_DOCS)
+	@echo build/docs/index.html
 
 bench: $(VENV)/test.installed
 	$(BIN)/python -m benchmarks.run $(ARGS)

@@ -68,7 +68,7 @@ def run(check: str, action: Callable[[], str]) -> Finding:
     except NotWell as error:
         found, advice = error.found, error.advice
     except AuthenticationError as error:
-        found, advice = str(error), 'set what the message names; README, "TLS and SASL", has the settings'
+        found, advice = str(error), "set what the message names; docs/recipes/security has the settings"
     except HandshakeInterrupted as error:
         found, advice = str(error), "set security.protocol to the one of the broker's listener on this port"
     except (ConnectionFailed, RequestTimedOut) as error:

@@ -1,4 +1,4 @@
-"""Load topics into files, each record once: runs, their files and their audit. README says what a load is.
+"""Load topics into files, each record once: runs, their files and their audit. See docs/recipes/load.md.
 
     OUTPUT/TOPIC/TOPIC+PARTITION+FIRST+LAST.parquet   records; the name tells the offsets that the file covers
     OUTPUT/_klog/load.json                            the load: cluster, format, layout

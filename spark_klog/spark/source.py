@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class KlogDataSource(DataSource):
-    """Reads and writes topics. README lists the options."""
+    """Reads and writes topics. docs/reference lists the options."""
 
     #: Spark makes the source itself where it makes a stream's writer for the tasks of a micro-batch; where it makes one
     #: for `commit` or `abort`, the source was pickled.

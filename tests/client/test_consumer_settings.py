@@ -98,10 +98,10 @@ def test_wrong_checksums_are_read_only_if_they_are_not_to_be_checked(tmp_path: P
                 assert found == batch.column("value").to_pylist() == [b"first", b"second"]
 
 
-def test_settings_without_effect_are_in_the_readme() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+def test_settings_without_effect_are_in_the_reference() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "consumer.md").read_text()
     own = {item.metadata["name"] for item in fields(ConsumerConfig) if item.metadata}
-    assert [name for name in sorted(_WITHOUT_EFFECT - own) if f"`{name}`" not in readme] == []
+    assert [name for name in sorted(_WITHOUT_EFFECT - own) if f"`{name}`" not in page] == []
 
 
 def test_a_nearest_name_for_the_groups_settings() -> None:

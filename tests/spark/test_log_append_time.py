@@ -49,7 +49,7 @@ def test_a_topic_that_is_switched(spark: SparkSession, servers: str, topic: str,
         time.sleep(0.01)
     seen = consume(servers, topic)
     bounds = {record.timestamp for record in seen} | {LONG_AGO + 1}
-    if len(kinds) == 3:  # README: what lies between two times of log append time is not looked at
+    if len(kinds) == 3:  # docs/reference/reading.md: what lies between two times of log append time is not looked at
         bounds = {FAR, FAR + 1}
     for bound in sorted(bounds):
         moment = datetime.fromtimestamp(bound / 1000, timezone.utc)

@@ -205,7 +205,7 @@ def demo(ctx: click.Context) -> None:
         "What to try next:\n"
         f"  klog load status {OUT / 'parquet'}   what the loads have done\n"
         "  klog cluster --data-dir /tmp/klog   a cluster of your own\n"
-        '  spark.readStream.format("klog")     options: see README\n'
+        '  spark.readStream.format("klog")     options: docs/reference/reading.md\n'
         "  notebooks/01-explore-a-topic.ipynb  of the project: read, plot, follow a topic",
         markup=False,
         highlight=False,

@@ -156,7 +156,7 @@ def _commit(admin: Admin, transactions: Sequence[Transaction]) -> tuple[bool, ..
                 error.code,
                 error.what,
                 advice="the brokers have forgotten this transaction (transactional.id.expiration.ms), so nobody knows "
-                "whether it was committed: look for its rows, then see README on DecidedButAborted",
+                "whether it was committed: look for its rows, then see docs/recipes/exactly-once.md, DecidedButAborted",
             )
         is_aborted = isinstance(error, ProtocolError) and error.code in _NOT_COMMITTED
         if error is not None and not is_aborted:

@@ -1,4 +1,4 @@
-"""At Kafka with ACLs an exactly-once query needs the rules that README names, for its transactionalIdPrefix."""
+"""At Kafka with ACLs an exactly-once query needs the rules of docs/recipes/exactly-once.md, for its prefix of ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Third-party clients behind one interface, a file each; `ALL` has the order of the table in README."""
+"""Third-party clients behind one interface, a file each; `ALL` is ordered as docs/reference/clients.md."""
 
 from __future__ import annotations
 
