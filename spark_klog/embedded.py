@@ -29,7 +29,6 @@ from types import TracebackType
 
 from spark_klog.broker.faults import Fault, control as fault_control
 from spark_klog.broker.metadata.registration import answers
-from spark_klog.broker.settings.config import parse_listen
 from spark_klog.child_process import (
     START_SECONDS,
     SUPERVISED,
@@ -41,6 +40,7 @@ from spark_klog.directories.paths import host_and_port
 from spark_klog.errors import ConfigError, KlogError
 from spark_klog.log.files.lock import take_lock
 from spark_klog.log.layout import check_cluster_directory, mark_cluster, usable
+from spark_klog.wire.listening import parse_listen
 
 _log = logging.getLogger(__name__)
 _HOST = "127.0.0.1"

@@ -6,12 +6,14 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import click
 
 from spark_klog.cli.clusters import client_settings, cluster_options, connected, quiet_client
+from spark_klog.cli.lag_server import serve_lag
 from spark_klog.cli.output import cell, console, print_json, print_table, table
 from spark_klog.client import Admin
 from spark_klog.client.admin.groups import DEAD, GroupDescription, GroupMember
@@ -74,12 +76,16 @@ class _GroupSources(NamedTuple):
     stores: list[OffsetStore]
 
 
+def _other_stores(zookeeper: str | None, offsets_path: str | None) -> list[str]:
+    """The addresses of the stores besides the coordinator."""
+    return [*([f"zookeeper://{zookeeper}"] if zookeeper else []), *([offsets_path] if offsets_path else [])]
+
+
 @contextmanager
 def _open_sources(
     group: str, servers: str | None, command_config: Path | None, zookeeper: str | None, offsets_path: str | None
 ) -> Iterator[_GroupSources]:
-    others = [f"zookeeper://{zookeeper}"] if zookeeper else []
-    others += [offsets_path] if offsets_path else []
+    others = _other_stores(zookeeper, offsets_path)
     settings = client_settings(command_config)
     with ExitStack() as stack:
         admin = stack.enter_context(connected(servers, command_config))
@@ -202,14 +208,21 @@ def _member_row(member: GroupMember) -> list[str]:
 
 
 @groups.command()
-@click.argument("group")
+@click.argument("names", metavar="GROUP...", nargs=-1)
 @click.option("--watch", is_flag=True, help="Repeat until Ctrl-C; with --json print a line per round.")
+@click.option(
+    "--metrics",
+    metavar="HOST:PORT",
+    help="Serve the lag of GROUP..., by default of all groups, to Prometheus at http://HOST:PORT/metrics. "
+    "A port alone is one of 127.0.0.1.",
+)
 @click.option("--interval", default=2.0, show_default=True, type=click.FloatRange(0.1), help="Seconds between rounds.")
 @_stores_options
 @cluster_options
 def lag(
-    group: str,
+    names: tuple[str, ...],
     watch: bool,
+    metrics: str | None,
     interval: float,
     zookeeper: str | None,
     offsets_path: str | None,
@@ -217,7 +230,21 @@ def lag(
     command_config: Path | None,
     as_json: bool,
 ) -> None:
-    """Show the lag of GROUP: the number of unread records, and the age of the oldest of them."""
+    """Show the lag of GROUP: the number of unread records, and the age of the oldest of them.
+
+    \b
+    klog groups lag readers --watch
+    klog groups lag --metrics 9404 --interval 15
+    """
+    if metrics is not None:
+        if watch or as_json:
+            raise click.UsageError("give --metrics without --watch and --json")
+        addresses = _other_stores(zookeeper, offsets_path)
+        serve_lag(names, metrics, interval, addresses, servers, command_config)
+        return
+    if len(names) != 1:
+        raise click.UsageError("give one GROUP; only --metrics serves several")
+    (group,) = names
     with _open_sources(group, servers, command_config, zookeeper, offsets_path) as sources:
         rounds = _rounds(sources, interval if watch else None)
         with suppress(KeyboardInterrupt):
@@ -270,3 +297,12 @@ def _show(sources: _GroupSources, rounds: Iterator[_Line], watch: bool) -> None:
 def _with_totals(line: _Line) -> list[_Line]:
     total = {"topic": "total", "partition": None, "member": None, "latest": None, "stores": line["stores"]}
     return [*line["partitions"], total]
+
+
+@groups.command()
+def dashboard() -> None:
+    """Print a Grafana dashboard of the metrics of `klog groups lag --metrics`.
+
+    Import it in Grafana under Dashboards > New > Import. It asks for the Prometheus data source.
+    """
+    click.echo(files("spark_klog.metrics").joinpath("dashboard.json").read_text(encoding="utf-8"), nl=False)

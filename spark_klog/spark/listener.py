@@ -7,10 +7,8 @@ After each micro-batch the listener computes figures from the offsets of klog so
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, TextIO
+from typing import TextIO
 
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -20,74 +18,55 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from spark_klog.directories.checkpoint import START_OF
-from spark_klog.spark.offsets import Offsets, from_json, start_in
-from spark_klog.spark.stream import LOST, RECORD_BYTES
+from spark_klog.metrics.thread import MetricsThread
+from spark_klog.spark.query_metrics import QueryMetrics
+from spark_klog.spark.source_progress import SourceProgress as SourceProgress, source_progress
 
 #: Return to the start of the terminal's line and clear it.
 _REWRITE = "\r\x1b[2K"
 
 
-@dataclass(frozen=True)
-class SourceProgress:
-    """One micro-batch of one klog source.
-
-    `source` is the index among the query's sources. `records` has the offsets that each "topic-partition" advanced, if
-    its start is known; `bytes` estimates their compressed size in the log (option estimateRecordBytes). Minimum,
-    maximum and average of the offsets behind latest are over the partitions. `lost` lists the ranges that could not be
-    read (failOnDataLoss=report), see `ranges.Lost`.
-    """
-
-    query: str
-    batch_id: int
-    rows: int
-    rows_per_second: float
-    records: dict[str, int]
-    bytes: dict[str, int]
-    min_offsets_behind_latest: int
-    max_offsets_behind_latest: int
-    avg_offsets_behind_latest: float
-    lost: list[dict[str, Any]]
-    source: int = 0
-
-    @property
-    def topics(self) -> list[str]:
-        return sorted({name.rpartition("-")[0] for name in self.records})
-
-    def to_json(self) -> str:
-        """One line of JSON."""
-        return json.dumps(asdict(self))
-
-    def __str__(self) -> str:
-        behind = (
-            f"{self.max_offsets_behind_latest:,} behind at most" if self.max_offsets_behind_latest else "up to date"
-        )
-        lost = f", {len(self.lost)} ranges lost" if self.lost else ""
-        speed = f"{self.rows:,} rows, {self.rows_per_second:,.0f} rows/s"
-        source = f"source {self.source} ({', '.join(self.topics)})"
-        return f"{self.query} micro-batch {self.batch_id}, {source}: {speed}, {behind}{lost}"
-
-
 class ProgressListener(StreamingQueryListener):
     """Keeps the last progress of each source in `last`, passes it to `on_progress` and writes it to `show`.
 
-    On a terminal it rewrites one line; elsewhere it writes a line per progress.
+    On a terminal it rewrites one line; elsewhere it writes a line per progress. With `metrics`, HOST:PORT or a port of
+    127.0.0.1, it serves the figures of running queries to Prometheus at /metrics (see `query_metrics`) until `close`;
+    `ConfigError` if it can't listen there.
     """
 
-    def __init__(self, on_progress: Callable[[SourceProgress], None] | None = None, show: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        on_progress: Callable[[SourceProgress], None] | None = None,
+        show: TextIO | None = None,
+        metrics: str | None = None,
+    ) -> None:
         self._on_progress = on_progress
         self._show = show
         self.last: dict[tuple[str, int], SourceProgress] = {}
+        #: Names of the running queries by id: the event of a query's end has no name.
+        self._names: dict[str, str] = {}
+        self._metrics = QueryMetrics()
+        self._server = MetricsThread(metrics, self._metrics.page, "metrics") if metrics is not None else None
+
+    @property
+    def metrics_address(self) -> str | None:
+        """HOST:PORT where the metrics are served."""
+        return None if self._server is None else self._server.address
+
+    def close(self) -> None:
+        """Stop serving metrics."""
+        if self._server is not None:
+            self._server.close()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        pass
+        self._names[str(event.id)] = event.name or str(event.id)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         pass
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = event.progress
-        query = progress.name or str(progress.id)
+        query = self._names[str(progress.id)] = progress.name or str(progress.id)
         for number, source in enumerate(progress.sources):
             found = source_progress(
                 query,
@@ -102,6 +81,7 @@ class ProgressListener(StreamingQueryListener):
             if found is None:
                 continue
             self.last[query, number] = found
+            self._metrics.add(found)
             if self._on_progress is not None:
                 self._on_progress(found)
             if self._show is not None:
@@ -109,67 +89,7 @@ class ProgressListener(StreamingQueryListener):
                 self._show.flush()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        self._metrics.remove(self._names.pop(str(event.id), str(event.id)))
         if self._show is not None and self._show.isatty():
             self._show.write("\n")
             self._show.flush()
-
-
-def source_progress(
-    query: str,
-    batch_id: int,
-    rows: int,
-    rows_per_second: float,
-    start: str | None,
-    end: str | None,
-    latest: str | None,
-    number: int = 0,
-) -> SourceProgress | None:
-    """The figures of a source, from its offsets in Spark's progress record; None if it is not a klog source."""
-    reached = _offsets(end)
-    if reached is None:
-        if START_OF not in _object(end):
-            return None
-        reached = {}  # all partitions were deleted
-    known = _object(latest)
-    lost = known.pop(LOST, [])
-    sizes = {(entry["topic"], entry["partition"]): float(entry["bytes"]) for entry in known.pop(RECORD_BYTES, [])}
-    before = dict.fromkeys(reached, 0) | (_offsets(start) or {})
-    begun = start_in(_object(end), before, is_first=not _object(start))
-    newest = from_json(known)
-    behind = [max(0, newest.get(key, offset) - offset) for key, offset in reached.items()]
-    moved = {key: offset - begun[key] for key, offset in reached.items() if key in begun}
-    return SourceProgress(
-        query=query,
-        batch_id=batch_id,
-        rows=rows,
-        rows_per_second=rows_per_second,
-        records={f"{topic}-{partition}": count for (topic, partition), count in moved.items()},
-        bytes={
-            f"{topic}-{partition}": round(moved[topic, partition] * size)
-            for (topic, partition), size in sizes.items()
-            if (topic, partition) in moved
-        },
-        min_offsets_behind_latest=min(behind, default=0),
-        max_offsets_behind_latest=max(behind, default=0),
-        avg_offsets_behind_latest=sum(behind) / max(1, len(behind)),
-        lost=lost,
-        source=number,
-    )
-
-
-def _object(text: str | None) -> dict[str, Any]:
-    """Parse a JSON object; empty if there is none: a micro-batch that a restart repeats has no latest offset."""
-    try:
-        value = json.loads(text or "")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _offsets(text: str | None) -> Offsets | None:
-    """Parse the offsets of a klog source; None if they are not a klog source's."""
-    try:
-        value = json.loads(text or "")
-        return from_json(value) or None
-    except (ValueError, AttributeError, TypeError):
-        return None

@@ -17,11 +17,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from spark_klog.broker.broker import Broker
 from spark_klog.broker.metrics import page as metrics_page
-from spark_klog.broker.metrics.exposition import COUNTER, GAUGE, HISTOGRAM, Family, Histogram, lines
-from spark_klog.broker.metrics.http import status_of
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
+from spark_klog.metrics.exposition import COUNTER, GAUGE, HISTOGRAM, Family, Histogram, lines
+from spark_klog.metrics.http import status_of
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import encode_request
 from tests.support.batches import make_batch

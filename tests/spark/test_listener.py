@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.spark.listener import ProgressListener, SourceProgress, source_progress
+from spark_klog.spark.listener import ProgressListener
+from spark_klog.spark.source_progress import SourceProgress, source_progress
 
 from .support import Job, Sent, create_topic, produce, wait_for
 
@@ -76,10 +79,11 @@ def test_sources_of_others_are_left_out(end: str | None) -> None:
 
 @pytest.fixture
 def listener(spark: SparkSession) -> Iterator[ProgressListener]:
-    made = ProgressListener(show=io.StringIO())
+    made = ProgressListener(show=io.StringIO(), metrics="0")
     spark.streams.addListener(made)
     yield made
     spark.streams.removeListener(made)
+    made.close()
 
 
 def test_a_query(
@@ -112,3 +116,14 @@ def test_a_query(
     assert isinstance(show, io.StringIO)
     assert show.getvalue() == "".join(f"{item}\n" for item in found)
     assert "\x1b" not in show.getvalue()
+    assert listener.metrics_address is not None
+    with urllib.request.urlopen(f"http://{listener.metrics_address}/metrics", timeout=20) as response:
+        samples = {
+            (sample.name, sample.labels.get("partition")): sample.value
+            for family in text_string_to_metric_families(response.read().decode())
+            for sample in family.samples
+            if sample.labels["query"] == first.query
+        }
+    if samples:  # those of a query end with it
+        assert samples["klog_query_rows_total", None] == 500
+        assert samples["klog_query_lag_records", "0"] == samples["klog_query_lag_records", "1"] == 0

@@ -1,1 +1,1 @@
-"""Counters, and the page that Prometheus reads."""
+"""The broker's counters, and the page that Prometheus reads."""

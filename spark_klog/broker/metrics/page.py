@@ -47,10 +47,10 @@ from spark_klog import __version__
 from spark_klog.broker.fetches.purgatory import Purgatory
 from spark_klog.broker.groups.coordinator import GroupCoordinator
 from spark_klog.broker.metrics.counters import LATENCY_BOUNDS, Metrics
-from spark_klog.broker.metrics.exposition import COUNTER, GAUGE, HISTOGRAM, Family, Histogram, Labels, lines
 from spark_klog.errors import ErrorCode
 from spark_klog.log.directory import LogDirectory
 from spark_klog.log.partition_log import PartitionLog
+from spark_klog.metrics.exposition import COUNTER, GAUGE, HISTOGRAM, Family, Histogram, Labels, lines
 from spark_klog.records import kernels
 
 #: Samples of a metric: clients choose names of topics and groups, and could flood a monitoring system.

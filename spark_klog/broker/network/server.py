@@ -28,17 +28,17 @@ from spark_klog.broker.security.refusals import Refused
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.directories.paths import host_and_port
-from spark_klog.errors import ConfigError, DecodeError, ErrorCode
+from spark_klog.errors import DecodeError, ErrorCode
 from spark_klog.protocol.apis import API_VERSIONS, BY_KEY
 from spark_klog.protocol.codec import decode_request, decode_request_header, encode_response
 from spark_klog.protocol.schema import Api
+from spark_klog.wire.listening import bind
 from spark_klog.wire.primitives import AllowanceExceeded, Reader, Writer
 
 if TYPE_CHECKING:
     import ssl
 
 _log = logging.getLogger(__name__)
-_BACKLOG = 512
 #: Interval after which a working thread yields to the event loop; each of the loop's system calls may wait that long.
 _SWITCH_SECONDS = 0.001
 #: The largest frame before authentication (Kafka: sasl.server.max.receive.size).
@@ -139,19 +139,9 @@ class Server:
         return encoded
 
 
-def bind(host: str, port: int, option: str = "--listen") -> socket.socket:
-    """Open a listening socket; `ConfigError` names the option whose address can't be bound."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        reason = (error.strerror or str(error)).partition(" (while")[0]  # what follows repeats the address
-        raise ConfigError(f"can't listen on {host}:{port}: {reason}; choose another {option}") from None
-
-
 async def _serve_metrics(server: Server, listening: socket.socket) -> asyncio.Server:
-    from spark_klog.broker.metrics.http import MetricsServer
     from spark_klog.broker.metrics.page import page
+    from spark_klog.metrics.http import MetricsServer
 
     broker = server.broker
     broker.metrics.is_read = True

@@ -137,14 +137,6 @@ def broker_settings(settings: Mapping[str, str], known_elsewhere: Iterable[str] 
     }
 
 
-def parse_listen(text: str) -> tuple[str, int]:
-    """Parse "HOST:PORT" into (host, port); port 0 means any free port."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{text!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)
-
-
 def broker_setting_values(config: BrokerConfig) -> dict[str, Any]:
     """Values of a broker's settings, by Kafka's names."""
     values = {name: getattr(config, attribute) for name, (attribute, *_) in _BROKER_SETTINGS.items()}

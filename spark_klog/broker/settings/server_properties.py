@@ -16,9 +16,10 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from spark_klog.broker.settings.config import BrokerConfig, broker_settings, parse_listen
+from spark_klog.broker.settings.config import BrokerConfig, broker_settings
 from spark_klog.broker.settings.kafka_names import WITHOUT_USE, shown
 from spark_klog.errors import ConfigError
+from spark_klog.wire.listening import parse_listen
 
 _log = logging.getLogger(__name__)
 _HOST, _PORT = "127.0.0.1", "9092"

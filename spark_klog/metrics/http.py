@@ -1,4 +1,4 @@
-"""HTTP/1.1 listener for Prometheus: GET and HEAD of /metrics, one request per connection, in the broker's event loop.
+"""HTTP/1.1 listener for Prometheus: GET and HEAD of /metrics, one request per connection, in an event loop.
 
 A request has at most 8 KiB and must arrive within 5 seconds; at most 16 connections are served at a time.
 """
@@ -10,7 +10,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterable
 
-from spark_klog.broker.metrics.exposition import CONTENT_TYPE
+from spark_klog.metrics.exposition import CONTENT_TYPE
 
 _log = logging.getLogger(__name__)
 _MAX_HEAD = 8 * 1024

@@ -1,0 +1,201 @@
+"""The lag of groups and queries, read as Prometheus reads it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from prometheus_client.parser import text_string_to_metric_families
+
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ConfigError
+from spark_klog.metrics.thread import MetricsThread
+from spark_klog.spark.query_metrics import QueryMetrics
+from spark_klog.spark.source_progress import SourceProgress
+from tests.support.klog import klog, klog_command, klog_refusal
+from tests.support.topics import make_topic
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+HOUR_MS = 3_600_000
+
+
+def parsed(text: str) -> Samples:
+    """Each sample by its name and labels; none comes twice."""
+    found: Samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = sample.name, frozenset(sample.labels.items())
+            assert key not in found
+            found[key] = sample.value
+    return found
+
+
+def scrape(address: str) -> Samples:
+    connection = http.client.HTTPConnection(address, timeout=20)
+    connection.request("GET", "/metrics")
+    response = connection.getresponse()
+    assert response.status == 200
+    assert response.getheader("Content-Type") == "text/plain; version=0.0.4; charset=utf-8"
+    return parsed(response.read().decode())
+
+
+def value(samples: Samples, name: str, **labels: str) -> float | None:
+    return samples.get((name, frozenset(labels.items())))
+
+
+def wait_for(look: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not look():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def produce(servers: str, topic: str, count: int, partition: int, timestamp: int) -> None:
+    producer = Producer({"bootstrap.servers": servers, "log_level": 0})
+    for _ in range(count):
+        producer.produce(topic, b"v", partition=partition, timestamp=timestamp)
+    assert producer.flush(20) == 0
+
+
+def commit(servers: str, group: str, *offsets: tuple[str, int, int]) -> None:
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": group, "log_level": 0})
+    consumer.commit(offsets=[TopicPartition(*one) for one in offsets], asynchronous=False)
+    consumer.close()
+
+
+@contextmanager
+def lag_server(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    command = klog_command("groups", "lag", *arguments, "--metrics", "0", "--interval", "0.2")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            match = re.fullmatch(r"metrics at http://(127\.0\.0\.1:\d+)/metrics\n", line)
+            assert match, line or process.communicate()[1]
+            yield match[1], process
+        finally:
+            process.kill()
+
+
+def test_lag_of_all_groups(cluster: EmbeddedCluster, topic: str) -> None:
+    servers, now = cluster.bootstrap_servers, int(time.time() * 1000)
+    make_topic(servers, topic, 2)
+    produce(servers, topic, 10, 0, now - HOUR_MS)
+    produce(servers, topic, 4, 1, now)
+    one, two = f'{topic} "quoted"\n', f"{topic}-two"
+    commit(servers, one, (topic, 0, 3), (topic, 1, 4))
+    commit(servers, two, (topic, 0, 10))
+    with lag_server("-b", servers) as (address, process):
+        samples = scrape(address)
+        place = {"topic": topic, "partition": "0", "store": "kafka"}
+        assert value(samples, "klog_group_lag_records", group=one, **place) == 7
+        assert value(samples, "klog_group_offset", group=one, **place) == 3
+        seconds = value(samples, "klog_group_lag_seconds", group=one, **place)
+        assert seconds is not None
+        assert 3600 <= seconds < 3700
+        assert value(samples, "klog_group_lag_records", group=one, **place | {"partition": "1"}) == 0
+        assert value(samples, "klog_group_lag_seconds", group=one, **place | {"partition": "1"}) == 0
+        assert value(samples, "klog_group_lag_records", group=two, **place) == 0
+        assert value(samples, "klog_topic_latest_offset", topic=topic, partition="0") == 10
+        assert value(samples, "klog_group_members", group=two) == 0
+        produce(servers, topic, 5, 0, now)
+        wait_for(lambda: value(scrape(address), "klog_group_lag_records", group=two, **place) == 5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_an_outage_keeps_the_last_figures(
+    make_cluster: Callable[..., EmbeddedCluster], topic: str, server_dir: Path
+) -> None:
+    cluster = make_cluster()
+    servers = cluster.bootstrap_servers
+    make_topic(servers, topic, 1)
+    produce(servers, topic, 3, 0, 1)
+    commit(servers, topic, (topic, 0, 1))
+    config = server_dir / "client.properties"
+    config.write_text("default.api.timeout.ms=2000\nrequest.timeout.ms=2000\n")
+    with lag_server(topic, "-b", servers, "--command-config", str(config)) as (address, _):
+        cluster.kill(0)
+        wait_for(lambda: bool(value(scrape(address), "klog_group_lag_refresh_failures_total")))
+        place = {"topic": topic, "partition": "0", "store": "kafka"}
+        assert value(scrape(address), "klog_group_lag_records", group=topic, **place) == 2
+
+
+def test_the_commands_of_lag_refuse(cluster: EmbeddedCluster) -> None:
+    assert "give one GROUP" in klog("groups", "lag", "-b", cluster.bootstrap_servers).stderr
+    both = klog("groups", "lag", "--metrics", "0", "--watch", "-b", cluster.bootstrap_servers)
+    assert "without --watch" in both.stderr
+    refusal = klog_refusal("groups", "lag", "--metrics", "nowhere", "-b", cluster.bootstrap_servers)
+    assert refusal == "klog: 'nowhere' is not HOST:PORT"
+
+
+def test_the_dashboard_asks_for_metrics_that_exist() -> None:
+    dashboard = json.loads(klog("groups", "dashboard").stdout)
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"klog_\w+", target["expr"])
+    }
+    from spark_klog.groups import lag_metrics
+    from spark_klog.spark import query_metrics
+
+    documented = set(re.findall(r"^\| (klog_\w+)", f"{lag_metrics.__doc__}\n{query_metrics.__doc__}", re.MULTILINE))
+    assert asked <= documented
+    assert {"klog_group_lag_records", "klog_group_lag_seconds", "klog_query_lag_seconds"} <= asked
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+def progress(batch: int, end: int, behind: int) -> SourceProgress:
+    name = "a-topic-0"
+    return SourceProgress("q", batch, 5, 2.5, {}, {}, behind, behind, behind, [], 1, {name: end}, {name: behind})
+
+
+def test_lag_of_a_query_in_seconds() -> None:
+    now = [1000.0]
+    metrics = QueryMetrics(lambda: now[0])
+    place = {"query": "q", "source": "1", "topic": "a-topic", "partition": "0"}
+
+    def seconds() -> float | None:
+        return value(parsed("".join(metrics.page())), "klog_query_lag_seconds", **place)
+
+    metrics.add(progress(0, 10, 0))
+    now[0] = 1050
+    assert seconds() == 0
+    metrics.add(progress(1, 10, 20))  # record 10 was seen first now
+    now[0] = 1060
+    metrics.add(progress(2, 15, 25))
+    assert seconds() == 10
+    now[0] = 1090
+    metrics.add(progress(3, 35, 5))  # record 35 came between 1050 and 1060
+    assert seconds() == 30
+    samples = parsed("".join(metrics.page()))
+    assert value(samples, "klog_query_lag_records", **place) == 5
+    assert value(samples, "klog_query_rows_total", query="q", source="1") == 20
+    assert value(samples, "klog_query_batch_id", query="q", source="1") == 3
+    metrics.remove("q")
+    assert parsed("".join(metrics.page())) == {}
+
+
+def test_a_port_in_use_is_named() -> None:
+    served = MetricsThread("0", list)
+    try:
+        assert scrape(served.address) == {}
+        with pytest.raises(ConfigError, match="choose another --metrics"):
+            MetricsThread(served.address, list)
+    finally:
+        served.close()
+    with pytest.raises(ConnectionRefusedError):
+        scrape(served.address)
+    served.close()
