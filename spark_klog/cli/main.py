@@ -24,6 +24,7 @@ from spark_klog.errors import ConfigError, KlogError
 
 if TYPE_CHECKING:
     from spark_klog.broker.broker import Broker
+    from spark_klog.broker.faults.script import FaultScript
     from spark_klog.broker.network.server import Server
     from spark_klog.embedded import EmbeddedCluster
 
@@ -100,6 +101,12 @@ def main(log_level: str) -> None:
 @click.option("--directories", metavar="DIR", help="A folder to register in, shared by the brokers of one machine.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting by Kafka's name; repeatable.")
 @click.option("--metrics", metavar="HOST:PORT", help="Serve metrics for Prometheus at http://HOST:PORT/metrics.")
+@click.option(
+    "--control",
+    metavar="HOST:PORT",
+    help="For tests: script faults by HTTP at http://HOST:PORT/faults (a port alone is one of 127.0.0.1).",
+)
+@click.option("--allow-remote-control", is_flag=True, help="Let --control listen on a host that is not loopback.")
 @_log_format_option
 @click.option("--stop-with-stdin", is_flag=True, hidden=True, help="Stop when stdin ends, as the parent has exited.")
 @click.option("--faults", is_flag=True, hidden=True, help="Read faults from stdin, and stop when it ends.")
@@ -114,6 +121,8 @@ def broker(
     directories: str | None,
     settings: tuple[str, ...],
     metrics: str | None,
+    control: str | None,
+    allow_remote_control: bool,
     log_format: str,
     stop_with_stdin: bool,
     faults: bool,
@@ -139,17 +148,34 @@ def broker(
         metrics=metrics,
     )
     make_server: Callable[[Broker], Server] = Server
-    if faults:
+    ready: Callable[[str], None] = click.echo
+    if faults or control is not None:
         from spark_klog.broker.faults.control import first_script, follow, lines_of
         from spark_klog.broker.faults.faulty_server import FaultyServer
 
-        lines = lines_of(0)
+        lines = lines_of(0) if faults else iter(())
         script = first_script(lines)
         make_server = partial(FaultyServer, script=script)
-        _stop_after(lambda: follow(script, lines, click.echo))
-    elif stop_with_stdin:
+        if control is not None:
+            ready = _controlled(script, control, allow_remote_control)
+        if faults:
+            _stop_after(lambda: follow(script, lines, click.echo))
+    if stop_with_stdin and not faults:
         _stop_after(_read_stdin)
-    run(config, click.echo, make_server)
+    run(config, ready, make_server)
+
+
+def _controlled(script: FaultScript, address: str, is_remote_allowed: bool) -> Callable[[str], None]:
+    """Serve the script at an address; returns what prints both addresses when the broker is ready."""
+    from spark_klog.broker.faults.http_control import FaultControl
+
+    served = FaultControl(script, address, is_remote_allowed)
+
+    def ready(line: str) -> None:
+        click.echo(line)
+        click.echo(f"faults at http://{served.address}/faults")
+
+    return ready
 
 
 def _log_as(ctx: click.Context, log_format: str) -> None:

@@ -13,7 +13,7 @@ import random
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from spark_klog.broker.settings.kafka_names import advice
 from spark_klog.errors import ConfigError, ErrorCode
@@ -205,8 +205,17 @@ class MatchedRequest:
     has_records: bool = False
 
 
+class Listed(NamedTuple):
+    """A fault of a script, with its id there and how often it has fired."""
+
+    id: int
+    fault: Fault
+    fired: int
+
+
 @dataclass
 class _Armed:
+    id: int
     fault: Fault
     matched: int = 0
     fired: int = 0
@@ -239,23 +248,41 @@ class FaultScript:
     """The faults of one broker, in order. Thread-safe: it may change while requests are served."""
 
     def __init__(self, faults: Iterable[Fault] = ()) -> None:
-        self._armed = [_Armed(fault) for fault in faults]
+        self._armed: list[_Armed] = []
         self._lock = threading.Lock()
+        self._last_id = 0
+        self.add(faults)
 
-    def add(self, faults: Iterable[Fault]) -> None:
-        """Append faults."""
+    def add(self, faults: Iterable[Fault]) -> list[int]:
+        """Append faults; return their ids."""
         with self._lock:
-            self._armed += [_Armed(fault) for fault in faults]
+            added = [_Armed(self._last_id + number, fault) for number, fault in enumerate(faults, 1)]
+            self._last_id += len(added)
+            self._armed = self._armed + added
+            return [armed.id for armed in added]
 
-    def clear(self) -> None:
-        """Forget all faults."""
+    def clear(self) -> int:
+        """Forget all faults; return how many there were."""
         with self._lock:
-            self._armed = []
+            forgotten, self._armed = self._armed, []
+            return len(forgotten)
+
+    def remove(self, fault_id: int) -> bool:
+        """Forget one fault; False if there is none with this id."""
+        with self._lock:
+            kept = [armed for armed in self._armed if armed.id != fault_id]
+            is_found = len(kept) < len(self._armed)
+            self._armed = kept
+            return is_found
+
+    def listed(self) -> list[Listed]:
+        """All faults in order."""
+        with self._lock:
+            return [Listed(armed.id, armed.fault, armed.fired) for armed in self._armed]
 
     def fired(self) -> list[tuple[Fault, int]]:
         """How often each fault has fired."""
-        with self._lock:
-            return [(armed.fault, armed.fired) for armed in self._armed]
+        return [(one.fault, one.fired) for one in self.listed()]
 
     @property
     def waits_for_records(self) -> bool:
