@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+sys.path.insert(0, str(_HERE))
+
+from generate import generate  # noqa: E402
+
+generate(_HERE / "reference" / "generated")
+
 project = "spark_klog"
 author = "the authors of spark_klog"
 copyright = "the authors of spark_klog; Apache License 2.0"

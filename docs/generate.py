@@ -1,0 +1,289 @@
+"""Make the reference from the code's own definitions: `python docs/generate.py FOLDER`. The build calls it.
+
+What the code does not say is in reference_texts.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, Field, fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+from reference_texts import CURES, SETTINGS
+
+import spark_klog
+from spark_klog import errors
+from spark_klog.broker.metrics import page as metrics_page
+from spark_klog.broker.security.config import SECURITY_SETTINGS
+from spark_klog.broker.settings.config import BrokerConfig
+from spark_klog.broker.settings.log_settings import BROKER_LOG_SETTINGS, broker_name, setting_texts
+from spark_klog.broker.settings.setting_documentation import DOCUMENTATION
+from spark_klog.cli.main import main
+from spark_klog.client import config as client_settings
+from spark_klog.client.consumer import settings as consumer_settings
+from spark_klog.client.security import sasl_settings, settings as security_settings
+from spark_klog.error_codes import REMEDIES, ErrorCode, Remedy
+from spark_klog.log.config import LogConfig
+from spark_klog.protocol import apis
+from spark_klog.protocol.schema import Api
+
+_PACKAGE = Path(spark_klog.__file__).parent
+#: Modules with errors of their own that users may see.
+_WITH_ERRORS = (
+    "spark_klog.child_process",
+    "spark_klog.spark.exactly_once.driver",
+    "spark_klog.spark.exactly_once.protocol",
+    "spark_klog.spark.exactly_once.writer",
+)
+_ROOTS = (errors.KlogError, errors.ErrorWithFields)
+#: Rooms that talk to brokers.
+_CLIENTS = ("client", "classic", "mirror", "spark", "groups", "cli", "load")
+#: Defaults beyond which nothing is limited.
+_UNLIMITED = {str((1 << 63) - 1), str((1 << 31) - 1)}
+_REMEDIES = {
+    Remedy.RETRY: "tries again",
+    Remedy.REFRESH: "asks for fresh metadata and tries again",
+    Remedy.FAIL: "raises it",
+}
+
+
+def _page(title: str, *parts: str) -> str:
+    return "\n\n".join([f"# {title}", *(part.strip("\n") for part in parts)]) + "\n"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _code(text: object) -> str:
+    return f"`{text}`" if str(text) else ""
+
+
+def _default(value: object) -> str:
+    if value is None or value is MISSING or value == "":
+        return ""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return "no limit" if text in _UNLIMITED else _code(text)
+
+
+def _plain(text: str) -> str:
+    """A docstring as Markdown in one line."""
+    return re.sub(r"\s+", " ", inspect.cleandoc(text)).replace("<", "&lt;").replace("[", "\\[")
+
+
+# Commands
+
+
+def _commands(command: click.Command, path: tuple[str, ...]) -> Iterator[str]:
+    """A section for each command below this one."""
+    context = click.Context(command, info_name=path[-1])
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from _commands(found, (*path, name))
+        return
+    usage = " ".join([*path, *command.collect_usage_pieces(context)])
+    yield f"## {' '.join(path)}"
+    yield f"```\n{usage}\n```"
+    yield _help(command.help or "")
+    rows = [_option(option) for option in command.params if isinstance(option, click.Option) and not option.hidden]
+    if rows:
+        yield _table(("option", "default", ""), rows)
+
+
+def _help(text: str) -> str:
+    """click's help in Markdown: paragraphs after a line of \\b are kept as they are."""
+    parts = []
+    for part in inspect.cleandoc(text).split("\f")[0].split("\n\n"):
+        literal = part.startswith("\b\n")
+        parts.append(f"```\n{part[2:]}\n```" if literal else part.replace("<", "&lt;").replace("[", "\\["))
+    return "\n\n".join(parts)
+
+
+def _option(option: click.Option) -> tuple[str, ...]:
+    names = ", ".join([*option.opts, *option.secondary_opts])
+    value = "" if option.is_flag or option.count else f" {option.make_metavar(click.Context(click.Command('klog')))}"
+    default = option.default
+    is_shown = not callable(default) and default not in (None, (), False) and type(default).__name__ != "Sentinel"
+    return _code(names + value), _default(default) if is_shown else "", _plain(option.help or "")
+
+
+def commands() -> str:
+    return _page("Commands", "Every command has `--help`. " + _plain(main.help or ""), *_commands(main, ("klog",)))
+
+
+# Settings
+
+
+def _client_rows(items: Iterable[Field[Any]]) -> Iterator[tuple[str, ...]]:
+    for item in sorted(items, key=lambda one: str(one.metadata["name"])):
+        name, kind = item.metadata["name"], item.metadata["kind"]
+        default = item.default if kind not in ("isolation", "acks", "reset", "assignors") else None
+        yield _code(name), kind, _default(default), SETTINGS.get(name, "")
+
+
+def client_settings_page() -> str:
+    shared = [item for item in fields(client_settings.ClientConfig) if item.metadata]
+    own = [item for item in fields(consumer_settings.ConsumerConfig) if item.metadata]
+    consumers = {item.metadata["name"] for item in own}
+    security = {**sasl_settings.SASL, **security_settings._TLS, **security_settings._TLS_DEFAULTS}
+    aliases = client_settings._LIBRDKAFKAS
+    ignored = sorted(client_settings._WITHOUT_EFFECT - consumers)
+    refused = {**client_settings._REFUSED, **security_settings._REFUSED}
+    head = ("setting", "type", "default", "")
+    return _page(
+        "Client settings",
+        "Settings by Kafka's names. In Spark they have the prefix `kafka.`. Times are in milliseconds, sizes in bytes. "
+        "A misspelt name is refused, with the nearest one.",
+        "## Of every client",
+        _table(head, _client_rows(shared)),
+        "## Of consumers",
+        "In Spark they have no effect: a query's options say what to read.",
+        _table(head, _client_rows(own)),
+        "## TLS and SASL",
+        "[Secure clusters](../../recipes/security/index.md) says what to set for which mechanism.",
+        _table(("setting", "other names"), ((_code(one), ", ".join(map(_code, security[one]))) for one in security)),
+        "## Names of librdkafka",
+        _table(("librdkafka's name", "is"), ((_code(one), _code(aliases[one])) for one in sorted(aliases))),
+        "## Accepted without effect",
+        "Settings of Kafka's clients that mean nothing here. A warning names those that are set.",
+        ", ".join(map(_code, ignored)) + ".",
+        "## Refused",
+        _table(("setting, or how its name begins", "why"), ((_code(one), refused[one]) for one in sorted(refused))),
+    )
+
+
+def broker_settings_page() -> str:
+    defaults = {item.metadata["name"]: item.default for item in fields(BrokerConfig) if item.metadata}
+    log_texts = setting_texts(LogConfig())
+    of_logs = {broker_name(name): text for name, (text, _) in log_texts.items()}
+    names = sorted({*defaults, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS})
+    rows = ((_code(one), _default(defaults.get(one, of_logs.get(one))), DOCUMENTATION.get(one, "")) for one in names)
+    topics = (
+        (_code(one), _default(text), _code(broker_name(one) or ""), DOCUMENTATION.get(one, ""))
+        for one, (text, _) in log_texts.items()
+    )
+    return _page(
+        "Settings of brokers and topics",
+        "By Kafka's names, for `klog broker --set NAME=VALUE` and `--config FILE`. An embedded cluster keeps records "
+        "for ever, and its groups do not wait for more members.",
+        "## Brokers",
+        "Names that end with `.minutes` and `.hours` are other units of the same setting in `.ms`.",
+        _table(("setting", "default", ""), rows),
+        "## Topics",
+        "For `klog topics create --config NAME=VALUE` and `klog topics alter`. Without its own setting a topic has the "
+        "broker's.",
+        _table(("setting", "default", "broker's name", ""), topics),
+    )
+
+
+# Metrics, errors, protocol
+
+
+def metrics() -> str:
+    text = inspect.getdoc(metrics_page) or ""
+    return _page(
+        "Metrics", "`klog broker --metrics HOST:PORT` serves `/metrics` for Prometheus.", text.partition("\n\n")[2]
+    )
+
+
+def public_errors() -> Iterator[type[errors.KlogError]]:
+    """The errors that users may see, without the roots of the tree."""
+    for module in (errors, *map(import_module, _WITH_ERRORS)):
+        for value in vars(module).values():
+            is_error = isinstance(value, type) and issubclass(value, errors.KlogError)
+            if is_error and value.__module__ == module.__name__ and value not in _ROOTS:
+                yield value
+
+
+def error_rows() -> Iterator[tuple[str, ...]]:
+    for kind in public_errors():
+        where = "" if kind.__module__ == errors.__name__ else f" ({_code(kind.__module__)})"
+        cause = _plain((kind.__doc__ or "").partition("\n\n")[0])
+        yield _code(kind.__name__) + where, _code(kind.condition), cause, CURES.get(kind.__name__, "")
+
+
+def errors_page() -> str:
+    codes = ((str(code.value), code.name, _REMEDIES[REMEDIES.get(code, Remedy.FAIL)]) for code in ErrorCode if code)
+    return _page(
+        "Errors",
+        "Exceptions are in `spark_klog.errors` unless said otherwise. Text names what is wrong, where, and what to do; "
+        "[Troubleshooting](../../troubleshooting.md) goes by what Spark and commands print. In Spark the "
+        "text begins with the condition.",
+        _table(("class", "condition", "cause", "cure"), error_rows()),
+        "## Error codes of the protocol",
+        "A code that the client does not meet with another attempt becomes a `ProtocolError`, whose `code` it is.",
+        _table(("code", "name", "the client"), codes),
+    )
+
+
+def _spoken() -> set[str]:
+    """Names of the APIs' constants that the client's rooms use."""
+    constants = {name for name, value in vars(apis).items() if isinstance(value, Api)}
+    used = set()
+    for room in _CLIENTS:
+        for path in (_PACKAGE / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Name | ast.Attribute):
+                    used.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return constants & used
+
+
+def protocol() -> str:
+    constants = {value.key: name for name, value in vars(apis).items() if isinstance(value, Api)}
+    spoken = _spoken()
+    rows = []
+    for key, api in apis.BY_KEY.items():
+        versions = f"{api.versions.first}-{api.versions.last}"
+        rows.append((str(key), api.name, versions, versions if constants[key] in spoken else ""))
+    return _page(
+        "The protocol: APIs and versions",
+        "The broker serves, and the client speaks, all versions of the tables in `spark_klog/protocol/tables/`; the "
+        "client asks the broker (ApiVersions) and takes the highest version that both have.",
+        _table(("key", "API", "versions served", "versions spoken"), rows),
+        "## KIPs that the code names",
+        _table(("KIP", "where"), _kips()),
+    )
+
+
+def _kips() -> Iterator[tuple[str, ...]]:
+    where: dict[int, list[str]] = {}
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        for number in sorted({int(one) for one in re.findall(r"KIP-(\d+)", path.read_text())}):
+            where.setdefault(number, []).append(_code(path.relative_to(_PACKAGE)))
+    for number in sorted(where):
+        more = len(where[number]) - 3
+        yield f"KIP-{number}", ", ".join(where[number][:3]) + (f" and {more} more" if more > 0 else "")
+
+
+#: What makes each page, by its name.
+PAGES: dict[str, Callable[[], str]] = {
+    "broker-settings.md": broker_settings_page,
+    "client-settings.md": client_settings_page,
+    "commands.md": commands,
+    "errors.md": errors_page,
+    "metrics.md": metrics,
+    "protocol.md": protocol,
+}
+
+
+def generate(folder: Path) -> None:
+    """Write the pages into `folder`; pages that have not changed are left alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, make in PAGES.items():
+        path, text = folder / name, make()
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+
+
+if __name__ == "__main__":
+    generate(Path(sys.argv[1]))
