@@ -92,7 +92,7 @@ class EmbeddedCluster:
             raise ConfigError("faults is a single Fault: give a list of faults")
         if listen is not None and "listeners" in (settings or {}):
             raise ConfigError(f"listen={listen!r} and the setting listeners exclude each other: give one of them")
-        host, port = parse_listen(listen) if listen is not None else (_HOST, 0)
+        host, port = parse_listen(listen, "listen") if listen is not None else (_HOST, 0)
         self._listen_first, self._listen_others = host_and_port(host, port), host_and_port(host, 0)
         self._count = brokers
         self._with_zookeeper = zookeeper

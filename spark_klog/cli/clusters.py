@@ -109,8 +109,9 @@ def cluster_settings(
         if own is None and (named_one := cluster or _chosen_cluster()):
             raise ConfigError(f"cluster {named_one} has no bootstrap.servers: set them in its table")
         return settings
+    given = set(parse_bootstrap(servers, option))
     named = f"bootstrap.servers {f'in {command_config}' if command_config else 'of the cluster'}"
-    if own is not None and set(parse_bootstrap(servers, option)) != set(parse_bootstrap(own, named)):
+    if own is not None and given != set(parse_bootstrap(own, named)):
         raise ConfigError(f"{option} {servers} and {named} differ ({own}): remove one of them")
     return settings | {"bootstrap.servers": servers}
 

@@ -21,7 +21,7 @@ class MetricsThread:
     """
 
     def __init__(self, address: str, page: Callable[[], Iterable[str]], option: str = "--metrics") -> None:
-        host, port = parse_listen(address, _LOOPBACK)
+        host, port = parse_listen(address, option, _LOOPBACK)
         self._listener = bind(host, port, option)
         found = self._listener.getsockname()
         self.address = f"[{found[0]}]:{found[1]}" if ":" in found[0] else f"{found[0]}:{found[1]}"

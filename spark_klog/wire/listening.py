@@ -11,16 +11,16 @@ from spark_klog.errors import ConfigError
 _BACKLOG = 512
 
 
-def parse_listen(text: str, default_host: str | None = None) -> tuple[str, int]:
+def parse_listen(text: str, option: str, default_host: str | None = None) -> tuple[str, int]:
     """Parse "HOST:PORT" into (host, port); port 0 means any free port.
 
-    With `default_host` a port alone means that host. `ConfigError` if the text is malformed.
+    With `default_host` a port alone means that host. `ConfigError`, which names `option`, if the text is malformed.
     """
     host, colon, port = text.rpartition(":")
     if default_host is not None and not colon:
         host, colon = default_host, ":"
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{text!r} is not HOST:PORT")
+        raise ConfigError(f"{option}: {text!r} is not HOST:PORT")
     return host.strip("[]"), int(port)
 
 

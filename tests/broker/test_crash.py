@@ -232,4 +232,4 @@ def test_a_bad_setting(tmp_path: Path, setting: str, told: str) -> None:
 def test_a_bad_address(tmp_path: Path) -> None:
     command = broker_command(tmp_path / "data", 0)
     command[command.index("--listen") + 1] = "nowhere"
-    assert refusal(command) == "klog: 'nowhere' is not HOST:PORT"
+    assert refusal(command) == "klog: --listen: 'nowhere' is not HOST:PORT"

@@ -168,7 +168,7 @@ def test_options_win_over_settings_and_these_over_the_file(tmp_path: Path) -> No
             "authorizer.class.name=kafka.Any",
             "setting authorizer.class.name=kafka.Any: authorizer classes are not supported",
         ),
-        ("metrics.listen=9100\nlog.dir=/a", "'9100' is not HOST:PORT"),
+        ("metrics.listen=9100\nlog.dir=/a", "setting metrics.listen: '9100' is not HOST:PORT"),
     ],
 )
 def test_what_is_refused(line: str, told: str) -> None:

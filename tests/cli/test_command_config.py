@@ -66,6 +66,8 @@ def test_a_named_cluster(broker: SecureBroker, tmp_path: Path, monkeypatch: pyte
         f"klog: --bootstrap-server 127.0.0.1:1 and bootstrap.servers of the cluster differ ({servers}): remove one of "
         "them\n"
     )
+    nowhere = klog("topics", "list", "-b", "nowhere")
+    assert nowhere.stderr == "klog: --bootstrap-server: 'nowhere' is not HOST:PORT\n"
     file.write_text(file.read_text() + '\n[empty]\nclient.id = "x"\n')
     nowhere = klog("topics", "list", "--cluster", "empty")
     assert nowhere.stderr == "klog: cluster empty has no bootstrap.servers: set them in its table\n"

@@ -137,7 +137,7 @@ def test_the_commands_of_lag_refuse(cluster: EmbeddedCluster) -> None:
     both = klog("groups", "lag", "--metrics", "0", "--watch", "-b", cluster.bootstrap_servers)
     assert "without --watch" in both.stderr
     refusal = klog_refusal("groups", "lag", "--metrics", "nowhere", "-b", cluster.bootstrap_servers)
-    assert refusal == "klog: 'nowhere' is not HOST:PORT"
+    assert refusal == "klog: --metrics: 'nowhere' is not HOST:PORT"
 
 
 def test_the_dashboard_asks_for_metrics_that_exist() -> None:

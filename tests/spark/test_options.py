@@ -167,6 +167,7 @@ def test_client_settings_lose_their_prefix() -> None:
 
 REFUSED_BY_BOTH = [
     ({"startingOffset": "earliest"}, "unknown option 'startingOffset'; did you mean startingOffsets?"),
+    ({"topics": "x"}, "unknown option 'topics'; did you mean subscribe (to read"),
     ({"asign": "x"}, "unknown option 'asign'; did you mean assign?"),
     ({"maxOffsetPerTrigger": "1"}, "unknown option 'maxOffsetPerTrigger'; did you mean maxOffsetsPerTrigger?"),
     ({"kafkabootstrap.servers": "x"}, "did you mean kafka.bootstrap.servers?"),

@@ -71,15 +71,20 @@ def broker_config(
     others = {name: value for name, value in settings.items() if name not in PLACES | WITHOUT_USE | set(_REFUSED)}
     values = broker_settings(_without_controllers(others, settings), PLACES)
     zookeeper = settings.get("zookeeper.connect", "").strip()
-    metrics = metrics or settings.get("metrics.listen")
-    host, port = parse_listen(listen or f"{settings.get('host.name') or _HOST}:{settings.get('port') or _PORT}")
+    listed = f"{settings.get('host.name') or _HOST}:{settings.get('port') or _PORT}"
+    host, port = parse_listen(listen or listed, "--listen" if listen else "settings host.name and port")
+    if metrics:
+        metrics_address = parse_listen(metrics, "--metrics")
+    else:
+        metrics = settings.get("metrics.listen")
+        metrics_address = parse_listen(metrics, "setting metrics.listen") if metrics else None
     config = BrokerConfig(
         host=host,
         port=port,
         data_dir=data_dir or _data_dir(settings),
         broker_id=_id(settings) if broker_id is None else broker_id,
         directories=directories or (f"zookeeper://{zookeeper}" if zookeeper else None),
-        metrics_address=parse_listen(metrics) if metrics else None,
+        metrics_address=metrics_address,
         **values,
     )
     if without_use:

@@ -63,6 +63,8 @@ _PROTECTED = {
 #: Secrets that Spark does not redact by name, but shows in the plans of streams.
 _SHOWN_KEYS = frozenset({"ssl.keystore.key", "ssl.key.pem"})
 _KNOWN_BY_KEY = {canonical(name): name for name in _KNOWN}
+#: What is meant by names of other connectors that look more like another option.
+_MEANT = {"topics": "subscribe (to read; topics with commas between them) or topic (to write)"}
 
 
 def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -88,7 +90,8 @@ def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
             if is_known(key):
                 raise ConfigError(f"unknown option {name!r}: write {PREFIX}{key}")
             close = difflib.get_close_matches(key, [*_KNOWN_BY_KEY, "kafka.bootstrap.servers"], 1)
-            hint = f"; did you mean {_KNOWN_BY_KEY.get(close[0], close[0])}?" if close else ""
+            meant = _MEANT.get(key) or (_KNOWN_BY_KEY.get(close[0], close[0]) if close else None)
+            hint = f"; did you mean {meant}?" if meant else ""
             raise ConfigError(f"unknown option {name!r}{hint}")
     cluster = own.pop(_CLUSTER, None)
     if cluster is not None:
