@@ -35,6 +35,7 @@ from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.records.batch import PREFIX, first_batch_size
 from spark_klog.records.offset_order import NO_END, OffsetOrder
+from spark_klog.records.reader import AbortedTransactions
 
 #: Times of `get_offsets_before`: the first offset of a log, and its end.
 EARLIEST_TIME, LATEST_TIME = EARLIEST, LATEST
@@ -46,6 +47,8 @@ _FETCH_BY_ID, _METADATA_WITH_IDS = 13, 10
 _LAST_CONVERTED = 3
 #: The last version of ListOffsets that returns several offsets before a time.
 _SEVERAL_OFFSETS = 0
+#: The first versions with isolation.level.
+_WITH_ISOLATION = {FETCH: 4, LIST_OFFSETS: 2}
 _MOST_AT_ONCE = 1 << 30
 _BY_NAME = {api.name: api for api in BY_KEY.values()}
 _T = TypeVar("_T")
@@ -68,7 +71,8 @@ class SimpleConsumer:
                 print(message.offset, message.key, message.value)
 
     `so_timeout_ms` bounds each request. A fetch grows up to `buffer_size` bytes if a message needs it. `settings` are
-    further client settings by Kafka's names, for example of TLS and SASL. The connection is made at the first request;
+    further client settings by Kafka's names, for example of TLS and SASL; with isolation.level=read_committed aborted
+    and undecided transactions are left out, which needs Fetch 4 and ListOffsets 2 (Kafka 0.11). The connection is made at the first request;
     a request whose connection broke is sent once more on a new one. Thread-safe: calls take turns.
 
     Every method raises `ConnectionFailed`, `RequestTimedOut`, `UnsupportedVersionError`, and `ProtocolError` as the
@@ -153,7 +157,7 @@ class SimpleConsumer:
     ) -> dict[TopicPartition, list[ConsumerRecord] | KlogError | FetchRequest]:
         """The messages, the error, or the larger fetch that each partition needs."""
         connection = self._open()
-        version = self._version(connection, FETCH, version)
+        version = self._isolated(connection, FETCH, version)
         result: dict[TopicPartition, list[ConsumerRecord] | KlogError | FetchRequest] = {}
         hidden = []
         for key, entry in self._answers(connection, wanted, wait, version).items():
@@ -196,7 +200,8 @@ class SimpleConsumer:
             {"topic": topic, "topic_id": ids.get(topic), "partitions": partitions}
             for topic, partitions in by_topic(entries).items()
         ]
-        request = {**wait, "max_bytes": self._buffer_size, "topics": topics}
+        isolation = self._config.isolation_level
+        request = {**wait, "max_bytes": self._buffer_size, "isolation_level": isolation, "topics": topics}
         answer = connection.request(FETCH, request, version=version)
         check_code(FETCH, answer["error_code"], f"fetch at {connection.address}")
         by, names = ("topic_id", {found: topic for topic, found in ids.items()}) if by_id else ("topic", {})
@@ -221,7 +226,11 @@ class SimpleConsumer:
         run = Assigned(request.topic, request.partition).run
         data = records[: end.position]
         where = request.topic, request.partition, run, request.offset, end.offset, order.last_leader_epoch
-        chunk = Chunk(*where, data, None, order.damaged)
+        aborted = None
+        if self._config.isolation_level:
+            listed = entry["aborted_transactions"] or ()
+            aborted = AbortedTransactions((one["producer_id"], one["first_offset"]) for one in listed)
+        chunk = Chunk(*where, data, aborted, order.damaged)
         messages = [record for part, _ in self._decoder.parts(chunk) for record in part]
         if not messages and end.offset < high_watermark:  # markers of transactions, or batches emptied by compaction
             return request._replace(offset=end.offset)
@@ -262,8 +271,8 @@ class SimpleConsumer:
     ) -> list[int]:
         """Offsets before a time (ms, `LATEST_TIME` or `EARLIEST_TIME`), the largest first.
 
-        By ListOffsets 0, the default where the broker has it, these are the end of the log and the beginnings of the
-        segments that are older. From version 1 on there is one offset: that of the first message of this time or
+        By ListOffsets 0, the default where the broker has it and without read_committed, these are the end of the log
+        and the beginnings of the segments that are older. From version 1 on there is one offset: that of the first message of this time or
         later, or else the end of the log.
         """
         if max_offsets < 1:
@@ -272,9 +281,9 @@ class SimpleConsumer:
         def ask() -> list[int]:
             connection = self._open()
             used = version
-            if used is None and connection.speaks(LIST_OFFSETS, _SEVERAL_OFFSETS):
+            if used is None and not self._config.isolation_level and connection.speaks(LIST_OFFSETS, _SEVERAL_OFFSETS):
                 used = _SEVERAL_OFFSETS
-            used = self._version(connection, LIST_OFFSETS, used)
+            used = self._isolated(connection, LIST_OFFSETS, used)
             found = self._offsets(connection, (topic, partition), timestamp, max_offsets, used)
             return found or self._offsets(connection, (topic, partition), LATEST_TIME, 1, used)
 
@@ -285,7 +294,8 @@ class SimpleConsumer:
         self, connection: Connection, key: TopicPartition, timestamp: int, most: int, version: int
     ) -> list[int]:
         partition = {"partition_index": key[1], "timestamp": timestamp, "max_num_offsets": most}
-        request = {"topics": [{"name": key[0], "partitions": [partition]}]}
+        topics = [{"name": key[0], "partitions": [partition]}]
+        request = {"isolation_level": self._config.isolation_level, "topics": topics}
         answer = connection.request(LIST_OFFSETS, request, version=version)
         entry = by_key(LIST_OFFSETS, answer, partition_entries(answer), [key])[key]
         check_code(LIST_OFFSETS, entry["error_code"], f"offsets of {key[0]}-{key[1]}")
@@ -318,6 +328,15 @@ class SimpleConsumer:
         for topic, entry in found.items():
             check_code(METADATA, entry["error_code"], f"topic {topic}")
         return {topic: entry["topic_id"] for topic, entry in found.items()}
+
+    def _isolated(self, connection: Connection, api: Api, version: int | None) -> int:
+        """Like `_version`; `UnsupportedVersionError` if that version has no isolation.level and one is set."""
+        used = self._version(connection, api, version)
+        if self._config.isolation_level and used < _WITH_ISOLATION[api]:
+            raise UnsupportedVersionError(
+                f"isolation.level=read_committed needs {api.name} {_WITH_ISOLATION[api]} or later, not {used}"
+            )
+        return used
 
     @staticmethod
     def _version(connection: Connection, api: Api, version: int | None) -> int:

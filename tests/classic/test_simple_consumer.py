@@ -25,6 +25,7 @@ from tests.support.shared_tree import create_topic, wait_for
 
 #: Topics that no other test has: the brokers are shared.
 _T, _SEGMENTS = "simple-consumer", "simple-consumer-segments"
+_TRANSACTIONS = "simple-consumer-isolation"
 #: The last versions of Fetch and ListOffsets of each broker.
 _LAST = {"ours": (17, 10), "0.10.2.2": (3, 1), "3.9.1": (17, 9)}
 
@@ -217,3 +218,39 @@ def test_nobody_there() -> None:
 def test_numbers_that_are_none(partition: Any, offset: Any, name: str) -> None:
     with SimpleConsumer(HOST, 1) as consumer, pytest.raises(ConfigError, match=f"{name}: set a whole number"):
         consumer.fetch(_T, partition, offset)
+
+
+def test_records_of_transactions_by_isolation_level(place: tuple[str, str]) -> None:
+    kind, servers = place
+    settings = {"isolation.level": "read_committed"}
+    if kind == "0.10.2.2":  # has no transactions
+        with SimpleConsumer(HOST, int(servers.split(":")[1]), settings=settings) as consumer:
+            with pytest.raises(UnsupportedVersionError, match="needs Fetch 4 or later, not 3"):
+                consumer.fetch(_T, 0, 0)
+            with pytest.raises(UnsupportedVersionError, match="needs ListOffsets 2 or later, not 1"):
+                consumer.get_offsets_before(_T, 0, LATEST_TIME)
+        return
+    create_topic(servers, _TRANSACTIONS, 1)
+    wait_for(lambda: _is_there(servers, _TRANSACTIONS, 0))
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": _TRANSACTIONS, "log_level": 0})
+    producer.init_transactions(60)
+    for value, end in (
+        (b"aborted", producer.abort_transaction),
+        (b"committed", producer.commit_transaction),
+        (b"undecided", None),
+    ):
+        producer.begin_transaction()
+        producer.produce(_TRANSACTIONS, value, partition=0)
+        assert producer.flush(60) == 0
+        if end is not None:
+            end(60)
+    with _consumer(servers) as all_of_them:
+        found = [one.value for one in all_of_them.fetch(_TRANSACTIONS, 0, 0)]
+        assert found == [b"aborted", b"committed", b"undecided"]
+        assert all_of_them.get_offsets_before(_TRANSACTIONS, 0, LATEST_TIME) == [5]
+    with SimpleConsumer(HOST, int(servers.split(":")[1]), settings=settings) as consumer:
+        for version in [*range(4, _LAST[kind][0] + 1), None]:
+            assert [one.value for one in consumer.fetch(_TRANSACTIONS, 0, 0, version=version)] == [b"committed"]
+            assert consumer.fetch(_TRANSACTIONS, 0, 4, version=version) == []
+        assert consumer.get_offsets_before(_TRANSACTIONS, 0, LATEST_TIME) == [4]
+    producer.abort_transaction(60)
