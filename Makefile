@@ -35,7 +35,7 @@ soak: $(VENV)/test.installed
 	SPARK_KLOG_EXACTLY_ONCE=full $(BIN)/python -m pytest --timeout=3600 tests/spark/exactly_once $(ARGS)
 	SPARK_KLOG_ROUND_TRIP=1000000 $(BIN)/python -m pytest --timeout=3600 tests/spark/test_round_trip.py $(ARGS)
 
-# The oldest Python, pyspark and dependencies, and pyspark 4.1: in environments of the cache, with the suites of the Spark path.
+# pyspark 4.0 to 4.3, each with a Python of its own (see tests/support/pyspark_versions.py): in environments of the cache.
 matrix: $(VENV)/test.installed
 	SPARK_KLOG_MATRIX=all $(BIN)/python -m pytest tests/spark/test_oldest_pyspark.py tests/spark/test_checkpoint_switch.py tests/jobs/test_packaging.py $(ARGS)
 	$(BIN)/python -m tests.spark.matrix $(ARGS)

@@ -1,16 +1,25 @@
-"""Run the suites of source, sink and streams with each other pyspark: `python -m tests.spark.matrix [ARGUMENTS]`."""
+"""Run the suites of source, sink and streams with each pair of Python and pyspark: `python -m tests.spark.matrix`.
+
+Each pair has an environment in the cache, and a wheel that its Python builds, with the native kernel. The tests are run
+from a copy without the project's sources, so that they test what was installed. Further arguments go to pytest.
+"""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.support import pyspark_versions
+from tests.support.wheel import build_wheel
 
 _ROOT = Path(__file__).parent.parent.parent
-_SUITES = ("test_source_batch", "test_source_stream", "test_sink", "test_first_batch", "test_options", "test_offsets")
+_SUITES = (
+    *("test_source_batch", "test_source_stream", "test_sink", "test_first_batch", "test_options", "test_offsets"),
+    *("test_limits", "test_loss", "test_round_trip"),
+)
 #: What the suites need beside the project's dependencies.
 _TOOLS = (
     "pytest",
@@ -25,20 +34,30 @@ _TOOLS = (
 
 
 def main() -> int:
-    environments: list[Callable[[], Path]] = [pyspark_versions.oldest, pyspark_versions.with_connector]
-    codes = [_run(make()) for make in environments]
-    return max(codes)
+    pythons = [pyspark_versions.oldest(), pyspark_versions.with_connector(), *pyspark_versions.newer()]
+    codes = {python: _run(python) for python in pythons}
+    for python, code in codes.items():
+        print(f"{'passed' if code == 0 else 'FAILED'}  {python.parent.parent.name}")  # noqa: T201 - a command
+    return max(codes.values())
 
 
 def _run(python: Path) -> int:
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    print(f"== {python.parent.parent.name}", flush=True)  # noqa: T201 - a command
     subprocess.run([*pip, *_TOOLS], check=True)
-    files = [f"tests/spark/{name}.py" for name in _SUITES]
-    environment = {**pyspark_versions.child_environment(python), "PYTHONPATH": str(_ROOT)}
-    print(f"== {python}", flush=True)  # noqa: T201 - a command
-    return subprocess.run(
-        [python, "-m", "pytest", *files, *sys.argv[1:]], cwd=_ROOT, env=environment, check=False
-    ).returncode
+    with TemporaryDirectory(prefix="klog-matrix-") as name:
+        folder = Path(name)
+        installed, tree = folder / "installed", folder / "tree"
+        wheel = build_wheel(folder / "wheel", python)
+        subprocess.run([*pip, "--no-deps", "--target", installed, wheel], check=True)
+        for part in ("tests", "jobs", "notebooks"):
+            shutil.copytree(_ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy2(_ROOT / "pyproject.toml", tree)
+        environment = pyspark_versions.child_environment(python)
+        environment |= {"PYTHONPATH": str(installed), "SPARK_KLOG_KERNEL": "native"}
+        files = [f"tests/spark/{suite}.py" for suite in _SUITES]
+        command = [python, "-m", "pytest", "-p", "no:cacheprovider", *files, *sys.argv[1:]]
+        return subprocess.run(command, cwd=tree, env=environment, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 #: The newest version whose Kafka connector Maven has.
 WITH_CONNECTOR = "4.1.1"
-_OLDEST_PYTHON = "python3.10"
+#: Pythons and pysparks of `make matrix` beside the oldest pair: each Python in the place of the tests' own if it is there.
+_NEWER = (("3.12", "4.2.1"), ("3.13", "4.3.0"))
 _ATTEMPTS = 5
 _FIRST_PAUSE_SECONDS = 2.0
 _INSTALL_SECONDS = 900
@@ -32,18 +33,40 @@ _INSTALL_SECONDS = 900
 
 def with_connector() -> Path:
     """The Python with `WITH_CONNECTOR` and the newest of the other dependencies."""
-    versions = [text for text in _dependencies() if not text.startswith("pyspark")]
-    return _environment(f"pyspark-{WITH_CONNECTOR}-klog", sys.executable, [f"pyspark=={WITH_CONNECTOR}", *versions])
+    return _environment(f"pyspark-{WITH_CONNECTOR}-klog", sys.executable, _with_pyspark(WITH_CONNECTOR))
+
+
+def newer() -> list[Path]:
+    """Pythons of the newer versions of pyspark, with the newest of the other dependencies."""
+    found = []
+    for version, pyspark in _NEWER:
+        python = _interpreter(version)
+        found.append(_environment(f"pyspark-{pyspark}-{Path(python).name}", python, _with_pyspark(pyspark)))
+    return found
 
 
 def oldest() -> Path:
     """The oldest Python that is here, with the lower bound of each dependency in pyproject.toml."""
-    python = shutil.which(_OLDEST_PYTHON)
-    if python is None or subprocess.run([python, "--version"], capture_output=True, check=False).returncode:
-        python = sys.executable  # a shim of pyenv for a Python that is not chosen fails
+    python = _interpreter("3.10")
     versions = [lower_bound(text) for text in _dependencies()]
     name = "-".join(re.findall(r"pyspark\S*==([\d.]+)", " ".join(versions))).rstrip(".")
     return _environment(f"oldest-{name}-{Path(python).name}", python, versions)
+
+
+def _interpreter(version: str) -> str:
+    """The path of this Python, on PATH or of pyenv; of the one that runs the tests if it is not on the machine."""
+    name = f"python{version}"
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    for python in filter(None, [shutil.which(name), *map(str, pyenv.glob(f"versions/{version}.*/bin/{name}"))]):
+        # a shim of pyenv for a Python that is not chosen fails
+        if not subprocess.run([python, "--version"], capture_output=True, check=False).returncode:
+            return python
+    log.warning("%s is not on this machine: %s takes its place", name, sys.executable)
+    return sys.executable
+
+
+def _with_pyspark(version: str) -> list[str]:
+    return [f"pyspark=={version}", *(text for text in _dependencies() if not text.startswith("pyspark"))]
 
 
 def lower_bound(requirement: str) -> str:

@@ -14,9 +14,10 @@ _SOURCES = ("pyproject.toml", "README.md", "LICENSE", "pyspark_klog.py", "spark_
 _SECONDS = 500
 
 
-def build_wheel(folder: Path, **environment: str) -> Path:
-    """Copy the sources to `folder` and build them there, with changes to the environment."""
+def build_wheel(folder: Path, python: Path | str = sys.executable, **environment: str) -> Path:
+    """Copy the sources to `folder` and build them there for a Python, with changes to the environment."""
     copy = folder / "sources"
+    folder.mkdir(parents=True, exist_ok=True)
     for name in _SOURCES:
         source = _ROOT / name
         if source.is_dir():
@@ -27,7 +28,7 @@ def build_wheel(folder: Path, **environment: str) -> Path:
             copy.mkdir(exist_ok=True)
             shutil.copy2(source, copy / name)
     ran = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--disable-pip-version-check", "-w", folder / "dist", copy],
+        [python, "-m", "pip", "wheel", "--no-deps", "--disable-pip-version-check", "-w", folder / "dist", copy],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
