@@ -72,7 +72,7 @@ class SimpleConsumer:
 
     `so_timeout_ms` bounds each request. A fetch grows up to `buffer_size` bytes if a message needs it. `settings` are
     further client settings by Kafka's names, for example of TLS and SASL; with isolation.level=read_committed aborted
-    and undecided transactions are left out, which needs Fetch 4 and ListOffsets 2 (Kafka 0.11). The connection is made at the first request;
+    and undecided transactions are left out, which needs Kafka 0.11. The connection is made at the first request;
     a request whose connection broke is sent once more on a new one. Thread-safe: calls take turns.
 
     Every method raises `ConnectionFailed`, `RequestTimedOut`, `UnsupportedVersionError`, and `ProtocolError` as the
@@ -272,8 +272,8 @@ class SimpleConsumer:
         """Offsets before a time (ms, `LATEST_TIME` or `EARLIEST_TIME`), the largest first.
 
         By ListOffsets 0, the default where the broker has it and without read_committed, these are the end of the log
-        and the beginnings of the segments that are older. From version 1 on there is one offset: that of the first message of this time or
-        later, or else the end of the log.
+        and the beginnings of the segments that are older. From version 1 on there is one offset: that of the first
+        message of this time or later, or else the end of the log.
         """
         if max_offsets < 1:
             raise ConfigError(f"max_offsets={max_offsets}: ask for at least 1 offset")

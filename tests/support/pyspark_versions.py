@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 #: The newest version whose Kafka connector Maven has.
 WITH_CONNECTOR = "4.1.1"
-#: Pythons and pysparks of `make matrix` beside the oldest pair: each Python in the place of the tests' own if it is there.
+#: Pythons and pysparks of `make matrix`, beside the oldest pair and the one with Spark's connector.
 _NEWER = (("3.12", "4.2.1"), ("3.13", "4.3.0"))
 _ATTEMPTS = 5
 _FIRST_PAUSE_SECONDS = 2.0
