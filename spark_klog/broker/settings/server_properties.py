@@ -73,18 +73,15 @@ def broker_config(
     zookeeper = settings.get("zookeeper.connect", "").strip()
     listed = f"{settings.get('host.name') or _HOST}:{settings.get('port') or _PORT}"
     host, port = parse_listen(listen or listed, "--listen" if listen else "settings host.name and port")
-    if metrics:
-        metrics_address = parse_listen(metrics, "--metrics")
-    else:
-        metrics = settings.get("metrics.listen")
-        metrics_address = parse_listen(metrics, "setting metrics.listen") if metrics else None
+    metrics_option = "--metrics" if metrics else "setting metrics.listen"
+    metrics = metrics or settings.get("metrics.listen")
     config = BrokerConfig(
         host=host,
         port=port,
         data_dir=data_dir or _data_dir(settings),
         broker_id=_id(settings) if broker_id is None else broker_id,
         directories=directories or (f"zookeeper://{zookeeper}" if zookeeper else None),
-        metrics_address=metrics_address,
+        metrics_address=parse_listen(metrics, metrics_option) if metrics else None,
         **values,
     )
     if without_use:
