@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
@@ -143,14 +144,13 @@ class Broker:
         return None
 
     def _drop(self, topic: Topic) -> None:
-        name = topic.name
-        self._topic_logs.drop(topic)
-        self.coordinator.forget_topic(name)
-        self.transactions.forget_logs_of(name)
-        self.metrics.forget_topic(name)
+        if self._topic_logs.drop(topic):
+            self._set_aside(topic.name)
+        self.coordinator.forget_topic(topic.name)
+        self.metrics.forget_topic(topic.name)
 
     def _set_aside(self, name: str) -> None:
-        """Forget state from the logs of an earlier topic of that name: it was deleted while this broker was down."""
+        """Forget state from the logs of a topic of that name, which are no longer served."""
         self.coordinator.forget_logs_of(name)
         self.transactions.forget_logs_of(name)
 
@@ -175,6 +175,7 @@ class Broker:
         `epoch` is the leader epoch that the client knows (KIP-320).
         """
         await self.turns.take()
+        self.follower.drop_gone()
         log = self.logs.get(topic, partition)
         if log is not None and self.registry.leads(topic, partition) and self._is_of_topic(log):
             if epoch == ANY_EPOCH or epoch == log.leader_epoch:
@@ -223,7 +224,8 @@ class Broker:
         try:
             self._topic_logs.check(topic)
         except DirectoryError:
-            await self._delete_topic(name)
+            with suppress(UnknownTopic):  # it was deleted, and another topic of its name was created
+                await self._delete_topic(name, topic.topic_id)
             raise
         _log.info("created topic %s with %d partitions", name, len(assignment))
         return topic.topic_id

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from typing import NamedTuple
+from uuid import UUID
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.groups.offset_manager import DEFAULT_RETENTION, Commit, EncodedCommits, encoded_commits
@@ -20,13 +22,33 @@ Offsets = dict[tuple[str, int], Commit]
 _ENCODED_AT_ONCE = 200
 
 
-async def check_offsets(broker: Broker, request: Request, message: Message) -> tuple[Codes, Offsets]:
-    """(preliminary error code of each partition, offsets to commit: offset, leader epoch, metadata).
+class CheckedOffsets(NamedTuple):
+    """Preliminary error codes by partition, offsets to commit, and the ids of their topics."""
 
-    Other requests are served meanwhile, so the caller checks afterwards whether the client may commit at all.
+    codes: Codes
+    offsets: Offsets
+    topics: dict[str, UUID]
+
+    def refuse_deleted(self, broker: Broker) -> bool:
+        """Refuse the offsets of topics that were deleted since the check; return whether there are any."""
+        gone = {name for name, topic_id in self.topics.items() if broker.follower.current_id(name) != topic_id}
+        for name in gone:
+            del self.topics[name]
+        for key in [key for key in self.offsets if key[0] in gone]:
+            del self.offsets[key]
+            self.codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return bool(gone)
+
+
+async def check_offsets(broker: Broker, request: Request, message: Message) -> CheckedOffsets:
+    """Check which of the offsets of a request may be committed.
+
+    Other requests are served meanwhile, so the caller checks afterwards whether the client may commit at all, and just
+    before the append whether a topic was deleted.
     """
     codes: Codes = {}
     offsets: Offsets = {}
+    topics: dict[str, UUID] = {}
     for topic in message["topics"]:
         await broker.turns.take()
         for entry in topic["partitions"]:
@@ -36,13 +58,14 @@ async def check_offsets(broker: Broker, request: Request, message: Message) -> t
             codes[key] = ErrorCode.NONE
             if refusal := broker.authorizer.refusal(request.session, READ, topic["name"]):
                 codes[key] = refusal
-            elif broker.registry.leads(*key) is None:
+            elif (found := broker.registry.topics.get(topic["name"])) is None or key[1] not in found.assignment:
                 codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             elif len(metadata.encode()) > broker.config.offset_metadata_max_bytes:
                 codes[key] = ErrorCode.OFFSET_METADATA_TOO_LARGE
             else:
+                topics.setdefault(topic["name"], found.topic_id)
                 offsets[key] = entry["committed_offset"], entry["committed_leader_epoch"], metadata
-    return codes, offsets
+    return CheckedOffsets(codes, offsets, topics)
 
 
 async def encode_commits(

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
+from uuid import UUID
 
 from spark_klog.broker.event_loop.background import BackgroundTasks, Rounds
 from spark_klog.broker.logs.topic_logs import TopicLogs
@@ -40,6 +41,8 @@ class RegistryFollower:
         self._controller, self._topics_07 = controller, topics_07
         self._tree_lock = asyncio.Lock()
         self._looked_again_at = -_LOOK_AGAIN_SECONDS
+        #: The topics as they were when `drop_gone` was last called.
+        self._seen: Mapping[str, Topic] = registry.topics
 
     def start(self) -> None:
         """Read the tree and create the logs; blocks during the requests to the tree."""
@@ -107,14 +110,26 @@ class RegistryFollower:
             _log.exception("reading the directories failed; answering from the last view of them")
 
     async def _in_tree(self, work: Callable[[], _T]) -> _T:
-        before = self._registry.topics
+        self.drop_gone()
         try:
             return await asyncio.to_thread(work)
         finally:
+            self.drop_gone()
+
+    def drop_gone(self) -> None:
+        """Drop the topics that are gone. The registry changes in a thread: call this before new state gets a name."""
+        now = self._registry.topics
+        if now is not self._seen:
+            before, self._seen = self._seen, now
             for name, topic in before.items():
-                now = self._registry.topics.get(name)
-                if now is None or now.topic_id != topic.topic_id:
+                if name not in now or now[name].topic_id != topic.topic_id:
                     self._drop(topic)
+
+    def current_id(self, name: str) -> UUID | None:
+        """The id of the topic of that name, None if there is none. An earlier topic of the name has been dropped."""
+        self.drop_gone()
+        topic = self._seen.get(name)
+        return None if topic is None else topic.topic_id
 
     def _follow_tree(self) -> None:
         self._read_tree()

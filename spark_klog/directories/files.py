@@ -172,10 +172,21 @@ class FileTree:
     def delete(self, path: str) -> None:
         real = _real(inner_components(path))
         with self._errors("delete", path), self._files.writing():
-            # In this order, so that no reader sees an older value in .value.
-            self._files.remove(real + VALUE)
-            self._files.remove(real)
-            self._files.remove(real + EPHEMERAL)
+            self._remove(real)
+
+    def delete_if(self, path: str, value: bytes) -> bool:
+        real = _real(inner_components(path))
+        with self._errors("delete", path), self._files.writing():
+            if self.get(path) != value:
+                return False
+            self._remove(real)
+            return True
+
+    def _remove(self, real: str) -> None:
+        # In this order, so that no reader sees an older value in .value.
+        self._files.remove(real + VALUE)
+        self._files.remove(real)
+        self._files.remove(real + EPHEMERAL)
 
     def children(self, path: str) -> list[str]:
         real = _real(components(path))

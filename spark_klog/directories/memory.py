@@ -121,6 +121,17 @@ class MemoryTree:
             changed = self._remove(names)
         self._notify(changed)
 
+    def delete_if(self, path: str, value: bytes) -> bool:
+        names = inner_components(path)
+        with self._store.lock:
+            self._check_open(path)
+            node = self._store.nodes.get(names)
+            if node is None or node.value != value:
+                return False
+            changed = self._remove(names)
+        self._notify(changed)
+        return True
+
     def _remove(self, names: _Names) -> set[_Names]:
         store = self._store
         if names not in store.nodes:

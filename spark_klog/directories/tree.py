@@ -53,6 +53,12 @@ class Tree(Protocol):
     def delete(self, path: str) -> None:
         """Delete a node and all below it; no error if it does not exist. ConfigError for the root."""
 
+    def delete_if(self, path: str, value: bytes) -> bool:
+        """Delete a node and all below it if its value is `value`; else, or without a node, return False.
+
+        Not for ephemeral nodes. As `swap`, on pyarrow's file systems it excludes only writers in this process.
+        """
+
     def children(self, path: str) -> list[str]:
         """The sorted names of the children; [] if the node does not exist."""
 

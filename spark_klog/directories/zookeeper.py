@@ -187,12 +187,36 @@ class ZooKeeperTree:
                 return
             except self._errors.NotEmptyError:
                 pass
+            self._delete_below(real, path)
+
+    def _delete_below(self, real: str, path: str) -> None:
+        try:
+            names = self._call(path, lambda: self._client.get_children_async(real))
+        except self._errors.NoNodeError:
+            return
+        for name in names:
+            self._delete(f"{real}/{name}", path)
+
+    def delete_if(self, path: str, value: bytes) -> bool:
+        inner_components(path)
+        real = self._real(path)
+        attempts = 0
+        while True:
             try:
-                names = self._call(path, lambda: self._client.get_children_async(real))
+                current, stat = self._call(path, lambda: self._client.get_async(real))
             except self._errors.NoNodeError:
-                return
-            for name in names:
-                self._delete(f"{real}/{name}", path)
+                return attempts > 0  # an earlier attempt succeeded, only its answer was lost
+            if (current or b"") != value:
+                return False
+            attempts += 1
+            try:
+                self._call(path, partial(self._client.delete_async, real, stat.version))
+                return True
+            except self._errors.NotEmptyError:
+                self._delete_below(real, path)
+                attempts -= 1
+            except (self._errors.BadVersionError, self._errors.NoNodeError):
+                pass
 
     def children(self, path: str) -> list[str]:
         real = self._real(path)

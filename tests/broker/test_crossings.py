@@ -28,17 +28,18 @@ from spark_klog.broker.handlers import (
     offset_commit,
     offset_delete,
     produce,
+    txn_offset_commit,
 )
 from spark_klog.broker.housekeeping import keep_house
 from spark_klog.broker.logs.log_cleaner import clean_logs
-from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
+from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_klog.broker.security.config import PLAINTEXT, Listener
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.transactions.markers import MarkerEntry, write_marker
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
-from tests.broker.test_event_loop import append, running, until
+from tests.broker.test_event_loop import append, running, synced_by, until
 from tests.log.test_producer_state import ABORT, batch, marker
 from tests.support.batches import make_batch
 from tests.support.raw_client import error_codes
@@ -147,6 +148,68 @@ def test_transactions_that_end_while_a_batch_is_verified_do_not_hold_it_up(
             monkeypatch.setattr(broker.transactions, "verify", verify_while_one_ends)
             answer = await send(broker, "t", bytes(batch(own.producer_id, own.epoch, 0, 1)), "x")
             assert answer["error_code"] == (ErrorCode.NOT_ENOUGH_REPLICAS if is_own else ErrorCode.NONE), answer
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("what", ["records", "offsets", "producer id"])
+def test_a_log_that_others_fill_meanwhile_rolls_without_a_flush_in_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """While a batch is verified, or a producer id is claimed, the room that was there is taken."""
+
+    async def run() -> None:
+        async with running(tmp_path, log=LogConfig(segment_bytes=2000), offsets_partitions=1) as broker:
+            await broker.coordinator.load()
+            await broker.transactions.load()
+            await broker.create_topic("t", 1)
+            producer = await broker.transactions.init("x", 60_000, None)
+            assert isinstance(producer, ProducerIdAndEpoch)
+            await broker.coordinator.find("g")
+            for name in (OFFSETS_TOPIC, TRANSACTIONS_TOPIC):
+                await broker.alter_topic_settings(name, lambda before: {**before, "segment.bytes": "2000"})
+            assert not await broker.transactions.add("x", producer, frozenset({("t", 0), (OFFSETS_TOPIC, 0)}))
+            log = {
+                "records": broker.logs.logs["t", 0],
+                "offsets": broker.logs.logs[OFFSETS_TOPIC, 0],
+                "producer id": broker.internal_log(TRANSACTIONS_TOPIC, "new"),
+            }[what]
+            assert log is not None
+            append(log, 1)
+
+            def filled(call: Any) -> Any:
+                async def fill(*arguments: Any) -> Any:
+                    size = 1980 - log.segments[-1].size
+                    log.append(memoryview(bytearray(make_batch([(None, bytes(size - 70))], [1]))))
+                    return await call(*arguments)
+
+                return fill
+
+            monkeypatch.setattr(broker.transactions, "verify", filled(broker.transactions.verify))
+            monkeypatch.setattr(broker.transactions, "new_producer_id", filled(broker.transactions.new_producer_id))
+            with synced_by(monkeypatch) as threads:
+                if what == "records":
+                    answer = await send(broker, "t", bytes(batch(producer.producer_id, producer.epoch, 0, 3)), "x")
+                    assert not answer["error_code"], answer
+                elif what == "offsets":
+                    entry = {"partition_index": 0, "committed_offset": 1, "committed_leader_epoch": -1}
+                    message = {
+                        "group_id": "g",
+                        "transactional_id": "x",
+                        "producer_id": producer.producer_id,
+                        "producer_epoch": producer.epoch,
+                        "generation_id": -1,
+                        "member_id": "",
+                        "group_instance_id": None,
+                        "topics": [{"name": "t", "partitions": [{**entry, "committed_metadata": ""}]}],
+                    }
+                    answer = await txn_offset_commit.handle(broker, REQUEST, message)
+                    assert not answer["topics"][0]["partitions"][0]["error_code"], answer
+                else:
+                    assert isinstance(await broker.transactions.init("new", 60_000, None), ProducerIdAndEpoch)
+            assert len(log.segments) > 1
+            assert threads
+            assert threading.get_ident() not in threads
 
     asyncio.run(run())
 

@@ -33,11 +33,11 @@ def _expiring(offsets: OffsetManager, log: PartitionLog, _: str) -> Steps:
 
 
 def _of_a_deleted_topic(offsets: OffsetManager, log: PartitionLog, _: str) -> Steps:
-    return forget_topics({"t": _REMOVED_AT}, offsets, lambda group: log)
+    return forget_topics({"t": offsets.since_now(topic="t")}, offsets, lambda group: log)
 
 
 def _of_a_deleted_group(offsets: OffsetManager, log: PartitionLog, group: str) -> Steps:
-    return forget_group(group, _REMOVED_AT, offsets, lambda group: log)
+    return forget_group(group, offsets.since_now(group=group), offsets, lambda group: log)
 
 
 @pytest.mark.parametrize("removal", [_expiring, _of_a_deleted_topic, _of_a_deleted_group])

@@ -17,6 +17,7 @@ import pytest
 
 from spark_klog.broker.broker import Broker, Request, TopicExists
 from spark_klog.broker.handlers import create_topics, delete_topics
+from spark_klog.broker.metadata.controller import Controller
 from spark_klog.broker.metadata.registry import (
     InvalidAssignment,
     InvalidPartitions,
@@ -32,7 +33,7 @@ from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch, Trans
 from spark_klog.directories.opening import open_tree
 from spark_klog.directories.paths import Endpoint
 from spark_klog.directories.tree import Tree
-from spark_klog.errors import ConfigError, ErrorCode
+from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.log.files.file_system import LocalFileSystem
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from tests.support.batches import make_batch
@@ -286,18 +287,41 @@ class _Interrupted:
         self._act(path)
         return self._tree.swap(path, old, value)
 
-    def delete(self, path: str) -> None:
-        self._tree.delete(path)
+    def delete_if(self, path: str, value: bytes) -> bool:
+        is_deleted = self._tree.delete_if(path, value)
         self._act(path.replace("/brokers/topics/", "/config/topics/"))
+        return is_deleted
 
 
-def _registries(tmp_path: Path, interrupted: Callable[[Registry], object]) -> tuple[Registry, Registry]:
+class _LateDeletion(_Interrupted):
+    """A tree in which `other` acts once, just before a topic's node is deleted."""
+
+    def _act(self, path: str) -> None:
+        pass
+
+    def delete(self, path: str) -> None:
+        self._act_before(path)
+        self._tree.delete(path)
+
+    def delete_if(self, path: str, value: bytes) -> bool:
+        self._act_before(path)
+        return self._tree.delete_if(path, value)
+
+    def _act_before(self, path: str) -> None:
+        if not self._has_acted and path.startswith("/brokers/topics/"):
+            self._has_acted = True
+            self._other()
+
+
+def _registries(
+    tmp_path: Path, interrupted: Callable[[Registry], object], kind: type[_Interrupted] = _Interrupted
+) -> tuple[Registry, Registry]:
     """Of two brokers with one tree; the second one does that within the first one's next change of settings."""
     directories = str(tmp_path / "tree")
     second = Registry(open_tree(directories), 1)
     second.cluster_id(None)
     second.refresh()
-    first = Registry(_Interrupted(open_tree(directories), lambda: interrupted(second)), 0)  # type: ignore[arg-type]
+    first = Registry(kind(open_tree(directories), lambda: interrupted(second)), 0)  # type: ignore[arg-type]
     first.cluster_id(None)
     return first, second
 
@@ -338,6 +362,101 @@ def test_a_topic_that_one_broker_creates_while_another_deletes_it_keeps_its_sett
     first.delete_topic("t")
     second.refresh()
     assert second.settings("t") == {"cleanup.policy": "compact"}
+
+
+@pytest.mark.parametrize("by", ["id", "name"])
+def test_a_deletion_leaves_a_topic_that_another_broker_has_created_again_meanwhile(tmp_path: Path, by: str) -> None:
+    """The name is the same, and the deletion has found the earlier topic."""
+
+    def create_again(other: Registry) -> None:
+        other.delete_topic("t")
+        assert other.create_topic("t", {0: [1]}, {"cleanup.policy": "compact"})
+
+    first, second = _registries(tmp_path, create_again, _LateDeletion)
+    assert second.create_topic("t", {0: [0]}, {})
+    first.refresh()
+    topic_id = first.topics["t"].topic_id
+    if by == "id":
+        with pytest.raises(UnknownTopic):
+            first.delete_topic("t", topic_id)
+    else:
+        first.delete_topic("t")
+    for registry in (first, second):
+        registry.refresh()
+        assert (registry.topics["t"].assignment, registry.settings("t")) == ({0: [1]}, {"cleanup.policy": "compact"})
+
+
+@pytest.mark.parametrize("by", ["id", "name"])
+def test_a_deletion_while_another_broker_changes_the_topic(tmp_path: Path, by: str) -> None:
+    """It is the same topic still, whose node has another value."""
+    first, second = _registries(tmp_path, lambda other: other.add_partitions("t", 3), _LateDeletion)
+    assert second.create_topic("t", {0: [0]}, {})
+    first.refresh()
+    first.delete_topic("t", first.topics["t"].topic_id if by == "id" else None)
+    for registry in (first, second):
+        registry.refresh()
+        assert not registry.topics
+
+
+@pytest.mark.parametrize("finds", ["the first topic", "the next one"])
+def test_a_request_for_deletion_that_two_controllers_see_deletes_one_topic(tmp_path: Path, finds: str) -> None:
+    """One of them does not know yet that it no longer is the controller; a tool creates the topic again."""
+
+    def work_and_create(other: Registry) -> None:
+        other.refresh()
+        other.controller = other.broker_id
+        Controller(other._tree, other, lambda name, assignment: None).work()
+        assert other.create_topic("t", {0: [1]}, {})
+
+    first, second = _registries(tmp_path, work_and_create, _LateDeletion)
+    assert second.create_topic("t", {0: [0]}, {})
+    first.refresh()
+    first._tree.put("/admin/delete_topics/t", b"")
+    late = Controller(first._tree, first, lambda name, assignment: None)
+    first.controller = first.broker_id
+    if finds == "the next one":
+        children = first._tree.children("/admin/delete_topics")
+        first._tree.children = lambda path: children if path == "/admin/delete_topics" else []  # type: ignore[method-assign]
+        work_and_create(second)
+    late.work()
+    second.refresh()
+    assert second.topics["t"].assignment == {0: [1]}
+
+
+def test_a_creation_that_fails_leaves_a_topic_of_its_name_that_was_created_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another broker has deleted what could not be created, and has created the topic for itself."""
+
+    async def run() -> None:
+        async with (
+            _running(tmp_path, 0, shared=True, watches=False) as first,
+            _running(tmp_path, 1, shared=True, watches=False) as second,
+        ):
+            await first.follower.refresh()
+            follow, is_late = first._topic_logs.follow, True
+
+            async def late() -> None:
+                nonlocal is_late
+                if is_late:
+                    is_late = False
+                    await second.follower.refresh()
+                    await second.delete_topic("t")
+                    await second.create_topic("t", 1, None, {0: [1]})
+                await follow()
+
+            monkeypatch.setattr(first._topic_logs, "follow", late)
+            monkeypatch.setattr(first.logs, "make", _fail_to_make)
+            with pytest.raises(DirectoryError, match="No space left"):
+                await first.create_topic("t", 1, None, {0: [0]})
+            await second.follower.refresh()
+            assert second.registry.topics["t"].assignment == {0: [1]}
+
+    asyncio.run(run())
+
+
+def _fail_to_make(*_: object) -> PartitionLog:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_settings_that_two_brokers_alter_one_after_the_other_are_both_kept(tmp_path: Path) -> None:

@@ -268,6 +268,16 @@ class TestContract:
         assert tree.swap("/s/a", b"1", b"2")
         assert (tree.get("/s/a"), tree.children("/s/a")) == (b"2", ["below"])
 
+    def test_delete_if(self, tree: Tree, open_another: Open) -> None:
+        assert not tree.delete_if("/d/a", b"")
+        open_another().put("/d/a/below/that", b"x")
+        assert not tree.delete_if("/d/a", b"0")
+        assert tree.get("/d/a/below/that") == b"x"
+        tree.put("/d/a", b"1")
+        assert tree.delete_if("/d/a", b"1")
+        assert not tree.delete_if("/d/a", b"1")
+        assert (tree.get("/d/a"), tree.children("/d/a"), tree.children("/d")) == (None, [], [])
+
     def test_get_many(self, tree: Tree) -> None:
         for number in range(300):
             tree.put(f"/many/{number}", b"%d" % number)

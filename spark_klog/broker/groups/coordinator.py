@@ -113,11 +113,10 @@ class GroupCoordinator:
         await self._deleted_topics.forget()
 
     def forget_topic(self, name: str) -> None:
-        """Remove the offsets of a deleted topic; if it is __consumer_offsets, all groups."""
+        """Remove the offsets that groups have committed of a deleted topic until now."""
         self._deleted_topics.add(name)
         if not self.is_loading:
             self._tasks.start(self._deleted_topics.forget())
-        self.forget_logs_of(name)
 
     def forget_logs_of(self, name: str) -> None:
         """Forget all groups if `name` is __consumer_offsets, whose logs were deleted or set aside."""

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
 from spark_klog.broker.groups.groups import Groups
-from spark_klog.broker.groups.offset_manager import OffsetManager
+from spark_klog.broker.groups.offset_manager import OffsetManager, Since
 from spark_klog.broker.groups.state import State
 from spark_klog.broker.groups.subscription import subscribed_topics
 from spark_klog.broker.logs.log_flushes import LogFlushes
-from spark_klog.clock import system_ms
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 
@@ -57,24 +56,21 @@ def _kept(groups: Groups, group_id: str, now_ms: int, before_ms: int) -> tuple[s
     return subscribed_topics(group) if group.state is State.STABLE else None, before_ms
 
 
-def forget_topics(topics: Mapping[str, int], offsets: OffsetManager, log_of: LogOf) -> Steps:
-    """Remove the offsets of deleted topics (name to time of deletion, ms).
-
-    Later commits are kept: they belong to a new topic of the same name.
-    """
-    for group_id in offsets.groups if topics else ():
+def forget_topics(topics: Mapping[str, Since], offsets: OffsetManager, log_of: LogOf) -> Steps:
+    """Remove the offsets of deleted topics, except commits since the deletion: they belong to new topics."""
+    for group_id in offsets.all_groups if topics else ():
         for part in _in_parts(offsets.known(group_id)):
             keys = [key for key in part if key[0] in topics]
             yield log_of(group_id) if keys else None
-            gone = [key for key in keys if offsets.is_of_before(group_id, key, topics[key[0]])]
+            gone = [key for key in keys if not topics[key[0]].has(group_id, key)]
             _remove(offsets, log_of, group_id, gone)
 
 
-def forget_group(group_id: str, since_ms: int, offsets: OffsetManager, log_of: LogOf) -> Steps:
-    """Remove the offsets that a group had when it was deleted (ms); later commits are kept. Raises OSError."""
+def forget_group(group_id: str, since: Since, offsets: OffsetManager, log_of: LogOf) -> Steps:
+    """Remove the offsets that a group had when it was deleted; commits since then are kept. Raises OSError."""
     for keys in _in_parts(offsets.known(group_id)):
         yield log_of(group_id)
-        gone = [key for key in keys if offsets.is_of_before(group_id, key, since_ms)]
+        gone = [key for key in keys if not since.has(group_id, key)]
         if gone and (log := log_of(group_id)) is not None:
             offsets.remove(log, group_id, gone)
 
@@ -84,12 +80,14 @@ class DeletedTopics:
 
     def __init__(self, offsets: OffsetManager, log_of: LogOf, flushes: LogFlushes) -> None:
         self._offsets, self._log_of, self._flushes = offsets, log_of, flushes
-        self._since_ms: dict[str, int] = {}
+        self._since: dict[str, Since] = {}
         self._is_running = False
 
     def add(self, name: str) -> None:
         """Add a topic that has just been deleted."""
-        self._since_ms[name] = system_ms()
+        if name in self._since:
+            self._offsets.forget_since(self._since[name])
+        self._since[name] = self._offsets.since_now(topic=name)
 
     async def forget(self) -> None:
         """Remove the offsets. Only one run at a time: it also handles topics added meanwhile."""
@@ -97,9 +95,13 @@ class DeletedTopics:
             return
         self._is_running = True
         try:
-            while self._since_ms:
-                topics, self._since_ms = self._since_ms, {}
-                await self._flushes.take(forget_topics(topics, self._offsets, self._log_of))
+            while self._since:
+                topics, self._since = self._since, {}
+                try:
+                    await self._flushes.take(forget_topics(topics, self._offsets, self._log_of))
+                finally:
+                    for since in topics.values():
+                        self._offsets.forget_since(since)
         finally:
             self._is_running = False
 

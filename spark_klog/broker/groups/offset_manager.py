@@ -92,6 +92,23 @@ def partition_for(group: str, partitions: int) -> int:
     return (java_hash(group) & 0x7FFFFFFF) % partitions
 
 
+class Since:
+    """Notes for which partitions groups have committed offsets of one topic, or of one group, since it was made."""
+
+    def __init__(self, *, topic: str | None = None, group: str | None = None) -> None:
+        self._topic, self._group = topic, group
+        self._committed: set[tuple[str, tuple[str, int]]] = set()
+
+    def note(self, group: str, keys: Iterable[tuple[str, int]]) -> None:
+        """Note that a group commits offsets."""
+        if self._group in (None, group):
+            self._committed.update((group, key) for key in keys if self._topic in (None, key[0]))
+
+    def has(self, group: str, key: tuple[str, int]) -> bool:
+        """Whether the group has committed an offset for the partition since."""
+        return (group, key) in self._committed
+
+
 class OffsetManager:
     """All committed offsets of the groups whose partitions this broker leads.
 
@@ -104,6 +121,7 @@ class OffsetManager:
         #: Pending offsets by group, for each (partition, producer id): a marker ends a transaction in its own partition
         #: only.
         self._pending: dict[tuple[int, int], dict[str, Offsets]] = defaultdict(dict)
+        self._noting: list[Since] = []
 
     def load(self, log: PartitionLog) -> None:
         """Load a partition of __consumer_offsets; later records win.
@@ -190,6 +208,8 @@ class OffsetManager:
         """
         log.append(memoryview(commits.batch), flushes=False)
         group, committed = commits.group, commits.committed
+        for since in self._noting:
+            since.note(group, committed)
         if commits.producer is not None:
             self._pending[log.partition, commits.producer[0]].setdefault(group, {}).update(committed)
             return
@@ -218,6 +238,11 @@ class OffsetManager:
     def groups(self) -> list[str]:
         """Groups with committed offsets."""
         return [group for group, offsets in self._groups.items() if offsets]
+
+    @property
+    def all_groups(self) -> list[str]:
+        """Groups with committed or pending offsets."""
+        return list(dict.fromkeys([*self.groups, *(group for groups in self._pending.values() for group in groups)]))
 
     def has(self, group: str) -> bool:
         """Whether the group has committed offsets."""
@@ -278,10 +303,15 @@ class OffsetManager:
         self._groups.clear()
         self._pending.clear()
 
-    def is_of_before(self, group: str, key: tuple[str, int], time_ms: int) -> bool:
-        """Whether nothing was committed for `key` after `time_ms`, pending offsets included."""
-        committed = [self._groups.get(group, {}), *(groups.get(group, {}) for groups in self._pending.values())]
-        return all(key not in offsets or offsets[key].timestamp <= time_ms for offsets in committed)
+    def since_now(self, *, topic: str | None = None, group: str | None = None) -> Since:
+        """Note the commits of one topic or group from now on, pending ones included, until `forget_since`."""
+        since = Since(topic=topic, group=group)
+        self._noting.append(since)
+        return since
+
+    def forget_since(self, since: Since) -> None:
+        """Stop noting."""
+        self._noting.remove(since)
 
     def _forget(self, group: str, keys: Iterable[tuple[str, int]]) -> None:
         offsets = self._groups.get(group, {})

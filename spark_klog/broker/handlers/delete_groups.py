@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.groups.expiry import forget_group, removal_error
-from spark_klog.clock import system_ms
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge
 from spark_klog.protocol.codec import Message
@@ -27,9 +26,12 @@ async def _delete(broker: Broker, group: str) -> ErrorCode:
     if code == ErrorCode.GROUP_ID_NOT_FOUND and has_offsets:
         code = ErrorCode.NONE
     if not code:
+        since = broker.offsets.since_now(group=group)
         try:
-            await broker.flushes.take(forget_group(group, system_ms(), broker.offsets, broker.coordinator.local_log))
+            await broker.flushes.take(forget_group(group, since, broker.offsets, broker.coordinator.local_log))
             await broker.flushes.flush_many(log)
         except (BatchTooLarge, OSError) as error:
             code = removal_error(group, error)
+        finally:
+            broker.offsets.forget_since(since)
     return code

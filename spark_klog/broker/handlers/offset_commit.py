@@ -17,9 +17,13 @@ _TO_DIRECTORIES = 0
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     group = message["group_id"]
-    codes, offsets = await check_offsets(broker, request, message)
-    commits = await encode_commits(group, offsets, message["retention_time_ms"])
-    log = await broker.coordinator.log_of(group)
+    checked = await check_offsets(broker, request, message)
+    codes, offsets, _ = checked
+    while True:
+        commits = await encode_commits(group, offsets, message["retention_time_ms"])
+        log = await broker.coordinator.log_of(group)
+        if not checked.refuse_deleted(broker):  # no await between this check and the append
+            break
     failure = log if isinstance(log, ErrorCode) else ErrorCode.NONE
     if not failure:  # an empty group id may commit, as before KIP-289
         failure = broker.groups.may_commit(

@@ -16,6 +16,7 @@ from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS
 from spark_klog.broker.security.authorizer import WRITE
 from spark_klog.broker.transactions.older_clients import as_known
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
+from spark_klog.broker.transactions.verification import Verification
 from spark_klog.errors import CorruptBatchError, DecodeError, ErrorCode, LogRetired
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.log.sequences import ProducerRefused
@@ -85,9 +86,10 @@ async def _append(
             records = memoryview(up_convert(records, renumber=True, limit=limit))
         is_one = request.version >= _FIRST_MAGIC_2
         is_transactional = check_produced(records, is_one=is_one, needs_keys=log.config.compacts, limit=limit)
+        verified = await _verified(broker, log, records, transactional_id) if is_transactional else []
         await broker.flushes.make_room(log, len(records), _timestamp(records))
-        if is_transactional:  # no await between this check and the append: the transaction could end meanwhile
-            await _check_transaction(broker, request, log, records, transactional_id)
+        for header, verification in verified:  # no await between this and the append: the transaction could end
+            _check_transaction(request, log, header, verification)
         appended = log.append(records, of_client=True, flushes=False)
         await broker.flushes.flush_many(log)
     except ProducerRefused as error:
@@ -120,18 +122,24 @@ def _timestamp(records: memoryview) -> int:
     return max((header.max_timestamp for header, _ in iter_batches(records)), default=-1)
 
 
-async def _check_transaction(
-    broker: Broker, request: Request, log: PartitionLog, records: memoryview, transactional_id: str | None
-) -> None:
-    """Raise `ProducerRefused` if a transactional batch does not belong to an ongoing transaction."""
+async def _verified(
+    broker: Broker, log: PartitionLog, records: memoryview, transactional_id: str | None
+) -> list[tuple[BatchHeader, Verification]]:
+    """Verify the transactional batches; `ProducerRefused` without a transactional id."""
     if transactional_id is None:
         reason = "a transactional batch in a request without a transactional id"
         raise ProducerRefused(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, reason)
+    found = []
     for header, _ in iter_batches(records):
-        if not isinstance(header, BatchHeader) or not header.is_transactional:
-            continue
-        producer = ProducerIdAndEpoch(header.producer_id, header.producer_epoch)
-        code, reason = await broker.verifier.may_append(transactional_id, producer, log)
-        if code:
-            log.note_refused(header)
-            raise ProducerRefused(as_known(PRODUCE, request.version, code), reason)
+        if isinstance(header, BatchHeader) and header.is_transactional:
+            producer = ProducerIdAndEpoch(header.producer_id, header.producer_epoch)
+            found.append((header, await broker.verifier.verify(transactional_id, producer, log)))
+    return found
+
+
+def _check_transaction(request: Request, log: PartitionLog, header: BatchHeader, verification: Verification) -> None:
+    """Raise `ProducerRefused` if a batch does not belong to an ongoing transaction."""
+    code, reason = verification.outcome()
+    if code:
+        log.note_refused(header)
+        raise ProducerRefused(as_known(PRODUCE, request.version, code), reason)

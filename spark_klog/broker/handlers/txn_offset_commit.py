@@ -21,18 +21,23 @@ _NO_MEMBER = -1
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     group = message["group_id"]
     producer = ProducerIdAndEpoch(message["producer_id"], message["producer_epoch"])
-    codes, offsets = await check_offsets(broker, request, message)
-    commits = await encode_commits(group, offsets, producer=(producer.producer_id, producer.epoch))
-    log = await broker.coordinator.log_of(group)
-    failure = log if isinstance(log, ErrorCode) else ErrorCode.NONE
-    if not group:
-        failure = ErrorCode.INVALID_GROUP_ID
-    if not isinstance(log, ErrorCode) and not failure:
-        failure, reason = await broker.verifier.may_append(message["transactional_id"], producer, log, of_offsets=True)
-        # no await between these checks and the append
-        if refusal := _membership(broker, message):
-            failure = refusal
-        elif failure:
+    checked = await check_offsets(broker, request, message)
+    codes, offsets, _ = checked
+    while True:
+        commits = await encode_commits(group, offsets, producer=(producer.producer_id, producer.epoch))
+        log = await broker.coordinator.log_of(group)
+        if not group:
+            log = ErrorCode.INVALID_GROUP_ID
+        if not isinstance(log, ErrorCode):
+            verification = await broker.verifier.verify(message["transactional_id"], producer, log, of_offsets=True)
+            await broker.flushes.make_early_room(log)
+        if not checked.refuse_deleted(broker):  # no await between these checks and the append
+            break
+    if isinstance(log, ErrorCode):
+        failure = log
+    elif not (failure := _membership(broker, message)):
+        failure, reason = verification.outcome()
+        if failure:
             _log.warning("%s (%s): %s", request.client_id, request.peer, reason)
     if failure:
         codes = dict.fromkeys(codes, as_known(TXN_OFFSET_COMMIT, request.version, failure))

@@ -85,20 +85,25 @@ class TopicLogs:
             if reason is not None:
                 raise DirectoryError(f"the log of {topic.name}-{partition} can't be created or changed: {reason}")
 
-    def drop(self, topic: Topic) -> None:
-        """Stop serving a deleted topic; `follow` removes its folders. Logs of a later topic of its name are kept."""
-        name = topic.name
+    def drop(self, topic: Topic) -> bool:
+        """Stop serving a deleted topic; `follow` removes its folders. Logs of a later topic of its name are kept.
+
+        Returns whether logs of it were served until now.
+        """
+        name, was_served = topic.name, False
         for partition in range(len(topic.assignment)):
             log = self._logs.get(name, partition)
             if log is not None and log.topic_id not in (None, topic.topic_id):
                 continue  # `follow` has seen the new topic before its deletion was noticed here
             rename = self._logs.take(name, partition)
             if rename is not None:
+                was_served = True
                 self._dropped.append(((name, partition), rename))
             self._wake((name, partition))
             self._failures.pop((name, partition), None)
         self._followed.pop(name, None)
         self._overrides.pop(name, None)
+        return was_served
 
     async def follow(self) -> None:
         """Rename and remove dropped folders, then create and change logs as the registry says."""
@@ -215,6 +220,8 @@ class TopicLogs:
                 self._dropped.append((key, partial(result.retire, "delete")))
         elif isinstance(result, LogCorrupted):
             self._logs.offline[key] = result
+            if not self._is_current(topic) and (rename := self._logs.take(*key)) is not None:
+                self._dropped.append((key, rename))  # the topic was deleted meanwhile
         elif result is not None and self._is_current(topic):
             self._failures[key] = str(result)
 

@@ -48,12 +48,12 @@ class Controller:
         if not is_controller:
             self._leaders.clear()
             return changed
-        changed = self._delete_topics() or changed
-        self._write_states()
+        deleted = self._delete_topics()
+        self._write_states(without=deleted)
         for name in self._tree.children(paths.CONFIG_CHANGES_PATH):
             # a change notification of Kafka's: brokers here watch /config/topics themselves
             self._tree.delete(f"{paths.CONFIG_CHANGES_PATH}/{name}")
-        return changed
+        return changed or bool(deleted)
 
     def _elect(self) -> bool:
         registry = self._registry
@@ -96,24 +96,30 @@ class Controller:
             return uuid4() if leads_first else None
         return known
 
-    def _delete_topics(self) -> bool:
+    def _delete_topics(self) -> set[str]:
+        """Delete the topics whose deletion is requested, and what is left of deleted ones; returns their names."""
         requested = self._tree.children(paths.DELETE_TOPICS_PATH)
         for name in requested:
-            _log.info("deleting topic %s, as requested by %s", name, paths.delete_topic_path(name))
-            self._registry.remove_topic(name)
+            value = self._tree.get(paths.topic_path(name))
+            if self._tree.get(paths.delete_topic_path(name)) is not None:  # else an earlier controller has done it
+                _log.info("deleting topic %s, as requested by %s", name, paths.delete_topic_path(name))
+                self._registry.remove_topic(name, value)  # if its node has changed, the next round deletes it
         # A node without a value was created as the parent of another node while its topic was being deleted.
         # The compare-and-set fails if another broker has deleted the topic and it was created again since.
         left = [name for name in self._registry.empty if self._tree.swap(paths.topic_path(name), b"", _REMOVED)]
         for name in left:
-            self._registry.remove_topic(name)
-        return bool(requested or left)
+            self._registry.remove_topic(name, _REMOVED)
+        return {*requested, *left}
 
-    def _write_states(self) -> None:
-        """Write each partition's leader into its state, -1 while the leader is down; the leader epoch is always 0."""
+    def _write_states(self, without: set[str]) -> None:
+        """Write each partition's leader into its state, -1 while the leader is down; the leader epoch is always 0.
+
+        `without` topics that were just deleted: a state would create the topic's node again.
+        """
         registry = self._registry
         states: dict[_Partition, tuple[int, list[int]]] = {}
         for topic in registry.topics.values():
-            for partition, replicas in topic.assignment.items():
+            for partition, replicas in topic.assignment.items() if topic.name not in without else ():
                 leader = registry.leader(topic, partition)
                 states[topic.topic_id, topic.name, partition] = leader, replicas[:1]
         self._leaders = {key: leader for key, leader in self._leaders.items() if key in states}

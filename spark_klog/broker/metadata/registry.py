@@ -347,23 +347,36 @@ class Registry:
     def delete_topic(self, name: str, topic_id: UUID | None = None) -> None:
         """Delete a topic as `remove_topic` does, and drop it here: rereading all topics after each would take minutes.
 
-        Raises `UnknownTopic` if `topic_id` is given and the topic has another id by now.
+        Deletes the topic that has the name when this begins, never one that another broker creates meanwhile. Raises
+        `UnknownTopic` if `topic_id` is given and the topic has another id by now.
         """
         path = paths.topic_path(name)
-        if topic_id is not None:
+        begun_with: UUID | None = None
+        while True:
             value = self._tree.get(path)
             now = self._decoder.decode(paths.parse_topic, value, path) if value else None
-            if now is None or now[1] not in (None, topic_id):
+            if topic_id is not None and (now is None or now[1] not in (None, topic_id)):
                 raise UnknownTopic(f"topic {name} is no longer the one of id {topic_id}")
-        self.remove_topic(name)
+            if begun_with is not None and (now is None or now[1] not in (None, begun_with)):
+                break  # another broker has deleted it
+            if self.remove_topic(name, value):
+                break
+            begun_with = begun_with or (now[1] if now is not None else None)
         self._take_topics({other: topic for other, topic in self.topics.items() if other != name})
 
-    def remove_topic(self, name: str) -> None:
-        """Remove the topic's nodes, the deletion request last; missing nodes are no error."""
-        self._tree.delete(paths.topic_path(name))
-        if self._tree.get(paths.topic_path(name)) is None:  # else another broker has created it again
+    def remove_topic(self, name: str, value: bytes | None) -> bool:
+        """Remove a topic's nodes, the deletion request last; missing nodes are no error.
+
+        `value` is what the topic's node was found with, None if there was none. If the node has another value by now,
+        nothing is removed, and the result is False.
+        """
+        path = paths.topic_path(name)
+        if value is not None and not self._tree.delete_if(path, value):
+            return False
+        if self._tree.get(path) is None:  # else another broker has created it again
             self._tree.delete(paths.topic_config_path(name))
         self._tree.delete(paths.delete_topic_path(name))
+        return True
 
     def group_offsets(self, group: str) -> OffsetDirectory:
         """Committed offsets of a group, in the place where consumers older than Kafka 0.9 keep them."""

@@ -68,13 +68,15 @@ class Metrics:
 
     def fetched(self, topic: str, partition: int, records: Any, logs: LogDirectory) -> None:
         """Count records (bytes, or a range of a log) of a partition in a Fetch response."""
-        self.bytes_out[topic] += len(records)
         log = logs.get(topic, partition)
+        if log is None:
+            return  # the topic was deleted meanwhile
+        self.bytes_out[topic] += len(records)
         try:
             if not isinstance(records, FileRange):
                 first = read_header(records).base_offset
                 self.records_out[topic] += next_offset_after(records, first) - first
-            elif log is not None:
+            else:
                 self.records_out[topic] += log.records_in(records)
         except (KlogError, OSError):
             pass  # the log is damaged; the client finds out, and the log reports it

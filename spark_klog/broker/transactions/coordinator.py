@@ -130,6 +130,7 @@ class TransactionCoordinator:
                 if isinstance(claimed, ErrorCode):
                     return claimed
                 new_id = claimed
+                await self._broker.flushes.make_early_room(log)  # others have appended meanwhile
                 continue
             if code := await self._keep(log, outcome):
                 return code

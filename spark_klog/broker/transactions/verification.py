@@ -26,6 +26,34 @@ _PASSING = frozenset(
 )
 
 
+class Verification:
+    """The answer to whether a batch belongs to an ongoing transaction; `outcome` says whether it still holds."""
+
+    def __init__(
+        self, transactional_id: str, producer: ProducerIdAndEpoch, log: PartitionLog, *, of_offsets: bool
+    ) -> None:
+        self._transactional_id, self._producer, self._log = transactional_id, producer, log
+        self._of_offsets = of_offsets
+        self._ended = _ended_transactions(log, producer)
+        #: The coordinator's answer.
+        self.code = ErrorCode.NONE
+
+    def outcome(self) -> tuple[ErrorCode, str]:
+        """(error, reason), NONE if the batch may be appended now, without an await in between."""
+        code, log = self.code, self._log
+        if self._ended != _ended_transactions(log, self._producer):  # a marker came since: the answer may be outdated
+            code = ErrorCode.CONCURRENT_TRANSACTIONS
+        if code is ErrorCode.NONE:
+            return code, ""
+        reason = f"transaction {self._transactional_id!r} does not have {log.topic}-{log.partition}: {code.name}"
+        if code is ErrorCode.PRODUCER_FENCED:
+            return ErrorCode.INVALID_PRODUCER_EPOCH, reason
+        if code in _PASSING:  # an error that every client version knows and retries
+            passing = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self._of_offsets else ErrorCode.NOT_ENOUGH_REPLICAS
+            return passing, reason
+        return ErrorCode.TRANSACTION_ABORTABLE, reason
+
+
 class TransactionVerifier:
     """Asks for the transactions of the partitions that this broker leads; `coordinator` has the ids of this broker."""
 
@@ -33,32 +61,23 @@ class TransactionVerifier:
         self._broker = broker
         self._coordinator = coordinator
 
-    async def may_append(
+    async def verify(
         self, transactional_id: str, producer: ProducerIdAndEpoch, log: PartitionLog, *, of_offsets: bool = False
-    ) -> tuple[ErrorCode, str]:
-        """Check that a batch belongs to an ongoing transaction; returns (error, reason).
+    ) -> Verification:
+        """Check that a batch belongs to an ongoing transaction.
 
         Only the first batch of a transaction in a log is verified. `older_clients` replaces TRANSACTION_ABORTABLE for
         clients that do not know it.
         """
+        found = Verification(transactional_id, producer, log, of_offsets=of_offsets)
         key = log.topic, log.partition
         known = log.producers.producers.get(producer.producer_id)
         if known is not None and known.epoch == producer.epoch and known.is_in_transaction:
-            return ErrorCode.NONE, ""
-        ended = _ended_transactions(log, producer)
-        code = await self._verify(transactional_id, producer, key)
-        if ended != _ended_transactions(log, producer):  # a marker came meanwhile: the answer may be outdated
-            code = ErrorCode.CONCURRENT_TRANSACTIONS
-        if code is ErrorCode.NONE:
-            return code, ""
-        reason = f"transaction {transactional_id!r} does not have {log.topic}-{log.partition}: {code.name}"
-        if code is ErrorCode.PRODUCER_FENCED:
-            return ErrorCode.INVALID_PRODUCER_EPOCH, reason
-        if code in _PASSING:  # an error that every client version knows and retries
-            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if of_offsets else ErrorCode.NOT_ENOUGH_REPLICAS, reason
-        return ErrorCode.TRANSACTION_ABORTABLE, reason
+            return found
+        found.code = await self._ask(transactional_id, producer, key)
+        return found
 
-    async def _verify(self, transactional_id: str, producer: ProducerIdAndEpoch, key: TopicPartition) -> ErrorCode:
+    async def _ask(self, transactional_id: str, producer: ProducerIdAndEpoch, key: TopicPartition) -> ErrorCode:
         try:
             node, _ = await self._coordinator.find(transactional_id)
         except DirectoryError:

@@ -1,0 +1,228 @@
+"""What is known of a deleted topic goes with it, and what is known of the next topic of its name stays."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_klog.broker.broker import Broker
+from spark_klog.broker.groups.offset_manager import OffsetManager
+from spark_klog.broker.handlers import offset_commit, txn_offset_commit
+from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
+from spark_klog.errors import ErrorCode, LogCorrupted
+from spark_klog.log.partition_log import PartitionLog
+from tests.broker.test_crossings import REQUEST
+from tests.broker.test_event_loop import append, folders, running, until
+
+
+def _topics(*names: str, offset: int) -> list[dict[str, Any]]:
+    entry = {"partition_index": 0, "committed_offset": offset, "committed_leader_epoch": -1, "committed_metadata": ""}
+    return [{"name": name, "partitions": [entry]} for name in names]
+
+
+async def _commit(broker: Broker, *names: str, offset: int) -> dict[str, int]:
+    """Error codes by topic."""
+    answer = await offset_commit.handle(
+        broker,
+        REQUEST,
+        {
+            "group_id": "g",
+            "member_id": "",
+            "group_instance_id": None,
+            "generation_id_or_member_epoch": -1,
+            "retention_time_ms": -1,
+            "topics": _topics(*names, offset=offset),
+        },
+    )
+    return {topic["name"]: topic["partitions"][0]["error_code"] for topic in answer["topics"]}
+
+
+def _offsets(offsets: OffsetManager) -> dict[str, int]:
+    return {topic: committed.offset for topic, _, committed in offsets.all("g")}
+
+
+def _check_offsets(broker: Broker, wanted: dict[str, int]) -> None:
+    """In memory, and in what a restart would load."""
+    log = broker.internal_log(OFFSETS_TOPIC, "g")
+    assert log is not None
+    loaded = OffsetManager(lambda group, stored: None)
+    loaded.load(log)
+    assert _offsets(broker.offsets) == _offsets(loaded) == wanted
+
+
+@asynccontextmanager
+async def _made_anew(broker: Broker, name: str) -> AsyncIterator[None]:
+    """Within: a thread has read in the tree that the topic is another one, and the event loop has not heard of it."""
+    is_made, goes_on = threading.Event(), threading.Event()
+
+    def read() -> None:
+        broker.registry.delete_topic(name)
+        assert broker.registry.create_topic(name, {0: [broker.config.broker_id]}, {})
+        is_made.set()
+        assert goes_on.wait(60)
+
+    reading = asyncio.create_task(broker.follower.change(read))
+    await until(is_made.is_set, "the thread")
+    await broker._topic_logs.follow()  # of an earlier change
+    yield
+    goes_on.set()
+    await reading
+    await broker.changes_ended()
+
+
+def test_a_topic_made_anew_before_its_deletion_is_noticed_keeps_its_offsets(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.coordinator.load()
+            await broker.create_topic("t", 1)
+            await broker.create_topic("other", 1)
+            assert await _commit(broker, "t", "other", offset=5) == {"t": 0, "other": 0}
+            async with _made_anew(broker, "t"):
+                assert await _commit(broker, "t", offset=7) == {"t": 0}
+            _check_offsets(broker, {"t": 7, "other": 5})
+
+    asyncio.run(run())
+
+
+def test_a_topic_made_anew_before_its_deletion_is_noticed_keeps_its_metrics(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.create_topic("t", 1)
+            await _fetch(broker, 5)
+            async with _made_anew(broker, "t"):
+                log = await _fetch(broker, 7)
+            assert broker.metrics.records_out["t"] == 7
+            late = log.read(0, 100)
+            await broker.delete_topic("t")
+            broker.metrics.fetched("t", 0, late, broker.logs)
+            assert not broker.metrics.bytes_out
+
+    asyncio.run(run())
+
+
+async def _fetch(broker: Broker, records: int) -> PartitionLog:
+    log = await broker.leader_log("t", 0)
+    assert isinstance(log, PartitionLog)
+    append(log, records)
+    broker.metrics.fetched("t", 0, log.read(0, 1 << 20), broker.logs)
+    assert broker.metrics.records_out["t"] == records
+    return log
+
+
+@pytest.mark.parametrize("way", ["transactions", "offsets"])
+def test_the_next_internal_topic_keeps_what_it_has(tmp_path: Path, way: str) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.coordinator.load()
+            await broker.transactions.load()
+            assert isinstance(await broker.transactions.init("before", 60_000, None), ProducerIdAndEpoch)
+            await broker.create_topic("t", 1)
+            await _commit(broker, "t", offset=5)
+            name = TRANSACTIONS_TOPIC if way == "transactions" else OFFSETS_TOPIC
+            async with _made_anew(broker, name):
+                assert isinstance(await broker.transactions.init("after", 60_000, None), ProducerIdAndEpoch)
+                await _commit(broker, "t", offset=7)
+            assert broker.transactions.known("after")
+            assert (broker.transactions.known("before") is None) == (way == "transactions")
+            _check_offsets(broker, {"t": 7})
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("then", ["deleted", "made anew"])
+@pytest.mark.parametrize("is_transactional", [False, True])
+def test_a_commit_that_was_checked_before_the_deletion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, then: str, is_transactional: bool
+) -> None:
+    """Appended after it, it would stay, and be an offset of the next topic of the name."""
+
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.coordinator.load()
+            await broker.transactions.load()
+            await broker.create_topic("t", 1)
+            await broker.create_topic("other", 1)
+            await broker.coordinator.find("g")
+            log_of, waits, goes_on = broker.coordinator.log_of, asyncio.Event(), asyncio.Event()
+
+            async def late(group: str) -> PartitionLog | ErrorCode:
+                waits.set()
+                await goes_on.wait()
+                return await log_of(group)
+
+            monkeypatch.setattr(broker.coordinator, "log_of", late)
+            commit = _commit_in_transaction(broker) if is_transactional else _commit(broker, "t", "other", offset=5)
+            committed = asyncio.create_task(commit)
+            await asyncio.wait_for(waits.wait(), 20)
+            await broker.delete_topic("t")
+            if then == "made anew":
+                await broker.create_topic("t", 1)
+            await broker.changes_ended()
+            goes_on.set()
+            assert await committed == {"t": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "other": ErrorCode.NONE}
+            _check_offsets(broker, {"other": 5})
+
+    asyncio.run(run())
+
+
+async def _commit_in_transaction(broker: Broker) -> dict[str, int]:
+    producer = await broker.transactions.init("x", 60_000, None)
+    assert isinstance(producer, ProducerIdAndEpoch)
+    _, number = await broker.coordinator.find("g")
+    assert not await broker.transactions.add("x", producer, frozenset({(OFFSETS_TOPIC, number)}))
+    message = {
+        "group_id": "g",
+        "transactional_id": "x",
+        "producer_id": producer.producer_id,
+        "producer_epoch": producer.epoch,
+        "generation_id": -1,
+        "member_id": "",
+        "group_instance_id": None,
+        "topics": _topics("t", "other", offset=5),
+    }
+    answer = await txn_offset_commit.handle(broker, REQUEST, message)
+    assert not await broker.transactions.end("x", producer, commits=True)
+    return {topic["name"]: topic["partitions"][0]["error_code"] for topic in answer["topics"]}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_log_that_can_not_be_opened_is_of_a_topic_deleted_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, again: bool
+) -> None:
+    """It is not offline, and its folder goes; the next topic of its name has a log."""
+
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.create_topic("other", 1)
+            make, waits, goes_on = broker.logs.make, threading.Event(), threading.Event()
+
+            def fail_late(*arguments: Any) -> PartitionLog:
+                make(*arguments).close()
+                waits.set()
+                assert goes_on.wait(60)
+                raise LogCorrupted("damaged")
+
+            monkeypatch.setattr(broker.logs, "make", fail_late)
+            created = asyncio.create_task(broker.create_topic("t", 1))
+            await until(waits.is_set, "the log")
+            deleted = asyncio.create_task(broker.delete_topic("t"))
+            await until(lambda: "t" not in broker.registry.topics, "the deletion")
+            monkeypatch.setattr(broker.logs, "make", make)
+            made = asyncio.create_task(broker.create_topic("t", 1)) if again else None
+            goes_on.set()
+            await asyncio.gather(created, deleted, return_exceptions=True)
+            topic_id = await made if made is not None else None
+            await broker.changes_ended()
+            assert not broker.logs.offline
+            log = broker.logs.get("t", 0)
+            assert (log and log.topic_id) == topic_id
+            assert folders(tmp_path) == ["other-0", *(["t-0"] if again else [])]
+
+    asyncio.run(run())
