@@ -312,7 +312,7 @@ class Connection:
         try:
             if self._stream.has_unsent:
                 self._stream.flush(None)
-            while handle is not None and not self._has_arrived(handle):
+            while handle is not None and not self.has_arrived(handle):
                 self._keep_at_hand()
                 frame = self._stream.read(None, self._least)
                 if frame is None:
@@ -328,7 +328,8 @@ class Connection:
             self._fail(error, begin)
         return handle is not None or not self._stream.has_unsent
 
-    def _has_arrived(self, handle: Handle) -> bool:
+    def has_arrived(self, handle: Handle) -> bool:
+        """Whether the response was read already: `poll` of another handle may have done so."""
         is_at_hand = self._at_hand is not None and self._at_hand[0] == handle.correlation_id
         return is_at_hand or handle.correlation_id in self._arrived
 

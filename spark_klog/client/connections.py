@@ -134,6 +134,8 @@ class Connections:
             waited = [*opening.values(), *(connection for connection, _ in under_way.values())]
             if not waited:
                 return result
+            if any(connection.has_arrived(handle) for connection, handle in under_way.values()):
+                continue  # it came with the response to a later request: no event would tell
             look_at = min([deadline, *(connection.look_at for connection in opening.values())])
             wait_until_ready(waited, look_at - time.monotonic())
 

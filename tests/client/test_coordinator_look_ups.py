@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from spark_klog.client import connections
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.connection import Connection, Handle
@@ -102,6 +104,32 @@ def test_transactions_end_without_waiting_for_each_other(brokers: Brokers, monke
         monkeypatch.undo()
     assert [one.transactional_id for one in refused.failures] == [REFUSED]
     assert steps == ["sent"] * 3 + ["received"] * 3
+
+
+def test_answers_that_come_between_two_looks(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look for the last answer reads those before it, too: nothing is left to wait for."""
+    polled: list[Handle | None] = []
+    poll = Connection.poll
+
+    def polling(self: Connection, handle: Handle | None) -> bool:
+        if handle is None or handle.api is not END_TXN:
+            return poll(self, handle)
+        polled.append(handle)
+        if len(polled) < 3:  # as if no answer were there
+            return False
+        while not poll(self, handle):
+            select.select([self], [], [], 20)
+        return True
+
+    def waiting(*_: object) -> None:
+        assert len(polled) < 3, "waits for an answer that is there"
+
+    with cluster_of(brokers) as cluster, Admin(cluster) as admin, admin.same_coordinators():
+        admin.end_transactions(transactions("a", "b", "c"), commits=True).check()
+        monkeypatch.setattr(Connection, "poll", polling)
+        monkeypatch.setattr(connections, "wait_until_ready", waiting)
+        admin.end_transactions(transactions("a", "b", "c"), commits=True).check()
+    assert brokers.count("EndTxn") == 6
 
 
 def test_calls_that_share_coordinators(brokers: Brokers) -> None:
