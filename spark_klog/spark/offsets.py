@@ -140,7 +140,7 @@ def parse_offsets(option: str, text: str, now: Callable[[], int], group: str | N
     try:
         if not _ISO_TIME.fullmatch(word):
             raise ValueError
-        time = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text.strip()))
+        time = datetime.fromisoformat(re.sub(r"(?<=\d)[zZ]$", "+00:00", text.strip()))
     except ValueError:
         raise ConfigError(
             f'option {option}={text!r} must be earliest, latest, {{"topic":{{"0":23}}}}, a time before now (-10m), '

@@ -208,7 +208,11 @@ def test_no_rows(spark: SparkSession, servers: str, topic: str) -> None:
             {"topic": "t"},
             "column 'headers' must be array<struct<key:string,value:binary>>",
         ),
-        ("'x' as value", {"topic": "t", "topics": "t"}, "unknown option 'topics'; did you mean topic?"),
+        (
+            "'x' as value",
+            {"topic": "t", "topics": "t"},
+            "unknown option 'topics'; did you mean subscribe (to read",
+        ),
         ("'x' as value", {"subscribe": "t"}, "option subscribe is for reading"),
         ("'x' as value", {"topic": "t", "kafka.acks": "some"}, "acks=some: set 0, 1, -1 or all"),
     ],
