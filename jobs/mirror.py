@@ -78,6 +78,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--name", help="of the mirror; default: the id of the source's cluster, and the prefix")
     parser.add_argument("--tasks", type=int, metavar="N", help=f"default: as before, {_DEFAULT_TASKS} for a new mirror")
     parser.add_argument("--exactly-once", action="store_true")
+    parser.add_argument("--recreated", choices=["fail", "begin"], default="fail", help="see klog mirror --help")
     parser.add_argument("--every", type=float, metavar="SECONDS", help="repeat, with this pause; default: run once")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each run")
     options = parser.parse_args(argv)
@@ -99,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             exclude=None if options.exclude is None else pattern("--exclude", options.exclude),
             prefix=options.prefix,
             exactly_once=options.exactly_once,
+            recreated=options.recreated,
         )
         prepare(settings, options.tasks)  # what is wrong with the settings is said before Spark starts
         spark = SparkSession.builder.appName("klog mirror").getOrCreate()

@@ -48,6 +48,13 @@ _EARLIEST, _LATEST = "earliest", "latest"
     type=click.Choice([_EARLIEST, _LATEST]),
     help="Where a new mirror begins.",
 )
+@click.option(
+    "--recreated",
+    default="fail",
+    show_default=True,
+    type=click.Choice(["fail", "begin"]),
+    help="A topic that was deleted and created again at the source: fail, or mirror it behind the copy of the old one.",
+)
 @click.option("--replication-factor", type=click.IntRange(1), help="Of new topics. Default: as at the source.")
 @click.option(
     "--commit-interval",
@@ -77,6 +84,7 @@ def mirror(
     exactly_once: bool,
     groups: str | None,
     start: str,
+    recreated: str,
     replication_factor: int | None,
     commit_interval: float,
     refresh_interval: float,
@@ -99,6 +107,7 @@ def mirror(
         exactly_once=exactly_once,
         groups=None if groups is None else pattern("--groups", groups),
         start="latest" if start == _LATEST else "earliest",
+        recreated="begin" if recreated == "begin" else "fail",
         commit_seconds=commit_interval,
         refresh_seconds=refresh_interval,
         replication_factor=replication_factor,

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from spark_klog.errors import ConnectionFailed, KlogError, ProtocolError, RequestTimedOut
+from spark_klog.errors import ConnectionFailed, ErrorCode, KlogError, ProducerFenced, ProtocolError, RequestTimedOut
 from spark_klog.mirror.session import Session
 from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.mirror.totals import Totals
@@ -14,6 +14,13 @@ from spark_klog.mirror.totals import Totals
 _log = logging.getLogger(__name__)
 #: Seconds before the first attempt after a failure, and the most; each pause is twice the last.
 _FIRST_PAUSE, _LAST_PAUSE = 0.5, 30.0
+#: What a producer is told whose transaction the broker has aborted.
+_ABORTED = (
+    ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    ErrorCode.INVALID_TXN_STATE,
+    ErrorCode.TRANSACTION_ABORTABLE,
+)
 #: With `until_end`, failures in a row after which the mirror gives up.
 _MOST_FAILURES = 3
 
@@ -44,26 +51,35 @@ class Mirror:
         """Mirror until `stop` is called, or with `until_end` until the offsets that the source has at the beginning.
 
         Failures that may pass are retried from the last commit, with pauses of up to 30 s; with `until_end` for three
-        times in a row. Raises `ConfigError`, `ProducerFenced` if another mirror of this name runs with exactly-once,
-        `DataLossError` if the source's log is another one now, `DecodeError` for corrupt batches,
+        times in a row. So is a transaction that the target has aborted because it lasted too long. Raises
+        `ConfigError`, `ProducerFenced` if another mirror of this name runs with exactly-once, `DataLossError` if the
+        source's log is another one now (see `MirrorSettings.recreated`), `DecodeError` for corrupt batches,
         `AuthenticationError`, and any `ProtocolError` that can't be retried.
         """
         failures = 0
         while not self._stopped.is_set():
-            before = self.totals.records
+            before, session = self.totals.records, None
             try:
                 with Session(self._settings, self._slot, self._slots, self.totals) as session:
                     session.run(self._stopped.is_set, on_progress, until_end=until_end)
                 break
             except KlogError as error:
                 failures = 1 if self.totals.records > before else failures + 1
-                if not _may_pass(error) or (until_end and failures >= _MOST_FAILURES):
+                # A broker that aborts a transaction for its age fences the producer, although there is no other one.
+                is_expired = session is not None and session.has_expired
+                if not (_may_pass(error) or (is_expired and _is_abort(error))) or (
+                    until_end and failures >= _MOST_FAILURES
+                ):
                     raise
                 pause = min(_LAST_PAUSE, _FIRST_PAUSE * 2 ** min(failures - 1, 10))
                 _log.warning("the mirror begins again in %.1f s: %s", pause, error)
                 self.totals.restarts += 1
                 self._stopped.wait(pause)
         return self.totals
+
+
+def _is_abort(error: KlogError) -> bool:
+    return isinstance(error, ProducerFenced) or (isinstance(error, ProtocolError) and error.code in _ABORTED)
 
 
 def _may_pass(error: KlogError) -> bool:

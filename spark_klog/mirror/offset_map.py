@@ -78,6 +78,10 @@ class PartitionMap:
         if last is None or last.upstream < position:
             self._changed += self._add(Run(position, position, 0 if last is None else last.downstream))
 
+    def write_again(self) -> None:
+        """Make the last run part of the next changes."""
+        self._changed = max(self._changed, min(1, len(self._runs)))
+
     def take_changes(self) -> list[Run]:
         """The runs to write, in order: all that have changed since the last call."""
         changed = self._runs[len(self._runs) - self._changed :]
@@ -108,20 +112,31 @@ class PartitionMap:
 
 def encode_run(key: TopicPartition, run: Run) -> tuple[bytes, bytes]:
     """The record of a run: (key, value)."""
+    return encode_key(key), _VALUE.pack(run.upstream, run.downstream, run.first)
+
+
+def encode_key(key: TopicPartition) -> bytes:
+    """The key of a partition's records."""
     name = key[0].encode()
-    value = _VALUE.pack(run.upstream, run.downstream, run.first)
-    return _LENGTH.pack(len(name)) + name + _PARTITION.pack(key[1]), value
+    return _LENGTH.pack(len(name)) + name + _PARTITION.pack(key[1])
 
 
-def decode_run(key: bytes, value: bytes) -> tuple[TopicPartition, Run]:
-    """Decode a record; one of MirrorMaker 2 is an empty run. `DecodeError`."""
+def decode_key(key: bytes) -> TopicPartition:
+    """Decode a record's key; `DecodeError`."""
     try:
         end = _LENGTH.size + _LENGTH.unpack_from(key)[0]
         if len(key) != end + _PARTITION.size:
             raise DecodeError(f"a key of {len(key)} bytes holds no topic and partition")
-        topic, partition = key[_LENGTH.size : end].decode(), _PARTITION.unpack_from(key, end)[0]
-        upstream, downstream = _MM2_VALUE.unpack_from(value)
-        first = _VALUE.unpack_from(value)[2] if len(value) >= _VALUE.size else upstream
+        return key[_LENGTH.size : end].decode(), _PARTITION.unpack_from(key, end)[0]
     except (StructError, UnicodeDecodeError) as error:
         raise DecodeError(f"not a record of a mirror's offsets: {error}") from None
-    return (topic, partition), Run(min(first, upstream), upstream, downstream)
+
+
+def decode_run(value: bytes) -> Run:
+    """Decode the value of a partition's record; one of MirrorMaker 2 is an empty run. `DecodeError`."""
+    try:
+        upstream, downstream = _MM2_VALUE.unpack_from(value)
+        first = _VALUE.unpack_from(value)[2] if len(value) >= _VALUE.size else upstream
+    except StructError as error:
+        raise DecodeError(f"not a record of a mirror's offsets: {error}") from None
+    return Run(min(first, upstream), upstream, downstream)

@@ -1,7 +1,8 @@
 """Where a mirror keeps its offsets: a compacted topic of the target, `klog-mirror.NAME.internal`.
 
-It has a record for each run of offsets (see offset_map.py). The record is written after the records that it tells of;
-with exactly-once it is part of their transaction, so that both are there or neither. Each partition of the topic
+It has a record for each run of offsets (see offset_map.py), and what else is noted of topics (see beginnings.py). Where
+new partitions begin is written before their records. The record of a run is written after the records that it tells
+of; with exactly-once it is part of their transaction, so that both are there or neither. Each partition of the topic
 belongs to one process of the mirror (a slot): no other's open transaction hides what it has committed.
 """
 
@@ -9,14 +10,14 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from spark_klog.client import Admin, Consumer
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.offsets import list_offsets
 from spark_klog.clock import system_ms
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError, RequestTimedOut
-from spark_klog.mirror.offset_map import PartitionMap, Run, decode_run, encode_run
+from spark_klog.mirror.beginnings import Progress
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.records.own_batch import own_batch
 
@@ -61,13 +62,11 @@ def prepare_progress(admin: Admin, name: str, slots: int | None = None, default:
     return there
 
 
-def load_progress(
-    settings: Mapping[str, str], admin: Admin, name: str, slot: int
-) -> dict[TopicPartition, PartitionMap]:
-    """The maps of all partitions of a slot. `DecodeError` if its topic holds other records."""
+def load_progress(settings: Mapping[str, str], admin: Admin, name: str, slot: int) -> Progress:
+    """What is noted of a slot's partitions. `DecodeError` if its topic holds other records."""
     key = progress_topic(name), slot
     end = list_offsets(admin.cluster, {key: LATEST}, _READ_COMMITTED)[key]
-    maps: dict[TopicPartition, PartitionMap] = {}
+    progress = Progress()
     until = time.monotonic() + _SECONDS
     with Consumer({**settings, "isolation.level": "read_committed", "auto.offset.reset": "earliest"}) as consumer:
         consumer.assign([(*key, EARLIEST)])
@@ -75,17 +74,15 @@ def load_progress(
             records = consumer.poll(1.0)
             for record in records:
                 if record.key is not None and record.value is not None:
-                    partition, run = decode_run(record.key, record.value)
-                    maps.setdefault(partition, PartitionMap()).load(run)
+                    progress.load(record.key, record.value)
             if records:
                 until = time.monotonic() + _SECONDS
             elif time.monotonic() > until:
                 raise RequestTimedOut(f"the offsets in topic {key[0]} could not be read within {_SECONDS:g} s")
-    return maps
+    return progress
 
 
-def run_batches(runs: Iterable[tuple[TopicPartition, Run]]) -> list[tuple[bytearray, int]]:
-    """Batches of the runs' records, in order, with their numbers of records."""
-    rows = [encode_run(key, run) for key, run in runs]
+def progress_batches(rows: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytearray, int]]:
+    """Batches of records (key, value), in order, with their numbers of records."""
     parts = [rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS)]
     return [(own_batch(part, system_ms()), len(part)) for part in parts]

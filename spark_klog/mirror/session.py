@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -26,8 +26,9 @@ from spark_klog.client.delivery.receipts import Receipt
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, DataLossError, LogTruncated, OffsetOutOfRange
 from spark_klog.mirror.batches import Span, out_batches
+from spark_klog.mirror.beginnings import prefix_record, topic_record
 from spark_klog.mirror.groups import GroupTranslation
-from spark_klog.mirror.offset_map import PartitionMap
+from spark_klog.mirror.offset_map import PartitionMap, encode_run
 from spark_klog.mirror.progress import load_progress, prepare_progress, slot_of
 from spark_klog.mirror.settings import MirrorSettings, check_name
 from spark_klog.mirror.target import Target
@@ -92,9 +93,10 @@ class Session:
             self._slots = prepare_progress(self._target_admin, name, slots)
             self._target = Target(settings, name, slot)
             self._stack.callback(self._target.close)
-            maps = load_progress(settings.target_admin(), self._target_admin, name, slot)
-            #: Of all partitions that the topic knows, those that are assigned among them.
-            self._maps: dict[TopicPartition, PartitionMap] = maps
+            #: Its maps are of all partitions that the topic knows, those that are assigned among them.
+            self._progress = load_progress(settings.target_admin(), self._target_admin, name, slot)
+            self._progress.check_prefix(name, settings.prefix)
+            self._maps = self._progress.maps
             self._consumer = self._stack.enter_context(Consumer(settings.source_consumer()))
         except BaseException:
             self._stack.close()
@@ -108,8 +110,13 @@ class Session:
         self._noted: dict[TopicPartition, deque[_Noted]] = {}
         self._noted_count = 0
         self._commit_at = self._refresh_at = self._groups_at = self._lag_at = 0.0
-        self._is_first = not maps
+        self._is_first = self._progress.is_new
         self._has_warned = False
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether the target may have aborted the open transaction because it lasted too long."""
+        return self._target.has_expired
 
     def __enter__(self) -> Session:
         return self
@@ -149,8 +156,19 @@ class Session:
         """Take in new topics and partitions."""
         found = [key for key in self._topics.refresh() if slot_of(key, self._slots) == self._slot]
         self._refresh_at = time.monotonic() + self._settings.refresh_seconds
-        new = [key for key in found if key not in self._positions]
+        recreated = self._recreated({topic for topic, _ in found})
+        new = [key for key in found if key not in self._positions or key[0] in recreated]
         gone = set(self._assigned).difference(found)
+        if new or gone:
+            self._target.flush()
+            self._commit()
+        for topic in recreated:
+            _log.warning(
+                "%s was created again at the source: it is mirrored from its beginning, behind its copy", topic
+            )
+            self._progress.forget(topic)
+            for key in [key for key in self._noted if key[0] == topic]:
+                del self._noted[key]  # `_commit` has taken all of it
         for key in sorted(gone):
             _log.warning("%s-%d is not at the source any more; its copy stays", *key)
             del self._positions[key]
@@ -158,22 +176,56 @@ class Session:
             self._begin(new)
             self._assigned = found
             self._consumer.assign([(*key, self._positions[key]) if key in new else key for key in found])
+        if new or gone or self._is_first:
+            self._note_beginnings()
         self._is_first = False
         self.totals.partitions = len(found)
         if not found and self._slots == 1 and not self._has_warned:
             self._has_warned = True
             _log.warning("the source has no topic to mirror: see --topics and --exclude")
 
+    def _recreated(self, topics: Set[str]) -> list[str]:
+        """Which topics are other ones of the same name now; `DataLossError` unless these are to be mirrored."""
+        ids, known = self._topics.ids, self._progress.topic_ids
+        found = sorted(topic for topic in topics & known.keys() & ids.keys() if known[topic] != ids[topic])
+        if found and self._settings.recreated == "fail":
+            raise DataLossError(
+                f"topic {found[0]} was deleted and created again at the source: what was mirrored is of another topic. "
+                f"{_REMEDY}, or mirror the new one behind the copy of the old one (--recreated begin)"
+            )
+        return found
+
+    def _note_beginnings(self) -> None:
+        """Write the ids of new topics, the prefix, and where new partitions begin, before any of their records."""
+        ids = {topic: self._topics.ids.get(topic) for topic, _ in self._assigned}
+        new = {
+            topic: one for topic, one in ids.items() if one is not None and one != self._progress.topic_ids.get(topic)
+        }
+        for key, known in self._maps.items():
+            if key[0] in new:
+                known.write_again()  # behind the record of the id, which ends what came before
+        rows = [topic_record(topic, one) for topic, one in new.items()]
+        rows += self._changes()
+        if self._progress.prefix is None:
+            rows.append(prefix_record(self._settings.prefix))
+        if not rows:
+            return
+        self._target.send_progress(rows)
+        self._target.commit()
+        self._progress.topic_ids |= new
+        self._progress.prefix = self._settings.prefix
+
+    def _changes(self) -> list[tuple[bytes, bytes]]:
+        """Records of the runs that have changed; partitions that are gone, too: this transaction may have theirs."""
+        return [encode_run(key, run) for key, known in self._maps.items() for run in known.take_changes()]
+
     def _begin(self, keys: Sequence[TopicPartition]) -> None:
         """Find where to begin with new partitions."""
         cluster = self._source_admin.cluster
         starts = list_offsets(cluster, dict.fromkeys(keys, EARLIEST))
         ends = list_offsets(cluster, dict.fromkeys(keys, LATEST))
-        if any(self._noted.get(key) for key in keys):  # they were gone for a moment
-            self._target.flush()
         for key in keys:
             known = self._maps.setdefault(key, PartitionMap())
-            self._take_confirmed(key, self._noted.get(key, deque()))
             position = known.position
             if position is None:
                 begins_late = self._is_first and self._settings.start == "latest"
@@ -248,10 +300,8 @@ class Session:
             self._target.flush()
         for key, noted in self._noted.items():
             self._take_confirmed(key, noted)
-        # Partitions that are gone, too: their records may be part of this transaction.
-        changes = [(key, run) for key, known in self._maps.items() for run in known.take_changes()]
-        if changes:
-            self._target.send_runs(changes)
+        if changes := self._changes():
+            self._target.send_progress(changes)
         if self._target.is_transactional:
             self._target.commit()
         self._commit_at = time.monotonic() + self._settings.commit_seconds

@@ -39,6 +39,9 @@ class MirrorSettings:
     groups: re.Pattern[str] | None = None
     #: Where to begin with a topic that exists when the mirror starts for the first time; later ones: the beginning.
     start: Literal["earliest", "latest"] = "earliest"
+    #: What to do about a topic that was deleted and created again at the source: raise `DataLossError`, or mirror the
+    #: new one from its beginning, behind what was copied of the old one. Brokers before 2.8 do not tell.
+    recreated: Literal["fail", "begin"] = "fail"
     #: Seconds between commits of progress, looks for new topics and partitions, and translations of groups.
     commit_seconds: float = 1.0
     refresh_seconds: float = 30.0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Sequence
 
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.connection import Connection
@@ -10,9 +11,9 @@ from spark_klog.client.delivery.receipts import Receipt
 from spark_klog.client.delivery.sender import Sender
 from spark_klog.client.delivery.transactions import Transactions
 from spark_klog.client.security.secrets import Settings
+from spark_klog.errors import ConfigError
 from spark_klog.mirror.batches import OutBatch
-from spark_klog.mirror.offset_map import Run
-from spark_klog.mirror.progress import progress_topic, run_batches
+from spark_klog.mirror.progress import progress_batches, progress_topic
 from spark_klog.mirror.settings import MirrorSettings
 
 
@@ -31,8 +32,10 @@ class Target:
             own = Settings({**own, "transactional.id": f"{progress_topic(name)}-{slot}"})
         self._cluster = Cluster.connect(own)
         self._transactions: Transactions | None = None
-        self._is_begun = False
+        #: When the open transaction began, a reading of `time.monotonic`.
+        self._began_at: float | None = None
         try:
+            self._check_interval(settings)
             if self._cluster.config.transactional_id is not None:
                 self._transactions = Transactions(self._cluster, self._cluster.config.transactional_id)
                 self._transactions.init()
@@ -40,6 +43,23 @@ class Target:
             self._cluster.close()
             raise
         self._sender = Sender(self._cluster, self._transactions)
+
+    def _check_interval(self, settings: MirrorSettings) -> None:
+        timeout = self._timeout_seconds
+        if settings.exactly_once and settings.commit_seconds >= timeout:
+            raise ConfigError(
+                f"--commit-interval {settings.commit_seconds:g} needs a transaction.timeout.ms of the target above it, "
+                f"not {1000 * timeout:.0f}: the broker would abort the transactions"
+            )
+
+    @property
+    def _timeout_seconds(self) -> float:
+        return self._cluster.config.transaction_timeout_ms / 1000
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether the open transaction is older than transaction.timeout.ms: the broker aborts and fences it then."""
+        return self._began_at is not None and time.monotonic() - self._began_at >= self._timeout_seconds
 
     @property
     def is_transactional(self) -> bool:
@@ -54,15 +74,15 @@ class Target:
         """Queue a batch for a partition, named as at the source; waits while too much is queued."""
         return self._send((self._prefix + key[0], key[1]), batch.data, batch.count)
 
-    def send_runs(self, runs: Iterable[tuple[TopicPartition, Run]]) -> None:
-        """Queue the records of runs."""
-        for data, count in run_batches(runs):
+    def send_progress(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """Queue records (key, value) of the mirror's topic."""
+        for data, count in progress_batches(rows):
             self._send(self._progress, data, count)
 
     def _send(self, key: TopicPartition, data: bytearray, count: int) -> Receipt:
-        if self._transactions is not None and not self._is_begun:
+        if self._transactions is not None and self._began_at is None:
             self._transactions.begin()
-            self._is_begun = True
+            self._began_at = time.monotonic()
         receipt = self._sender.receipts.new(key)
         self._sender.add_batch(key, data, count, receipt)
         return receipt
@@ -78,9 +98,9 @@ class Target:
     def commit(self) -> None:
         """Wait until all records are confirmed, and commit the transaction, if any."""
         self._sender.flush()
-        if self._transactions is not None and self._is_begun:
+        if self._transactions is not None and self._began_at is not None:
             self._transactions.commit()
-            self._is_begun = False
+            self._began_at = None
 
     def close(self) -> None:
         """Close the connections. An open transaction stays: the next process of this name aborts it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
+from uuid import UUID
 
 from spark_klog.client import Admin
 from spark_klog.client.admin.configs import ConfigEntry
@@ -35,10 +36,14 @@ class MirroredTopics:
         self._settings, self._source, self._target = settings, source, target
         #: Partitions of each topic that the target has, by the source's name.
         self._made: dict[str, int] = {}
+        #: The ids of the source's topics at the last `refresh`; none from brokers before 2.8.
+        self.ids: dict[str, UUID] = {}
 
     def refresh(self) -> list[TopicPartition]:
         """The source's partitions to mirror; each exists at the target when this returns."""
-        found = {one.name: one.partitions for one in self._source.list_topics() if self._settings.wants(one.name)}
+        listed = [one for one in self._source.list_topics() if self._settings.wants(one.name)]
+        self.ids = {one.name: one.topic_id for one in listed if one.topic_id is not None}
+        found = {one.name: one.partitions for one in listed}
         changed = {name: count for name, count in found.items() if self._made.get(name, 0) < count}
         if changed:
             self._make(changed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 import uuid
@@ -14,6 +15,9 @@ from confluent_kafka import Producer
 
 from spark_klog.client import Admin
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.mirror.mirror import Mirror
+from spark_klog.mirror.session import Session
+from spark_klog.mirror.settings import MirrorSettings
 from tests.support.certificates import make_certificates
 from tests.support.klog import klog, klog_refusal
 from tests.support.mirrors import SECONDS, mirror_once, read_topic, start_mirror, wait_for
@@ -95,8 +99,24 @@ def test_a_topic_that_was_created_again_is_refused(cluster: EmbeddedCluster, tar
     with Admin({"bootstrap.servers": sides[0]}) as admin:
         admin.delete_topic(name)
     make_topic(sides[0], name, 1)
-    arguments = ("mirror", "--from", sides[0], "--to", sides[1], "--topics", name, "--name", name, "--until-end")
-    assert "created again or truncated" in klog_refusal(*arguments)
+    _send(sides[0], name, [b"3", b"4", b"5"])  # it ends behind what was mirrored
+    chosen = ("--topics", name, "--name", name)
+    arguments = ("mirror", "--from", sides[0], "--to", sides[1], *chosen, "--until-end")
+    assert f"topic {name} was deleted and created again" in klog_refusal(*arguments)
+    assert mirror_once(*sides, *chosen, "--recreated", "begin")["records"] == 3
+    assert mirror_once(*sides, *chosen)["records"] == 0
+    assert [seen.value for seen in read_topic(sides[1], name, 1)[0]] == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_another_prefix_needs_another_name(cluster: EmbeddedCluster, target: EmbeddedCluster) -> None:
+    name = _name()
+    sides = cluster.bootstrap_servers, target.bootstrap_servers
+    make_topic(sides[0], name, 1)
+    chosen = ("--topics", name, "--name", name)
+    mirror_once(*sides, *chosen, "--prefix", "a.")
+    arguments = ("mirror", "--from", sides[0], "--to", sides[1], *chosen, "--until-end")
+    assert "with the prefix 'a.', not 'b.'" in klog_refusal(*arguments, "--prefix", "b.")
+    assert "with the prefix 'a.', not ''" in klog_refusal(*arguments)
 
 
 def test_from_the_latest_records_on(cluster: EmbeddedCluster, target: EmbeddedCluster) -> None:
@@ -108,6 +128,32 @@ def test_from_the_latest_records_on(cluster: EmbeddedCluster, target: EmbeddedCl
     assert mirror_once(*sides, *chosen)["records"] == 0
     _send(sides[0], name, [b"3"])
     assert mirror_once(*sides, *chosen)["records"] == 1
+    assert [seen.value for seen in read_topic(sides[1], name, 1)[0]] == [b"3"]
+
+
+def test_the_latest_records_are_those_of_the_first_start(
+    cluster: EmbeddedCluster, target: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mirror that dies before its first commit goes on where it began, not at what is the latest by then."""
+    name = _name()
+    sides = cluster.bootstrap_servers, target.bootstrap_servers
+    make_topic(sides[0], name, 1)
+    _send(sides[0], name, [b"1", b"2"])
+    first, second = ({"bootstrap.servers": side} for side in sides)
+    settings = MirrorSettings(first, second, name=name, topics=re.compile(name), start="latest", exactly_once=True)
+
+    class Died(Exception):
+        pass
+
+    def die(_: Session) -> None:
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_step", die)
+        with pytest.raises(Died):
+            Mirror(settings).run()
+    _send(sides[0], name, [b"3"])
+    assert Mirror(settings).run(until_end=True).records == 1
     assert [seen.value for seen in read_topic(sides[1], name, 1)[0]] == [b"3"]
 
 
@@ -143,6 +189,9 @@ def test_refusals(cluster: EmbeddedCluster, target: EmbeddedCluster, tmp_path: P
     assert "does not set bootstrap.servers" in klog_refusal("mirror", "--from", str(file), "--to", "127.0.0.1:1")
     file.write_text(f"bootstrap.servers={target.bootstrap_servers}\nacks=0\n")
     assert "acks=0" in klog_refusal("mirror", "--from", cluster.bootstrap_servers, "--to", str(file), "--until-end")
+    file.write_text(f"bootstrap.servers={target.bootstrap_servers}\ntransaction.timeout.ms=2000\n")
+    late = ("--from", cluster.bootstrap_servers, "--to", str(file), "--exactly-once", "--commit-interval", "2")
+    assert "--commit-interval 2 needs a transaction.timeout.ms" in klog_refusal("mirror", *late, "--name", "late")
 
 
 def test_secure_sides(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 from hypothesis import given, strategies as st
 
 from spark_klog.errors import DecodeError
-from spark_klog.mirror.offset_map import PartitionMap, Run, decode_run, encode_run
+from spark_klog.mirror.beginnings import Progress, prefix_record, topic_record
+from spark_klog.mirror.offset_map import PartitionMap, Run, decode_key, decode_run, encode_run
 
 #: Records that are copied, source offsets without records, target offsets of other producers, and commits.
 _STEPS = st.lists(st.tuples(st.sampled_from(["copy", "skip", "foreign", "commit"]), st.integers(1, 5)), max_size=40)
@@ -30,7 +33,7 @@ def test_a_translated_offset_is_that_of_the_next_record(steps: list[tuple[str, i
             target += count
         else:
             for run in live.take_changes():
-                stored.load(decode_run(*encode_run(("clicks", 3), run))[1])
+                stored.load(decode_run(encode_run(("clicks", 3), run)[1]))
             assert live.take_changes() == []
             assert stored.position == live.position == source
     for known in (live, stored):
@@ -61,13 +64,41 @@ def test_a_map_that_was_written_again_replaces_the_old_one() -> None:
 def test_records_as_mirror_maker_writes_them() -> None:
     # OffsetSync of connect-mirror: topic and partition; upstream and downstream offset
     key, value = b"\x00\x06clicks\x00\x00\x00\x03", b"\x00" * 7 + b"\x2a" + b"\x00" * 7 + b"\x09"
-    assert decode_run(key, value) == (("clicks", 3), Run(42, 42, 9))
+    assert (decode_key(key), decode_run(value)) == (("clicks", 3), Run(42, 42, 9))
     assert encode_run(("clicks", 3), Run(40, 42, 9)) == (key, value + b"\x00" * 7 + b"\x28")
 
 
+def test_a_topic_that_was_created_again_forgets_its_offsets() -> None:
+    """Also where compaction has left of the old topic what the new one does not replace."""
+    first, second = UUID(int=1), UUID(int=2)
+    progress = Progress()
+    for record in (
+        topic_record("clicks", first),
+        encode_run(("clicks", 0), Run(0, 10, 10)),
+        encode_run(("clicks", 1), Run(0, 20, 20)),
+        encode_run(("views", 1), Run(0, 20, 20)),
+        prefix_record("copy."),
+        topic_record("clicks", second),
+        encode_run(("clicks", 0), Run(0, 3, 13)),
+    ):
+        progress.load(*record)
+    assert (progress.topic_ids, progress.prefix) == ({"clicks": second}, "copy.")
+    assert {key: known.position for key, known in progress.maps.items()} == {("clicks", 0): 3, ("views", 1): 20}
+    # MirrorMaker 2's readers see an offset sync of a partition that there is not
+    key, value = topic_record("clicks", first)
+    assert (key, value[:16]) == (b"\x00\x06clicks\xff\xff\xff\xff", b"\xff" * 16)
+
+
 @pytest.mark.parametrize(
-    ("key", "value"), [(b"", b""), (b"\x00\x01ab", b"\x00" * 16), (b"\x00\x01a\0\0\0\0", b"\x00" * 9)]
+    ("key", "value"),
+    [
+        (b"", b""),
+        (b"\x00\x01ab", b"\x00" * 16),
+        (b"\x00\x01a\0\0\0\0", b"\x00" * 9),
+        (b"\x00\x01a\xff\xff\xff\xff", b"\xff" * 31),
+        (b"\x00\x00\xff\xff\xff\xff", b"\xff" * 17),
+    ],
 )
 def test_other_records(key: bytes, value: bytes) -> None:
     with pytest.raises(DecodeError):
-        decode_run(key, value)
+        Progress().load(key, value)

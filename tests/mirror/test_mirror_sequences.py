@@ -46,7 +46,7 @@ def test_a_topic_that_is_hidden_for_a_moment(
     """What was copied before is in the transaction, and so must be the progress."""
     topic = _fill(cluster.bootstrap_servers, 20)
     settings = _settings(
-        cluster, target, topic, name=topic, exactly_once=True, commit_seconds=3600.0, refresh_seconds=0.0
+        cluster, target, topic, name=topic, exactly_once=True, commit_seconds=59.0, refresh_seconds=0.0
     )
     mirror = Mirror(settings)
     real = MirroredTopics.refresh

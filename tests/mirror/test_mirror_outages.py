@@ -1,0 +1,136 @@
+"""Brokers that die, and a transaction that the target aborts, in the middle of a transaction of the mirror's."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from spark_klog.client import Admin, Producer
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.mirror.mirror import Mirror
+from spark_klog.mirror.progress import progress_topic
+from spark_klog.mirror.session import Session
+from spark_klog.mirror.settings import MirrorSettings
+from tests.support.mirrors import SECONDS, read_topic
+from tests.support.topics import make_topic
+
+_PARTITIONS = 2
+_PART = 200
+
+
+@pytest.fixture
+def source(server_dir: Path) -> Iterator[EmbeddedCluster]:
+    """A broker that the test may kill."""
+    with EmbeddedCluster(data_dir=server_dir / "source") as running:
+        yield running
+
+
+@pytest.fixture
+def target(server_dir: Path) -> Iterator[EmbeddedCluster]:
+    """Another one."""
+    with EmbeddedCluster(data_dir=server_dir / "target") as running:
+        yield running
+
+
+def _send(servers: str, topic: str, first: int) -> None:
+    with Producer({"bootstrap.servers": servers}) as producer:
+        for number in range(first, first + _PART):
+            producer.send(topic, b"%d" % number, partition=number % _PARTITIONS)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class _Running(threading.Thread):
+    """A mirror in a thread; `join` raises what it raised."""
+
+    def __init__(self, settings: MirrorSettings) -> None:
+        super().__init__(daemon=True)
+        self.mirror = Mirror(settings)
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.mirror.run()
+        except BaseException as error:
+            self._error = error
+
+    def has(self, records: int) -> bool:
+        if self._error is not None:
+            raise self._error
+        return self.mirror.totals.records >= records
+
+    def finish(self) -> None:
+        self.mirror.stop()
+        self.join(SECONDS)
+        assert not self.is_alive()
+        if self._error is not None:
+            raise self._error
+
+
+def test_brokers_that_die_in_the_middle_of_a_transaction(source: EmbeddedCluster, target: EmbeddedCluster) -> None:
+    topic = f"t-{uuid.uuid4().hex[:8]}"
+    make_topic(source.bootstrap_servers, topic, _PARTITIONS)
+    _send(source.bootstrap_servers, topic, 0)
+    first, second = ({"bootstrap.servers": side.bootstrap_servers} for side in (source, target))
+    # a commit comes long after the outage
+    settings = MirrorSettings(
+        first, second, name=topic, topics=re.compile(topic), exactly_once=True, commit_seconds=20.0
+    )
+    running = _Running(settings)
+    running.start()
+    sent = _PART
+    for side in (target, source):
+        _until(lambda: running.has(sent))  # noqa: B023 - called at once
+        side.kill(0)
+        side.restart(0)
+        _send(source.bootstrap_servers, topic, sent)
+        sent += _PART
+    _until(lambda: running.has(sent))
+    running.finish()
+    before = read_topic(source.bootstrap_servers, topic, _PARTITIONS)
+    assert sum(map(len, before)) == sent
+    assert read_topic(target.bootstrap_servers, topic, _PARTITIONS) == before
+
+
+def test_a_transaction_that_lasted_too_long(
+    source: EmbeddedCluster, target: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target aborts it and fences the producer: the mirror begins again at its last commit."""
+    topic = f"t-{uuid.uuid4().hex[:8]}"
+    make_topic(source.bootstrap_servers, topic, _PARTITIONS)
+    _send(source.bootstrap_servers, topic, 0)
+    first = {"bootstrap.servers": source.bootstrap_servers}
+    second = {"bootstrap.servers": target.bootstrap_servers, "transaction.timeout.ms": "3000"}
+    settings = MirrorSettings(
+        first, second, name=topic, topics=re.compile(topic), exactly_once=True, commit_seconds=0.5
+    )
+    real, was_late = Session._commit, threading.Event()
+    transaction = f"{progress_topic(topic)}-0"
+
+    def commit_late(session: Session) -> None:
+        if not was_late.is_set() and session.totals.records:
+            with Admin({"bootstrap.servers": target.bootstrap_servers}) as admin:
+                _until(lambda: admin.describe_transactions([transaction]).check()[transaction].state == "CompleteAbort")
+            was_late.set()
+        real(session)
+
+    monkeypatch.setattr(Session, "_commit", commit_late)
+    running = _Running(settings)
+    running.start()
+    _until(lambda: running.has(2 * _PART))  # what was aborted counts, too
+    running.finish()
+    assert running.mirror.totals.restarts
+    assert read_topic(target.bootstrap_servers, topic, _PARTITIONS) == read_topic(
+        source.bootstrap_servers, topic, _PARTITIONS
+    )
