@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -71,3 +72,16 @@ def files_command(output: str, topic: str | None, as_json: bool) -> None:
             print_json([item.__dict__])
         else:
             click.echo(item.path)
+
+
+@load.command("offsets")
+@click.argument("output")
+@click.option("--run", "run", metavar="RUN", help="Where this run has begun. Default: where the next one begins.")
+def offsets_command(output: str, run: str | None) -> None:
+    """Print offsets of the load in OUTPUT as JSON, which batch_load.py takes by --from-offsets and --until."""
+    from spark_klog.load.history import open_load
+    from spark_klog.load.places import offsets_of_run, offsets_text, parse_run
+
+    store, identity = open_load(output)
+    number = None if run is None else parse_run("--run", run).run
+    click.echo(json.dumps(offsets_text(identity.cluster_id, number, offsets_of_run(store, number)), indent=1))

@@ -9,11 +9,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from spark_klog.errors import ConfigError, LoadError
-from spark_klog.load.history import manifests, read_identity, read_plan
-from spark_klog.load.model import Manifest, PartitionAudit, run_name, staged_path
+from spark_klog.errors import ConfigError
+from spark_klog.load.history import committed_files, manifests, open_load, read_plan
+from spark_klog.load.model import Manifest, PartitionAudit, RangeResult, run_name, staged_path
 from spark_klog.load.run import Loaded
-from spark_klog.load.store import Store, open_store
+from spark_klog.load.store import Store
 
 COLUMNS = ("topic", "partition", "from", "until", "records", "bytes", "gaps", "bad", "lag")
 
@@ -107,27 +107,29 @@ def status(output: str) -> Status:
     It finds offsets between two runs that neither has, offsets without a record or a cause, offsets that were lost, and
     files that are missing or have another size.
     """
-    store = open_store(output)
-    if read_identity(store) is None:
-        raise LoadError(f"{store.address} has no load: name the --output of jobs/batch_load.py")
-    runs, findings = [], []
+    store, _ = open_load(output)
+    runs, findings, all_runs = [], [], []
     hours: dict[str, Counter[str]] = defaultdict(Counter)
     totals: dict[tuple[str, int], dict[str, Any]] = {}
     number = 0
     for manifest in manifests(store):
         number = manifest.run
         runs.append(_run_json(manifest))
+        all_runs.append(manifest)
         for topic, each in manifest.hours.items():
             hours[topic].update(each)
+        for gone in manifest.replaced:
+            hours[gone.topic].subtract(gone.hours)
+            _take_back(totals[gone.topic, gone.partition], gone)
         for item in manifest.partitions:
             findings += _follow(totals, item, manifest)
         for loss in manifest.lost:
             what = f"[{loss['start']}, {loss['end']}) lost before run {run_name(number)}: {loss['cause']}"
             findings.append(Finding(loss["topic"], loss["partition"], what))
             _skip_lost(totals, (loss["topic"], loss["partition"]), manifest)
-        findings += _missing_files(store, manifest)
+    findings = _missing_files(store, all_runs) + findings
     unfinished = run_name(number + 1) if read_plan(store, number + 1) is not None else ""
-    found = {topic: dict(sorted(each.items())) for topic, each in sorted(hours.items())}
+    found = {topic: dict(sorted((+each).items())) for topic, each in sorted(hours.items())}
     return Status(output, runs, [totals[key] for key in sorted(totals)], found, findings, unfinished)
 
 
@@ -161,26 +163,40 @@ def _follow(totals: dict[tuple[str, int], dict[str, Any]], item: PartitionAudit,
         "gaps": {},
     }
     is_same_log = before is not None and before["incarnation"] == progress.incarnation
+    is_again = any((gone.topic, gone.partition) == key for gone in manifest.replaced)
     if before is not None and is_same_log and before["until"] != item.start:
         lost = {(loss["topic"], loss["partition"]) for loss in manifest.lost}
-        if key not in lost:
+        if before["until"] < item.start and key not in lost:
             what = f"[{before['until']}, {item.start}) is in no run, before run {run_name(manifest.run)}"
+            findings.append(Finding(*key, what))
+        elif item.start < before["until"] and not is_again and item.until > item.start:
+            what = f"[{item.start}, {before['until']}) is in run {run_name(manifest.run)}, and in one before it"
             findings.append(Finding(*key, what))
     if item.unexplained:
         what = f"{item.unexplained} offsets of run {run_name(manifest.run)} have neither record nor cause"
         findings.append(Finding(*key, what))
     gaps = Counter(line["gaps"]) + Counter(item.gaps)
+    until = max(item.until, before["until"]) if before is not None and is_again else item.until
     totals[key] = {
         **line,
-        "until": item.until,
+        "from": min(line["from"], item.start) if is_same_log else line["from"],
+        "until": until,
         "records": line["records"] + item.records,
         "bytes": line["bytes"] + item.bytes,
         "bad": line["bad"] + item.bad,
         "gaps": dict(gaps),
-        "lag": item.lag,
+        "lag": max(0, item.log_end - until),
         "incarnation": progress.incarnation,
     }
     return findings
+
+
+def _take_back(line: dict[str, Any], gone: RangeResult) -> None:
+    """Subtract a range that was loaded again from a partition's totals."""
+    line["records"] -= gone.records
+    line["bytes"] -= gone.bytes
+    line["bad"] -= len(gone.dead_letters)
+    line["gaps"] = dict(Counter(line["gaps"]) - Counter(gone.gaps))
 
 
 def _skip_lost(totals: dict[tuple[str, int], dict[str, Any]], key: tuple[str, int], manifest: Manifest) -> None:
@@ -190,12 +206,14 @@ def _skip_lost(totals: dict[tuple[str, int], dict[str, Any]], key: tuple[str, in
         totals[key] |= {"until": progress.offset, "incarnation": progress.incarnation}
 
 
-def _missing_files(store: Store, manifest: Manifest) -> list[Finding]:
+def _missing_files(store: Store, runs: Sequence[Manifest]) -> list[Finding]:
     found = []
-    for item in manifest.files:
-        size = store.size(item.path)
-        if size is None and not store.shows_whole_files_only:
-            size = store.size(staged_path(manifest.run, item.path))
+    for item, run in committed_files(runs).values():
+        size = None
+        if run == runs[-1].run and not store.shows_whole_files_only:
+            size = store.size(staged_path(run, item.path))
+        if size is None:
+            size = store.size(item.path)
         if size != item.size:
             state = "is missing" if size is None else f"has {size} bytes, not {item.size}"
             found.append(Finding(item.topic, item.partition, f"file {item.path} {state}"))

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from spark_klog.errors import LoadError
+from spark_klog.load.history import committed_files, manifests
 from spark_klog.load.model import (
     LATEST,
     Manifest,
@@ -76,7 +77,10 @@ def contiguous(results: Sequence[RangeResult]) -> list[RangeResult]:
 def make_manifest(
     plan: Plan, results: Sequence[RangeResult], before: Mapping[Key, Progress], log_end: Mapping[Key, int], now: str
 ) -> Manifest:
-    """The manifest of a run; results are left out of it if an earlier range of their partition failed."""
+    """The manifest of a run; results are left out of it if an earlier range of their partition failed.
+
+    Of what the run loads again, ranges of earlier runs are replaced as a whole or stay.
+    """
     by_partition: dict[Key, list[RangeResult]] = defaultdict(list)
     for result in results:
         by_partition[result.topic, result.partition].append(result)
@@ -87,13 +91,19 @@ def make_manifest(
     audits, files, letters = [], [], []
     hours: dict[str, dict[str, int]] = {}
     progress = {**before, **progress_of(plan.starts)}
+    replaces: dict[Key, list[RangeResult]] = defaultdict(list)
+    for old in plan.replaces:
+        replaces[old.topic, old.partition].append(old)
+    replaced: list[RangeResult] = []
     for key, found in sorted(by_partition.items()):
-        kept = contiguous(found)
+        kept = _whole(contiguous(found), replaces[key])
         until = kept[-1].until
+        replaced += [old for old in replaces[key] if old.until <= until]
         files += [file for item in kept for file in item.files]
         letters += [name for item in kept for name in item.dead_letters]
         first = asked[key][0]
-        progress[key] = Progress(until, first.incarnation, first.topic_id)
+        last = before[key].offset if replaces[key] else until
+        progress[key] = Progress(max(until, last), first.incarnation, first.topic_id)
         audits.append(_audit(key, kept, max(item.end for item in asked[key]), log_end.get(key, until)))
         for part in kept:
             for hour, count in part.hours.items():
@@ -109,7 +119,17 @@ def make_manifest(
         sorted(set(letters)),
         plan.lost,
         offsets_json(progress),
+        replaced,
     )
+
+
+def _whole(kept: list[RangeResult], replaces: Sequence[RangeResult]) -> list[RangeResult]:
+    """Results without those of ranges that end inside one that is replaced."""
+    until = kept[-1].until
+    for old in replaces:
+        if old.start < until < old.until:
+            until = old.start
+    return [item if item.until <= until else cut(item, until) for item in kept]
 
 
 def _audit(key: Key, kept: Sequence[RangeResult], planned: int, log_end: int) -> PartitionAudit:
@@ -150,30 +170,42 @@ def publish(store: Store, manifest: Manifest, *, has_leftovers: bool = True) -> 
     `has_leftovers` is whether attempts of its tasks may have written files that the run does not have.
     """
     if not store.shows_whole_files_only:
+        _remove_replaced(store, manifest)
         for item in manifest.files:
             store.move(staged_path(manifest.run, item.path), item.path)
         try:
             store.remove(staging_path(manifest.run))
         except LoadError as error:  # an attempt that Spark is about to stop writes there
             _log.warning("files of run %s that are of no use are left: %s", run_name(manifest.run), error)
-    elif has_leftovers:
-        remove_leftovers(store, manifest)
+    else:
+        _remove_replaced(store, manifest)
+        if has_leftovers:
+            remove_leftovers(store, manifest)
     pointer = {"run": run_name(manifest.run), "manifest": manifest_path(manifest.run), "finished": manifest.finished}
     store.write(LATEST, to_json(pointer))
     _log.info("committed run %s of %s", run_name(manifest.run), store.address)
 
 
-def remove_leftovers(store: Store, manifest: Manifest) -> None:
-    """Remove files that attempts of the run's tasks have written to their final names and that it does not have.
+def _remove_replaced(store: Store, manifest: Manifest) -> None:
+    """Remove the files that a run has replaced by others; those of the same names are replaced in place."""
+    known = {item.path for item in manifest.files}
+    for result in manifest.replaced:
+        for item in result.files:
+            if item.path not in known:
+                store.remove(item.path)
 
-    The run's partitions have no other files from its first offset on. An attempt that was killed, failed or ran out of
-    time may have other files than the one that counts.
+
+def remove_leftovers(store: Store, manifest: Manifest) -> None:
+    """Remove files that attempts of the run's tasks have written to their final names and that no run has.
+
+    An attempt that was killed, failed or ran out of time may have other files than the one that counts.
     """
     progress = manifest.progress()
     first: dict[str, dict[tuple[int, int], int]] = defaultdict(dict)
     for item in manifest.partitions:
         first[item.topic][item.partition, progress[item.topic, item.partition].incarnation] = item.start
     known = {item.path for item in manifest.files}
+    known |= committed_files(manifests(store)).keys()
     for topic, starts in first.items():
         for path in store.paths_below(topic_folder(topic)):
             place = place_of(path.rpartition("/")[2])

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spark_klog.errors import LoadError
-from spark_klog.load.history import manifests, read_identity
-from spark_klog.load.model import FileEntry, staged_path
-from spark_klog.load.store import open_store
+from spark_klog.load.history import committed_files, manifests, open_load
+from spark_klog.load.model import STAGED, FileEntry, place_of, staged_path
 
 
 @dataclass(frozen=True)
@@ -32,20 +30,22 @@ def files(output: str, topic: str | None = None) -> list[CommittedFile]:
 
     `LoadError` if there is no load, or a file of it is damaged.
     """
-    store = open_store(output)
-    if read_identity(store) is None:
-        raise LoadError(f"{store.address} has no load: name the --output of jobs/batch_load.py")
-    found: list[tuple[FileEntry, int]] = []
-    last = None
-    for last in manifests(store):
-        found += [(item, last.run) for item in last.files if topic in (None, item.topic)]
+    store, _ = open_load(output)
+    runs = list(manifests(store))
+    last = runs[-1].run if runs else 0
+    found = [each for each in committed_files(runs).values() if topic in (None, each[0].topic)]
 
     def place(item: FileEntry, run: int) -> str:
         # The last run may have been killed between its commit and its last rename.
-        is_staged = last is not None and run == last.run and not store.shows_whole_files_only
-        if is_staged and store.size(item.path) is None:
+        is_staged = run == last and not store.shows_whole_files_only
+        if is_staged and store.size(staged_path(run, item.path)) is not None:
             return store.uri(staged_path(run, item.path))
         return store.uri(item.path)
 
     made = [CommittedFile(**{**item.__dict__, "path": place(item, run)}, run=run) for item, run in found]
-    return sorted(made, key=lambda item: (item.topic, item.partition, item.run, item.first))
+    return sorted(made, key=lambda item: (item.topic, item.partition, _incarnation(item.path), item.first))
+
+
+def _incarnation(path: str) -> int:
+    place = place_of(path.rpartition("/")[2].removesuffix(STAGED))
+    return 0 if place is None else place[2]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import GroupOffsets
 from spark_klog.directories.offsets import OffsetDirectory
 from spark_klog.directories.opening import open_tree
-from spark_klog.load.model import PartitionAudit
 
 
 @dataclass(frozen=True)
@@ -21,9 +20,8 @@ class GroupPlace:
     offsets_path: str | None = None
 
 
-def publish_offsets(settings: Mapping[str, str], place: GroupPlace, partitions: Sequence[PartitionAudit]) -> None:
-    """Write the offset after the last loaded one of each partition; errors as of the store."""
-    offsets = {(item.topic, item.partition): item.until for item in partitions}
+def publish_offsets(settings: Mapping[str, str], place: GroupPlace, offsets: Mapping[tuple[str, int], int]) -> None:
+    """Write where each partition's next run begins; errors as of the store."""
     if place.zookeeper is None and place.offsets_path is None:
         with Cluster.connect(settings) as cluster:
             GroupOffsets(cluster, place.group).commit(offsets)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from spark_klog.errors import LoadError
@@ -12,6 +12,7 @@ from spark_klog.load.model import (
     LATEST,
     LOAD,
     VERSION,
+    FileEntry,
     Manifest,
     Plan,
     from_json,
@@ -19,7 +20,7 @@ from spark_klog.load.model import (
     plan_path,
     run_name,
 )
-from spark_klog.load.store import Store, read_json, to_json
+from spark_klog.load.store import Store, open_store, read_json, to_json
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,34 @@ def manifests(store: Store) -> Iterator[Manifest]:
         yield found
 
 
+def committed_files(runs: Iterable[Manifest]) -> dict[str, tuple[FileEntry, int]]:
+    """The files of a load by path, each with its run: without those that a later run has loaded again."""
+    found: dict[str, tuple[FileEntry, int]] = {}
+    for manifest in runs:
+        for result in manifest.replaced:
+            for item in result.files:
+                found.pop(item.path, None)
+        found.update((item.path, (item, manifest.run)) for item in manifest.files)
+    return found
+
+
 def read_identity(store: Store) -> Identity | None:
     """The load that the output belongs to; None if there is none yet."""
     value = read_json(store, LOAD)
     return None if value is None else from_json(Identity, value, f"{store.address}/{LOAD}")
 
 
-def claim_output(store: Store, cluster_id: str | None, format_name: str) -> Identity:
-    """Make the output this load's, or check that it is.
+def open_load(output: str) -> tuple[Store, Identity]:
+    """The load in a folder or URI; `LoadError` if there is none."""
+    store = open_store(output)
+    identity = read_identity(store)
+    if identity is None:
+        raise LoadError(f"{store.address} has no load: name the --output of jobs/batch_load.py")
+    return store, identity
+
+
+def check_output(store: Store, cluster_id: str | None, format_name: str) -> Identity | None:
+    """The load that the output belongs to; None if it is new.
 
     `LoadError` if it belongs to a load of another cluster or format, or has other files.
     """
@@ -105,9 +126,7 @@ def claim_output(store: Store, cluster_id: str | None, format_name: str) -> Iden
                 else "use another --output"
             )
             raise LoadError(f"{store.address} belongs to another load, or to none (it has {others[0]}): {advice}")
-        made = Identity(uuid.uuid4().hex, cluster_id or "", format_name)
-        store.create(LOAD, to_json(made.__dict__))
-        return made
+        return None
     if cluster_id and found.cluster_id and found.cluster_id != cluster_id:
         raise LoadError(
             f"{store.address} belongs to a load of cluster {found.cluster_id}, and this is cluster {cluster_id}: use "
@@ -118,3 +137,8 @@ def claim_output(store: Store, cluster_id: str | None, format_name: str) -> Iden
             f"{store.address} belongs to a load with --format {found.format}, not {format_name}: use another --output"
         )
     return found
+
+
+def claim_output(store: Store, cluster_id: str | None, format_name: str) -> None:
+    """Make an output that `check_output` found new this load's."""
+    store.create(LOAD, to_json(Identity(uuid.uuid4().hex, cluster_id or "", format_name).__dict__))

@@ -14,6 +14,8 @@ FOLDER = "_klog"
 LOAD = f"{FOLDER}/load.json"
 LATEST = f"{FOLDER}/latest.json"
 LETTERS = f"{FOLDER}/dead-letters"
+#: How the names of files end that wait for the commit.
+STAGED = ".part"
 _RUNS = f"{FOLDER}/runs"
 _DIGITS = 8
 _T = TypeVar("_T")
@@ -46,7 +48,7 @@ def staging_path(number: int) -> str:
 
 def staged_path(number: int, path: str) -> str:
     """Where a file waits for the commit on a local disk; its name ends so that no reader takes it for data."""
-    return f"{staging_path(number)}/{path}.part"
+    return f"{staging_path(number)}/{path}{STAGED}"
 
 
 _HIDDEN = re.compile(r"^[_.]")
@@ -130,6 +132,7 @@ class Plan:
     """What a run reads: ranges by task. `settings` are those of `WriteSettings`, as JSON.
 
     `starts` has the partitions that lost records, as `Manifest.offsets`: they go on there, also without new records.
+    `replaces` are ranges of earlier runs that this one loads again, as `asked` says ("" if it does not).
     """
 
     run: int
@@ -139,6 +142,8 @@ class Plan:
     settings: dict[str, Any]
     lost: list[dict[str, Any]] = field(default_factory=list)
     starts: dict[str, dict[str, Progress]] = field(default_factory=dict)
+    replaces: list[RangeResult] = field(default_factory=list)
+    asked: str = ""
     version: int = VERSION
 
 
@@ -181,7 +186,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A committed run. `offsets` has all partitions of the load as {topic: {partition: Progress}}."""
+    """A committed run. `offsets` has all partitions of the load as {topic: {partition: Progress}}.
+
+    `replaced` are ranges of earlier runs that this one has loaded again: their files are no longer the load's.
+    """
 
     run: int
     started: str
@@ -192,6 +200,7 @@ class Manifest:
     dead_letters: list[str]
     lost: list[dict[str, Any]]
     offsets: dict[str, dict[str, Progress]]
+    replaced: list[RangeResult] = field(default_factory=list)
     version: int = VERSION
 
     def progress(self) -> dict[tuple[str, int], Progress]:
@@ -274,9 +283,11 @@ _NESTED.update(
     {
         (Plan, "tasks"): Range,
         (Plan, "starts"): Progress,
+        (Plan, "replaces"): RangeResult,
         (RangeResult, "files"): FileEntry,
         (Manifest, "files"): FileEntry,
         (Manifest, "partitions"): PartitionAudit,
         (Manifest, "offsets"): Progress,
+        (Manifest, "replaced"): RangeResult,
     }
 )

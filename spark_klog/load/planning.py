@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.offsets import list_offsets
 from spark_klog.client.sampling import record_sizes
 from spark_klog.errors import ConfigError, DataLossError, ProtocolError
-from spark_klog.load.model import Progress, Range
+from spark_klog.load.model import Progress, Range, RangeResult
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.spark.options.reads import SplitLimits
 from spark_klog.spark.planning.ranges import (
@@ -40,13 +40,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class Extent:
-    """What there is to load: the offsets [start, end) of each partition, and the log's ends when it was looked up."""
+    """What there is to load: the offsets [start, end) of each partition, and the log's when it was looked up.
+
+    `again` are the ranges of earlier runs in it, in the order of offsets.
+    """
 
     start: dict[Key, Progress]
     end: dict[Key, int]
+    log_start: dict[Key, int]
     log_end: dict[Key, int]
-    cluster_id: str | None
     lost: list[Lost] = field(default_factory=list)
+    again: dict[Key, list[RangeResult]] = field(default_factory=dict)
 
     @property
     def records(self) -> int:
@@ -67,9 +71,7 @@ def partitions_of(cluster: Cluster, topics: list[str]) -> dict[Key, str]:
     return {(topic, number): ids[topic] for topic in sorted(found) for number in found[topic]}
 
 
-def find_extent(
-    cluster: Cluster, topics: list[str], progress: Mapping[Key, Progress], limits: Limits, fail_on_loss: bool
-) -> Extent:
+def find_extent(cluster: Cluster, topics: list[str], progress: Mapping[Key, Progress], fail_on_loss: bool) -> Extent:
     """Look up what is new since `progress`; partitions that are not in it start at their first record.
 
     `ConfigError` if a topic does not exist. Records that are gone are in `lost`, or `DataLossError` if `fail_on_loss`.
@@ -89,14 +91,19 @@ def find_extent(
             f"records can't be loaded: {'; '.join(map(str, lost))}; --fail-on-data-loss false goes on without them",
             lost[0].cause,
         )
-    begin = {key: item.offset for key, item in start.items()}
-    end = {key: max(high[key], begin[key]) for key in ids}
+    end = {key: max(high[key], item.offset) for key, item in start.items()}
+    return Extent(start, end, low, high, lost)
+
+
+def bounded(extent: Extent, cluster: Cluster, limits: Limits) -> Extent:
+    """As much of the extent as the limits allow, of each partition its share."""
+    begin, end = {key: item.offset for key, item in extent.start.items()}, extent.end
     if limits.max_records is not None:
         end = limit_rows(begin, end, limits.max_records)
     if limits.max_bytes is not None:
-        sizes = record_sizes(cluster, {key: begin[key] for key in ids if begin[key] < end[key]})
+        sizes = record_sizes(cluster, {key: begin[key] for key in end if begin[key] < end[key]})
         end = limit_bytes(begin, end, limits.max_bytes, sizes)
-    return Extent(start, end, high, cluster.cluster_id, lost)
+    return replace(extent, end=end)
 
 
 def _start(key: Key, last: Progress | None, topic_id: str, low: int, high: int) -> tuple[Progress, list[Lost]]:
@@ -119,16 +126,25 @@ def _start(key: Key, last: Progress | None, topic_id: str, low: int, high: int) 
 
 
 def make_tasks(extent: Extent, cores: int, max_records: int | None) -> list[list[Range]]:
-    """The ranges of each task: at least one a core if there are records enough, small ones together."""
-    ranges = [
-        OffsetRange(*key, item.offset, extent.end[key])
-        for key, item in sorted(extent.start.items())
-        if item.offset < extent.end[key]
-    ]
+    """The ranges of each task: at least one a core if there are records enough, small ones together.
+
+    Ranges that are loaded again stay as they are, unless they have more than `max_records`.
+    """
+    again, new = [], []
+    for key, item in sorted(extent.start.items()):
+        at = item.offset
+        for old in extent.again.get(key, ()):
+            new.append(OffsetRange(*key, at, old.start))
+            again.append(OffsetRange(*key, old.start, old.until))
+            at = old.until
+        new.append(OffsetRange(*key, at, extent.end[key]))
+    new = [item for item in new if item.start < item.end]
+    cut = SplitLimits(min(cores, sum(item.end - item.start for item in new) // _LEAST_RECORDS) or None, max_records)
+    ranges = sorted([*split(again, SplitLimits(None, max_records), {}), *split(new, cut, {})])
     limits = SplitLimits(min(cores, extent.records // _LEAST_RECORDS) or None, max_records)
     return [
         [Range(*item, extent.start[item[:2]].incarnation, extent.start[item[:2]].topic_id) for item in ranges_of_task]
-        for ranges_of_task in pack(split(ranges, limits, {}), limits)
+        for ranges_of_task in pack(ranges, limits)
     ]
 
 

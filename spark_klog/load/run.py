@@ -13,8 +13,9 @@ from typing import Any, Protocol
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, LoadError
+from spark_klog.load.again import begin_at, end_at, whole_ranges
 from spark_klog.load.commit import check_results, make_manifest, publish, remove_leftovers, write_manifest
-from spark_klog.load.history import claim_output, is_pointed_to, last_committed, read_manifest, read_plan
+from spark_klog.load.history import check_output, claim_output, is_pointed_to, last_committed, read_manifest, read_plan
 from spark_klog.load.locking import locked
 from spark_klog.load.model import (
     LETTERS,
@@ -31,7 +32,17 @@ from spark_klog.load.model import (
     staging_path,
     task_path,
 )
-from spark_klog.load.planning import Extent, Key, Limits, find_extent, lost_json, make_tasks, partitions_of
+from spark_klog.load.places import Place
+from spark_klog.load.planning import (
+    Extent,
+    Key,
+    Limits,
+    bounded,
+    find_extent,
+    lost_json,
+    make_tasks,
+    partitions_of,
+)
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.store import Store, open_store, to_json
 from spark_klog.load.task import Job, task_results
@@ -47,7 +58,7 @@ class LoadOptions:
     """What to load and where to. `client` are settings of a Kafka client, with bootstrap.servers.
 
     `max_seconds` bounds the reading of a run; `max_task_records` the records of a file's range; more than `max_bad`
-    dead letters fail the run.
+    dead letters fail the run. `start` loads again from a place on, `until` stops at one.
     """
 
     client: dict[str, str]
@@ -59,6 +70,8 @@ class LoadOptions:
     max_task_records: int | None = None
     max_bad: int = 0
     fail_on_loss: bool = True
+    start: Place | None = None
+    until: Place | None = None
 
 
 class Runner(Protocol):
@@ -92,6 +105,8 @@ class Loaded:
     files: int
     dead_letters: list[str]
     lost: list[dict[str, Any]]
+    offsets: dict[Key, int]
+    """Where the next run begins."""
 
     @property
     def bad(self) -> int:
@@ -114,8 +129,8 @@ def load(options: LoadOptions, runner: Runner, follower: Follower | None = None)
     with Cluster.connect(options.client) as cluster:
         partitions_of(cluster, options.topics)  # before anything is written
         with locked(store):
-            claim_output(store, cluster.cluster_id, options.settings.format)
-            return _Run(options, store, cluster, runner, follower).all()
+            is_new = check_output(store, cluster.cluster_id, options.settings.format) is None
+            return _Run(options, store, cluster, runner, follower).all(is_new)
 
 
 class _Run:
@@ -129,7 +144,7 @@ class _Run:
         self._loaded: list[Manifest] = []
         self._committed: list[Manifest] = []
 
-    def all(self) -> Loaded:
+    def all(self, is_new: bool) -> Loaded:
         number = last_committed(self._store)
         manifest = read_manifest(self._store, number) if number else None
         if manifest is not None:
@@ -138,26 +153,39 @@ class _Run:
                 publish(self._store, manifest)
         progress = manifest.progress() if manifest else {}
         killed = read_plan(self._store, number + 1)
+        asked = repr((self._options.start, self._options.until)) if self._options.start else ""
         if killed is not None:
             if killed.run != number + 1:
                 raise LoadError(f"{self._store.address}/{plan_path(number + 1)} is of run {killed.run}: restore it")
             _log.info("finishing run %s, which was killed", run_name(killed.run))
             progress = self._execute(killed, progress, self._log_ends(killed), is_resumed=True)
             number = last_committed(self._store)
-        extent = find_extent(
-            self._cluster, self._options.topics, progress, self._options.limits, self._options.fail_on_loss
-        )
+        is_done = killed is not None and killed.asked == asked != ""
+        extent = self._extent(progress, is_again=not is_done)
+        if is_new:
+            claim_output(self._store, self._cluster.cluster_id, self._options.settings.format)
         is_over = self._deadline is not None and time.time() >= self._deadline
         if (extent.records or extent.lost) and not is_over:
-            plan = self._plan(number + 1, extent)
-            self._execute(plan, progress, extent.log_end)
-        return self._summary(extent)
+            plan = self._plan(number + 1, extent, asked)
+            progress = self._execute(plan, progress, extent.log_end)
+        return self._summary(extent, progress)
 
-    def _plan(self, number: int, extent: Extent) -> Plan:
+    def _extent(self, progress: Mapping[Key, Progress], *, is_again: bool) -> Extent:
+        """What there is to load; with `is_again` also what the load has, from the place that was asked for on."""
+        options, cluster = self._options, self._cluster
+        extent = find_extent(cluster, options.topics, progress, options.fail_on_loss)
+        if options.start is not None and is_again:
+            extent = begin_at(extent, cluster, self._store, progress, options.start, options.fail_on_loss)
+        if options.until is not None:
+            extent = end_at(extent, cluster, self._store, options.until)
+        return whole_ranges(bounded(extent, cluster, options.limits))
+
+    def _plan(self, number: int, extent: Extent, asked: str) -> Plan:
         tasks = make_tasks(extent, self._runner.cores(), self._options.max_task_records) if extent.records else []
         settings = self._options.settings.to_json()
         starts = offsets_json({(item.topic, item.partition): extent.start[item[:2]] for item in extent.lost})
-        plan = Plan(number, _now(), self._options.topics, tasks, settings, lost_json(extent.lost), starts)
+        lost, replaces = lost_json(extent.lost), [item for each in extent.again.values() for item in each]
+        plan = Plan(number, _now(), self._options.topics, tasks, settings, lost, starts, replaces, asked)
         if not self._store.create(plan_path(number), to_json(as_json(plan))):
             raise LoadError(f"{self._store.address}: another run of this load has begun run {run_name(number)}")
         return plan
@@ -241,7 +269,7 @@ class _Run:
             raise LoadError(f"{where} can't be used ({error}): restore it") from None
         return Job(self._options.output, plan.run, source, settings, self._deadline)
 
-    def _summary(self, extent: Extent) -> Loaded:
+    def _summary(self, extent: Extent, progress: Mapping[Key, Progress]) -> Loaded:
         """All partitions of the topics, over the runs of this call."""
         rows: dict[Key, PartitionAudit] = {}
         for manifest in self._loaded:
@@ -261,6 +289,7 @@ class _Run:
             sum(len(item.files) for item in committed),
             [name for item in committed for name in item.dead_letters],
             lost_json(extent.lost),
+            {key: item.offset for key, item in {**extent.start, **progress}.items() if key in extent.start},
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_klog.embedded import EmbeddedCluster
+from tests.load.support import send_batch
 from tests.spark.support import create_topic, produce, values
 from tests.support.batches import walk
 
@@ -17,7 +18,7 @@ def corrupt(cluster: EmbeddedCluster, topic: str) -> str:
     """A topic of two partitions; in partition 0 the third of six batches of twenty records has a flipped bit."""
     create_topic(cluster.bootstrap_servers, topic, 2)
     for number in range(COUNT):
-        produce(cluster.bootstrap_servers, topic, values(EACH, number * EACH), linger_ms=20_000)
+        send_batch(cluster.bootstrap_servers, topic, EACH, number * EACH)
     produce(cluster.bootstrap_servers, topic, [item._replace(partition=1) for item in values(50)])
     [segment] = cluster.data_dir.glob(f"**/{topic}-0/*.log")
     batch = next(item for item in walk(segment.read_bytes()) if item.base_offset == CORRUPT * EACH)

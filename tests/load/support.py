@@ -18,10 +18,15 @@ from spark_klog.load.model import Range
 from spark_klog.load.run import Loaded, LoadOptions, load
 from spark_klog.load.store import ArrowStore, LocalStore
 from spark_klog.load.task import Job, run_task
+from tests.support.batches import make_batch
+from tests.support.raw_client import RawClient
 
 #: What changes a store.
 CHANGES = ("write", "create", "put", "move", "remove")
 _SECONDS = 60
+_TIME = 1_700_000_000_000
+#: Of Produce.
+_VERSION = 7
 
 
 class InProcess:
@@ -44,6 +49,20 @@ def run(servers: str, output: Path | str, *topics: str, **options: Any) -> Loade
     """A run of a load."""
     asked = LoadOptions({"bootstrap.servers": servers}, list(topics), str(output), **options)
     return load(asked, InProcess())
+
+
+def kills() -> int:
+    """How many kills `make soak` asks for; 0 for the slice of `make test`."""
+    return int(os.environ.get("SPARK_KLOG_KILLS", "0"))
+
+
+def send_batch(servers: str, topic: str, count: int, start: int) -> None:
+    """Send records to partition 0 as one batch, which holds that many on any machine."""
+    numbers = range(start, start + count)
+    batch = make_batch([(None, b"%d" % number) for number in numbers], [_TIME] * count)
+    with RawClient(int(servers.rpartition(":")[2])) as client:
+        code, base = client.produce(topic, bytes(batch), _VERSION)
+    assert (code, base) == (0, start)
 
 
 Place = tuple[str, int, int]

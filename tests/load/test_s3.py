@@ -20,7 +20,7 @@ from spark_klog.load.model import LATEST, run_name
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.store import ArrowStore
-from tests.load.support import InProcess, Killed, Place, expected, failing, run
+from tests.load.support import InProcess, Killed, Place, expected, failing, kills, run, send_batch
 from tests.load.test_sequences import TwinFails
 from tests.spark.support import create_topic, delete_records, produce, values
 from tests.support.kafka import free_port
@@ -79,7 +79,7 @@ def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, s3: str, si
     whole = expected(topic, {0: 60, 1: 60})
     number, died = 0, True
     while died:
-        number += 1
+        number += 1 if kills() else 4
         uri = _bucket(s3, f"b{number}{'ab'[side > 0]}")
         try:
             with failing(ArrowStore, side * number, _die):
@@ -112,7 +112,7 @@ def test_an_attempt_that_fails_beside_one_that_is_done(cluster: EmbeddedCluster,
     servers, uri = cluster.bootstrap_servers, _bucket(s3, "twins")
     create_topic(servers, topic)
     for start in range(0, 200, 50):
-        produce(servers, topic, values(50, start), linger_ms=20_000)
+        send_batch(servers, topic, 50, start)
     settings = WriteSettings(row_group_rows=1, file_bytes=1)  # a file an Arrow batch: it is put before the failure
     options = LoadOptions({"bootstrap.servers": servers}, [topic], uri, settings)
     with pytest.MonkeyPatch.context() as patch:
@@ -128,7 +128,7 @@ def test_files_of_an_attempt_that_read_less(cluster: EmbeddedCluster, topic: str
     servers, uri = cluster.bootstrap_servers, _bucket(s3, "times")
     create_topic(servers, topic)
     for start in (0, 100):
-        produce(servers, topic, values(100, start), linger_ms=20_000)
+        send_batch(servers, topic, 100, start)
 
     def create(store: ArrowStore, path: str, content: bytes) -> bool:
         if "offsets-" in path:

@@ -36,6 +36,7 @@ from spark_klog.cli.clusters import cluster_settings
 from spark_klog.errors import KlogError
 from spark_klog.load.audit import COLUMNS, loaded_json, table_rows
 from spark_klog.load.groups import GroupPlace, publish_offsets
+from spark_klog.load.places import Place, parse_run, parse_time, read_offsets
 from spark_klog.load.planning import Limits
 from spark_klog.load.run import Loaded, LoadOptions, load
 from spark_klog.load.settings import CODECS, LAYOUTS, WriteSettings
@@ -119,12 +120,14 @@ def _load_files(options: argparse.Namespace) -> int:
         options.max_file_records,
         options.max_bad,
         options.fail_on_data_loss == "true",
+        _start(options),
+        _until(options.until),
     )
     try:
         loaded = load(asked, runner, _Bar(Console(stderr=True, quiet=options.json)))
         if options.group:
             place = GroupPlace(options.group, options.zookeeper, options.offsets_path)
-            publish_offsets(options.settings, place, loaded.partitions)
+            publish_offsets(options.settings, place, loaded.offsets)
     finally:
         runner.stop()
     if options.json:
@@ -138,6 +141,21 @@ def _load_files(options: argparse.Namespace) -> int:
     if not loaded.runs:
         return NOTHING_NEW
     return DONE_WITH_BAD if loaded.bad else DONE
+
+
+def _start(options: argparse.Namespace) -> Place | None:
+    if options.from_run is not None:
+        return parse_run("--from-run", options.from_run)
+    if options.from_time is not None:
+        return parse_time("--from-time", options.from_time)
+    return None if options.from_offsets is None else read_offsets("--from-offsets", options.from_offsets)
+
+
+def _until(text: str | None) -> Place | None:
+    if text is None:
+        return None
+    file = Path(text)
+    return read_offsets("--until", file) if file.is_file() else parse_time("--until", text)
 
 
 def _load_table(options: argparse.Namespace) -> int:
@@ -223,6 +241,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", required=True, help="folder or URI of this load: its files, and its runs in _klog")
     parser.add_argument("--format", default="parquet", help="parquet, arrow, json; others are written by Spark")
     parser.add_argument("--checkpoint", help="folder or URI of the progress of a --format that Spark writes")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--from-run", metavar="RUN", help="load again what this run and later ones have loaded")
+    place.add_argument("--from-time", metavar="TIME", help="load from this time on: 2026-11-21T10:00:00Z, -1h")
+    place.add_argument("--from-offsets", type=Path, metavar="FILE", help="load from offsets: see `klog load offsets`")
+    parser.add_argument("--until", metavar="TIME|FILE", help="load until this time, or offsets as of --from-offsets")
     parser.add_argument("--group", help="publish the progress as the offsets of this group; by default at Kafka")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--zookeeper", metavar="HOST:PORT[/CHROOT]", help="publish to /consumers/GROUP/offsets there")
@@ -255,6 +278,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             f"--format {options.format} needs --checkpoint if Spark is to write it; the job itself writes "
             f"{', '.join(sorted(CODECS))}"
         )
+    elif options.from_run or options.from_time or options.from_offsets or options.until:
+        parser.error("--from-run, --from-time, --from-offsets and --until are for formats that the job itself writes")
     return options
 
 

@@ -1,0 +1,184 @@
+"""Points in a load to begin again at, or to stop at: a run, a time, offsets that a person has edited."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.offsets import NO_OFFSET, list_offsets
+from spark_klog.clock import system_ms
+from spark_klog.errors import ConfigError
+from spark_klog.load.history import last_committed, read_manifest
+from spark_klog.load.model import Manifest, Progress, run_name
+from spark_klog.load.store import Store
+from spark_klog.spark.offsets import TimeSpec, parse_offsets
+
+Key = tuple[str, int]
+_LARGEST = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class AtRun:
+    """Where a run has begun."""
+
+    run: int
+
+
+@dataclass(frozen=True)
+class AtTime:
+    """The first record of that time (ms since the epoch) or later, in each partition."""
+
+    time: int
+
+
+@dataclass(frozen=True)
+class AtOffsets:
+    """Offsets of a file, and what it says of whose they are; "" and {} if it does not say."""
+
+    file: str
+    offsets: Mapping[Key, int]
+    cluster_id: str = ""
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+
+
+Place = AtRun | AtTime | AtOffsets
+
+
+def parse_run(option: str, text: str) -> AtRun:
+    """Parse a run's number or name; `ConfigError`."""
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise ConfigError(f"{option} {text} is no run: name one that `klog load status OUTPUT` lists")
+    return AtRun(int(text))
+
+
+def parse_time(option: str, text: str, zone: Any = None) -> AtTime:
+    """Parse an ISO time, in `zone` (UTC by default) unless it names its own, or a time before now (-1h).
+
+    `ConfigError`, also for a time to come.
+    """
+    if zone is not None:
+        try:
+            local = datetime.fromisoformat(text.strip())
+            text = (local if local.tzinfo else local.replace(tzinfo=zone)).isoformat()
+        except ValueError:
+            pass  # perhaps one of the other forms
+    try:
+        spec = parse_offsets(option, text, system_ms)
+    except ConfigError:
+        spec = None
+    if not isinstance(spec, TimeSpec) or spec.everywhere is None:
+        raise ConfigError(
+            f"{option} {text} must be an ISO time (2026-11-21T10:00:00Z) or a time before now (-1h; ms, s, m, h, d, w)"
+        )
+    if spec.everywhere > system_ms():
+        raise ConfigError(f"{option} {text} is in the future")
+    return AtTime(spec.everywhere)
+
+
+def read_offsets(option: str, path: Path) -> AtOffsets:
+    """Read offsets as `klog load offsets` prints them; `ConfigError` for a file that is none."""
+    where = f"{option} {path}"
+    try:
+        value = json.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{where} can't be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{where} is not JSON ({error})") from None
+    if not isinstance(value, dict) or not isinstance(value.get("offsets"), dict):
+        raise ConfigError(f'{where} has no offsets: write {{"offsets": {{"TOPIC": {{"0": 100}}}}}}')
+    unknown = sorted(value.keys() - {"offsets", "cluster_id", "topic_ids", "run"})
+    if unknown:
+        raise ConfigError(f"{where}: unknown {', '.join(unknown)}; it may have offsets, cluster_id, topic_ids and run")
+    offsets: dict[Key, int] = {}
+    for topic, each in value["offsets"].items():
+        if not isinstance(each, dict):
+            raise ConfigError(f'{where}: topic {topic} needs an offset for each partition, as {{"0": 100}}')
+        for partition, offset in each.items():
+            if not (partition.isascii() and partition.isdecimal()):
+                raise ConfigError(f"{where}: topic {topic} has no partition {partition!r}")
+            if type(offset) is not int or not 0 <= offset <= _LARGEST:
+                raise ConfigError(f"{where}: {topic}-{partition}: {offset!r} is no offset")
+            offsets[topic, int(partition)] = offset
+    cluster_id, topic_ids = value.get("cluster_id", ""), value.get("topic_ids", {})
+    if not isinstance(cluster_id, str) or not isinstance(topic_ids, dict):
+        raise ConfigError(f"{where}: cluster_id must be a text, topic_ids a text for each topic")
+    return AtOffsets(where, offsets, cluster_id, topic_ids)
+
+
+def offsets_of_run(store: Store, run: int | None) -> dict[Key, Progress]:
+    """Where a committed run has begun, or without one where the next run begins; `ConfigError` for an unknown run.
+
+    Partitions that the load did not have at the time are at the first offset that a later run has loaded.
+    """
+    last = last_committed(store)
+    if run is None:
+        manifest = read_manifest(store, last) if last else None
+        return manifest.progress() if manifest else {}
+    if not 1 <= run <= last:
+        known = f"the committed runs are 1 to {last}" if last else "there is none yet"
+        raise ConfigError(f"{store.address} has no run {run_name(run)}: {known}")
+    before = read_manifest(store, run - 1) if run > 1 else None
+    found = before.progress() if before else {}
+    for number in range(run, last + 1):
+        manifest = read_manifest(store, number)
+        if manifest is not None:
+            _add_firsts(found, manifest, is_asked=number == run)
+    return found
+
+
+def _add_firsts(found: dict[Key, Progress], manifest: Manifest, *, is_asked: bool) -> None:
+    """Add where a run has begun; of later runs only the partitions that they, or whose new log they, have first."""
+    progress = manifest.progress()
+    for item in manifest.partitions:
+        key = item.topic, item.partition
+        now = progress[key]
+        if is_asked or key not in found or found[key].incarnation < now.incarnation:
+            found[key] = Progress(item.start, now.incarnation, now.topic_id)
+
+
+def resolve(
+    cluster: Cluster, store: Store, place: Place, ids: Mapping[Key, str], log_end: Mapping[Key, int]
+) -> dict[Key, int]:
+    """The offset that a place means in each partition; without those of which it says nothing.
+
+    `ConfigError` if it can't be: an unknown run, topic or partition, offsets beyond the log's end, or of another
+    cluster or topic.
+    """
+    if isinstance(place, AtRun):
+        return {key: item.offset for key, item in offsets_of_run(store, place.run).items() if key in ids}
+    if isinstance(place, AtTime):
+        found = list_offsets(cluster, dict.fromkeys(ids, place.time))
+        return {key: log_end[key] if found[key] == NO_OFFSET else min(found[key], log_end[key]) for key in ids}
+    if place.cluster_id and cluster.cluster_id and place.cluster_id != cluster.cluster_id:
+        raise ConfigError(
+            f"{place.file} has offsets of cluster {place.cluster_id}, and this is cluster {cluster.cluster_id}"
+        )
+    topics = {topic for topic, _ in ids}
+    for (topic, partition), offset in sorted(place.offsets.items()):
+        if topic not in topics:
+            raise ConfigError(f"{place.file}: topic {topic} is not loaded: the topics are {', '.join(sorted(topics))}")
+        if (topic, partition) not in ids:
+            raise ConfigError(f"{place.file}: topic {topic} has no partition {partition}")
+        told, now = place.topic_ids.get(topic, ""), ids[topic, partition]
+        if told and now and told != now:
+            raise ConfigError(f"{place.file} has offsets of another topic {topic}: it was created again since")
+        if offset > log_end[topic, partition]:
+            raise ConfigError(
+                f"{place.file}: {topic}-{partition}: offset {offset} lies beyond the log's end, which is "
+                f"{log_end[topic, partition]}"
+            )
+    return dict(place.offsets)
+
+
+def offsets_text(cluster_id: str, run: int | None, progress: Mapping[Key, Progress]) -> dict[str, Any]:
+    """Offsets in the form that `read_offsets` takes."""
+    offsets: dict[str, dict[str, int]] = {}
+    for (topic, partition), item in sorted(progress.items()):
+        offsets.setdefault(topic, {})[str(partition)] = item.offset
+    ids = {topic: item.topic_id for (topic, _), item in sorted(progress.items()) if item.topic_id}
+    return {"cluster_id": cluster_id, "run": "" if run is None else run_name(run), "offsets": offsets, "topic_ids": ids}
