@@ -131,6 +131,11 @@ def _client_rows(items: Iterable[Field[Any]]) -> Iterator[tuple[str, ...]]:
         yield _code(name), kind, _default(default), SETTINGS.get(name, "")
 
 
+def client_setting_names() -> list[str]:
+    """Settings that all clients share."""
+    return [item.metadata["name"] for item in fields(client_settings.ClientConfig) if item.metadata]
+
+
 def client_settings_page() -> str:
     shared = [item for item in fields(client_settings.ClientConfig) if item.metadata]
     own = [item for item in fields(consumer_settings.ConsumerConfig) if item.metadata]

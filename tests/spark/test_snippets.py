@@ -1,0 +1,232 @@
+"""Every snippet of README and docs, run in the order of its page: Python in one namespace, commands of klog for real.
+
+Each page has a cluster of its own, or starts the broker that it speaks of. 127.0.0.1:9092 and the folders of the page
+are replaced by free ports and folders of the test. What is not run has a test of its own, which `_ELSEWHERE` names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_klog.client import Admin, Producer
+from spark_klog.embedded import EmbeddedCluster
+from tests.support import papers
+from tests.support.klog import klog, klog_command
+from tests.support.papers import ROOT, Snippet
+
+#: The tests of commands that are not run here, by how a command line begins.
+_ELSEWHERE = {
+    ".": "tests/jobs/test_packaging.py",
+    "PYTHONPATH": "tests/jobs/test_packaging.py",
+    "cp": "tests/jobs/test_packaging.py",
+    "curl": "tests/broker/test_fault_control.py",
+    "klog doctor": "tests/cli/test_doctor.py",
+    "klog load": "tests/jobs/test_batch_load.py",
+    "klog mirror": "tests/mirror/test_mirror_command.py",
+    "klog topics list --bootstrap-server broker.example.com": "tests/cli/test_command_config.py",
+    "make": "tests/jobs/test_demo.py",
+    "pip": "tests/jobs/test_packaging.py",
+    "python3": "tests/jobs/test_packaging.py",
+    "spark-submit": "tests/jobs/test_batch_load.py",
+    "sudo": "tests/client/test_kerberos.py",
+}
+_LANGUAGES = ("python", "bash")
+_WITH_ZOOKEEPER = ("docs/recipes/zookeeper-to-kafka.md", "docs/explanation/systems.md")
+#: Pages that create their topics.
+_EMPTY = ("docs/recipes/records.md", "docs/reference/admin.md")
+_FOLDERS = re.compile(r"/(?:data|mnt|backup|tmp)/")
+_READY_SECONDS = 60
+
+
+def _runnable(page: str) -> list[Snippet]:
+    return [one for one in papers.snippets(page) if one.language in _LANGUAGES]
+
+
+_PAGES = [page for page in papers.pages() if _runnable(page)]
+
+
+class _Reader:
+    """Runs a page as its reader does."""
+
+    def __init__(self, spark: SparkSession, folder: Path, servers: str, zookeeper: str) -> None:
+        self.folder = folder
+        self._ports = {"127.0.0.1:9092": servers, "127.0.0.1:2181": zookeeper}
+        self._children: list[subprocess.Popen[str]] = []
+        self.namespace: dict[str, Any] = {"spark": spark, "servers": servers, "__name__": "page"}
+
+    def text(self, text: str) -> str:
+        """The snippet with this test's addresses and folders."""
+        text = _FOLDERS.sub(lambda found: f"{self.folder}{found[0]}", text)
+        text = re.sub(r"127\.0\.0\.1:\d+", lambda found: self._address(found[0]), text)
+        return text.replace('"127.0.0.1", 9092', '"{}", {}'.format(*self._address("127.0.0.1:9092").split(":")))
+
+    def _address(self, address: str) -> str:
+        if not self._ports.get(address):
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                self._ports[address] = f"127.0.0.1:{server.getsockname()[1]}"
+        return self._ports[address]
+
+    def run(self, snippet: Snippet) -> None:
+        text = self.text(snippet.text)
+        if snippet.language == "python":
+            text = "\n" * snippet.line + text.replace("while True:", "for _ in range(3):")
+            exec(compile(text, snippet.page, "exec"), self.namespace)
+            return
+        for pipeline in papers.command_lines(text):
+            found = b""
+            for words in pipeline:
+                if _elsewhere(words) is None:
+                    found = self._command(words, found)
+
+    def _command(self, words: list[str], stdin: bytes) -> bytes:
+        if words[:2] in (["klog", "broker"], ["klog", "cluster"]):
+            self._start(words[1:])
+            return b""
+        target = Path(words[words.index(">") + 1]) if ">" in words else None
+        words = words[: words.index(">")] if target else words
+        if words[0] == "printf":
+            return subprocess.run(words, stdout=subprocess.PIPE, check=True, timeout=60).stdout
+        assert words[0] == "klog", shlex.join(words)
+        done = klog(*words[1:], stdin=stdin.decode())
+        assert done.returncode == 0, f"{shlex.join(words)}: {done.stderr}"
+        if target is not None:
+            target.write_text(done.stdout)
+        return done.stdout.encode()
+
+    def _start(self, arguments: list[str]) -> None:
+        child = subprocess.Popen(klog_command(*arguments), stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        self._children.append(child)
+        assert child.stdout is not None
+        assert "ready on" in child.stdout.readline(), shlex.join(arguments)
+
+    def close(self) -> None:
+        for child in self._children:
+            child.terminate()
+            child.wait(_READY_SECONDS)
+            assert child.stdout is not None
+            child.stdout.close()
+
+
+def _elsewhere(words: list[str]) -> str | None:
+    line = " ".join(words)
+    return next((test for start, test in _ELSEWHERE.items() if re.match(rf"{re.escape(start)}(?![\w-])", line)), None)
+
+
+def _fill(servers: str) -> None:
+    """The topics that pages read: three records in each partition."""
+    with Admin({"bootstrap.servers": servers}) as admin:
+        for name, partitions in {"clicks": 3, "clicks-eu": 1, "views": 1, "orders": 1}.items():
+            admin.create_topic(name, partitions)
+    with Producer({"bootstrap.servers": servers}) as producer:
+        for topic, partition in [("clicks", 0), ("clicks", 1), ("clicks", 2), ("views", 0), ("orders", 0)]:
+            for number in range(3):
+                producer.send(topic, f"page {number}".encode(), key=b"ada", partition=partition)
+
+
+def _copy_log(reader: _Reader, cluster: EmbeddedCluster, data_dir: Path) -> None:
+    cluster.stop()
+    shutil.copytree(data_dir / "broker-0", reader.folder / "backup" / "kafka-logs")
+
+
+def _name_cluster(reader: _Reader, cluster: EmbeddedCluster, data_dir: Path) -> None:
+    Path(os.environ["KLOG_CONFIG"]).write_text(f'[prod]\nbootstrap.servers = "{cluster.bootstrap_servers}"\n')
+
+
+def _store_in_zookeeper(reader: _Reader, cluster: EmbeddedCluster, data_dir: Path) -> None:
+    command = "offsets set --group g --to zookeeper://127.0.0.1:2181 --topic clicks --to-latest -b 127.0.0.1:9092"
+    done = klog(*reader.text(command).split())
+    assert done.returncode == 0, done.stderr
+
+
+def _run_with_checkpoint(reader: _Reader, cluster: EmbeddedCluster, data_dir: Path) -> None:
+    reader.run(_runnable("docs/recipes/switch.md")[1])
+    writer = reader.namespace["clicks"].writeStream.format("noop").trigger(availableNow=True)
+    writer.option("checkpointLocation", reader.text("/data/checkpoint")).start().awaitTermination(120)
+
+
+def _call_test(reader: _Reader) -> None:
+    class Cluster:
+        bootstrap_servers = reader.namespace["servers"]
+
+    reader.namespace["test_what_is_sent_is_read"](Cluster, "of-a-test")
+
+
+def _check_clean(reader: _Reader) -> None:
+    assert reader.namespace["clean"].count() == 9
+
+
+def _check_tutorial(reader: _Reader) -> None:
+    rows = reader.namespace["written"].selectExpr("cast(key AS string)", "cast(value AS string)").collect()
+    assert sorted(tuple(row) for row in rows) == [("ada", "CART"), ("ada", "HOME"), ("grace", "SEARCH")]
+
+
+_BEFORE: dict[str, Callable[[_Reader, EmbeddedCluster, Path], None]] = {
+    "docs/recipes/log-directories.md": _copy_log,
+    "docs/recipes/named-clusters.md": _name_cluster,
+    "docs/recipes/switch.md": _run_with_checkpoint,
+    "docs/recipes/zookeeper-to-kafka.md": _store_in_zookeeper,
+}
+_AFTER: dict[str, Callable[[_Reader], None]] = {
+    "docs/recipes/exactly-once.md": _check_clean,
+    "docs/recipes/testing.md": _call_test,
+    "docs/tutorial.md": _check_tutorial,
+}
+
+
+def _end_queries(spark: SparkSession) -> None:
+    """Streams have done what there is to do; idle ones would ask the broker all the time."""
+    for query in spark.streams.active:
+        query.processAllAvailable()
+        query.stop()
+
+
+@pytest.fixture
+def left_as_it_was(spark: SparkSession) -> Iterator[None]:
+    """The session has no queries and no named cluster after a test, whatever failed."""
+    yield
+    for query in spark.streams.active:
+        query.stop()
+    Path(os.environ["KLOG_CONFIG"]).unlink(missing_ok=True)
+
+
+@pytest.mark.usefixtures("left_as_it_was")
+@pytest.mark.parametrize("page", _PAGES)
+def test_page(page: str, spark: SparkSession, server_dir: Path, tmp_path: Path) -> None:
+    begun = any(one.language == "bash" and "klog broker" in one.text for one in _runnable(page))
+    for folder in ("data", "mnt", "backup", "tmp"):
+        (tmp_path / folder).mkdir()
+    data_dir = server_dir / "cluster"
+    with EmbeddedCluster(1, page in _WITH_ZOOKEEPER, data_dir) as cluster:
+        servers = "" if begun else cluster.bootstrap_servers
+        reader = _Reader(spark, tmp_path, servers, cluster.zookeeper_connect or "")
+        reader.namespace["servers"] = reader.text("127.0.0.1:9092")
+        try:
+            if not begun and page not in _EMPTY:
+                _fill(servers)
+            if page in _BEFORE:
+                _BEFORE[page](reader, cluster, data_dir)
+            for snippet in _runnable(page):
+                reader.run(snippet)
+                _end_queries(spark)
+            if page in _AFTER:
+                _AFTER[page](reader)
+        finally:
+            if "listener" in reader.namespace:
+                spark.streams.removeListener(reader.namespace["listener"])
+                reader.namespace["listener"].close()
+            reader.close()
+
+
+def test_tests_of_the_rest_exist() -> None:
+    assert [test for test in _ELSEWHERE.values() if not (ROOT / test).exists()] == []

@@ -1,0 +1,143 @@
+"""README and docs are true to the code: links, programs, commands and their options, imports, options of Spark.
+
+tests/spark/test_snippets.py runs the snippets.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_klog.client.config import is_known
+from spark_klog.client.consumer import settings as consumer_settings
+from spark_klog.spark.options.names import PREFIX, SINK, SOURCE
+from tests.support import papers
+from tests.support.papers import ROOT, Snippet
+
+sys.path.insert(0, str(ROOT / "docs"))
+
+import generate
+from reference_texts import CURES, SETTINGS
+
+_ELSEWHERE = ["ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "UNSUPPORTED.md"]
+_LANGUAGES = {"python", "bash", "text", "toml", "{toctree}", "{include}"}
+#: Programs of snippets that are not ours.
+_PROGRAMS = {".", "cp", "curl", "make", "pip", "printf", "python", "python3", "spark-submit", "sudo", "venv-pack"}
+#: Options of Spark's own readers and writers.
+_SPARKS = {"checkpointlocation", "path", "queryname"}
+_OPTION = re.compile(r'\.option\(\s*"([^"]+)"')
+
+
+def _snippets(*languages: str) -> list[Snippet]:
+    return [one for page in papers.pages() for one in papers.snippets(page) if one.language in languages]
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", [*papers.pages(), *_ELSEWHERE])
+def test_links(page: str) -> None:
+    broken = []
+    for link in papers.links(page):
+        if re.match(r"(https?|mailto):", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        if target.parent.resolve() == papers.GENERATED:
+            assert target.name in generate.PAGES, link
+        elif not target.exists() or (anchor and anchor not in papers.anchors(str(target.resolve().relative_to(ROOT)))):
+            broken.append(link)
+    assert broken == []
+
+
+def test_languages() -> None:
+    """A fence has a language, by which its snippet is checked and run."""
+    fences = [one for page in papers.pages() for one in papers.snippets(page)]
+    assert [str(one) for one in fences if one.language not in _LANGUAGES] == []
+
+
+@pytest.mark.parametrize("snippet", _snippets("python"), ids=str)
+def test_python(snippet: Snippet) -> None:
+    """What is imported exists, and so do the options of Spark."""
+    for node in ast.walk(ast.parse(snippet.text)):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                importlib.import_module(name.name)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None
+            module = importlib.import_module(node.module)
+            assert [name.name for name in node.names if not hasattr(module, name.name)] == []
+    known = {name.lower() for name in (*SOURCE, *SINK, "includeHeaders", "cluster")} | _SPARKS
+    for option in _OPTION.findall(snippet.text):
+        is_setting = option.startswith(PREFIX) and is_known(option[len(PREFIX) :])
+        assert is_setting or option.lower() in known, option
+
+
+@pytest.mark.parametrize("snippet", _snippets("bash"), ids=str)
+def test_commands(snippet: Snippet) -> None:
+    for pipeline in papers.command_lines(snippet.text):
+        for words in pipeline:
+            if words[0] == "klog":
+                papers.check_klog(words)
+            elif words[0] == "spark-submit":
+                _check_job(words)
+            else:
+                program = next(word for word in words if "=" not in word)
+                assert program in _PROGRAMS, program
+
+
+def _check_job(words: list[str]) -> None:
+    job = next((word for word in words if word.endswith(".py")), "")
+    if not job.startswith("jobs/"):
+        return
+    source = (ROOT / job).read_text() + (ROOT / "spark_klog" / "cli" / job).read_text() if _is_packed(job) else ""
+    source = source or (ROOT / job).read_text()
+    for word in words[words.index(job) + 1 :]:
+        if word.startswith("--"):
+            assert f'"{word}"' in source, f"{job} has no option {word}"
+
+
+def _is_packed(job: str) -> bool:
+    return (ROOT / "spark_klog" / "cli" / job).exists()
+
+
+@pytest.mark.parametrize("page", papers.pages())
+def test_commands_in_prose(page: str) -> None:
+    """`klog ...` in a sentence names a command that exists; options may be left out, or have placeholders."""
+    for text in re.findall(r"`(klog [a-z][^`]*)`", papers.prose(page)):
+        words = text.replace("\\|", "|").split()
+        if "|" in text or "..." in words[1:2] or words[1] == "-":
+            continue
+        papers.check_klog([word for word in words if "..." not in word])
+
+
+@pytest.mark.parametrize("text", re.findall(r"\btests/[\w/]+\.py\b", "".join(map(papers.prose, papers.pages()))))
+def test_named_tests_exist(text: str) -> None:
+    assert (ROOT / text).exists()
+
+
+def test_every_option_is_in_the_tables() -> None:
+    pages = {"reading": SOURCE, "writing": SINK}
+    for page, names in pages.items():
+        text = (ROOT / "docs" / "reference" / f"{page}.md").read_text()
+        cells = " ".join(re.findall(r"^\| ([^|]+)\|", text, re.MULTILINE))
+        assert [name for name in names if not re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", cells)] == [], page
+
+
+def test_generated_pages(tmp_path: Path) -> None:
+    """Every page is made, every client setting has a text, and every error a cure."""
+    generate.generate(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(generate.PAGES)
+    commands = (tmp_path / "commands.md").read_text()
+    assert "## klog offsets copy" in commands
+    assert "| `--dry-run` |" in commands
+    assert "| 0 | Produce | 0-13 |" in (tmp_path / "protocol.md").read_text()
+    shared = set(generate.client_setting_names())
+    assert set(SETTINGS) == shared | set(consumer_settings._OWN)
+    assert set(CURES) == {kind.__name__ for kind in generate.public_errors()}
