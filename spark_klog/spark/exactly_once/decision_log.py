@@ -4,9 +4,18 @@
     {..., "entry": "decision", "batch": 5, "transactions": [[TRANSACTIONAL_ID, PRODUCER_ID, EPOCH, TASK], ...]}
     {..., "entry": "ended"}
 
-An entry is written to a temporary file, flushed, and hard-linked to its number: only one driver can make a link of that
-name. Entries before the last decision are removed when the log is read. So that no driver can take a number whose file
-is removed, a new entry counts only if no entry with a higher number is there; the highest ones are never removed.
+An entry is a hard link to a file that was flushed before: only one driver can make a link of that name. All claims of a
+log are links to one file, and so are its ends (`.claim-UUID`, `.ended-UUID`); a decision gets a file of its own.
+
+Entries before the last decision are removed when the log is read. So that no driver can take a number whose file is
+removed, a new entry counts only if no entry with a higher number is there; the highest ones are never removed. The link
+of a driver that finds a higher number stays: another driver may have read it as an entry before it went on. If nobody
+has, it is older than the last decision, where nobody looks.
+
+A micro-batch flushes the decision's file and the folder twice, after the decision and after its end. A claim is not
+flushed: a power failure that takes it ends its driver, too, and the decision's flush comes before anything that relies
+on the claim. The end is: tasks of the next micro-batch use the producers again, and the decision could not be ended
+twice then.
 """
 
 from __future__ import annotations
@@ -29,6 +38,7 @@ from spark_klog.spark.options.writes import DEFAULT_ID_PREFIX
 FOLDER = "klog_sink"
 _VERSION = 1
 _TEMPORARY = ".new-"
+_SHARED = (".claim-", ".ended-")
 _LOCAL = ("", "file")
 #: Spark writes it into a checkpoint when the query starts.
 _OF_SPARK = "metadata"
@@ -95,62 +105,103 @@ class DecisionLog:
         Raises `DecodeError` if a file is damaged or missing, `ConfigError` if it has another transactionalIdPrefix,
         `Superseded` if the claimed log was removed and another run has begun a new one.
         """
-        numbers = self._numbers()
+        last = self._last()
+        while True:
+            try:
+                log = self._read_back(last)
+            except FileNotFoundError as error:
+                before, last = last, self._last()
+                if last == before:
+                    raise DecodeError(f"{error.filename} is missing: restore the checkpoint's files") from None
+            else:
+                self._remove_before(log.first)
+                return log
+
+    def _read_back(self, number: int) -> Log:
+        """The entries up to a number; `FileNotFoundError` if another driver removes them meanwhile."""
         entries: list[Entry] = []
-        number = max(numbers, default=-1)
         while number >= 0:
-            if number not in numbers:
-                raise DecodeError(f"{self._folder / str(number)} is missing: restore the checkpoint's files")
-            entry = self._entry(number)
-            entries.insert(0, entry)
-            if isinstance(entry, Decision):
-                break
+            entries.insert(0, self._entry(number))
+            if isinstance(entries[0], Decision):
+                return Log(tuple(entries), number)
             number -= 1
-        first = max(0, number)
-        self._remove_before(first)
-        return Log(tuple(entries), first)
+        return Log(tuple(entries))
 
     def append(self, number: int, entry: Entry) -> bool:
-        """Make an entry durable; False, and no change, if the number is taken.
+        """Make an entry durable; False if another driver has taken the number, or a later one.
 
-        Raises `ConfigError` on a file system without hard links, and other `OSError`.
+        In the second case the entry may be in the log: a later driver goes on behind it, as after a crash of this one.
+        A claim after the first entry is seen by all drivers, but may be lost by a power failure. Raises `ConfigError`
+        on a file system without hard links, and other `OSError`.
         """
         if number == 0:
             self._folder.mkdir(exist_ok=True)
             _flush_folder(self._folder.parent)
         elif not self._is_mine(number - 1):
             return False
-        path = self._folder / str(number)
-        temporary = self._folder / f"{_TEMPORARY}{number}-{uuid.uuid4()}"
         try:
-            with temporary.open("xb") as file:
-                file.write(json.dumps(_encoded(self.identity, entry)).encode())
-                file.flush()
-                os.fsync(file.fileno())
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                return False
-            except OSError as error:
-                if error.errno not in _NO_LINKS:
-                    raise
-                raise ConfigError(
-                    f"{self._folder} is on a file system without hard links ({error.strerror}), which the decision log "
-                    "of deliveryGuarantee=exactly-once relies on: set checkpointLocation to a folder of another one"
-                ) from None
-        finally:
-            temporary.unlink(missing_ok=True)
-        if max(self._numbers(), default=-1) > number:
-            path.unlink(missing_ok=True)
+            is_linked = self._link_own(number, entry) if isinstance(entry, Decision) else self._link_same(number, entry)
+        except FileNotFoundError:  # a later driver has removed the temporary file, or someone the log
             return False
-        _flush_folder(self._folder)
+        if not is_linked or self._last() > number:
+            return False
+        if number > 0 and not self._is_mine(number - 1):  # the folder was emptied meanwhile, or a later driver has read
+            return False
+        if number == 0 or not isinstance(entry, Claim):
+            _flush_folder(self._folder)
         return True
 
-    def _numbers(self) -> set[int]:
+    def _link_own(self, number: int, entry: Entry) -> bool:
+        file = self._folder / f"{_TEMPORARY}{number}-{uuid.uuid4()}"
         try:
-            return {int(name) for name in os.listdir(self._folder) if name.isdecimal()}
+            self._write(file, entry)
+            return self._link(file, number)
+        finally:
+            file.unlink(missing_ok=True)
+
+    def _link_same(self, number: int, entry: Claim | Ended) -> bool:
+        """Link the file that all such entries of the log share; make it if it is missing or damaged."""
+        shared = self._folder / f".{type(entry).__name__.lower()}-{self.identity.log}"
+        try:
+            is_sound = shared.read_bytes() == self._bytes(entry)
         except FileNotFoundError:
-            return set()
+            is_sound = False
+        if not is_sound:
+            file = self._folder / f"{_TEMPORARY}{number}-{uuid.uuid4()}"
+            self._write(file, entry)
+            file.replace(shared)
+        return self._link(shared, number)
+
+    def _bytes(self, entry: Entry) -> bytes:
+        return json.dumps(_encoded(self.identity, entry)).encode()
+
+    def _write(self, path: Path, entry: Entry) -> None:
+        with path.open("xb") as file:
+            file.write(self._bytes(entry))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _link(self, file: Path, number: int) -> bool:
+        """Make an entry of a flushed file; False if the number is taken."""
+        try:
+            os.link(file, self._folder / str(number))
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            raise ConfigError(
+                f"{self._folder} is on a file system without hard links ({error.strerror}), which the decision log "
+                "of deliveryGuarantee=exactly-once relies on: set checkpointLocation to a folder of another one"
+            ) from None
+        return True
+
+    def _last(self) -> int:
+        """The highest number, -1 in an empty log."""
+        try:
+            return max((int(name) for name in os.listdir(self._folder) if name.isdecimal()), default=-1)
+        except FileNotFoundError:
+            return -1
 
     def _is_mine(self, number: int) -> bool:
         """Whether an entry is there, and of this log: someone may have emptied the folder and begun another one."""
@@ -166,8 +217,6 @@ class DecisionLog:
             entry = _decoded(found)
             # entries from before transactionalIdPrefix have none
             identity = Identity(str(found.get("prefix", DEFAULT_ID_PREFIX)), str(uuid.UUID(found["log"])))
-        except FileNotFoundError:
-            raise DecodeError(f"{path} is missing: another run of this query goes on, or restore it") from None
         except (ValueError, KeyError, TypeError) as error:
             raise DecodeError(f"{path} is no entry of a decision log: {error!r}") from error
         if self._is_claimed and identity.log != self.identity.log:
@@ -183,11 +232,12 @@ class DecisionLog:
         return entry
 
     def _remove_before(self, first: int) -> None:
-        """Remove older entries, and temporary files of drivers that ended before they could link them."""
+        """Remove older entries, temporary files of drivers that died, and the shared files of other logs."""
         with suppress(FileNotFoundError):
             for name in os.listdir(self._folder):
                 text = name.removeprefix(_TEMPORARY).split("-")[0]
-                if text.isdecimal() and int(text) < first:
+                is_old = text.isdecimal() and int(text) < first
+                if is_old or (name.startswith(_SHARED) and not name.endswith(self.identity.log)):
                     (self._folder / name).unlink(missing_ok=True)
 
 

@@ -18,8 +18,13 @@ from spark_klog.spark.exactly_once.protocol import Claim, Decision, Ended, Entry
 DECISION = Decision(3, (Transaction("klog-a-0", 7, 2, 0), Transaction("klog-b-0", 1 << 40, 32766, 5)))
 
 
-def fill(log: DecisionLog, *entries: Entry) -> None:
-    for entry in entries:
+def entries(folder: Path) -> list[str]:
+    """The names of the entries in a checkpoint."""
+    return sorted(name for name in os.listdir(folder / "klog_sink") if not name.startswith("."))
+
+
+def fill(log: DecisionLog, *more: Entry) -> None:
+    for entry in more:
         assert log.append(log.read().end, entry)
 
 
@@ -48,11 +53,11 @@ def test_a_number_is_taken_once_and_never_again(tmp_path: Path) -> None:
     assert log.read() == Log((Claim(), Claim()))
     fill(log, DECISION, Ended(), Claim(), DECISION)
     assert log.read().first == 5
-    assert sorted(os.listdir(tmp_path / "klog_sink")) == ["5"]
+    assert entries(tmp_path) == ["5"]
     for number in range(6):  # their files are removed
         assert not late.append(number, DECISION)
     assert log.read() == Log((DECISION,), 5)
-    assert sorted(os.listdir(tmp_path / "klog_sink")) == ["5"]
+    assert entries(tmp_path) == ["5"]
 
 
 def test_a_driver_of_a_log_that_was_removed_appends_nothing(tmp_path: Path) -> None:
@@ -141,7 +146,7 @@ def test_a_killed_driver_leaves_a_log_that_goes_on(tmp_path: Path) -> None:
         assert found.end > max(appended, end)
         assert found.entries == (Decision(found.end - 1, ()),)
         end = found.end
-    assert len(os.listdir(tmp_path / "klog_sink")) <= 3
+    assert len(entries(tmp_path)) <= 3
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
@@ -149,12 +154,44 @@ def test_damage_is_named(tmp_path: Path) -> None:
     fill(log, DECISION, Ended(), Claim(), Claim())
     path = tmp_path / "klog_sink" / "2"
     for text in ("", "{", "[]", '{"version": 2}', '{"version": 1, "entry": "decision", "log": "x"}'):
+        path.unlink()  # entries share their file
         path.write_text(text)
         with pytest.raises(DecodeError, match=r"klog_sink/2 is no entry of a decision log"):
             log.read()
     path.unlink()
     with pytest.raises(DecodeError, match=r"klog_sink/2 is missing"):
         log.read()
+
+
+def test_a_shared_file_that_is_damaged_is_written_again(tmp_path: Path) -> None:
+    log = DecisionLog(tmp_path, Identity())
+    fill(log, Claim(), Claim())
+    for path in (tmp_path / "klog_sink").iterdir():
+        path.write_text("{")
+    for number in range(2):  # what a user restores
+        (tmp_path / "klog_sink" / str(number)).unlink()
+    fill(log, Claim())
+    assert DecisionLog(tmp_path, Identity()).read() == Log((Claim(),))
+
+
+def test_what_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times for each micro-batch, and before anything relies on it."""
+    log = DecisionLog(tmp_path, Identity())
+    fill(log, Claim(), Decision(0, ()), Ended())
+    flushed: list[str] = []
+    fsync = os.fsync
+
+    def flush(descriptor: int) -> None:
+        flushed.append(os.readlink(f"/proc/self/fd/{descriptor}").rpartition("/")[2][:5])
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    fill(log, Claim())
+    assert flushed == []
+    fill(log, DECISION)
+    assert flushed == [".new-", "klog_"]
+    fill(log, Ended())
+    assert flushed == [".new-", "klog_", "klog_"]
 
 
 def test_a_checkpoint_with_batches_and_no_log_is_refused(tmp_path: Path) -> None:
@@ -195,7 +232,7 @@ def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "link", refuse)
     with pytest.raises(ConfigError, match=r"klog_sink is on a file system without hard links \(.*checkpointLocation"):
         DecisionLog(tmp_path, Identity()).append(0, Claim())
-    assert os.listdir(tmp_path / "klog_sink") == []
+    assert entries(tmp_path) == []
     number = errno.ENOSPC
     with pytest.raises(OSError, match=os.strerror(number)):
         DecisionLog(tmp_path, Identity()).append(0, Claim())
