@@ -1,12 +1,14 @@
 """One run of a mirror between two failures: clients of both sides, and the loop that copies.
 
-The loop fetches batches from the source, queues them for the target, and notes where each was written when the target
-has confirmed it. Every `commit_seconds` it writes the runs of offsets of what is confirmed:
+The loop fetches batches from the source and queues them for the target, a batch of each partition in turn, so that a
+Produce request carries those of many; the next fetch comes in meanwhile. It notes where each was written when the
+target has confirmed it. Every `commit_seconds` it writes the runs of offsets of what is confirmed:
 
     without exactly-once    after the records: what was confirmed since is copied again after a crash
     with exactly-once       in their transaction, which ends then
 
-Memory: one fetch response a broker of the source, and buffer.memory of the target.
+Memory: one fetch response a broker of the source, `_MOST_WAITING` and max.partition.fetch.bytes of batches that wait
+for their turn, and buffer.memory of the target.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from spark_klog.mirror.settings import MirrorSettings, check_name
 from spark_klog.mirror.target import Target
 from spark_klog.mirror.topics import MirroredTopics
 from spark_klog.mirror.totals import Totals
+from spark_klog.mirror.waiting import Waiting
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 
 _log = logging.getLogger(__name__)
@@ -41,6 +44,8 @@ _log = logging.getLogger(__name__)
 _SHORT, _LONG = 0.02, 0.5
 #: Seconds between two looks at the source's ends.
 _LAG_SECONDS = 2.0
+#: Bytes of batches that wait for their turn before nothing more is taken from the source.
+_MOST_WAITING = 16 * 1024 * 1024
 #: A commit comes earlier after this many batches, so that what is noted of them stays small.
 _MOST_NOTED = 20_000
 
@@ -107,6 +112,7 @@ class Session:
         self._assigned: list[TopicPartition] = []
         #: The source's offset after what was sent, by partition.
         self._positions: dict[TopicPartition, int] = {}
+        self._waiting = Waiting()
         self._noted: dict[TopicPartition, deque[_Noted]] = {}
         self._noted_count = 0
         self._commit_at = self._refresh_at = self._groups_at = self._lag_at = 0.0
@@ -172,6 +178,8 @@ class Session:
         for key in sorted(gone):
             _log.warning("%s-%d is not at the source any more; its copy stays", *key)
             del self._positions[key]
+        for key in [*new, *gone]:
+            self._waiting.drop(key)
         if new or gone:
             self._begin(new)
             self._assigned = found
@@ -250,26 +258,34 @@ class Session:
 
     def _step(self) -> None:
         """Take what the source has sent, and let the target work."""
+        self._queue()
         seconds, connections = self._target.step()
         is_idle = self._target.is_idle
         left = max(0.0, self._commit_at - time.monotonic()) if self._commit_at else 0.0
         if not self._assigned:
             time.sleep(min(left, _LONG))
             return
+        chunk = None
         try:
-            chunk = self._consumer.poll_chunk(min(left, _LONG) if is_idle else 0.0)
+            if self._waiting.size < _MOST_WAITING:
+                may_wait = is_idle and not self._waiting
+                chunk = self._consumer.poll_chunk(min(left, _LONG) if may_wait else 0.0)
         except OffsetOutOfRange as error:
             self._out_of_range(error)
             return
         except LogTruncated as error:
             raise DataLossError(f"{error.what}. {_REMEDY}") from None
         if chunk is not None:
-            self._send(chunk)
+            self._take(chunk)
         elif not is_idle:
             wait_until_ready(connections, min(seconds, _SHORT))
 
     def _out_of_range(self, error: OffsetOutOfRange) -> None:
         """Go on at the log's start if retention has overtaken the mirror."""
+        while self._waiting:
+            self._queue()
+            self._target.flush()
+            self._commit()
         key = error.topic, error.partition
         start = error.available[0]
         if self._positions.get(key, start) >= start:
@@ -278,16 +294,28 @@ class Session:
         self._note(key, _Noted(None, (), start))
         self._consumer.seek(*key, start)
 
-    def _send(self, chunk: Chunk) -> None:
+    def _take(self, chunk: Chunk) -> None:
         key = chunk.topic, chunk.partition
-        totals = self.totals
         for batch in out_batches(chunk, self._limit):
+            self._waiting.add(key, batch)
+        self._waiting.add(key, chunk.following)
+
+    def _queue(self) -> None:
+        """Queue batches for the target, as many as it takes without waiting."""
+        totals = self.totals
+        while self._noted_count < _MOST_NOTED and self._target.has_room(self._waiting.next_size):
+            taken = self._waiting.take()
+            if taken is None:
+                return
+            key, batch = taken
+            if isinstance(batch, int):
+                self._note(key, _Noted(None, (), batch))
+                continue
             totals.records += batch.count
             totals.bytes += len(batch.data)
             totals.copied += batch.is_copied
             totals.rebuilt += not batch.is_copied
             self._note(key, _Noted(self._target.send(key, batch), batch.spans, batch.following))
-        self._note(key, _Noted(None, (), chunk.following))
 
     def _note(self, key: TopicPartition, noted: _Noted) -> None:
         self._noted.setdefault(key, deque()).append(noted)

@@ -70,6 +70,10 @@ class Target:
         """Whether all records are confirmed."""
         return self._sender.is_idle
 
+    def has_room(self, size: int) -> bool:
+        """Whether `send` of a batch of this size does not have to wait."""
+        return self._sender.has_room(size)
+
     def send(self, key: TopicPartition, batch: OutBatch) -> Receipt:
         """Queue a batch for a partition, named as at the source; waits while too much is queued."""
         return self._send((self._prefix + key[0], key[1]), batch.data, batch.count)

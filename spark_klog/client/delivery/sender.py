@@ -164,6 +164,11 @@ class Sender:
         if self._may_be_enough():
             self._deliver(lambda: not self._is_enough(), until)
 
+    def has_room(self, size: int) -> bool:
+        """Whether `add` of a batch of this size does not have to wait."""
+        unsent = self._bytes - self._in_flight.bytes
+        return not unsent or (unsent + size < self._enough and self._bytes + size <= self._config.buffer_memory)
+
     def await_room(self, until: float) -> None:
         """Deliver until all batches take less than buffer.memory, up to `until`, a reading of `time.monotonic`."""
         self._deliver(lambda: not self._bytes or self._bytes < self._config.buffer_memory, until)
