@@ -141,7 +141,7 @@ def _run_json(manifest: Manifest) -> dict[str, Any]:
         "records": sum(item.records for item in manifest.partitions),
         "bytes": sum(item.bytes for item in manifest.partitions),
         "files": len(manifest.files),
-        "bad": len(manifest.dead_letters),
+        "bad": sum(item.bad for item in manifest.partitions),
         "failed": [f"{item.topic}-{item.partition}" for item in manifest.partitions if item.error],
         "lag": sum(item.lag for item in manifest.partitions),
     }
@@ -195,7 +195,7 @@ def _take_back(line: dict[str, Any], gone: RangeResult) -> None:
     """Subtract a range that was loaded again from a partition's totals."""
     line["records"] -= gone.records
     line["bytes"] -= gone.bytes
-    line["bad"] -= len(gone.dead_letters)
+    line["bad"] -= gone.bad
     line["gaps"] = dict(Counter(line["gaps"]) - Counter(gone.gaps))
 
 

@@ -149,7 +149,7 @@ def _audit(key: Key, kept: Sequence[RangeResult], planned: int, log_end: int) ->
         min(low, default=None),
         max(high, default=None),
         gaps,
-        sum(len(item.dead_letters) for item in kept),
+        sum(item.bad for item in kept),
         log_end,
         next((item.error for item in kept if item.error), ""),
     )

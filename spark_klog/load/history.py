@@ -30,6 +30,7 @@ class Identity:
     load: str
     cluster_id: str
     format: str
+    schema: str = ""
     version: int = VERSION
 
 
@@ -109,10 +110,10 @@ def open_load(output: str) -> tuple[Store, Identity]:
     return store, identity
 
 
-def check_output(store: Store, cluster_id: str | None, format_name: str) -> Identity | None:
+def check_output(store: Store, cluster_id: str | None, format_name: str, schema: str) -> Identity | None:
     """The load that the output belongs to; None if it is new.
 
-    `LoadError` if it belongs to a load of another cluster or format, or has other files.
+    `LoadError` if it belongs to a load of another cluster, format or schema, or has other files.
     """
     found = read_identity(store)
     if found is None:
@@ -136,9 +137,18 @@ def check_output(store: Store, cluster_id: str | None, format_name: str) -> Iden
         raise LoadError(
             f"{store.address} belongs to a load with --format {found.format}, not {format_name}: use another --output"
         )
+    if found.schema != schema:
+        raise LoadError(
+            f"{store.address} belongs to a load with {_values(found.schema)}, not {_values(schema)}: use another "
+            "--output, which --from-time and --from-offsets may begin where you like"
+        )
     return found
 
 
-def claim_output(store: Store, cluster_id: str | None, format_name: str) -> None:
+def _values(schema: str) -> str:
+    return f"values of the schema '{schema}'" if schema else "values as bytes"
+
+
+def claim_output(store: Store, cluster_id: str | None, format_name: str, schema: str) -> None:
     """Make an output that `check_output` found new this load's."""
-    store.create(LOAD, to_json(Identity(uuid.uuid4().hex, cluster_id or "", format_name).__dict__))
+    store.create(LOAD, to_json(Identity(uuid.uuid4().hex, cluster_id or "", format_name, schema).__dict__))

@@ -109,7 +109,7 @@ class RangeResult:
     """What became of a range: [start, until) was read. `error` is why it ends early, else "".
 
     `gaps` counts the offsets without a record by cause, `hours` the records by hour ("2026-11-23T10"), `dead_letters`
-    names the files of what was not loaded.
+    names the files of what was not loaded: a corrupt batch each, and one of the `bad_values`, which did not parse.
     """
 
     topic: str
@@ -125,6 +125,12 @@ class RangeResult:
     files: list[FileEntry]
     dead_letters: list[str]
     error: str = ""
+    bad_values: int = 0
+
+    @property
+    def bad(self) -> int:
+        """Corrupt batches and values that did not parse."""
+        return len(self.dead_letters) - bool(self.bad_values) + self.bad_values
 
 
 @dataclass(frozen=True)

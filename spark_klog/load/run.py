@@ -54,11 +54,25 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class MaxBad:
+    """How many batches and values may be bad: a number, or a percentage of a run's records and bad ones."""
+
+    count: float
+    is_percent: bool = False
+
+    def allows(self, bad: int, records: int) -> bool:
+        return bad <= (self.count * (bad + records) / 100 if self.is_percent else self.count)
+
+    def __str__(self) -> str:
+        return f"{self.count:g}{'%' * self.is_percent}"
+
+
+@dataclass(frozen=True)
 class LoadOptions:
     """What to load and where to. `client` are settings of a Kafka client, with bootstrap.servers.
 
     `max_seconds` bounds the reading of a run; `max_task_records` the records of a file's range; more than `max_bad`
-    dead letters fail the run. `start` loads again from a place on, `until` stops at one.
+    batches and values that are bad fail the run. `start` loads again from a place on, `until` stops at one.
     """
 
     client: dict[str, str]
@@ -68,7 +82,7 @@ class LoadOptions:
     limits: Limits = field(default_factory=Limits)
     max_seconds: float | None = None
     max_task_records: int | None = None
-    max_bad: int = 0
+    max_bad: MaxBad = MaxBad(0)
     fail_on_loss: bool = True
     start: Place | None = None
     until: Place | None = None
@@ -110,7 +124,8 @@ class Loaded:
 
     @property
     def bad(self) -> int:
-        return len(self.dead_letters)
+        """Corrupt batches and values that did not parse."""
+        return sum(item.bad for item in self.partitions)
 
     @property
     def failed(self) -> list[PartitionAudit]:
@@ -129,7 +144,7 @@ def load(options: LoadOptions, runner: Runner, follower: Follower | None = None)
     with Cluster.connect(options.client) as cluster:
         partitions_of(cluster, options.topics)  # before anything is written
         with locked(store):
-            is_new = check_output(store, cluster.cluster_id, options.settings.format) is None
+            is_new = check_output(store, cluster.cluster_id, options.settings.format, options.settings.schema) is None
             return _Run(options, store, cluster, runner, follower).all(is_new)
 
 
@@ -163,7 +178,8 @@ class _Run:
         is_done = killed is not None and killed.asked == asked != ""
         extent = self._extent(progress, is_again=not is_done)
         if is_new:
-            claim_output(self._store, self._cluster.cluster_id, self._options.settings.format)
+            settings = self._options.settings
+            claim_output(self._store, self._cluster.cluster_id, settings.format, settings.schema)
         is_over = self._deadline is not None and time.time() >= self._deadline
         if (extent.records or extent.lost) and not is_over:
             plan = self._plan(number + 1, extent, asked)
@@ -212,9 +228,10 @@ class _Run:
                 raise LoadError(f"run {run_name(plan.run)}: no file of offsets of tasks {missing[:5]}: run again")
         found = [item for number in sorted(results) for item in results[number]]
         manifest = make_manifest(plan, found, before, log_end, _now())
-        if len(manifest.dead_letters) > self._options.max_bad:
+        bad, records = (sum(getattr(item, name) for item in manifest.partitions) for name in ("bad", "records"))
+        if not self._options.max_bad.allows(bad, records):
             raise LoadError(
-                f"run {run_name(plan.run)} has {len(manifest.dead_letters)} bad record batches, more than --max-bad "
+                f"run {run_name(plan.run)} has {bad} bad record batches or values, more than --max-bad "
                 f"{self._options.max_bad}, and is not committed: look at {self._store.address}/{LETTERS}, then run "
                 "again with a larger --max-bad to load the others"
             )

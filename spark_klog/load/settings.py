@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError
+from spark_klog.load.values.event_time import UTC, check_field, check_zone
+from spark_klog.load.values.schema import parse_schema
 
 PARQUET, ARROW, JSON_LINES = "parquet", "arrow", "json"
 #: Formats that tasks write themselves, with their codecs. The first is the default.
@@ -27,6 +31,8 @@ class WriteSettings:
     """How tasks write. Sizes are bytes; a file may exceed `file_bytes` by a row group.
 
     A row group ends at `row_group_rows` records or `row_group_bytes` of Arrow data, which a task holds in memory.
+    With a `schema` (as `schema_text` has it) values are parsed from JSON. The layout is by the field `event_time` of
+    values, or by the records' timestamps if it is "", in `time_zone`.
     """
 
     format: str = PARQUET
@@ -37,6 +43,9 @@ class WriteSettings:
     row_group_bytes: int = 32 * 1024 * 1024
     file_bytes: int = 256 * 1024 * 1024
     layout: str = "none"
+    schema: str = ""
+    event_time: str = ""
+    time_zone: str = UTC
 
     def __post_init__(self) -> None:
         if self.format not in CODECS:
@@ -50,6 +59,22 @@ class WriteSettings:
         unknown = [name for name in self.dictionary if name not in FULL.names]
         if unknown:
             raise ConfigError(f"dictionary: no column {', '.join(unknown)}; the columns are {', '.join(FULL.names)}")
+        if self.schema and "value" in self.dictionary:
+            raise ConfigError("dictionary: value is not a plain column with a schema")
+        check_zone(self.time_zone)
+        if self.event_time:
+            if not self.schema:
+                raise ConfigError(f"event time {self.event_time!r} needs a schema of the values")
+            check_field(parse_schema(self.schema), self.event_time)
+            if self.layout == "none":
+                raise ConfigError(f"event time {self.event_time!r} is for --partition-by hour or day")
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns of the files."""
+        if not self.schema:
+            return FULL
+        return FULL.set(FULL.get_field_index("value"), pa.field("value", parse_schema(self.schema)))
 
     @property
     def extension(self) -> str:

@@ -26,6 +26,7 @@ from spark_klog.load.model import (
     staging_path,
     task_path,
 )
+from spark_klog.load.parsing import Values
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.store import Store, open_store, read_json, to_json
 from spark_klog.load.writers import HOUR_US, FinishedFile, RangeWriter, time_text
@@ -36,7 +37,7 @@ from spark_klog.spark.options.reads import SourceOptions
 from spark_klog.spark.planning.ranges import Lost, OffsetRange
 from spark_klog.spark.tasks.reading import ReadObserver, RecordBatches, read_ranges
 
-TRANSACTIONS, COMPACTION, CORRUPT = "transactions", "compaction", "corrupt"
+TRANSACTIONS, COMPACTION, CORRUPT, UNPARSED = "transactions", "compaction", "corrupt", "unparsed"
 _HOUR_FORM = "%Y-%m-%dT%H"
 
 
@@ -61,6 +62,7 @@ class _Counts:
     gaps: Counter[str] = field(default_factory=Counter)
     hours: Counter[int] = field(default_factory=Counter)
     letters: list[str] = field(default_factory=list)
+    bad_values: int = 0
 
 
 class _Observer(ReadObserver):
@@ -150,8 +152,13 @@ def _load(store: Store, item: Range, job: Job, folder: Path) -> RangeResult:
     try:
         if job.deadline is None or time.time() < job.deadline:
             folder.mkdir()
-            writer = RangeWriter(item, FULL, job.settings, folder, put)
-            _copy(item, job, counts, _Observer(item, counts, job, keep), writer)
+            writer = RangeWriter(item, job.settings.columns, job.settings, folder, put)
+            with Values(item, job.settings, folder) as values:
+                _copy(item, job, counts, _Observer(item, counts, job, keep), values, writer)
+            if values.bad:
+                counts.bad_values = values.bad
+                store.put(values.letters, f"{LETTERS}/{values.letters.name}")
+                counts.letters.append(values.letters.name)
     except LoadError:
         raise
     except KlogError as failure:
@@ -173,16 +180,20 @@ def _load(store: Store, item: Range, job: Job, folder: Path) -> RangeResult:
         files,
         counts.letters,
         error,
+        counts.bad_values,
     )
 
 
-def _copy(item: Range, job: Job, counts: _Counts, observer: ReadObserver, writer: RangeWriter) -> None:
+def _copy(item: Range, job: Job, counts: _Counts, observer: ReadObserver, values: Values, writer: RangeWriter) -> None:
     ids = {item.topic: UUID(item.topic_id)} if item.topic_id else {}
     asked = OffsetRange(item.topic, item.partition, item.start, item.end)
     for batch in read_ranges(job.source, [asked], FULL, ids, observer):
-        times = np.frombuffer(batch["timestamp"].buffers()[1], np.int64)[: len(batch)]
-        _count(counts, batch, times)
-        writer.add(batch, times)
+        kept = values.parse(batch)
+        counts.gaps[UNPARSED] += len(batch) - len(kept.raw)
+        if len(kept.raw):
+            times = np.frombuffer(kept.raw["timestamp"].buffers()[1], np.int64)[: len(kept.raw)]
+            _count(counts, kept.raw, times)
+            writer.add(kept.parsed, times, values.layout_times(kept.parsed, times))
     writer.finish(counts.until)
 
 
@@ -219,4 +230,5 @@ def cut(result: RangeResult, until: int) -> RangeResult:
         hours={},
         files=[],
         dead_letters=[],
+        bad_values=0,
     )

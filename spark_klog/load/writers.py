@@ -9,7 +9,8 @@ import base64
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -98,8 +99,12 @@ def _plain(value: Any) -> Any:
         except UnicodeDecodeError:
             return {"base64": base64.b64encode(value).decode()}
     if isinstance(value, list):
-        return [{"key": item["key"], "value": _plain(item["value"])} for item in value]
-    return value
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    return str(value) if isinstance(value, Decimal) else value
 
 
 def _open(path: Path, schema: pa.Schema, settings: WriteSettings) -> FileWriter:
@@ -168,9 +173,10 @@ class RangeWriter:
         self._last = item.start - 1
         self._count = 0
 
-    def add(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> None:
-        """Add records in the order of offsets; `times` are their timestamps in microseconds."""
-        parts = list(self._by_layout(batch, times))
+    def add(self, batch: pa.RecordBatch, times: NDArray[np.int64], layout_times: NDArray[np.int64]) -> None:
+        """Add records in the order of offsets; `times` are their timestamps in microseconds, `layout_times` those that
+        decide on their folders."""
+        parts = list(self._by_layout(batch, times, layout_times))
         last = batch["offset"][len(batch) - 1].as_py()
         if self._files and len(self._files.keys() | {folder for folder, _, _ in parts}) > _MOST_OPEN:
             self._roll(self._last)
@@ -189,12 +195,12 @@ class RangeWriter:
         self._roll(until - 1)
 
     def _by_layout(
-        self, batch: pa.RecordBatch, times: NDArray[np.int64]
+        self, batch: pa.RecordBatch, times: NDArray[np.int64], layout_times: NDArray[np.int64]
     ) -> Iterator[tuple[str, pa.RecordBatch, NDArray[np.int64]]]:
         if self._settings.layout == "none":
             yield "", batch, times
             return
-        slots = times // (HOUR_US * _HOURS[self._settings.layout])
+        slots = layout_times // (HOUR_US * _HOURS[self._settings.layout])
         found, counts = np.unique(slots, return_counts=True)
         if len(found) == 1:
             yield self._folder(int(found[0])), batch, times

@@ -21,7 +21,7 @@ from spark_klog.load import files, task
 from spark_klog.load.audit import status
 from spark_klog.load.model import LETTERS
 from spark_klog.load.planning import Limits
-from spark_klog.load.run import LoadOptions, load
+from spark_klog.load.run import LoadOptions, MaxBad, load
 from spark_klog.load.settings import WriteSettings
 from tests.load.conftest import CORRUPT, COUNT, EACH
 from tests.load.support import InProcess, by_duckdb, by_pyarrow, expected, run
@@ -202,11 +202,11 @@ def test_nothing_new(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> No
 
 def test_a_corrupt_batch_fails_the_run(cluster: EmbeddedCluster, corrupt: str, tmp_path: Path) -> None:
     servers = cluster.bootstrap_servers
-    with pytest.raises(LoadError, match="1 bad record batches, more than --max-bad 0"):
+    with pytest.raises(LoadError, match="1 bad record batches or values, more than --max-bad 0"):
         run(servers, tmp_path, corrupt)
     assert by_duckdb(tmp_path) == []
     assert len(list((tmp_path / LETTERS).iterdir())) == 1
-    loaded = run(servers, tmp_path, corrupt, max_bad=1)
+    loaded = run(servers, tmp_path, corrupt, max_bad=MaxBad(1))
     assert loaded.bad == 1
     assert [(item.gaps, item.bad, item.unexplained) for item in loaded.partitions] == [
         ({"corrupt": EACH}, 1, 0),

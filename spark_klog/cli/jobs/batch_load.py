@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -38,9 +39,11 @@ from spark_klog.load.audit import COLUMNS, loaded_json, table_rows
 from spark_klog.load.groups import GroupPlace, publish_offsets
 from spark_klog.load.places import Place, parse_run, parse_time, read_offsets
 from spark_klog.load.planning import Limits
-from spark_klog.load.run import Loaded, LoadOptions, load
+from spark_klog.load.run import Loaded, LoadOptions, MaxBad, load
 from spark_klog.load.settings import CODECS, LAYOUTS, WriteSettings
 from spark_klog.load.spark_tasks import SparkRunner, cause_of
+from spark_klog.load.values.event_time import UTC
+from spark_klog.load.values.schema import read_schema, schema_text
 from spark_klog.spark.versions import HAS_ADMISSION_CONTROL
 
 DONE, FAILED, NOTHING_NEW, DONE_WITH_BAD = 0, 1, 3, 4
@@ -114,6 +117,9 @@ def _load_files(options: argparse.Namespace) -> int:
             options.row_group_bytes,
             options.file_bytes,
             options.partition_by,
+            "" if options.schema is None else schema_text(read_schema(options.schema)),
+            options.event_time,
+            options.time_zone,
         ),
         Limits(options.max_records, options.max_bytes),
         options.max_time,
@@ -121,7 +127,7 @@ def _load_files(options: argparse.Namespace) -> int:
         options.max_bad,
         options.fail_on_data_loss == "true",
         _start(options),
-        _until(options.until),
+        _until(options.until, options.time_zone),
     )
     try:
         loaded = load(asked, runner, _Bar(Console(stderr=True, quiet=options.json)))
@@ -147,15 +153,15 @@ def _start(options: argparse.Namespace) -> Place | None:
     if options.from_run is not None:
         return parse_run("--from-run", options.from_run)
     if options.from_time is not None:
-        return parse_time("--from-time", options.from_time)
+        return parse_time("--from-time", options.from_time, ZoneInfo(options.time_zone))
     return None if options.from_offsets is None else read_offsets("--from-offsets", options.from_offsets)
 
 
-def _until(text: str | None) -> Place | None:
+def _until(text: str | None, zone: str) -> Place | None:
     if text is None:
         return None
     file = Path(text)
-    return read_offsets("--until", file) if file.is_file() else parse_time("--until", text)
+    return read_offsets("--until", file) if file.is_file() else parse_time("--until", text, ZoneInfo(zone))
 
 
 def _load_table(options: argparse.Namespace) -> int:
@@ -209,10 +215,15 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _count_or_zero(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
-    return int(text)
+def _bad(text: str) -> MaxBad:
+    number = text.removesuffix("%")
+    try:
+        count = float(number) if number != text else int(number)
+    except ValueError:
+        count = -1
+    if not 0 <= count <= (100 if number != text else float("inf")):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number from 0 on nor a percentage")
+    return MaxBad(count, number != text)
 
 
 def _seconds(text: str) -> float:
@@ -253,10 +264,16 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-records", type=_count, metavar="N", help="load at most about N records")
     parser.add_argument("--max-bytes", type=_count, metavar="N", help="load at most about N bytes of the log")
     parser.add_argument("--max-time", type=_seconds, metavar="SECONDS", help="stop reading after this time")
-    parser.add_argument("--max-bad", type=_count_or_zero, default=0, metavar="N", help="fail if more batches are bad")
+    parser.add_argument(
+        "--max-bad", type=_bad, default=MaxBad(0), metavar="N|P%", help="fail if more batches and values are bad"
+    )
     parser.add_argument("--fail-on-data-loss", choices=("true", "false"), default="true")
     defaults = WriteSettings()
-    parser.add_argument("--partition-by", choices=LAYOUTS, default=defaults.layout, help="folders by time, in UTC")
+    parser.add_argument("--partition-by", choices=LAYOUTS, default=defaults.layout, help="folders by time")
+    parser.add_argument("--event-time", default="", metavar="FIELD", help="of values: the time for --partition-by")
+    parser.add_argument("--time-zone", default=UTC, metavar="ZONE", help="for --partition-by and times without a zone")
+    parser.add_argument("--value-format", choices=("bytes", "json"), default="bytes", help="json needs --schema")
+    parser.add_argument("--schema", metavar="FILE|DDL", help="of the values: 'user_id bigint, at timestamp'")
     parser.add_argument("--compression", help="zstd (default), snappy, lz4, gzip, none")
     parser.add_argument("--compression-level", type=int)
     parser.add_argument("--dictionary", default=",".join(defaults.dictionary), help="Parquet columns with a dictionary")
@@ -270,6 +287,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--zookeeper and --offsets-path need --group")
     if options.bootstrap_servers is None and options.command_config is None and options.cluster is None:
         parser.error("give --bootstrap-servers, --cluster, or bootstrap.servers in the file of --command-config")
+    if (options.value_format == "json") != (options.schema is not None):
+        parser.error("--value-format json and --schema go together")
     if options.format in CODECS:
         if options.checkpoint:
             parser.error("--checkpoint is for a --format that Spark writes: the runs of the others are in OUTPUT/_klog")
@@ -278,8 +297,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             f"--format {options.format} needs --checkpoint if Spark is to write it; the job itself writes "
             f"{', '.join(sorted(CODECS))}"
         )
-    elif options.from_run or options.from_time or options.from_offsets or options.until:
-        parser.error("--from-run, --from-time, --from-offsets and --until are for formats that the job itself writes")
+    elif options.from_run or options.from_time or options.from_offsets or options.until or options.schema:
+        parser.error("--from-run, --from-time, --from-offsets, --until, --schema are for parquet, arrow and json")
     return options
 
 

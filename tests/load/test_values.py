@@ -1,0 +1,222 @@
+"""Values by a schema, and files by event time and time zone: compared with Python's json and zoneinfo."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from hypothesis import given, settings as hypothesis_settings, strategies as st
+
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ConfigError, LoadError
+from spark_klog.load.audit import status
+from spark_klog.load.model import LETTERS
+from spark_klog.load.run import MaxBad
+from spark_klog.load.settings import WriteSettings
+from spark_klog.load.values.parser import JsonParser
+from spark_klog.load.values.schema import parse_schema, read_schema, schema_text
+from tests.load.support import by_duckdb, run
+from tests.spark.support import Sent, create_topic, produce
+from tests.support.klog import klog
+
+_TIME = 1_700_002_800_000  # 2023-11-14T23:00Z
+_HOUR_MS = 3_600_000
+_DDL = (
+    "id bigint, name string, at timestamp, day date, price decimal(10,2), tags array<string>, place struct<lat: double>"
+)
+_GOOD = {
+    "id": 7,
+    "name": "näme",
+    "at": "2023-11-14T23:30:00.5Z",
+    "day": "2023-11-14",
+    "price": "1.25",
+    "tags": ["a", "b"],
+    "place": {"lat": 1.5, "lon": 2},
+    "more": [{}],
+}
+_PARSED = {
+    "id": 7,
+    "name": "näme",
+    "at": datetime(2023, 11, 14, 23, 30, 0, 500_000, timezone.utc),
+    "day": date(2023, 11, 14),
+    "price": Decimal("1.25"),
+    "tags": ["a", "b"],
+    "place": {"lat": 1.5},
+}
+_BAD = [
+    b"",
+    b" ",
+    b"1",
+    b"[1]",
+    b"{}{}",
+    b'{"id":1',
+    b'{"id":1} x',
+    b'{"id":"1"}',
+    b'{"id":1.5}',
+    b'{"id":99999999999999999999}',
+    b'{"name":"\xff"}',
+    b'{"at":"noon"}',
+    b'{"day":"2023-11-14T10:00:00"}',
+    b'{"price":"x"}',
+    b'{"tags":{}}',
+    b'{"id":1,"id":2}',
+    b'{}}null{"v":{}',
+    b'{}}{"v":{}',
+    b"\x00",
+]
+
+
+def _nulls(value: dict[str, Any]) -> dict[str, Any]:
+    return dict.fromkeys(_PARSED) | value
+
+
+def test_parser() -> None:
+    parser = JsonParser(parse_schema(_DDL))
+    pretty = json.dumps(_GOOD, indent=2).encode()
+    rows = [json.dumps(_GOOD).encode(), None, b"null", b"{}", pretty, b'{"id":null}']
+    found = parser.parse(pa.array(rows, pa.binary()))
+    assert found.bad == []
+    assert found.column.to_pylist() == [_PARSED, None, None, _nulls({}), _PARSED, _nulls({})]
+    for bad in _BAD:
+        found = parser.parse(pa.array([b'{"id":1}', bad, b'{"id":2}'], pa.binary()))
+        assert [row for row, _ in found.bad] == [1], bad
+        assert found.column.to_pylist() == [_nulls({"id": 1}), _nulls({"id": 2})]
+    found = parser.parse(pa.array(_BAD, pa.binary()))
+    assert (len(found.column), [row for row, _ in found.bad]) == (0, [*range(len(_BAD))])
+
+
+_ROWS = st.one_of(
+    st.builds(lambda n, s: json.dumps({"id": n, "name": s}).encode(), st.integers(-(2**63), 2**63 - 1), st.text()),
+    st.sampled_from([*_BAD, b"{}"]),
+)
+
+
+@given(st.lists(_ROWS, max_size=30))
+@hypothesis_settings(deadline=None, max_examples=60, derandomize=True)
+def test_each_value_is_parsed_or_named(rows: list[bytes]) -> None:
+    found = JsonParser(parse_schema("id bigint, name string")).parse(pa.array(rows, pa.binary()))
+    bad = {row for row, _ in found.bad}
+    good = [row for index, row in enumerate(rows) if index not in bad]
+    expected = [
+        {"id": None, "name": None} | {k: v for k, v in json.loads(row).items() if k in ("id", "name")}
+        for row in good
+        if row not in _BAD
+    ]
+    assert [item for item, row in zip(found.column.to_pylist(), good, strict=True) if row not in _BAD] == expected
+    assert all(rows[index] in _BAD for index in bad)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "a name or a type is missing"),
+        ("id", "a name or a type is missing at character 3"),
+        ("id bigint name string", "unexpected text"),
+        ("id number", "unknown type 'number'"),
+        ("id bigint, id string", "field id is there twice"),
+        ("tags array<string", "'>' is missing"),
+        ("price decimal(50,2)", r"decimal\(50,2\) can't be"),
+        ("a " + "array<" * 40, "more than 32 levels"),
+    ],
+)
+def test_schemas_that_are_none(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse_schema(text)
+
+
+def test_schemas(tmp_path: Path) -> None:
+    file = tmp_path / "schema.ddl"
+    file.write_text(_DDL.replace(", ", ",\n  ").upper().replace("ID BIGINT", "id bigint"))
+    kind = read_schema(_DDL + ", `odd ``name` int")
+    assert parse_schema(schema_text(kind)) == kind
+    assert read_schema(str(file))[0] == pa.field("id", pa.int64())
+
+
+@pytest.mark.parametrize("format_name", ["parquet", "json"])
+def test_a_load_of_values(cluster: EmbeddedCluster, topic: str, tmp_path: Path, format_name: str) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    rows: list[bytes | None] = [json.dumps(_GOOD | {"id": n}).encode() for n in range(50)]
+    for at, bad in enumerate(_BAD):
+        rows.insert(at * 2, bad)
+    rows.append(None)
+    produce(servers, topic, [Sent(row, b"k", 0, _TIME, (("h", b"\x01"),)) for row in rows])
+    asked = WriteSettings(format_name, "none", schema=schema_text(parse_schema(_DDL)))
+    with pytest.raises(LoadError, match=f"has {len(_BAD)} bad record batches or values, more than --max-bad 3%"):
+        run(servers, tmp_path, topic, settings=asked, max_bad=MaxBad(3, is_percent=True))
+    loaded = run(servers, tmp_path, topic, settings=asked, max_bad=MaxBad(30, is_percent=True))
+    [audit] = loaded.partitions
+    assert (audit.records, audit.bad, loaded.bad, audit.unexplained) == (51, len(_BAD), len(_BAD), 0)
+    assert audit.gaps == {"unparsed": len(_BAD)}
+    good = [offset for offset, row in enumerate(rows) if row not in _BAD]
+    [letters] = (tmp_path / LETTERS).iterdir()
+    lines = [json.loads(line) for line in letters.read_text().splitlines()]
+    assert [(line["offset"], base64.b64decode(line["value"])) for line in lines] == [
+        (offset, row) for offset, row in enumerate(rows) if row in _BAD
+    ]
+    assert (lines[0]["key"], lines[0]["headers"], lines[0]["timestamp"]) == ("aw==", [["h", "AQ=="]], _TIME)
+    if format_name == "parquet":
+        assert [place[2] for place in by_duckdb(tmp_path)] == good
+        found = ds.dataset(tmp_path, format="parquet").to_table()["value"].to_pylist()
+        assert found == [_PARSED | {"id": n} for n in range(50)] + [None]
+        with duckdb.connect() as connection:
+            [[total, name]] = connection.execute(
+                f"SELECT sum(value.id), max(value.name) FROM read_parquet('{tmp_path}/*/*.parquet')"
+            ).fetchall()
+        assert (total, name) == (sum(range(50)), "näme")
+    else:
+        [path] = tmp_path.glob(f"{topic}/*.jsonl")
+        first = json.loads(path.read_text().splitlines()[0])
+        assert first["value"] == {
+            name: value for name, value in _GOOD.items() if name not in ("more", "place", "at")
+        } | {"id": 0, "place": {"lat": 1.5}, "at": "2023-11-14T23:30:00.500000+00:00"}
+    found_status = status(str(tmp_path))
+    assert (found_status.findings, found_status.partitions[0]["bad"]) == ([], len(_BAD))
+    with pytest.raises(LoadError, match="belongs to a load with values of the schema"):
+        run(servers, tmp_path, topic, settings=WriteSettings(format_name, "none"))
+    assert str(len(_BAD)) in klog("load", "status", str(tmp_path)).stdout
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Asia/Kolkata"])
+def test_by_event_time_in_a_zone(cluster: EmbeddedCluster, topic: str, tmp_path: Path, zone: str) -> None:
+    """Late records go to the hour of their event; those without one to that of their timestamp."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    autumn = 1_698_530_400_000  # 2023-10-28T22:00Z: clocks in Berlin are set back three hours later
+    times = [autumn + number * 7 % 12 * _HOUR_MS for number in range(120)]
+    sent = [Sent(b'{"at":%d}' % when, None, 0, _TIME) for when in times]
+    produce(servers, topic, [*sent, Sent(b"{}", None, 0, _TIME), Sent(None, None, 0, _TIME)])
+    asked = WriteSettings(layout="hour", schema="at bigint", event_time="at", time_zone=zone)
+    run(servers, tmp_path, topic, settings=asked)
+    expected = Counter(
+        datetime.fromtimestamp(when / 1000, ZoneInfo(zone)).strftime("date=%Y-%m-%d/hour=%H")
+        for when in [*times, _TIME, _TIME]
+    )
+    found: Counter[str] = Counter()
+    for path in tmp_path.rglob("*.parquet"):
+        found["/".join(path.parts[-3:-1])] += ds.dataset(path).count_rows()
+    assert found == expected
+    assert sum(status(str(tmp_path)).hours[topic].values()) == 122
+
+
+def test_settings_of_values() -> None:
+    with pytest.raises(ConfigError, match="time zone 'Mars/Olympus' does not exist"):
+        WriteSettings(time_zone="Mars/Olympus")
+    with pytest.raises(ConfigError, match="needs a schema"):
+        WriteSettings(event_time="at", layout="day")
+    with pytest.raises(ConfigError, match="the schema has no field 'when'"):
+        WriteSettings(event_time="place.when", layout="day", schema="place struct<at: timestamp>")
+    with pytest.raises(ConfigError, match="must be a timestamp"):
+        WriteSettings(event_time="at", layout="day", schema="at string")
+    with pytest.raises(ConfigError, match="is for --partition-by"):
+        WriteSettings(event_time="at", schema="at date")
