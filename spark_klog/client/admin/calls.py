@@ -60,8 +60,9 @@ class AdminCalls:
     def same_coordinators(self) -> Iterator[None]:
         """For the package's own use: the calls of the block share the coordinators that they found, until one fails.
 
-        Not for clients that live long: a coordinator that is silent since would take a call's whole time.
+        Not for blocks that last long: a coordinator that is silent since would take a call's whole time.
         """
+        self._found.forget()
         self._keeps_coordinators = True
         try:
             yield

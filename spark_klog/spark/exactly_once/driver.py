@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from spark_klog.client.admin.admin import Admin
-from spark_klog.client.cluster import Cluster
 from spark_klog.client.config import client_config
 from spark_klog.client.delivery.transactions import PreparedTransaction
 from spark_klog.errors import ErrorCode, KlogError, ProtocolError
+from spark_klog.spark.exactly_once.clients import CLIENTS
 from spark_klog.spark.exactly_once.decision_log import DecisionLog, Identity
 from spark_klog.spark.exactly_once.protocol import (
     Abort,
@@ -67,7 +67,7 @@ def claim(settings: Mapping[str, str], folder: Path, prefix: str) -> Claimed:
     """
     log = DecisionLog(folder, Identity(prefix))
     at = time.time()
-    with _admin(settings) as admin:
+    with CLIENTS.borrow(settings) as admin:
         begun = _run(begin(), log, admin)
     return Claimed(begun, log.identity, at)
 
@@ -77,7 +77,7 @@ def decide(
 ) -> None:
     """Commit a micro-batch. Raises `NotDecided`, and what `protocol.finish` and the brokers' answers raise."""
     log = DecisionLog(folder, claimed.identity, is_claimed=True)
-    with _admin(settings) as admin:
+    with CLIENTS.borrow(settings) as admin:
         if batch > claimed.begun.decided:
             _check_time(settings, claimed, batch)
             _check_open(admin, batch, transactions)
@@ -87,15 +87,8 @@ def decide(
 def settle(settings: Mapping[str, str], folder: Path, claimed: Claimed) -> None:
     """Abort what a failed micro-batch has written, unless it is decided or another run of the query has begun."""
     log = DecisionLog(folder, claimed.identity, is_claimed=True)
-    with _admin(settings) as admin, suppress(Superseded):
+    with CLIENTS.borrow(settings) as admin, suppress(Superseded):
         _run(give_up(claimed.begun), log, admin)
-
-
-@contextmanager
-def _admin(settings: Mapping[str, str]) -> Iterator[Admin]:
-    """An admin client for one step, which asks for the coordinators of its transactions once."""
-    with Admin(Cluster.connect(settings, PREFIX)) as admin, admin.same_coordinators():
-        yield admin
 
 
 def _check_time(settings: Mapping[str, str], claimed: Claimed, batch: int) -> None:
