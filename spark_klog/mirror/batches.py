@@ -8,6 +8,8 @@
     control batches, aborted transactions,
     batches without records                 left out
 
+A copied batch has the base offset 0: Kafka compresses a batch again whose records do not begin there.
+
 What is rebuilt keeps keys, values, headers, timestamps and codec. For a target before 0.11 the sender converts
 batches to the older magic. No I/O.
 """

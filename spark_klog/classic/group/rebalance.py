@@ -4,6 +4,9 @@ Every member computes the same assignment from what all see: the members' regist
 each topic the partitions, in order of their numbers, are divided into ranges for the threads (streams) that read it, in
 order of their ids; the first ones get one more if that leaves a remainder.
 
+A member keeps the partitions that stay its own, where Kafka's consumers release everything first: each partition has
+an owner's node, so members that see another state of the group only wait for each other.
+
 Source: 0.10 documentation, "Consumer rebalancing algorithm", steps 1 to 7; the order of ids is that of Java's strings,
 as in Kafka's range assignor.
 """

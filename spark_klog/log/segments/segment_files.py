@@ -69,6 +69,8 @@ class SegmentFiles:
         self.time_index = TimeIndex(files, folder / (name + TIME_INDEX), base_offset, memory)
         self.transaction_index = TransactionIndex(files, folder / (name + TRANSACTION_INDEX), memory, has_transactions)
         self._files = files
+        #: Weak: the file closes when nobody reads it, so that old segments need no descriptors; who reads a deleted
+        #: segment still has its file.
         self._open_file: weakref.ref[File] | None = None
         self._kept_file: File | None = None
         #: A failed append has left bytes after the last batch that could not be truncated yet.
