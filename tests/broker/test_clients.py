@@ -306,8 +306,8 @@ def test_what_our_producer_writes(
     topic = make_topic(3)
     sizes = [0]
     for level in levels:
-        settings = {"bootstrap.servers": cluster.bootstrap_servers, "compression.type": codec}
-        if level is not None:
+        settings = {"bootstrap.servers": cluster.bootstrap_servers, "compression.type": codec, "linger.ms": "60000"}
+        if level is not None:  # one batch a partition at each level: sent at the end
             settings[f"compression.{codec}.level"] = str(level)
         with KlogProducer(settings) as producer:
             for partition, key, value, headers, timestamp in _lines():
