@@ -1,6 +1,6 @@
 """Executors in processes of their own: a standalone master with the package shipped to it, and local-cluster.
 
-SPARK_KLOG_MASTERS=all adds local-cluster, and the wheel by --py-files, which reads by the reference kernel.
+Part of make soak, with SPARK_KLOG_MASTERS=all; `exactly_once/test_speculation.py` has a standalone master in each run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from tests.jobs.support import ROOT, spark_submit
 from .standalone import environment, standalone
 from .support import consume, create_topic, produce, values
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.environ.get("SPARK_KLOG_MASTERS") != "all", reason="part of make soak"),
+]
 
 RECORDS, PARTITIONS = 1000, 4
 _PROGRAM = Path(__file__).with_name("cluster_program.py")
@@ -83,14 +86,11 @@ def _submit(
     return found
 
 
-if os.environ.get("SPARK_KLOG_MASTERS") == "all":
-
-    def test_local_cluster(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
-        found = _submit(tmp_path, cluster, topic, sys.executable, ["--master", "local-cluster[2,1,1024]"], str(ROOT))
-        assert found["executors"] == 2
+def test_local_cluster(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    found = _submit(tmp_path, cluster, topic, sys.executable, ["--master", "local-cluster[2,1,1024]"], str(ROOT))
+    assert found["executors"] == 2
 
 
-@pytest.mark.skipif(os.environ.get("SPARK_KLOG_MASTERS") != "all", reason="part of make soak")
 def test_standalone_with_a_wheel_by_py_files(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, master: str, wheel: Path, bare_python: Path
 ) -> None:
@@ -108,7 +108,7 @@ def test_standalone_with_a_wheel_by_py_files(
     assert (Path(file).parent.parent.name, kernel) == ("spark_klog.zip", "reference")
 
 
-def test_standalone_with_a_packedenvironment(
+def test_standalone_with_a_packed_environment(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, master: str, wheel: Path, bare_python: Path
 ) -> None:
     (site,) = bare_python.parent.parent.glob("lib/python*/site-packages")

@@ -48,9 +48,10 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
+#: Those first that a short test kills: the broker's end takes no JVM with it.
 _TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
-    "jvm": lambda tree: named(tree, "org.apache.spark.deploy.SparkSubmit"),
     _BROKER: lambda tree: [],
+    "jvm": lambda tree: named(tree, "org.apache.spark.deploy.SparkSubmit"),
     "workers": _workers,
     "python driver": lambda tree: tree[:1],
     "daemons": lambda tree: named(tree, "pyspark.daemon"),
