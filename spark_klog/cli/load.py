@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from spark_klog.cli.output import print_json, print_table
+from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, quiet_client
+from spark_klog.cli.output import print_json, print_table, say
 
 
 @click.group()
@@ -85,3 +86,36 @@ def offsets_command(output: str, run: str | None) -> None:
     store, identity = open_load(output)
     number = None if run is None else parse_run("--run", run).run
     click.echo(json.dumps(offsets_text(identity.cluster_id, number, offsets_of_run(store, number)), indent=1))
+
+
+@load.command("replay")
+@click.argument("output")
+@click.option("--topic", required=True, help="Where to send the records to.")
+@click.option("--from-topic", "source", help="Only the dead letters of this topic of the load.")
+@cluster_options
+@click.pass_context
+def replay_command(
+    ctx: click.Context,
+    output: str,
+    topic: str,
+    source: str | None,
+    servers: str | None,
+    command_config: Path | None,
+    as_json: bool,
+) -> None:
+    """Send the values that did not parse in the load in OUTPUT to a topic, in one transaction.
+
+    Corrupt batches can't be sent; the exit code is 4 if there are some, and 3 if there is nothing to send.
+    """
+    from spark_klog.restore.replay import replay
+
+    quiet_client(ctx)
+    settings = cluster_settings(servers, command_config)
+    settings.setdefault("bootstrap.servers", DEFAULT_SERVERS)
+    found = replay(output, settings, topic, source)
+    text = f"sent {found.records:,} records to {topic}; {found.batches:,} corrupt batches can't be sent"
+    say(as_json, {"records": found.records, "batches": found.batches, "topic": topic}, text)
+    if found.batches:
+        raise SystemExit(4)
+    if not found.records:
+        raise SystemExit(3)

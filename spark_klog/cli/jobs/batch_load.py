@@ -21,19 +21,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from spark_klog.cli.clusters import cluster_settings
+from spark_klog.cli.jobs.running import (
+    DONE,
+    DONE_WITH_BAD,
+    FAILED,
+    NOTHING_NEW,
+    Bar,
+    add_cluster_options,
+    check_cluster_options,
+    complain,
+    spark_session,
+)
 from spark_klog.errors import KlogError
 from spark_klog.load.audit import COLUMNS, loaded_json, table_rows
 from spark_klog.load.groups import GroupPlace, publish_offsets
@@ -46,48 +53,7 @@ from spark_klog.load.values.event_time import UTC
 from spark_klog.load.values.schema import read_schema, schema_text
 from spark_klog.spark.versions import HAS_ADMISSION_CONTROL
 
-DONE, FAILED, NOTHING_NEW, DONE_WITH_BAD = 0, 1, 3, 4
-
-
-def _session() -> Any:
-    from pyspark.sql import SparkSession
-
-    spark = SparkSession.builder.appName("klog batch load").getOrCreate()
-    if hasattr(spark, "_jsc"):
-        spark.sparkContext.setLogLevel("ERROR")
-    return spark
-
-
-class _Bar:
-    """A progress bar on stderr, if that is a terminal."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    @contextmanager
-    def follow(self, total: int, done: Callable[[], int]) -> Iterator[None]:
-        if self._console.quiet or not self._console.is_terminal:
-            yield
-            return
-        columns = (SpinnerColumn(), TextColumn("offsets"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        ended = threading.Event()
-        with Progress(*columns, console=self._console) as progress:
-            bar = progress.add_task("offsets", total=total)
-
-            def watch() -> None:
-                while not ended.wait(0.5):
-                    try:
-                        progress.update(bar, completed=done())
-                    except KlogError:  # the run itself says what is wrong with the output
-                        return
-
-            thread = threading.Thread(target=watch, daemon=True)
-            thread.start()
-            try:
-                yield
-            finally:
-                ended.set()
-                thread.join()
+_JOB = "batch_load"
 
 
 def _table(loaded: Loaded) -> Table:
@@ -103,7 +69,7 @@ def _table(loaded: Loaded) -> Table:
 
 
 def _load_files(options: argparse.Namespace) -> int:
-    runner = SparkRunner(_session)
+    runner = SparkRunner(lambda: spark_session("klog batch load"))
     asked = LoadOptions(
         options.settings,
         options.topics,
@@ -130,7 +96,7 @@ def _load_files(options: argparse.Namespace) -> int:
         _until(options.until, options.time_zone),
     )
     try:
-        loaded = load(asked, runner, _Bar(Console(stderr=True, quiet=options.json)))
+        loaded = load(asked, runner, Bar(Console(stderr=True, quiet=options.json)))
         if options.group:
             place = GroupPlace(options.group, options.zookeeper, options.offsets_path)
             publish_offsets(options.settings, place, loaded.offsets)
@@ -141,7 +107,7 @@ def _load_files(options: argparse.Namespace) -> int:
     else:
         Console().print(_table(loaded))
     for item in loaded.failed:
-        _complain(f"{item.topic}-{item.partition} is loaded until {item.until} only: {item.error}")
+        complain(_JOB, f"{item.topic}-{item.partition} is loaded until {item.until} only: {item.error}")
     if loaded.failed:
         return FAILED
     if not loaded.runs:
@@ -166,7 +132,7 @@ def _until(text: str | None, zone: str) -> Place | None:
 
 def _load_table(options: argparse.Namespace) -> int:
     """Append to a table by Spark's own streaming sink, which is exactly once by its own means."""
-    spark = _session()
+    spark = spark_session("klog batch load")
     reader = (
         spark.readStream.format("klog")
         .options(**{f"kafka.{name}": value for name, value in options.settings.items()})
@@ -205,10 +171,6 @@ def _load_table(options: argparse.Namespace) -> int:
     return DONE if records else NOTHING_NEW
 
 
-def _complain(text: str) -> None:
-    Console(stderr=True).print(f"batch_load: {text}", style="red", markup=False, soft_wrap=True)
-
-
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
@@ -245,9 +207,7 @@ def _topics(text: str) -> list[str]:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="batch_load.py", description="Load topics into files, each record once.")
-    parser.add_argument("--bootstrap-servers", metavar="HOST:PORT[,...]")
-    parser.add_argument("--cluster", metavar="NAME", help="a cluster of clusters.toml, see KLOG_CONFIG")
-    parser.add_argument("--command-config", type=Path, metavar="FILE", help="client settings: TLS, SASL, ...")
+    add_cluster_options(parser)
     parser.add_argument("--topics", required=True, type=_topics, metavar="TOPIC[,...]")
     parser.add_argument("--output", required=True, help="folder or URI of this load: its files, and its runs in _klog")
     parser.add_argument("--format", default="parquet", help="parquet, arrow, json; others are written by Spark")
@@ -285,8 +245,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if (options.zookeeper or options.offsets_path) and not options.group:
         parser.error("--zookeeper and --offsets-path need --group")
-    if options.bootstrap_servers is None and options.command_config is None and options.cluster is None:
-        parser.error("give --bootstrap-servers, --cluster, or bootstrap.servers in the file of --command-config")
+    check_cluster_options(parser, options)
     if (options.value_format == "json") != (options.schema is not None):
         parser.error("--value-format json and --schema go together")
     if options.format in CODECS:
@@ -310,9 +269,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return _load_files(options) if options.format in CODECS else _load_table(options)
     except (KlogError, OSError) as error:
-        _complain(str(error))
+        complain(_JOB, str(error))
     except Exception as error:
-        _complain(cause_of(error))
+        complain(_JOB, cause_of(error))
     return FAILED
 
 

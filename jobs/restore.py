@@ -1,0 +1,12 @@
+"""Restore topics from a load: `spark-submit jobs/restore.py --help`, or without this checkout
+`python -m spark_klog.cli.jobs.restore --help`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from spark_klog.cli.jobs.restore import main
+
+if __name__ == "__main__":
+    sys.exit(main())

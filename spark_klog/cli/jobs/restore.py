@@ -1,0 +1,105 @@
+"""Restore topics from a load: each record once, in the order of each partition, with keys, headers and timestamps.
+
+    spark-submit jobs/restore.py --load /data/parquet --bootstrap-servers HOST:PORT [--topics clicks] [--prefix old.]
+
+That is `python -m spark_klog.cli.jobs.restore ...`, started by Spark. A restore that was killed goes on where it was:
+the progress is committed with the records, as offsets of the group klog-restore.NAME.
+
+Exit codes: 0 done, 1 failed (also of single partitions; the others are restored), 2 wrong arguments, 3 nothing new.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from itertools import groupby
+
+from rich.console import Console
+
+from spark_klog.cli.clusters import cluster_settings
+from spark_klog.cli.jobs.running import (
+    DONE,
+    FAILED,
+    NOTHING_NEW,
+    Bar,
+    add_cluster_options,
+    check_cluster_options,
+    complain,
+    spark_session,
+)
+from spark_klog.errors import KlogError
+from spark_klog.load.spark_tasks import cause_of
+from spark_klog.restore.plan import Part, RestoreOptions, plan_restore
+from spark_klog.restore.restore import Restored, progress_of, restore_partition
+
+_JOB = "restore"
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="restore.py", description="Restore topics from a load, each record once.")
+    parser.add_argument("--load", required=True, metavar="OUTPUT", help="folder or URI of the load")
+    add_cluster_options(parser)
+    parser.add_argument("--topics", default="", metavar="TOPIC[,...]", help="of the load; default: all")
+    parser.add_argument("--prefix", default="", metavar="TEXT", help="put before the names of topics at the target")
+    parser.add_argument("--name", help="of the restore; another name restores once more")
+    parser.add_argument("--append", action="store_true", help="also to partitions that have records of others")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON, and no progress")
+    options = parser.parse_args(argv)
+    check_cluster_options(parser, options)
+    return options
+
+
+def _restore(options: argparse.Namespace) -> int:
+    client = cluster_settings(options.bootstrap_servers, options.command_config, "--bootstrap-servers", options.cluster)
+    topics = [topic.strip() for topic in options.topics.split(",") if topic.strip()]
+    asked = RestoreOptions(options.load, client, topics, options.prefix, options.name, options.append)
+    parts = plan_restore(asked)
+    by_group = {group: list(each) for group, each in groupby(sorted(parts, key=_group), key=_group)}
+
+    def done() -> int:
+        return sum(sum(progress_of(client, each).values()) for each in by_group.values())
+
+    found: list[Restored] = []
+    if done() < (total := sum(part.end for part in parts)):
+        partitions = [list(each) for _, each in groupby(parts, key=lambda part: (part.topic, part.partition))]
+        spark = spark_session("klog restore")
+        try:
+            with Bar(Console(stderr=True, quiet=options.json)).follow(total, done):
+                tasks = spark.sparkContext.parallelize(partitions, len(partitions))
+                found = tasks.map(partial(restore_partition, client, options.load)).collect()
+        finally:
+            spark.stop()
+    records = sum(item.records for item in found)
+    failed = [item for item in found if item.error]
+    if options.json:
+        lines = [item.__dict__ for item in found]
+        sys.stdout.write(json.dumps({"records": records, "partitions": lines}) + "\n")
+    else:
+        Console().print(f"restored {records:,} records of {len(found):,} partitions")
+    for item in failed:
+        complain(_JOB, f"{item.topic}-{item.partition} is not complete: {item.error}")
+    if failed:
+        return FAILED
+    return DONE if records else NOTHING_NEW
+
+
+def _group(part: Part) -> str:
+    return part.group
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _arguments(argv)
+    try:
+        return _restore(options)
+    except (KlogError, OSError) as error:
+        complain(_JOB, str(error))
+    except Exception as error:
+        complain(_JOB, cause_of(error))
+    return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""What jobs share: exit codes, the Spark session, a progress bar, and how they say why they failed."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from spark_klog.errors import KlogError
+
+#: Exit codes. 2 is for arguments that can't be read or exclude each other.
+DONE, FAILED, NOTHING_NEW, DONE_WITH_BAD = 0, 1, 3, 4
+
+
+def spark_session(name: str) -> Any:
+    """The Spark session of a job."""
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.builder.appName(name).getOrCreate()
+    if hasattr(spark, "_jsc"):
+        spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def add_cluster_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which cluster: bootstrap_servers, cluster, command_config."""
+    parser.add_argument("--bootstrap-servers", metavar="HOST:PORT[,...]")
+    parser.add_argument("--cluster", metavar="NAME", help="a cluster of clusters.toml, see KLOG_CONFIG")
+    parser.add_argument("--command-config", type=Path, metavar="FILE", help="client settings: TLS, SASL, ...")
+
+
+def check_cluster_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End with an error of the arguments if they name no cluster."""
+    if options.bootstrap_servers is None and options.command_config is None and options.cluster is None:
+        parser.error("give --bootstrap-servers, --cluster, or bootstrap.servers in the file of --command-config")
+
+
+def complain(job: str, text: str) -> None:
+    """Say on stderr, in one line, why a job has failed."""
+    Console(stderr=True).print(f"{job}: {text}", style="red", markup=False, soft_wrap=True)
+
+
+class Bar:
+    """A progress bar on stderr, if that is a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @contextmanager
+    def follow(self, total: int, done: Callable[[], int]) -> Iterator[None]:
+        """Show how many of `total` offsets are done for the duration of the block."""
+        if self._console.quiet or not self._console.is_terminal:
+            yield
+            return
+        columns = (SpinnerColumn(), TextColumn("offsets"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        ended = threading.Event()
+        with Progress(*columns, console=self._console) as progress:
+            bar = progress.add_task("offsets", total=total)
+
+            def watch() -> None:
+                while not ended.wait(0.5):
+                    try:
+                        progress.update(bar, completed=done())
+                    except KlogError:  # the job itself says what is wrong
+                        return
+
+            thread = threading.Thread(target=watch, daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                ended.set()
+                thread.join()

@@ -1,0 +1,139 @@
+"""Plan a restore: which files of a load go to which partitions, and whether they may."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from spark_klog.client import Admin
+from spark_klog.client.offsets import GroupOffsets, list_offsets
+from spark_klog.errors import ConfigError, LoadError
+from spark_klog.load.committed import CommittedFile, files
+from spark_klog.load.history import open_load
+from spark_klog.load.model import place_of
+from spark_klog.load.settings import JSON_LINES
+from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+@dataclass(frozen=True)
+class RestoreOptions:
+    """What to restore and where to: the load in `output`, by client settings of the target.
+
+    `topics` are those of the load to restore, all of them by default; `prefix` is put before their names at the
+    target. `name` tells restores apart, each of which writes each record once; by default it is the load's. `append`
+    restores to partitions that have records.
+    """
+
+    output: str
+    client: Mapping[str, str] = field(repr=False)
+    topics: Sequence[str] = ()
+    prefix: str = ""
+    name: str | None = None
+    append: bool = False
+
+
+class Part(NamedTuple):
+    """A partition of the target, and the files of its records in the order of offsets.
+
+    Files in one group cover the same offsets: they differ in the time of their records.
+    """
+
+    topic: str
+    partition: int
+    group: str
+    incarnation: int
+    files: tuple[tuple[CommittedFile, ...], ...]
+
+    @property
+    def end(self) -> int:
+        """The offset after the last one."""
+        return self.files[-1][0].last + 1
+
+
+def plan_restore(options: RestoreOptions) -> list[Part]:
+    """The partitions to restore; makes missing topics. `ConfigError`, `LoadError`, errors as of `Admin`."""
+    store, identity = open_load(options.output)
+    if identity.schema:
+        raise LoadError(f"{store.address} has parsed values: they can't be restored as they were")
+    if identity.format == JSON_LINES:
+        raise LoadError(f"{store.address} has JSON lines, which can't be restored: load as Parquet or Arrow")
+    name = identity.load if options.name is None else options.name
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"--name {name!r} must be up to 100 letters, digits, '.', '_' and '-'")
+    found = files(options.output)
+    unknown = sorted(set(options.topics) - {item.topic for item in found})
+    if unknown:
+        raise ConfigError(f"{store.address} has no files of topic {', '.join(unknown)}")
+    wanted = [item for item in found if not options.topics or item.topic in options.topics]
+    parts = _parts(wanted, options.prefix, f"klog-restore.{name}")
+    with Admin(options.client) as admin:
+        _make_topics(admin, parts)
+        _check_targets(admin, parts, options.append)
+    return parts
+
+
+def _parts(wanted: Sequence[CommittedFile], prefix: str, group: str) -> list[Part]:
+    """Files of a partition are sorted by `files`; those of a topic that was created again come after the old ones."""
+    groups: dict[tuple[str, int, int], dict[tuple[int, int], list[CommittedFile]]] = {}
+    for item in wanted:
+        place = place_of(item.path.rpartition("/")[2].removesuffix(".part"))
+        incarnation = place[2] if place else 0
+        each = groups.setdefault((item.topic, item.partition, incarnation), {})
+        each.setdefault((item.first, item.last), []).append(item)
+    return [
+        Part(
+            prefix + topic,
+            partition,
+            f"{group}.{incarnation}" if incarnation else group,
+            incarnation,
+            tuple(tuple(each[bounds]) for bounds in sorted(each)),
+        )
+        for (topic, partition, incarnation), each in sorted(groups.items())
+    ]
+
+
+def _make_topics(admin: Admin, parts: Sequence[Part]) -> None:
+    counts: dict[str, int] = {}
+    for part in parts:
+        counts[part.topic] = max(counts.get(part.topic, 0), part.partition + 1)
+    there = {topic.name for topic in admin.list_topics()}
+    for topic, count in counts.items():
+        if topic not in there:
+            admin.create_topic(topic, count)
+            continue
+        partitions = len(admin.describe_topic(topic).partitions)
+        if partitions < count:
+            raise ConfigError(
+                f"topic {topic} has {partitions} partitions, the load {count}: add partitions, or --prefix"
+            )
+
+
+def _check_targets(admin: Admin, parts: Sequence[Part], append: bool) -> None:
+    """`ConfigError` for a partition that has records of others; note that the rest are this restore's."""
+    for group in sorted({part.group for part in parts}):
+        offsets = GroupOffsets(admin.cluster, group, is_stable=True)
+        keys = {(part.topic, part.partition) for part in parts if part.group == group}
+        new = keys - offsets.fetch(sorted(keys)).keys()
+        first = new & {(part.topic, part.partition) for part in _first_parts(parts) if part.group == group}
+        low, high = (list_offsets(admin.cluster, dict.fromkeys(first, at)) for at in (EARLIEST, LATEST))
+        full = sorted(key for key in first if low[key] < high[key])
+        if full and not append:
+            names = ", ".join(f"{topic}-{partition}" for topic, partition in full[:5])
+            raise ConfigError(
+                f"{names} of the target have records that this restore has not written: restore to other names "
+                "(--prefix), or --append"
+            )
+        if new:
+            offsets.commit(dict.fromkeys(new, 0))
+
+
+def _first_parts(parts: Sequence[Part]) -> list[Part]:
+    """Of each partition the part that is written first."""
+    found: dict[tuple[str, int], Part] = {}
+    for part in parts:
+        found.setdefault((part.topic, part.partition), part)
+    return list(found.values())

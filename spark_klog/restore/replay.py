@@ -1,0 +1,87 @@
+"""Replay the values of a load that did not parse: send their records again, as they were."""
+
+from __future__ import annotations
+
+import base64
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from spark_klog.client import Producer
+from spark_klog.client.security.secrets import Settings
+from spark_klog.columns.schema import FULL, subset
+from spark_klog.errors import LoadError
+from spark_klog.load.history import open_load
+from spark_klog.load.model import LETTERS
+from spark_klog.load.store import Store
+
+_COLUMNS = ("key", "value", "partition", "timestamp", "headers")
+_ROWS = 10_000
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """How many records were sent, and how many corrupt batches could not be: their bytes are no records."""
+
+    records: int
+    batches: int
+
+
+def replay(output: str, client: Mapping[str, str], topic: str, source: str | None = None) -> Replayed:
+    """Send the dead letters of a load, of the topic `source` or of all, to a topic in one transaction.
+
+    All of them are sent or none. Another call sends them again. Partitions stay if the topic has them; else the
+    key decides. `LoadError` for a damaged letter, errors as of `Producer`.
+    """
+    store, _ = open_load(output)
+    names = store.names(LETTERS)
+    values = [name for name in names if name.startswith("values+") and source in (None, name.split("+")[-3])]
+    batches = [name for name in names if not name.startswith("values+")]
+    settings = {**client, "transactional.id": f"klog-replay-{uuid.uuid4().hex}"}
+    records = 0
+    if values:
+        with Producer(Settings(settings)) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            count = producer.partitions(topic)
+            for name in values:
+                for rows in _rows(store, name, count):
+                    producer.send_arrow(pa.Table.from_pylist(rows, subset(_COLUMNS)), topic)
+                    records += len(rows)
+            producer.commit_transaction()
+    found = [name for name in batches if source is None or name.startswith(f"{source}-")]
+    return Replayed(records, len(found))
+
+
+def _rows(store: Store, name: str, partitions: int) -> Iterator[list[dict[str, Any]]]:
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate((store.read(f"{LETTERS}/{name}") or b"").splitlines(), 1):
+        try:
+            letter = json.loads(line)
+            rows.append(
+                {
+                    "key": _bytes(letter["key"]),
+                    "value": _bytes(letter["value"]),
+                    "partition": letter["partition"] if letter["partition"] < partitions else None,
+                    "timestamp": pa.scalar(letter["timestamp"] * 1000, FULL.field("timestamp").type),
+                    "headers": [{"key": key, "value": _bytes(value)} for key, value in letter["headers"]] or None,
+                }
+            )
+        except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
+            raise LoadError(
+                f"{store.address}/{LETTERS}/{name}, line {number}, is no dead letter ({error!r}): restore it, or "
+                "remove it"
+            ) from None
+        if len(rows) == _ROWS:
+            yield rows
+            rows = []
+    if rows:
+        yield rows
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text, validate=True)

@@ -1,0 +1,73 @@
+"""Restore a partition: its records in transactions, each with the progress."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from spark_klog.client import Producer
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.offsets import GroupOffsets
+from spark_klog.client.security.secrets import Settings
+from spark_klog.errors import KlogError
+from spark_klog.restore.plan import Part
+from spark_klog.restore.reading import read_part
+
+_log = logging.getLogger(__name__)
+#: Settings of consumers and transactions in shared files of settings: a restore has its own.
+_OWN = ("group.id", "group.instance.id", "transactional.id", "enable.auto.commit", "auto.offset.reset")
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What became of a partition. `error` is why it is not complete, else ""."""
+
+    topic: str
+    partition: int
+    records: int
+    error: str = ""
+
+
+def restore_partition(client: Mapping[str, str], output: str, parts: Sequence[Part]) -> Restored:
+    """Restore the parts of one partition, after what is there of them already.
+
+    An earlier process that still does so is fenced. Errors of the target and of files are in the result.
+    """
+    first, records = parts[0], 0
+    settings = {name: value for name, value in client.items() if name not in _OWN}
+    settings["transactional.id"] = f"{first.group}-{first.topic}-{first.partition}"
+    try:
+        with Producer(Settings(settings)) as producer:
+            producer.init_transactions()
+            for part in parts:
+                start = progress_of(client, [part]).get((part.topic, part.partition), 0)
+                after = start
+                for table, after in read_part(output, part, start):
+                    _write(producer, part, table, after)
+                    records += len(table)
+                if after < part.end:  # offsets without a record
+                    _write(producer, part, None, part.end)
+    except KlogError as error:
+        return Restored(first.topic, first.partition, records, f"{type(error).__name__}: {error}")
+    _log.info("restored %d records of %s-%d", records, first.topic, first.partition)
+    return Restored(first.topic, first.partition, records)
+
+
+def _write(producer: Producer, part: Part, table: pa.Table | None, after: int) -> None:
+    """Write records and the progress in one transaction."""
+    producer.begin_transaction()
+    if table is not None:
+        producer.send_arrow(table, part.topic)
+    producer.send_offsets_to_transaction({(part.topic, part.partition): after}, part.group)
+    producer.commit_transaction()
+
+
+def progress_of(client: Mapping[str, str], parts: Sequence[Part]) -> dict[tuple[str, int], int]:
+    """How far parts of one group are: the offset after the last one that is restored."""
+    settings = {name: value for name, value in client.items() if name not in _OWN}
+    with Cluster.connect(settings) as cluster:
+        keys = [(part.topic, part.partition) for part in parts]
+        return GroupOffsets(cluster, parts[0].group, is_stable=True).fetch(keys)

@@ -1,0 +1,199 @@
+"""From a load back to a topic: what confluent-kafka reads there is what it reads at the source."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_klog.client import Producer
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ConfigError, LoadError
+from spark_klog.load.run import MaxBad
+from spark_klog.load.settings import WriteSettings
+from spark_klog.restore import reading
+from spark_klog.restore.plan import RestoreOptions, plan_restore
+from spark_klog.restore.restore import Restored, restore_partition
+from tests.jobs.support import ROOT, environment, spark_submit
+from tests.load.support import Killed, kills, run
+from tests.spark.support import Sent, create_topic, delete_topic, produce
+from tests.support.klog import klog
+from tests.support.mirrors import read_topic
+
+_TIME = 1_700_002_800_000
+_HOUR_MS = 3_600_000
+_PARTITIONS = 3
+
+
+def _records(count: int, start: int = 0) -> list[Sent]:
+    return [
+        Sent(
+            None if number % 7 == 0 else b"%d" % number,
+            None if number % 5 == 0 else b"key %d" % number,
+            number % _PARTITIONS,
+            _TIME + number * 7 % 13 * _HOUR_MS + number,
+            (("h", b"%d" % number), ("n", None)) if number % 3 else (),
+        )
+        for number in range(start, start + count)
+    ]
+
+
+def _restore(options: RestoreOptions) -> list[Restored]:
+    """As the job does, without Spark."""
+    parts = plan_restore(options)
+    found = [list(each) for _, each in groupby(parts, key=lambda part: (part.topic, part.partition))]
+    return [restore_partition(options.client, options.output, each) for each in found]
+
+
+def _content(servers: str, topic: str) -> list[list[tuple[Any, ...]]]:
+    """All but offsets: restores have transaction markers between records."""
+    return [
+        [(seen.key, seen.value, seen.headers, seen.timestamp) for seen in partition]
+        for partition in read_topic(servers, topic, _PARTITIONS)
+    ]
+
+
+def _client(target: EmbeddedCluster) -> dict[str, str]:
+    return {"bootstrap.servers": target.bootstrap_servers}
+
+
+@pytest.mark.parametrize("settings", [WriteSettings("arrow"), WriteSettings(layout="hour")], ids=["arrow", "hour"])
+def test_restored(
+    cluster: EmbeddedCluster, target: EmbeddedCluster, topic: str, tmp_path: Path, settings: WriteSettings
+) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, _PARTITIONS)
+    options = RestoreOptions(str(tmp_path), _client(target), prefix="again.")
+    for start in (0, 600):
+        produce(servers, topic, _records(600, start))
+        run(servers, tmp_path, topic, settings=settings, max_task_records=150)
+        found = _restore(options)
+        assert [(item.records, item.error) for item in found] == [(200, "")] * _PARTITIONS
+        assert _content(target.bootstrap_servers, f"again.{topic}") == _content(servers, topic)
+    assert [item.records for item in _restore(options)] == [0] * _PARTITIONS
+    once_more = RestoreOptions(str(tmp_path), _client(target), prefix="again.", name="second")
+    with pytest.raises(ConfigError, match="have records that this restore has not written"):
+        _restore(once_more)
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_killed_at_each_transaction(
+    cluster: EmbeddedCluster,
+    target: EmbeddedCluster,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    side: str,
+) -> None:
+    """A restore dies before or after each commit; the one that goes on fences it, and writes the rest."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, _PARTITIONS)
+    produce(servers, topic, _records(300))
+    run(servers, tmp_path, topic)
+    monkeypatch.setattr(reading, "_ROWS", 20)
+    options = RestoreOptions(str(tmp_path), _client(target), name=f"killed-{side}", prefix=f"{side}.")
+    real, count = Producer.commit_transaction, [0]
+
+    def commit(producer: Producer) -> None:
+        count[0] += 1
+        if count[0] % 2 == 0 and side == "before":
+            raise Killed
+        real(producer)
+        if count[0] % 2 == 0:
+            raise Killed
+
+    died = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Producer, "commit_transaction", commit)
+        while died < (kills() or 6):
+            try:
+                _restore(options)
+                break
+            except Killed:
+                died += 1
+    assert died > 4
+    _restore(options)
+    assert _content(target.bootstrap_servers, f"{side}.{topic}") == _content(servers, topic)
+
+
+def test_a_topic_that_was_created_again(
+    cluster: EmbeddedCluster, target: EmbeddedCluster, topic: str, tmp_path: Path
+) -> None:
+    """Its records come after those of the old topic."""
+    servers = cluster.bootstrap_servers
+    before = []
+    for start in (0, 60):
+        create_topic(servers, topic, _PARTITIONS)
+        produce(servers, topic, _records(60, start))
+        run(servers, tmp_path, topic, fail_on_loss=False)
+        before.append(_content(servers, topic))
+        delete_topic(servers, topic)
+    options = RestoreOptions(str(tmp_path), _client(target))
+    _restore(options)
+    assert [item.records for item in _restore(options)] == [0] * _PARTITIONS
+    assert _content(target.bootstrap_servers, topic) == [old + new for old, new in zip(*before, strict=True)]
+
+
+def test_what_is_refused(cluster: EmbeddedCluster, target: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    servers, client = cluster.bootstrap_servers, _client(target)
+    create_topic(servers, topic)
+    produce(servers, topic, [Sent(b'{"id":1}')])
+    lines, values, plain = (tmp_path / name for name in ("lines", "values", "plain"))
+    run(servers, lines, topic, settings=WriteSettings("json", "none"))
+    run(servers, values, topic, settings=WriteSettings(schema="id bigint"))
+    run(servers, plain, topic)
+    for output, words in ((lines, "has JSON lines"), (values, "has parsed values"), (tmp_path, "has no load")):
+        with pytest.raises(LoadError, match=words):
+            plan_restore(RestoreOptions(str(output), client))
+    with pytest.raises(ConfigError, match="has no files of topic nope"):
+        plan_restore(RestoreOptions(str(plain), client, ["nope"]))
+    with pytest.raises(ConfigError, match="--name"):
+        plan_restore(RestoreOptions(str(plain), client, name="a b"))
+    [file] = plain.glob(f"{topic}/*.parquet")
+    file.write_bytes(b"damaged")
+    [found] = _restore(RestoreOptions(str(plain), client))
+    assert "can't be read" in found.error
+
+
+def test_replay_of_dead_letters(cluster: EmbeddedCluster, target: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, _PARTITIONS)
+    create_topic(target.bootstrap_servers, topic, _PARTITIONS)
+    produce(servers, topic, [item for item in _records(90) if item.value is not None])
+    run(servers, tmp_path, topic, settings=WriteSettings(schema="id bigint"), max_bad=MaxBad(100, is_percent=True))
+    done = klog("load", "replay", str(tmp_path), "--topic", topic, "-b", target.bootstrap_servers, "--json")
+    sent = sum(item.value is not None for item in _records(90))
+    assert (done.returncode, json.loads(done.stdout)["records"]) == (0, sent), done
+    assert _content(target.bootstrap_servers, topic) == _content(servers, topic)
+    other = ("--from-topic", "nope", "-b", target.bootstrap_servers)
+    assert klog("load", "replay", str(tmp_path), "--topic", topic, *other).returncode == 3
+
+
+@pytest.mark.slow
+def test_by_spark_submit(cluster: EmbeddedCluster, target: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """A second run has nothing to do, and starts no Spark."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, _PARTITIONS)
+    produce(servers, topic, _records(600))
+    run(servers, tmp_path / "out", topic)
+    job = str(ROOT / "jobs" / "restore.py")
+    options = ["--load", str(tmp_path / "out"), "--bootstrap-servers", target.bootstrap_servers, "--json"]
+    by_spark = [spark_submit(), "--master", "local[2]", "--conf", "spark.ui.enabled=false", job]
+    for command, code, records in ((by_spark, 0, 600), ([sys.executable, job], 3, 0)):
+        done = subprocess.run(
+            [*command, *options],
+            capture_output=True,
+            text=True,
+            timeout=400,
+            env=environment(tmp_path),
+            cwd=tmp_path,
+            check=False,
+        )
+        assert done.returncode == code, done
+        assert json.loads(done.stdout.splitlines()[-1])["records"] == records
+    assert _content(target.bootstrap_servers, topic) == _content(servers, topic)
