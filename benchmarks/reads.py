@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from confluent_kafka import Producer
-
-from benchmarks.data import PARTITIONS, RECORD_SIZE, ToolFailed, produce
+from benchmarks.data import PARTITIONS, RECORD_SIZE, produce
 from benchmarks.figures import Result
 from benchmarks.jvm_connector import beside_jvm
 from benchmarks.no_op import beside_no_op
+from benchmarks.short_reads import fill_evenly
 from benchmarks.sides import SideFailed, SparkSide, read_all, topic_options
 from benchmarks.work import Bench, Work
 from tests.support.kafka import Kafka
@@ -59,7 +58,7 @@ def _reads(bench: Bench) -> Iterator[Result]:
             yield beside_jvm(bench, work, "MB/s", folder, partial(megabytes, options=large))
             yield beside_no_op(bench, work, "MB/s", folder, large, megabytes, records=records, size=size)
         kafka.create_topic("many", partitions=_MANY)
-        _fill_evenly(servers, "many", _MANY, _MANY_RECORDS)
+        fill_evenly(servers, "many", _MANY, _MANY_RECORDS)
         many = topic_options(servers, "many")
         yield beside_jvm(
             bench,
@@ -71,19 +70,10 @@ def _reads(bench: Bench) -> Iterator[Result]:
             higher_is_better=False,
         )
         kafka.create_topic("very-many", partitions=_VERY_MANY)
-        _fill_evenly(servers, "very-many", _VERY_MANY, 1)
+        fill_evenly(servers, "very-many", _VERY_MANY, 1)
         very_many = topic_options(servers, "very-many")
         work = f"Spark plans a batch over {_VERY_MANY:,} partitions"
         yield beside_jvm(bench, work, "s", folder, lambda side: _plan(side, very_many), higher_is_better=False)
-
-
-def _fill_evenly(servers: str, topic: str, partitions: int, records: int) -> None:
-    """As many records for each partition, which ProducerPerformance can't do."""
-    producer = Producer({"bootstrap.servers": servers, "queue.buffering.max.messages": partitions * records + 1})
-    for number in range(partitions * records):
-        producer.produce(topic, b"v" * RECORD_SIZE, partition=number % partitions)
-    if producer.flush(60):
-        raise ToolFailed(f"{topic} could not be filled")
 
 
 def _megabytes(records: int, size: int) -> Callable[[SparkSide, dict[str, str]], float]:

@@ -43,6 +43,7 @@ from benchmarks.producer import PRODUCER
 from benchmarks.producing import PRODUCE
 from benchmarks.reads import READS
 from benchmarks.report import render
+from benchmarks.short_reads import SHORT_READS
 from benchmarks.work import Bench, Work
 from benchmarks.worker_memory import WORKER_MEMORY
 from benchmarks.write_latency import WRITE_LATENCY
@@ -55,6 +56,7 @@ WORK: tuple[Work, ...] = (
     BATCH_READ,
     DIRECTORY_READ,
     READS,
+    SHORT_READS,
     LATENCY,
     WRITE,
     WRITE_LATENCY,

@@ -32,10 +32,11 @@ _MAX_MILLISECONDS = 0x7FFFFFFF_FFFFFFFF // 1000
 
 
 class PartitionDecoder:
-    """Decoder of one topic-partition's records into Arrow batches of `schema` (see schema.py).
+    """Decoder of records into Arrow batches of `schema` (see schema.py): of one topic-partition, or of several in turn.
 
-    A compressed record batch may grow to `limit` bytes; `checks` as of `append_visible`. `DecodeError` and
-    `CorruptBatchError` name the topic and partition.
+    With `move_to`, short ranges of many partitions share an Arrow batch: a batch costs Spark and Arrow as much as
+    thousands of rows. A compressed record batch may grow to `limit` bytes; `checks` as of `append_visible`.
+    `DecodeError` and `CorruptBatchError` name the topic and partition.
     """
 
     def __init__(
@@ -57,6 +58,18 @@ class PartitionDecoder:
         self._builder = self._kernel.builder(frozenset(schema.names) & frozenset(COLUMNS))
         self._constants: dict[str, pa.Array] = {}
         self._taken = 0
+        #: Partitions before the current one with rows in the builder, and how many of its rows were before their end.
+        self._moved: list[tuple[str, int, int]] = []
+
+    def move_to(self, topic: str, partition: int, on_bad: Callable[[BadBatch], None] = refuse) -> None:
+        """Continue with the records of another partition; rows that are no full Arrow batch yet get company."""
+        self._on_bad = on_bad
+        if (topic, partition) == (self._topic, self._partition):
+            return
+        if self._builder.rows:
+            self._moved.append((self._topic, self._partition, self._builder.rows))
+        self._topic, self._partition = topic, partition
+        self._constants.clear()
 
     @property
     def rows(self) -> int:
@@ -113,13 +126,15 @@ class PartitionDecoder:
     def _take(self) -> pa.RecordBatch:
         columns = self._builder.finish()
         self._taken += columns.count
+        self._moved.append((self._topic, self._partition, columns.count))
         arrays = [self._column(name, columns) for name in self._schema.names]
+        self._moved.clear()
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _column(self, name: str, columns: RecordColumns) -> pa.Array:
         count = columns.count
         if name in ("topic", "partition"):
-            return self._constant(name, count)
+            return self._constant(name, count) if len(self._moved) == 1 else self._varying(name)
         if name == "timestamp":
             return _fixed(self._schema.field(name).type, count, _microseconds(columns.timestamp))
         if name == "offset":
@@ -133,13 +148,26 @@ class PartitionDecoder:
     def _constant(self, name: str, count: int) -> pa.Array:
         """The column `topic` or `partition`, built once and sliced."""
         if name not in self._constants or len(self._constants[name]) < count:
-            size = max(count, ROWS)
+            size = max(count, min(ROWS, 8 * count))  # a small batch is often the only one
             self._constants[name] = (
                 _repeated(self._topic, size)
                 if name == "topic"
                 else _fixed(pa.int32(), size, np.full(size, self._partition, np.int32))
             )
         return self._constants[name].slice(0, count)
+
+    def _varying(self, name: str) -> pa.Array:
+        """The column `topic` or `partition` of several partitions."""
+        ends = np.array([end for _, _, end in self._moved])
+        counts = np.diff(ends, prepend=0)
+        if name == "partition":
+            partitions = np.array([partition for _, partition, _ in self._moved], np.int32)
+            return _fixed(pa.int32(), int(ends[-1]), np.repeat(partitions, counts))
+        runs: list[tuple[str, int]] = []
+        for (topic, _, _), count in zip(self._moved, counts.tolist(), strict=True):
+            before = runs.pop()[1] if runs and runs[-1][0] == topic else 0
+            runs.append((topic, before + count))
+        return pa.concat_arrays([_repeated(topic, count) for topic, count in runs])
 
 
 def _repeated(text: str, count: int) -> pa.Array:

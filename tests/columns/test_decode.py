@@ -122,6 +122,31 @@ def test_batches_are_cut_by_rows_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -
     assert rows_of(batches) == [meaning(row) for row in rows]
 
 
+@pytest.mark.parametrize("rows", [1, 8, 1000])
+def test_partitions_in_turn_share_batches(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Whatever ends where: an Arrow batch, a partition without records, a topic, a partition that comes again."""
+    monkeypatch.setattr(decode, "ROWS", rows)
+    places = [("t", 7), ("t", 2), ("empty", 0), ("u", 2), ("u", 3), ("t", 7), ("t", 7), ("none", 1)]
+    decoder = PartitionDecoder("t", 7, FULL)
+    batches, wanted = [], []
+    for number, (topic, partition) in enumerate(places):
+        decoder.move_to(topic, partition)
+        if topic not in ("empty", "none"):
+            chosen = ROWS[: 1 + number % len(ROWS)]
+            batches += decoder.add(b"".join(make_batch([row]) for row in chosen), 0, 1000)
+            wanted += [meaning(row) | {"topic": topic, "partition": partition} for row in chosen]
+    batches += decoder.finish()
+    for batch in batches:
+        batch.validate(full=True)
+    assert rows_of(batches) == wanted
+    assert len(batches) == -(-len(wanted) // rows)
+    decoder.move_to("x", 5)
+    broken = bytearray(make_batch(ROWS))
+    broken[-1] ^= 1
+    with pytest.raises(CorruptBatchError, match="x-5: batch"):
+        list(decoder.add(bytes(broken), 0, 1000))
+
+
 def test_a_wrong_checksum_names_topic_partition_and_offsets() -> None:
     broken = bytearray(make_batch(ROWS))
     broken[-1] ^= 1

@@ -53,6 +53,18 @@ def test_one_request_reads_them_all() -> None:
         assert brokers.count("Fetch") == 1
 
 
+def test_they_share_an_arrow_batch() -> None:
+    """One for each of thousands of partitions costs more than their records."""
+    with ScriptedCluster({"t": PARTITIONS}) as brokers:
+        values = _fill(brokers.bootstrap_servers, "t")
+        options = {"kafka.bootstrap.servers": brokers.bootstrap_servers, "subscribe": "t"}
+        source = source_options(options, streaming=False)
+        (batch,) = reading.read_ranges(source, _ranges("t"), WITHOUT_HEADERS)
+        found = [(row["partition"], row["offset"], row["value"]) for row in batch.to_pylist()]
+        of = [value.split(b"-") for value in values]
+        assert sorted(found) == sorted((int(v[0]), int(v[1]), value) for v, value in zip(of, values, strict=True))
+
+
 def test_part_of_a_batch_and_ranges_that_are_long_or_alone() -> None:
     with EmbeddedCluster() as cluster:
         topic = f"t-{uuid.uuid4().hex[:8]}"

@@ -88,8 +88,14 @@ def read_ranges(
     prepare_worker()
     warn_if_slow()
     reader = _reader(options, topic_ids)
+    decoder: PartitionDecoder | None = None
     for requested in reader.ahead(ranges) if isinstance(reader, _BrokerReader) else ranges:
-        yield from _read_range(reader, options, requested, schema, observer or ReadObserver())
+        topic, partition = requested.topic, requested.partition
+        if decoder is None:
+            decoder = PartitionDecoder(topic, partition, schema, reader.config.decompressed_max_bytes)
+        yield from _read_range(reader, options, requested, decoder, observer or ReadObserver())
+    if decoder is not None:
+        yield from decoder.finish()
 
 
 class RecordBatches(Protocol):
@@ -169,7 +175,11 @@ class _BrokerReader:
 
 
 def _read_range(
-    reader: RangeReader, options: SourceOptions, requested: OffsetRange, schema: pa.Schema, observer: ReadObserver
+    reader: RangeReader,
+    options: SourceOptions,
+    requested: OffsetRange,
+    decoder: PartitionDecoder,
+    observer: ReadObserver,
 ) -> Iterator[pa.RecordBatch]:
     losses = LossReporter(options.on_data_loss)
     bad_records = BadRecords(options.bad_records, requested.topic, requested.partition, observer.keep_letter)
@@ -178,9 +188,7 @@ def _read_range(
         losses.report([lost])
         observer.lost(lost)
 
-    decoder = PartitionDecoder(
-        requested.topic, requested.partition, schema, reader.config.decompressed_max_bytes, bad_records.take
-    )
+    decoder.move_to(requested.topic, requested.partition, bad_records.take)
     start, refusals = requested.start, _Refusals(options)
     while start < requested.end:
         try:
@@ -210,7 +218,6 @@ def _read_range(
             lost_end = min(low, requested.end) if start < low else requested.end
             report(Lost(requested.topic, requested.partition, start, lost_end, low, high, cause))
             start = lost_end
-    yield from decoder.finish()
 
 
 class _Refusals:
