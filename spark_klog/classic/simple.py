@@ -14,11 +14,11 @@ from uuid import UUID
 from spark_klog.client.answers import by_key, check_code
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.config import client_config
-from spark_klog.client.connection import Connection
 from spark_klog.client.consumer.assigned import Assigned
 from spark_klog.client.consumer.chunk import Chunk
 from spark_klog.client.consumer.records import ConsumerRecord, RecordDecoder
 from spark_klog.client.fetcher import entries_of
+from spark_klog.client.network.connection import Connection
 from spark_klog.client.offsets import NO_OFFSET, by_topic, partition_entries
 from spark_klog.errors import (
     ConfigError,

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from spark_klog.client import Admin
 from spark_klog.client.config import ClientConfig, client_config
-from spark_klog.client.connection import Connection
-from spark_klog.client.dial import Dial
-from spark_klog.client.name_lookup import addresses_of
+from spark_klog.client.network.connection import Connection
+from spark_klog.client.network.dial import Dial
+from spark_klog.client.network.name_lookup import addresses_of
 from spark_klog.client.security.secrets import Settings
 from spark_klog.errors import AuthenticationError, ConnectionFailed, HandshakeInterrupted, KlogError, RequestTimedOut
 from spark_klog.protocol.apis import METADATA
@@ -145,7 +145,9 @@ def kernel() -> str:
     """Whether the native kernel was built."""
     from spark_klog.records import kernels
 
-    name = kernels.load().name
+    name, trouble = kernels.load().name, kernels.native_trouble()
+    if trouble is not None and "pip install -e" in trouble:
+        raise NotWell(f"the native kernel {trouble}", "pip install -e . in the folder of the sources")
     if name != "native":
         raise NotWell(
             f"{name}: records are decoded and encoded in Python, some forty times slower",

@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 
 from spark_klog.client.backoff import shown_seconds
 from spark_klog.client.config import ClientConfig
-from spark_klog.client.connection import Connection, Handle, wait_until_ready
+from spark_klog.client.network.connection import Connection
+from spark_klog.client.network.readiness import wait_until_ready
+from spark_klog.client.network.responses import Handle
 from spark_klog.errors import ConnectionFailed, KlogError, RequestTimedOut
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api

@@ -15,7 +15,8 @@ from uuid import UUID
 from spark_klog.client.answers import by_key, check_code
 from spark_klog.client.backoff import Backoff
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.connection import Connection, Handle
+from spark_klog.client.network.connection import Connection
+from spark_klog.client.network.responses import Handle
 from spark_klog.client.offsets import offset_range
 from spark_klog.errors import (
     ConnectionFailed,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import logging
 import math
-import operator
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.config import without_effect
-from spark_klog.client.connection import Connection
 from spark_klog.client.delivery import at_exit
 from spark_klog.client.delivery.background import Background, Turns
 from spark_klog.client.delivery.gathering import (
@@ -29,18 +27,17 @@ from spark_klog.client.delivery.gathering import (
     check_headers,
     check_size,
     check_timestamp,
+    no_room,
     size_limit,
 )
-from spark_klog.client.delivery.partitioner import StickyPartitioner
+from spark_klog.client.delivery.partition_choice import PartitionChoice
 from spark_klog.client.delivery.receipts import Delivery, OnDelivery
 from spark_klog.client.delivery.sender import Sender
-from spark_klog.client.delivery.topics import PartitionCounts
 from spark_klog.client.delivery.transaction_calls import TransactionCalls
 from spark_klog.client.delivery.transactions import Transactions
+from spark_klog.client.network.connection import Connection
 from spark_klog.errors import (
-    BufferExhausted,
     ConcurrentUse,
-    ConfigError,
     KlogError,
     ProducerClosed,
     RequestTimedOut,
@@ -119,12 +116,10 @@ class Producer(TransactionCalls):
         self._max_block = cluster.config.max_block_ms / 1000
         self._gathering: dict[TopicPartition, Gathering] = {}
         self._gathered = 0
-        self._counts = PartitionCounts(cluster)
         #: Bytes of records in a batch before compression; a record is never split.
         self.batch_size = max(1, cluster.config.batch_size)
-        self._partitioning = cluster.config.partitioning
         self._size_limit = size_limit(cluster.config)
-        self._sticky = StickyPartitioner(self._counts.with_leader, self.batch_size)
+        self._choice = PartitionChoice(cluster, self.batch_size)
         if self._has_thread:
             at_exit.remember(self)
 
@@ -132,13 +127,8 @@ class Producer(TransactionCalls):
         """The number of partitions of a topic. The broker may create a missing topic; otherwise `ProtocolError`."""
         with self._turns:
             self._check_open("partitions")
-            self._renew()
-            return self._counts.of(topic)
-
-    def _renew(self) -> None:
-        """See new partitions after metadata.max.age.ms; a call does it first, as it relies on the same ones."""
-        if self._counts.renew():
-            self._sticky.end_turns()
+            self._choice.renew()
+            return self._choice.counts.of(topic)
 
     def send(
         self,
@@ -168,17 +158,8 @@ class Producer(TransactionCalls):
             self._check("send")
             check_size(topic, key, value, headers, *self._size_limit)
             timestamp = time.time_ns() // 1_000_000 if timestamp is None else check_timestamp(timestamp)
-            self._renew()
-            count = self._counts.of(topic)
-            is_free = False
-            if partition is None:
-                partition = self._partitioning.of(key, count)
-                is_free = partition is None
-            if partition is None:
-                partition = self._sticky.current(topic)
-            elif not 0 <= operator.index(partition) < count:
-                there = f"partitions 0 to {count - 1}" if count > 1 else "only partition 0"
-                raise ConfigError(f"topic {topic} has {there}, not {partition}")
+            self._choice.renew()
+            partition, is_free = self._choice.of(topic, key, partition)
             self._await_room(topic, partition)
             gathering = self._gathering.get((topic, partition))
             if gathering is None:
@@ -189,7 +170,7 @@ class Producer(TransactionCalls):
             if on_delivery is not None:
                 gathering.receipt.ask(on_delivery, index, timestamp)
             if is_free:
-                self._sticky.filled(topic, self.batch_size if self._partitioning.takes_turns else size)
+                self._choice.filled(topic, size)
             if len(gathering.body) >= self.batch_size:
                 try:
                     self._finish((topic, partition), time.monotonic() + self._max_block)
@@ -229,11 +210,7 @@ class Producer(TransactionCalls):
             self._wake()
         waiting = self._sender.size
         if waiting and waiting >= limit:
-            named = self._cluster.config.named
-            raise BufferExhausted(
-                f"{waiting} bytes of records wait to be sent, {named('buffer.memory')}={limit}, and none was confirmed "
-                f"within {self._max_block:g} s ({named('max.block.ms')}): a record for {topic}-{partition} is not sent"
-            )
+            raise no_room(self._cluster.config, waiting, f"{topic}-{partition}")
 
     def _work(self) -> tuple[float, Collection[Connection]]:
         """Do what is due, in the thread; return seconds and connections to wait for."""
@@ -271,9 +248,9 @@ class Producer(TransactionCalls):
 
         with self._turns:
             self._check("send_arrow")
-            self._renew()
-            count, choose, size = self._counts.of, self._sticky.next, self.batch_size
-            records = arrow_records(rows, topic, count, choose, size, self._partitioning, self._size_limit)
+            self._choice.renew()
+            count, choose, size = self._choice.counts.of, self._choice.sticky.next, self.batch_size
+            records = arrow_records(rows, topic, count, choose, size, self._choice.partitioning, self._size_limit)
             for name, partition, columns in records:
                 self._add_columns((name, partition), columns)
             self._wake()
@@ -336,8 +313,7 @@ class Producer(TransactionCalls):
         """
         with self._turns:
             self._check_open("refresh")
-            self._sticky.end_turns()
-            return self._counts.refresh()
+            return self._choice.refresh()
 
     def finish_at_exit(self, until: float) -> None:
         """See `at_exit`; not of a transaction, which nobody will commit."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from spark_klog.directories.addresses import filesystem_at, local_path, without_user
+from spark_klog.durable import sync_folder, write_synced
 from spark_klog.errors import ConfigError, LoadError
 
 _HIDDEN = ".tmp-"
@@ -128,7 +129,7 @@ class LocalStore:
         with _named(self, path, "written"):
             temporary = self._temporary(path, content)
             os.replace(temporary, self._root / path)
-            _sync_folder((self._root / path).parent)
+            sync_folder((self._root / path).parent)
 
     def create(self, path: str, content: bytes) -> bool:
         with _named(self, path, "written"):
@@ -139,21 +140,14 @@ class LocalStore:
                 return False
             finally:
                 temporary.unlink()
-            _sync_folder((self._root / path).parent)
+            sync_folder((self._root / path).parent)
             return True
 
     def _temporary(self, path: str, content: bytes) -> Path:
         place = self._root / path
         place.parent.mkdir(parents=True, exist_ok=True)
         temporary = place.with_name(f"{_HIDDEN}{uuid.uuid4().hex}")
-        try:
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        write_synced(temporary, content)
         return temporary
 
     def names(self, folder: str) -> list[str]:
@@ -179,10 +173,9 @@ class LocalStore:
         with _named(self, path, "written"):
             place = self._root / path
             place.parent.mkdir(parents=True, exist_ok=True)
-            with source.open("rb") as file:
-                os.fsync(file.fileno())
+            sync_folder(source)
             os.replace(source, place)
-            _sync_folder(place.parent)
+            sync_folder(place.parent)
 
     def move(self, source: str, target: str) -> None:
         with _named(self, target, "written"):
@@ -212,14 +205,6 @@ class LocalStore:
 
     def uri(self, path: str) -> str:
         return str(self._root / path)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class ArrowStore:

@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 from spark_klog.client import Admin, Consumer
 from spark_klog.client.cluster import TopicPartition
-from spark_klog.client.connection import wait_until_ready
 from spark_klog.client.consumer.chunk import Chunk
 from spark_klog.client.delivery.receipts import Receipt
+from spark_klog.client.network.readiness import wait_until_ready
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, DataLossError, LogTruncated, OffsetOutOfRange
 from spark_klog.mirror.batches import Span, out_batches

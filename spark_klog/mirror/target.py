@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.connection import Connection
 from spark_klog.client.delivery.receipts import Receipt
 from spark_klog.client.delivery.sender import Sender
 from spark_klog.client.delivery.transactions import Transactions
+from spark_klog.client.network.connection import Connection
 from spark_klog.client.security.secrets import Settings
 from spark_klog.errors import ConfigError
 from spark_klog.mirror.batches import OutBatch

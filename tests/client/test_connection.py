@@ -15,8 +15,9 @@ import pytest
 from spark_klog.client import backoff, cluster as cluster_module, connections
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.config import client_config
-from spark_klog.client.connection import Connection, Handle
 from spark_klog.client.fetcher import fetch_range
+from spark_klog.client.network.connection import Connection
+from spark_klog.client.network.responses import Handle
 from spark_klog.client.offsets import offset_range
 from spark_klog.client.producer import Producer
 from spark_klog.errors import ConnectionFailed, DecodeError, RequestTimedOut
@@ -178,7 +179,7 @@ def test_answers_put_aside_have_a_bound(brokers: ScriptedCluster, monkeypatch: p
     brokers.append("t", 0, [bytes(10_000)])
     brokers.append("t", 1, [b"1"])
     with _connect(brokers) as connection:
-        monkeypatch.setattr(type(connection._config), "response_max_bytes", 25_000)
+        monkeypatch.setattr(connection._responses, "_max_bytes", 25_000)
         handles = [_send_fetch(connection, 0) for _ in range(3)]
         last = _send_fetch(connection, 1)
         with pytest.raises(ConnectionFailed, match="25000 bytes of responses"):

@@ -11,9 +11,10 @@ import pytest
 from spark_klog.client import connections
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.connection import Connection, Handle
 from spark_klog.client.coordinator import find_coordinators
 from spark_klog.client.delivery.transactions import PreparedTransaction
+from spark_klog.client.network.connection import Connection
+from spark_klog.client.network.responses import Handle
 from spark_klog.errors import ErrorCode, ProtocolError
 from spark_klog.protocol.apis import END_TXN
 from spark_klog.protocol.schema import Api

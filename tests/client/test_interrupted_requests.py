@@ -10,7 +10,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.protocol.apis import METADATA
 from tests.support.scripted_broker import ScriptedCluster
 
-_MODULES = ("client/connection.py", "client/frame_stream.py")
+_MODULES = ("client/network/connection.py", "client/network/frame_stream.py")
 _OUTSIDE = ("close", "closed")
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from spark_klog.client.name_lookup import addresses_of
+from spark_klog.client.network.name_lookup import addresses_of
 
 ROOT = Path(__file__).parents[2]
 #: Python calls atexit's functions after it has stopped to start threads, from 3.12 on.
 AT_EXIT = """
 import atexit, time
-from spark_klog.client.name_lookup import addresses_of
+from spark_klog.client.network.name_lookup import addresses_of
 atexit.register(lambda: print(len(addresses_of("localhost", 9092, time.monotonic() + 30)) > 0))
 """
 

@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import Consumer, Producer as ConfluentProducer, TopicPartition
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.connection import Connection
 from spark_klog.client.fetcher import fetch_range
+from spark_klog.client.network.connection import Connection
 from spark_klog.client.offsets import GroupOffsets, list_offsets, offset_range
 from spark_klog.client.producer import Producer
 from spark_klog.errors import ErrorCode, OffsetOutOfRange, ProtocolError, UnsupportedVersionError

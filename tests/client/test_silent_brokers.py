@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.dial import Dial
+from spark_klog.client.network.dial import Dial
 from spark_klog.client.offsets import offsets_of_led
 from spark_klog.client.producer import Producer
 from spark_klog.errors import ConnectionFailed, RequestTimedOut

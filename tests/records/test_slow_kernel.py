@@ -5,8 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
+from typing import Any
 
 import pytest
+
+from spark_klog.errors import ConfigError
+from spark_klog.records import kernels
 
 _PROGRAM = """
 import sys
@@ -55,4 +60,27 @@ def test_it_is_said_once_unless_it_was_chosen(process: str, choice: str | None) 
     assert run.returncode == 0, run.stderr
     told = [line for line in run.stderr.splitlines() if "the native kernel is missing" in line]
     assert len(told) == (0 if choice else 1), run.stderr
-    assert all("forty times slower; install spark_klog again" in line for line in told)
+    assert all("install spark_klog again with a C compiler" in line and "forty times slower" in line for line in told)
+
+
+@pytest.mark.parametrize("how", ["version", "function"])
+def test_a_native_kernel_of_older_sources(monkeypatch: pytest.MonkeyPatch, how: str, caplog: Any) -> None:
+    """It is not used, and both the refusal and the warning say how to build it again."""
+    reference = kernels.load("reference")
+    older = types.ModuleType("spark_klog.records.kernels._kernel")
+    vars(older).update({name: value for name, value in vars(reference).items() if not name.startswith("__")})
+    older.name = "native"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, older.__name__, older)
+    monkeypatch.delenv("SPARK_KLOG_KERNEL", raising=False)
+    assert kernels.load("native") is older
+    if how == "version":
+        older.VERSION = kernels.VERSION - 1  # type: ignore[attr-defined]
+    else:
+        del older.ordered_batches
+    with pytest.raises(ConfigError, match=r"built from other sources.*pip install -e \."):
+        kernels.load("native")
+    assert kernels.load() is reference
+    kernels.warn_if_slow.cache_clear()
+    kernels.warn_if_slow()
+    assert "pip install -e ." in caplog.text
+    kernels.warn_if_slow.cache_clear()

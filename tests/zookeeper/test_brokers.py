@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from kazoo.client import KazooClient
 
 from spark_klog.client.config import client_config
-from spark_klog.client.connection import Connection
+from spark_klog.client.network.connection import Connection
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.apis import FETCH, METADATA, PRODUCE
 from tests.support.batches import make_batch

@@ -24,15 +24,16 @@ import copy
 import fcntl
 import os
 import re
-import tempfile
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from uuid import uuid4
 
 from spark_klog.broker.security.mechanisms import HASHES, Credential
+from spark_klog.durable import replace_file
 from spark_klog.errors import ConfigError
 
 _SECTION = "user "
@@ -253,21 +254,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, text: str) -> None:
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    replace_file(path, text.encode(), path.with_name(f".{path.name}.{uuid4().hex}"), mode=0o600)
 
 
 def _changed_text(path: Path, text: str, before: dict[str, User], after: dict[str, User]) -> str:

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from spark_klog.client.answers import worst
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.connection import Connection, Handle
 from spark_klog.client.consumer.heartbeat import Membership
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.coordinator import Coordinators
+from spark_klog.client.network.connection import Connection
+from spark_klog.client.network.responses import Handle
 from spark_klog.client.offsets import Committed, GroupOffsets, commit_errors, topics_to_commit
 from spark_klog.errors import (
     CommitFailed,

@@ -22,23 +22,22 @@ from spark_klog.client.consumer.arguments import (
 from spark_klog.client.consumer.assigned import Assigned, Assignment
 from spark_klog.client.consumer.chunk import Chunk
 from spark_klog.client.consumer.commits import Offsets
+from spark_klog.client.consumer.decoders import Decoders
 from spark_klog.client.consumer.fetching import Fetches
 from spark_klog.client.consumer.guard import Guard
 from spark_klog.client.consumer.handover import Handover
 from spark_klog.client.consumer.positions import Positions
-from spark_klog.client.consumer.records import ConsumerRecord, RecordDecoder
+from spark_klog.client.consumer.records import ConsumerRecord
 from spark_klog.client.consumer.settings import consumer_config
 from spark_klog.client.consumer.subscription import CLOSE_SECONDS, GroupSide, RebalanceListener
 from spark_klog.client.consumer.troubles import Troubles
+from spark_klog.client.network.wakeup import Waker
 from spark_klog.client.offsets import Committed, GroupMetadata
-from spark_klog.client.wakeup import Waker
 from spark_klog.errors import ConfigError, KlogError, ProtocolError, RequestTimedOut
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from spark_klog.client.consumer.arrow import ArrowDecoder
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -87,7 +86,6 @@ class Consumer:
 
     def __init__(self, settings: Mapping[str, Any], *, include_headers: bool = False) -> None:
         self._config = consumer_config(settings)
-        self._include_headers = include_headers
         #: Whether a poll without assigned partitions was logged.
         self._has_warned = False
         self._cluster = Cluster(self._config.client)
@@ -105,8 +103,7 @@ class Consumer:
             *(self._positions.out_of_range, self._troubles),
         )
         self._handover = Handover(self._assignment, self._fetches)
-        self._arrow: ArrowDecoder | None = None
-        self._records: RecordDecoder | None = None
+        self._decoders = Decoders(self._config, include_headers=include_headers)
 
     def assign(self, partitions: Iterable[tuple[str, int] | tuple[str, int, int]]) -> None:
         """Read exactly these partitions: (topic, partition), or (topic, partition, offset) to begin there.
@@ -126,9 +123,8 @@ class Consumer:
     def _assign(self, keys: Iterable[TopicPartition]) -> None:
         before = set(self._assignment.keys())
         self._assignment.set(keys)
-        if self._arrow is not None:
-            for key in before.difference(self._assignment.keys()):
-                self._arrow.forget(key)
+        for key in before.difference(self._assignment.keys()):
+            self._decoders.forget(key)
 
     def _new_group(self) -> GroupSide:
         return GroupSide(self._config, self._assignment, self._assign, self._waker.wake, self._troubles)
@@ -273,12 +269,7 @@ class Consumer:
         offsets may take a second longer. Errors: see the class.
         """
         with self._guard.used():
-            if self._arrow is None:
-                from spark_klog.client.consumer.arrow import ArrowDecoder
-
-                limit, checks = self._config.client.decompressed_max_bytes, self._config.check_crcs
-                self._arrow = ArrowDecoder(limit, self._include_headers, checks)
-            return self._next(self._arrow.parts, True, timeout)
+            return self._next(self._decoders.arrow.parts, True, timeout)
 
     def poll(self, timeout: float = 1.0) -> list[ConsumerRecord]:
         """The next records of one partition, at most max.poll.records; [] if there are none within `timeout` s.
@@ -286,12 +277,7 @@ class Consumer:
         For many records `poll_arrow` is much faster. Errors: see the class.
         """
         with self._guard.used():
-            if self._records is None:
-                config = self._config
-                self._records = RecordDecoder(
-                    config.client.decompressed_max_bytes, config.max_poll_records, config.check_crcs
-                )
-            return self._next(self._records.parts, False, timeout) or []
+            return self._next(self._decoders.records.parts, False, timeout) or []
 
     def poll_chunk(self, timeout: float = 1.0) -> Chunk | None:
         """For the package's own use: the next fetched batches as they are, or None if none come within `timeout` s.

@@ -16,13 +16,14 @@ from collections.abc import Callable
 from spark_klog.client.answers import answer_error
 from spark_klog.client.backoff import pause_seconds
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.connection import Connection, Handle
 from spark_klog.client.consumer.assigned import Assigned, Assignment
 from spark_klog.client.consumer.chunk import Chunk
 from spark_klog.client.consumer.session import LOST_SESSION, FetchParameters, FetchSession
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.consumer.troubles import Troubles
-from spark_klog.client.wakeup import Waker
+from spark_klog.client.network.connection import Connection
+from spark_klog.client.network.responses import Handle
+from spark_klog.client.network.wakeup import Waker
 from spark_klog.error_codes import Remedy
 from spark_klog.errors import (
     ConnectionFailed,

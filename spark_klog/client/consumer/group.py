@@ -21,7 +21,6 @@ from typing import Protocol
 from spark_klog.client.answers import answer_error
 from spark_klog.client.backoff import pause_seconds
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.connection import Connection, Handle
 from spark_klog.client.consumer.assignors import ASSIGNORS, Member
 from spark_klog.client.consumer.heartbeat import Heartbeats, Membership, leave
 from spark_klog.client.consumer.member_protocol import decode_subscription, encode_assignment, encode_subscription
@@ -29,6 +28,8 @@ from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.consumer.subscribed_topics import SubscribedTopics
 from spark_klog.client.consumer.troubles import Troubles
 from spark_klog.client.coordinator import find_coordinator
+from spark_klog.client.network.connection import Connection
+from spark_klog.client.network.responses import Handle
 from spark_klog.errors import (
     ConnectionFailed,
     DecodeError,

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from spark_klog.client.wakeup import Waker
+from spark_klog.client.network.wakeup import Waker
 from spark_klog.errors import ConcurrentUse, ConsumerClosed, WokenUp
 
 

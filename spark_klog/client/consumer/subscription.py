@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Collection, Iterable
 
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.connection import Connection
 from spark_klog.client.consumer.assigned import Assignment
 from spark_klog.client.consumer.commits import Commits, Offsets, OnCommit
 from spark_klog.client.consumer.group import GroupMember
 from spark_klog.client.consumer.heartbeat import Membership
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.consumer.troubles import Troubles
+from spark_klog.client.network.connection import Connection
 from spark_klog.client.offsets import Committed, GroupMetadata
 from spark_klog.errors import CommitFailed, KlogError, ProtocolError
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
-from spark_klog.client.connection import Connection
-from spark_klog.client.wakeup import Waker
+from spark_klog.client.network.connection import Connection
+from spark_klog.client.network.wakeup import Waker
 from spark_klog.errors import ConcurrentUse, ProducerClosed, RequestTimedOut
 
 _log = logging.getLogger(__name__)

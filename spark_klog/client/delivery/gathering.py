@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from spark_klog.client.config import ClientConfig
 from spark_klog.client.delivery.receipts import Receipt
-from spark_klog.errors import ConfigError, RecordTooLargeToSend
+from spark_klog.errors import BufferExhausted, ConfigError, RecordTooLargeToSend
 from spark_klog.records.contract import NO_TIMESTAMP, Headers
 from spark_klog.records.kernels.reference import append_record
 from spark_klog.records.record_size import MOST_LENGTHS, OVERHEAD, largest_size
@@ -82,3 +82,12 @@ def check_headers(headers: Headers) -> Headers:
             raise TypeError(f"the name of header {header[0]!r} must be str, not {type(header[0]).__name__}")
         check_bytes(f"header {header[0]!r}", header[1])
     return headers
+
+
+def no_room(config: ClientConfig, waiting: int, partition: str) -> BufferExhausted:
+    """The error of a record for which buffer.memory had no room within max.block.ms; `waiting` is in bytes."""
+    named, seconds = config.named, config.max_block_ms / 1000
+    return BufferExhausted(
+        f"{waiting} bytes of records wait to be sent, {named('buffer.memory')}={config.buffer_memory}, and none was "
+        f"confirmed within {seconds:g} s ({named('max.block.ms')}): a record for {partition} is not sent"
+    )

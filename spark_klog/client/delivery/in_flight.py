@@ -7,9 +7,10 @@ import math
 from collections import deque
 from collections.abc import Iterator
 
+from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.config import ClientConfig
-from spark_klog.client.connection import Connection
-from spark_klog.client.delivery.queues import CallClock, Request
+from spark_klog.client.delivery.queues import CallClock, Queue, Request
+from spark_klog.client.network.connection import Connection
 from spark_klog.errors import KlogError, RequestTimedOut
 
 _log = logging.getLogger(__name__)
@@ -71,6 +72,13 @@ class InFlight:
             queue.answered(batch)
             self.bytes -= len(batch.data)
         return request
+
+    def end_all(self, node: int) -> list[Queue]:
+        """Remove all requests of a broker, whose connection is lost; returns their partitions' queues."""
+        lost: dict[TopicPartition, Queue] = {}
+        while self.oldest(node) is not None:
+            lost |= {queue.key: queue for queue, _ in self.end(node).batches}
+        return list(lost.values())
 
     def throttled(self, node: int, until: float) -> None:
         """Note until when a broker throttles this client, a reading of `time.monotonic`."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
 
 from spark_klog.client.cluster import TopicPartition
-from spark_klog.client.connection import Connection, Handle
+from spark_klog.client.config import ClientConfig
 from spark_klog.client.delivery.producer_id import Numbering
 from spark_klog.client.delivery.receipts import Receipt
+from spark_klog.client.network.connection import Connection
+from spark_klog.client.network.responses import Handle
+from spark_klog.errors import RequestTimedOut
 from spark_klog.records.batch_v2 import set_producer
 
 #: Seconds. A broker that takes longer for a request no longer delays records for other brokers.
@@ -168,3 +172,25 @@ class CallClock:
 
     def now(self) -> float:
         return (time.monotonic() if self._is_within else self._left_at) - self._between
+
+
+def next_batches(queues: Iterable[Queue], now: float, config: ClientConfig) -> list[tuple[Queue, Batch]]:
+    """The next batch of each partition, as many as fit into max.request.size, but at least one if there is one."""
+    chosen: list[tuple[Queue, Batch]] = []
+    size = 0
+    for queue in queues:
+        batch = queue.next(now, config.max_in_flight)
+        if batch is None:
+            continue
+        if chosen and size + len(batch.data) > config.max_request_size:
+            break
+        chosen.append((queue, batch))
+        size += len(batch.data)
+    return chosen
+
+
+def expired(queue: Queue, config: ClientConfig) -> RequestTimedOut:
+    """The error of a partition whose oldest batch was not confirmed within delivery.timeout.ms."""
+    seconds, limit = config.delivery_timeout_ms / 1000, config.named("delivery.timeout.ms")
+    reason = f": {queue.failure}" if queue.failure else ""
+    return RequestTimedOut(f"records for {queue.name} were not written within {seconds:g} s ({limit}){reason}")

@@ -34,21 +34,16 @@ from collections.abc import Callable
 
 from spark_klog.client.answers import answer_error
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.connection import Connection, wait_until_ready
 from spark_klog.client.delivery.in_flight import InFlight
 from spark_klog.client.delivery.message import encode_batch, produce_message
 from spark_klog.client.delivery.producer_id import Numbering, ProducerIds
-from spark_klog.client.delivery.queues import Batch, CallClock, Queue, Request
+from spark_klog.client.delivery.queues import Batch, CallClock, Queue, Request, expired, next_batches
 from spark_klog.client.delivery.receipts import Receipt, Receipts, fresh
 from spark_klog.client.delivery.retries import UNREACHABLE, Retries
 from spark_klog.client.delivery.transactions import Transactions
-from spark_klog.errors import (
-    ConnectionFailed,
-    ErrorCode,
-    KlogError,
-    ProducerClosed,
-    RequestTimedOut,
-)
+from spark_klog.client.network.connection import Connection
+from spark_klog.client.network.readiness import wait_until_ready
+from spark_klog.errors import ConnectionFailed, ErrorCode, KlogError, ProducerClosed
 from spark_klog.protocol.apis import PRODUCE
 from spark_klog.protocol.codec import Message
 from spark_klog.records.batch_v2 import set_produced
@@ -89,7 +84,6 @@ class Sender:
 
     @property
     def size(self) -> int:
-        """Bytes of all batches."""
         return self._bytes
 
     def work_on(self) -> None:
@@ -289,16 +283,7 @@ class Sender:
         oldest = self._in_flight.oldest(node)
         if oldest is not None and (connection.must_renew or connection is not oldest.connection):
             return False  # it authenticates again, or the closed one's requests are put off, before anything else
-        chosen: list[tuple[Queue, Batch]] = []
-        size = 0
-        for queue in queues:
-            batch = queue.next(now, self._config.max_in_flight)
-            if batch is None:
-                continue
-            if chosen and size + len(batch.data) > self._config.max_request_size:
-                break
-            chosen.append((queue, batch))
-            size += len(batch.data)
+        chosen = next_batches(queues, now, self._config)
         if not chosen:
             return False
         for queue, _ in chosen:  # to the end, so that the others come first next time
@@ -337,11 +322,8 @@ class Sender:
                 while (oldest := self._in_flight.oldest(node)) is not None and self._in_flight.has_answer(oldest):
                     final = self._take_answer(node, oldest) or final
             except UNREACHABLE as error:
-                lost: dict[TopicPartition, Queue] = {}
-                while self._in_flight.oldest(node) is not None:
-                    lost |= {queue.key: queue for queue, _ in self._in_flight.end(node).batches}
                 self._cluster.suspect(node)
-                final = self._retries.resend(list(lost.values()), error) or final
+                final = self._retries.resend(self._in_flight.end_all(node), error) or final
         if final is not None:
             raise final
 
@@ -396,11 +378,7 @@ class Sender:
     def _expire(self) -> None:
         for queue in self._queues.values():
             if queue.batches and queue.batches[0].deadline <= self._clock.now():
-                seconds, limit = self._config.delivery_timeout_ms / 1000, self._config.named("delivery.timeout.ms")
-                reason = f": {queue.failure}" if queue.failure else ""
-                raise RequestTimedOut(
-                    f"records for {queue.name} were not written within {seconds:g} s ({limit}){reason}"
-                ) from queue.failure
+                raise expired(queue, self._config) from queue.failure
 
     def _may_leave(self, queue: Queue, sent_at: float) -> bool:
         node = self._cluster.last_leader(*queue.key)

@@ -8,6 +8,7 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from spark_klog.durable import replace_file, sync_folder
 from spark_klog.wire.primitives import Buffer
 
 
@@ -137,13 +138,7 @@ class LocalFileSystem:
         return path.read_bytes()
 
     def replace(self, path: Path, content: bytes) -> None:
-        temporary = path.with_name(path.name + ".tmp")
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        self.sync_folder(path.parent)
+        replace_file(path, content, path.with_name(path.name + ".tmp"))
 
     def rename(self, old: Path, new: Path) -> None:
         old.rename(new)
@@ -162,11 +157,7 @@ class LocalFileSystem:
         shutil.rmtree(path, ignore_errors=True)
 
     def sync_folder(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_folder(path)
 
 
 def write_all(file: File, position: int, data: Buffer) -> None:

@@ -22,7 +22,6 @@ not start on a directory that still has .klog-upgrade; the next run removes it.
 from __future__ import annotations
 
 import mmap
-import os
 import shutil
 from array import array
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from itertools import accumulate
 from pathlib import Path
 from uuid import UUID, uuid4
 
+from spark_klog.durable import sync_folder
 from spark_klog.errors import ConfigError, DecodeError, KlogError, OffsetOutOfRange
 from spark_klog.log.config import LogConfig
 from spark_klog.log.files.lock import locked
@@ -194,9 +194,9 @@ def _upgrade(
         if not topic_ids:
             (unfinished / PARTITION_METADATA).unlink()
         for path in (*unfinished.iterdir(), unfinished):
-            _sync(path)
+            sync_folder(path)
         unfinished.rename(target)
-        _sync(target.parent)
+        sync_folder(target.parent)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return Upgraded(folder.name, log.start_offset, log.end_offset, new_end)
@@ -212,14 +212,6 @@ def _topic_id(topic: str, new: Path, ids: dict[str, UUID]) -> UUID:
         ]
         ids[topic] = read_topic_id(there[0]) if there else uuid4()
     return ids[topic]
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write(log: Log07, folder: Path, topic_id: UUID, progress: Progress | None) -> int:

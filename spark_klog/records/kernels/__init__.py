@@ -14,24 +14,39 @@ from spark_klog.errors import ConfigError
 from spark_klog.records.contract import Kernel
 
 _log = logging.getLogger(__name__)
+#: Of what the kernels offer, also in `_kernel.pyx`: raise both whenever a function of the contract changes.
+VERSION = 1
+#: Kernels that were built before there was a version.
+_FIRST_VERSION = 1
 _MODULES = {"native": "spark_klog.records.kernels._kernel", "reference": "spark_klog.records.kernels.reference"}
 
 
 def load(choice: str | None = None) -> Kernel:
     """The kernel named by `choice` (None: by the environment, else the fastest available).
 
-    `ConfigError` for an unknown name, or for "native" if it was not built.
+    `ConfigError` for an unknown name, or for "native" if it was not built, or from older sources.
     """
     choice = choice or os.environ.get("SPARK_KLOG_KERNEL") or "auto"
     if choice not in (*_MODULES, "auto"):
         raise ConfigError(f"SPARK_KLOG_KERNEL={choice} is unknown: set it to {' or '.join(_MODULES)}")
-    try:
-        kernel: Kernel = importlib.import_module(_MODULES.get(choice, _MODULES["native"]))
-    except ImportError:
-        if choice == "native":
-            raise ConfigError("the native kernel was not built; install again with a C compiler") from None
-        kernel = importlib.import_module(_MODULES["reference"])
+    trouble = None if choice == "reference" else native_trouble()
+    if trouble is not None and choice == "native":
+        raise ConfigError(f"the native kernel {trouble}")
+    is_native = trouble is None and choice != "reference"
+    kernel: Kernel = importlib.import_module(_MODULES["native" if is_native else "reference"])
     return kernel
+
+
+def native_trouble() -> str | None:
+    """Why the native kernel can't be used, and what to do; None if it can be."""
+    try:
+        native = importlib.import_module(_MODULES["native"])
+    except ImportError:
+        return "is missing: install spark_klog again with a C compiler"
+    is_whole = all(hasattr(native, name) for name in vars(Kernel) if not name.startswith("_"))
+    if not is_whole or getattr(native, "VERSION", _FIRST_VERSION) != VERSION:
+        return "was built from other sources than these: build it again with 'pip install -e .'"
+    return None
 
 
 @cache
@@ -39,6 +54,7 @@ def warn_if_slow() -> None:
     """Log once per process if the reference kernel is in use but was not chosen."""
     if not os.environ.get("SPARK_KLOG_KERNEL") and load() is importlib.import_module(_MODULES["reference"]):
         _log.warning(
-            "the native kernel is missing: records are decoded and encoded in Python, some forty times slower; "
-            "install spark_klog again with a C compiler, or set SPARK_KLOG_KERNEL=reference to silence this"
+            "the native kernel %s, or set SPARK_KLOG_KERNEL=reference to silence this; records are decoded and encoded "
+            "in Python, some forty times slower",
+            native_trouble(),
         )

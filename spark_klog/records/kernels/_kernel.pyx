@@ -30,6 +30,8 @@ from spark_klog.records.contract import BatchRun, BinaryColumn, HeadersColumn, I
 from spark_klog.wire.checksums import crc32c
 
 name = "native"
+# As in __init__.py, which says when to raise it.
+VERSION = 1
 cdef str TOO_LARGE_TEXT = "more than 2 GiB of keys, of values or of headers in one batch of columns"
 
 

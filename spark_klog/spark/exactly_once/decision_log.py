@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from spark_klog.durable import sync_folder, write_synced
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.spark.exactly_once.protocol import Claim, Decision, Ended, Entry, Log, Superseded, Transaction
 from spark_klog.spark.options.writes import DEFAULT_ID_PREFIX
@@ -136,7 +137,7 @@ class DecisionLog:
         """
         if number == 0:
             self._folder.mkdir(exist_ok=True)
-            _flush_folder(self._folder.parent)
+            sync_folder(self._folder.parent)
         elif not self._is_mine(number - 1):
             return False
         try:
@@ -148,7 +149,7 @@ class DecisionLog:
         if number > 0 and not self._is_mine(number - 1):  # the folder was emptied meanwhile, or a later driver has read
             return False
         if number == 0 or not isinstance(entry, Claim):
-            _flush_folder(self._folder)
+            sync_folder(self._folder)
         return True
 
     def _link_own(self, number: int, entry: Entry) -> bool:
@@ -176,10 +177,7 @@ class DecisionLog:
         return json.dumps(_encoded(self.identity, entry)).encode()
 
     def _write(self, path: Path, entry: Entry) -> None:
-        with path.open("xb") as file:
-            file.write(self._bytes(entry))
-            file.flush()
-            os.fsync(file.fileno())
+        write_synced(path, self._bytes(entry))
 
     def _link(self, file: Path, number: int) -> bool:
         """Make an entry of a flushed file; False if the number is taken."""
@@ -247,14 +245,6 @@ def _has_batches(checkpoint: Path) -> bool:
         return any(name.isdecimal() for name in os.listdir(checkpoint / "commits"))
     except FileNotFoundError:
         return False
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _encoded(identity: Identity, entry: Entry) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import socket
 
 
 class Waker:
-    """A socket to wait for besides connections (see `connection.wait_until_ready`); `wake` ends the wait.
+    """A socket to wait for besides connections (see `readiness.wait_until_ready`); `wake` ends the wait.
 
     Any thread may call `wake`; only the waiting thread calls the rest.
     """

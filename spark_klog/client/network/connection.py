@@ -1,26 +1,24 @@
 """One connection to one broker. Several requests may be in flight; correlation ids match responses to them.
 
-Each step also works without blocking: `open_step`, `send` with `wait=False`, and `poll`. A caller with several brokers
-waits for all of them at once (`wait_until_ready`), so that a silent one does not delay the others.
+Each step also works without blocking: `open_step`, `send` with `wait=False`, and `poll`; see `wait_until_ready`.
 """
 
 from __future__ import annotations
 
 import logging
-import selectors
 import socket
 import time
-from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from spark_klog.client.answers import check_code
-from spark_klog.client.api_versions import ApiVersions
 from spark_klog.client.backoff import shown_seconds
 from spark_klog.client.config import ClientConfig
-from spark_klog.client.dial import Dial
-from spark_klog.client.frame_stream import FrameStream
-from spark_klog.client.interrupts import closing_if_interrupted
+from spark_klog.client.network.api_versions import ApiVersions
+from spark_klog.client.network.dial import Dial
+from spark_klog.client.network.frame_stream import FrameStream
+from spark_klog.client.network.interrupts import closing_if_interrupted
+from spark_klog.client.network.quota import Quota
+from spark_klog.client.network.responses import Handle, Responses
 from spark_klog.client.security.exchange import SaslExchange
 from spark_klog.client.security.hints import closed_early, security_error
 from spark_klog.errors import ConnectionFailed, DecodeError, RequestTimedOut
@@ -32,15 +30,6 @@ from spark_klog.wire.frames import SIZE
 _log = logging.getLogger(__name__)
 #: Stands for the correlation id of a bare SASL token, which has none.
 _BARE = -1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Handle:
-    """A request in flight on one connection."""
-
-    correlation_id: int
-    api: Api
-    version: int
 
 
 class Connection:
@@ -60,16 +49,9 @@ class Connection:
     ) -> None:
         self.address = f"{host}:{port}"
         self._config = config
-        self._pending: dict[int, Handle] = {}
-        self._forgotten: set[int] = set()
-        #: Responses that arrived while the connection waited for another one.
-        self._arrived: dict[int, bytes] = {}
-        self._arrived_bytes = 0
-        #: The Fetch response that `poll` read last, still in the stream's buffer, with its correlation id.
-        self._at_hand: tuple[int, memoryview] | None = None
+        self._responses = Responses(config.response_max_bytes)
         self._correlation_id = 0
-        #: End of the broker's throttling (KIP-219), a reading of `time.monotonic`.
-        self._throttled_until = 0.0
+        self._quota = Quota(self.address)
         self._versions = ApiVersions(self.address)
         self._open_until = self._default_deadline() if deadline is None else deadline
         connect_until = time.monotonic() + config.connect_timeout_ms / 1000
@@ -159,7 +141,7 @@ class Connection:
         if self._sasl.has_last_word:
             self._is_open, self._negotiation = True, None
             return
-        self._negotiation = self._pending[_BARE] = Handle(_BARE, SASL_AUTHENTICATE, 0)
+        self._negotiation = self._responses.expect(Handle(_BARE, SASL_AUTHENTICATE, 0))
 
     @property
     def must_renew(self) -> bool:
@@ -168,7 +150,7 @@ class Connection:
 
     def renew(self, deadline: float) -> None:
         """Begin to authenticate again if that is due and nothing is in flight; continue as with a new connection."""
-        if self._is_open and not self._pending and not self._stream.has_unsent and self.must_renew:
+        if self._is_open and not self.pending and not self._stream.has_unsent and self.must_renew:
             assert self._sasl is not None
             _log.debug("authenticating again at broker %s: the session ends", self.address)
             self._is_open, self._open_until = False, deadline
@@ -189,17 +171,17 @@ class Connection:
     @property
     def pending(self) -> int:
         """The number of requests whose responses were neither received nor forgotten."""
-        return len(self._pending)
+        return len(self._responses)
 
     @property
     def is_throttled(self) -> bool:
         """True while the broker throttles this client; `send` waits until that is over."""
-        return time.monotonic() < self._throttled_until
+        return self._quota.until > time.monotonic()
 
     @property
     def throttled_until(self) -> float:
         """When the broker's throttling ends, a reading of `time.monotonic`."""
-        return self._throttled_until
+        return self._quota.until
 
     @closing_if_interrupted
     def send(
@@ -220,8 +202,7 @@ class Connection:
         version = self.version_of(api) if version is None else version
         deadline = self._default_deadline() if deadline is None else deadline
         self._check_open()
-        if self._throttled_until:
-            self._await_quota(deadline)
+        self._quota.wait(deadline)
         handle = self._transmit(api, message, version, answered=answered)
         self._flush(deadline if wait else None)
         return handle if answered else None
@@ -232,7 +213,7 @@ class Connection:
         writer = encode_request(api, version, self._correlation_id, self._config.client_id, message)
         handle = Handle(self._correlation_id, api, version)
         if answered:
-            self._pending[handle.correlation_id] = handle
+            self._responses.expect(handle)
         self._stream.append(writer.to_bytes())
         return handle
 
@@ -243,15 +224,6 @@ class Connection:
         except OSError as error:
             self._fail(error, begin)
 
-    def _await_quota(self, deadline: float) -> None:
-        pause = self._throttled_until - time.monotonic()
-        if self._throttled_until > deadline:
-            raise RequestTimedOut(f"broker {self.address} throttles this client (quota) for {pause:.1f} s more")
-        if pause > 0:
-            _log.info("broker %s throttles this client for %.3f s", self.address, pause)
-            time.sleep(pause)
-        self._throttled_until = 0.0
-
     @closing_if_interrupted
     def receive(self, handle: Handle, deadline: float | None = None) -> Message:
         """The response to a request. Responses to other requests that arrive first are kept for their handles.
@@ -259,29 +231,20 @@ class Connection:
         Its record bytes are views of a buffer that the next `receive` overwrites.
         """
         self._check_open()
-        if self._pending.pop(handle.correlation_id, None) is not handle:
+        if not self._responses.end(handle):
             raise ValueError(f"request {handle.correlation_id} is not under way at {self.address}")
         try:
-            frame: memoryview | bytes | None = self._take_arrived(handle)
+            frame: memoryview | bytes | None = self._responses.take(handle)
             if frame is None:
                 frame = self._await(handle, self._default_deadline() if deadline is None else deadline)
             if handle.correlation_id == _BARE:
-                return _bare(frame)
+                return {"error_code": 0, "error_message": None, "auth_bytes": frame}
             _, message = decode_response(handle.api, handle.version, frame)
         except DecodeError as error:
             self._undecodable(error)
         self.is_proven = self.is_proven or self._is_open
-        if message.get("throttle_time_ms", 0) > 0:
-            self._throttled_until = time.monotonic() + message["throttle_time_ms"] / 1000
+        self._quota.note(message.get("throttle_time_ms", 0))
         return message
-
-    def _take_arrived(self, handle: Handle) -> memoryview | bytes | None:
-        if self._at_hand is not None and self._at_hand[0] == handle.correlation_id:
-            (_, view), self._at_hand = self._at_hand, None
-            return view
-        frame = self._arrived.pop(handle.correlation_id, None)
-        self._arrived_bytes -= len(frame or b"")
-        return frame
 
     def _await(self, handle: Handle, deadline: float) -> memoryview:
         """Read responses until the one to this request."""
@@ -289,14 +252,14 @@ class Connection:
         try:
             if self._stream.has_unsent:
                 self._stream.flush(deadline)
-            self._keep_at_hand()
+            self._responses.keep_at_hand()
             while True:
                 frame = self._stream.read(deadline, self._least)
                 assert frame is not None  # there is a deadline
                 correlation_id = self._id_in(frame)
                 if correlation_id == handle.correlation_id:
                     return frame
-                self._put_aside(correlation_id, frame)
+                self._responses.put_aside(correlation_id, frame)
         except OSError as error:
             self._fail(error, begin)
 
@@ -312,16 +275,16 @@ class Connection:
         try:
             if self._stream.has_unsent:
                 self._stream.flush(None)
-            while handle is not None and not self.has_arrived(handle):
-                self._keep_at_hand()
+            while handle is not None and not self._responses.has(handle):
+                self._responses.keep_at_hand()
                 frame = self._stream.read(None, self._least)
                 if frame is None:
                     return False
                 correlation_id = self._id_in(frame)
                 if correlation_id == handle.correlation_id and handle.api is FETCH:
-                    self._at_hand = correlation_id, frame  # not copied, as it is large
+                    self._responses.at_hand = correlation_id, frame  # not copied, as it is large
                 else:
-                    self._put_aside(correlation_id, frame)
+                    self._responses.put_aside(correlation_id, frame)
         except DecodeError as error:
             self._undecodable(error)
         except OSError as error:
@@ -330,14 +293,7 @@ class Connection:
 
     def has_arrived(self, handle: Handle) -> bool:
         """Whether the response was read already: `poll` of another handle may have done so."""
-        is_at_hand = self._at_hand is not None and self._at_hand[0] == handle.correlation_id
-        return is_at_hand or handle.correlation_id in self._arrived
-
-    def _keep_at_hand(self) -> None:
-        """Copy the response at hand before the stream's buffer is read into again."""
-        if self._at_hand is not None:
-            (correlation_id, frame), self._at_hand = self._at_hand, None
-            self._put_aside(correlation_id, frame)
+        return self._responses.has(handle)
 
     @property
     def _awaits_token(self) -> bool:
@@ -351,17 +307,6 @@ class Connection:
 
     def _id_in(self, frame: memoryview) -> int:
         return _BARE if self._awaits_token else int(SIZE.unpack_from(frame)[0])
-
-    def _put_aside(self, correlation_id: int, frame: memoryview) -> None:
-        if correlation_id in self._forgotten:
-            self._forgotten.remove(correlation_id)
-            return
-        if correlation_id not in self._pending or correlation_id in self._arrived:
-            raise DecodeError(f"response to request {correlation_id}, which is not under way")
-        if self._arrived_bytes + len(frame) > self._config.response_max_bytes:
-            raise ConnectionResetError(f"more than {self._config.response_max_bytes} bytes of responses not received")
-        self._arrived[correlation_id] = bytes(frame)
-        self._arrived_bytes += len(frame)
 
     def fileno(self) -> int:
         """The socket's descriptor, for selectors."""
@@ -393,12 +338,9 @@ class Connection:
         Closes the connection if nothing else is in flight: connecting again costs less than reading a response that may
         be large or late.
         """
-        if self._pending.get(handle.correlation_id) is not handle:
-            return
-        del self._pending[handle.correlation_id]
-        if self._take_arrived(handle) is None:
-            self._forgotten.add(handle.correlation_id)
-            if not self._pending:
+        if self._responses.end(handle) and self._responses.take(handle) is None:
+            self._responses.forget(handle)
+            if not self.pending:
                 self.close()
 
     @closing_if_interrupted
@@ -435,7 +377,7 @@ class Connection:
     @closing_if_interrupted
     def is_usable(self) -> bool:
         """False if the connection is closed, or if it is idle and the broker has closed it."""
-        if self.closed or self._pending or not self._is_open or self._stream.has_unsent:
+        if self.closed or self.pending or not self._is_open or self._stream.has_unsent:
             return not self.closed
         try:
             self._stream.probe()  # the next `receive` rejects an unexpected response
@@ -449,28 +391,10 @@ class Connection:
 
     def close(self) -> None:
         self._transport.close()
-        self._pending.clear()
-        self._forgotten.clear()
-        self._arrived.clear()
-        self._arrived_bytes = 0
-        self._at_hand = None
+        self._responses.clear()
 
     def __enter__(self) -> Connection:
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.close()
-
-
-def _bare(token: memoryview | bytes) -> Message:
-    return {"error_code": 0, "error_message": None, "auth_bytes": token}
-
-
-def wait_until_ready(connections: Collection[Connection], timeout: float) -> None:
-    """Wait up to `timeout` seconds until `open_step` or `poll` of one of the connections can continue."""
-    if any(connection.closed or connection.has_read_ahead for connection in connections):
-        return
-    with selectors.DefaultSelector() as selector:
-        for connection in dict.fromkeys(connections):  # one may have several requests under way
-            selector.register(connection, connection.events)
-        selector.select(max(timeout, 0))

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from spark_klog.client.name_lookup import addresses_of
+from spark_klog.client.network.name_lookup import addresses_of
 from spark_klog.client.security.config import TlsConfig
 from spark_klog.errors import ConnectionFailed
 

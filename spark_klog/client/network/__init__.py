@@ -1,0 +1,1 @@
+"""Sockets, frames, requests and responses of one connection."""

@@ -1,0 +1,41 @@
+"""Small files that survive a power failure: written, synced, renamed into place, and the folder synced."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on disk; also takes a file, for its content. OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_synced(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Create or overwrite a file, and wait until its content is on disk. After an OSError there is no file."""
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def replace_file(path: Path, content: bytes, temporary: Path, mode: int = 0o666) -> None:
+    """Replace a file by way of `temporary`, in the same folder: after a crash it has the old content or the new one.
+
+    OSError; `temporary` is gone then, unless the process is killed.
+    """
+    write_synced(temporary, content, mode)
+    try:
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
