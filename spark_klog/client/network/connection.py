@@ -137,7 +137,7 @@ class Connection:
     def _send_bare(self, token: bytes) -> None:
         """Send a SASL token as brokers before 1.0 take it (SaslHandshake v0): a frame without any header."""
         assert self._sasl is not None
-        self._stream.append(token)
+        self._stream.append([token])
         if self._sasl.has_last_word:
             self._is_open, self._negotiation = True, None
             return
@@ -214,7 +214,7 @@ class Connection:
         handle = Handle(self._correlation_id, api, version)
         if answered:
             self._responses.expect(handle)
-        self._stream.append(writer.to_bytes())
+        self._stream.append(writer.parts)  # type: ignore[arg-type]  # a client writes no ranges of files
         return handle
 
     def _flush(self, deadline: float | None) -> None:

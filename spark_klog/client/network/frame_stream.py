@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import os
+import select
 import selectors
 import socket
 import time
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
 
 from spark_klog.errors import DecodeError
 from spark_klog.wire.frames import SIZE, frame_size
+from spark_klog.wire.primitives import Buffer
 
 _FIRST_BUFFER = 64 * 1024
 _RECEIVE_BUFFER = 4 * 1024 * 1024
+#: Buffers that one call of the socket takes.
+_MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
 
 
 class FrameStream:
@@ -24,6 +33,9 @@ class FrameStream:
     def __init__(self, connected: socket.socket, max_bytes: int) -> None:
         self._socket = connected
         self._max_bytes = max_bytes
+        #: TLS sockets take one buffer a call.
+        self._is_plain = not hasattr(connected, "pending")
+        connected.setblocking(False)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
         #: The bytes read last, from the beginning of a frame or of its size.
@@ -31,7 +43,7 @@ class FrameStream:
         #: The frame being read: its size if known, and the bytes in the buffer.
         self._size: int | None = None
         self._filled = 0
-        self._unsent = bytearray()
+        self._unsent: deque[memoryview] = deque()
 
     @property
     def has_unsent(self) -> bool:
@@ -48,28 +60,40 @@ class FrameStream:
         """Whether TLS holds decrypted bytes that were not read: selectors do not report them."""
         return bool(getattr(self._socket, "pending", int)())  # plain sockets have no such method
 
-    def append(self, frame: bytes) -> None:
-        """Append a frame to the bytes that `flush` sends."""
-        self._unsent += SIZE.pack(len(frame))
-        self._unsent += frame
+    def append(self, parts: Iterable[Buffer]) -> None:
+        """Append the parts of a frame to what `flush` sends. They must not change until they are sent."""
+        views = [memoryview(part) for part in parts if len(part)]
+        views.insert(0, memoryview(SIZE.pack(sum(map(len, views)))))
+        self._unsent += views if self._is_plain else [memoryview(b"".join(views))]
 
     def flush(self, deadline: float | None) -> None:
         """Send the unsent bytes; without a deadline only what the socket accepts now."""
-        if deadline is not None:
-            self._socket.settimeout(_left(deadline))
-            self._socket.sendall(self._unsent)
-            self._unsent = bytearray()
-            return
-        self._socket.settimeout(0)
-        sent = 0
-        try:
-            with memoryview(self._unsent) as data:
-                while sent < len(data):
-                    sent += self._socket.send(data[sent:])
-        except BlockingIOError:
-            del self._unsent[:sent]
-        else:
-            self._unsent.clear()
+        while self._unsent:
+            left = None if deadline is None else _left(deadline)
+            try:
+                if self._is_plain:
+                    self._sent(self._socket.sendmsg(islice(self._unsent, _MOST_BUFFERS)))
+                else:
+                    self._sent(self._socket.send(self._unsent[0]))
+            except BlockingIOError:
+                if left is None:
+                    return
+                self._wait(select.POLLOUT, left)
+
+    def _sent(self, count: int) -> None:
+        """Drop the first `count` bytes of the unsent ones."""
+        while count:
+            first = self._unsent.popleft()
+            if count < len(first):
+                self._unsent.appendleft(first[count:])
+                return
+            count -= len(first)
+
+    def _wait(self, event: int, seconds: float) -> None:
+        poll = select.poll()
+        poll.register(self._socket, event)
+        if not poll.poll(math.ceil(1000 * seconds)):
+            raise TimeoutError("timed out")
 
     def read(self, deadline: float | None, least: int = SIZE.size) -> memoryview | None:
         """The next frame, valid until the next call; None if there is no deadline and it has not arrived."""
@@ -95,20 +119,20 @@ class FrameStream:
 
         False if there is no deadline and they have not arrived.
         """
-        if deadline is None:
-            self._socket.settimeout(0)
         while self._filled < size:
             if self._filled == len(self.buffer):
                 grown = bytearray(min(size, 4 * len(self.buffer)))
                 grown[: self._filled] = self.buffer
                 self.buffer = grown
-            if deadline is not None:
-                self._socket.settimeout(_left(deadline))
+            left = None if deadline is None else _left(deadline)
             view = memoryview(self.buffer)[self._filled : min(size, len(self.buffer))]
             try:
                 received = self._socket.recv_into(view)
             except BlockingIOError:
-                return False
+                if left is None:
+                    return False
+                self._wait(select.POLLIN, left)
+                continue
             if received == 0:
                 raise ConnectionResetError(f"closed by the broker after {self._filled} of {size} bytes")
             self._filled += received
@@ -119,7 +143,7 @@ class FrameStream:
 
     def close(self) -> None:
         self._socket.close()
-        self._unsent = bytearray()
+        self._unsent.clear()
 
 
 def _left(deadline: float) -> float:

@@ -31,10 +31,20 @@ class TlsSocket(ssl.SSLSocket):
     """The socket class that `handshakes` sets in its context."""
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
-        try:
-            return self.read(nbytes or len(buffer), buffer)  # type: ignore[return-value]
-        except _WANTS:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
+        """Read all that has arrived and fits: OpenSSL gives no more than a TLS record, of 16 KiB, at a time."""
+        size, filled = nbytes or len(buffer), 0
+        with memoryview(buffer) as view:
+            while filled < size:
+                try:
+                    received = self.read(size - filled, view[filled:])
+                except _WANTS:
+                    if filled:
+                        break
+                    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
+                if not received:
+                    break
+                filled += received  # type: ignore[operator]
+        return filled
 
     def send(self, data: Any, flags: int = 0) -> int:
         try:
