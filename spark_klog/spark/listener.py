@@ -19,6 +19,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from spark_klog.metrics.thread import MetricsThread
+from spark_klog.spark.observed import SinkProgress as SinkProgress, sink_progress
 from spark_klog.spark.query_metrics import QueryMetrics
 from spark_klog.spark.source_progress import SourceProgress as SourceProgress, source_progress
 
@@ -28,6 +29,9 @@ _REWRITE = "\r\x1b[2K"
 
 class ProgressListener(StreamingQueryListener):
     """Keeps the last progress of each source in `last`, passes it to `on_progress` and writes it to `show`.
+
+    `written` has what the last micro-batch of each query has written by topic, if its rows are counted by
+    `spark_klog.spark.observed.observed`; `on_written` gets it after each micro-batch.
 
     On a terminal it rewrites one line; elsewhere it writes a line per progress. With `metrics`, HOST:PORT or a port of
     127.0.0.1, it serves the figures of running queries to Prometheus at /metrics (see `query_metrics`) until `close`;
@@ -39,10 +43,15 @@ class ProgressListener(StreamingQueryListener):
         on_progress: Callable[[SourceProgress], None] | None = None,
         show: TextIO | None = None,
         metrics: str | None = None,
+        on_written: Callable[[SinkProgress], None] | None = None,
     ) -> None:
         self._on_progress = on_progress
         self._show = show
+        self._on_written = on_written
+        #: By query and number of the source.
         self.last: dict[tuple[str, int], SourceProgress] = {}
+        #: By query.
+        self.written: dict[str, SinkProgress] = {}
         #: Names of the running queries by id: the event of a query's end has no name.
         self._names: dict[str, str] = {}
         self._metrics = QueryMetrics()
@@ -67,6 +76,11 @@ class ProgressListener(StreamingQueryListener):
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = event.progress
         query = self._names[str(progress.id)] = progress.name or str(progress.id)
+        written = sink_progress(query, progress.batchId, progress.observedMetrics)
+        if written is not None:
+            self.written[query] = written
+            if self._on_written is not None:
+                self._on_written(written)
         for number, source in enumerate(progress.sources):
             found = source_progress(
                 query,

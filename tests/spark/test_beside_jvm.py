@@ -368,7 +368,7 @@ def _key(name: str, stream: bool) -> str:
 
 
 def _rows(table: pa.Table) -> list[dict[str, Any]]:
-    """In the order of the log; timestamps in UTC, which Spark writes to Parquet as INT96 without a zone."""
+    """In the order of the log; timestamps in UTC, also those of INT96, which has no zone."""
     at = table.column("timestamp").cast(pa.timestamp("us", "UTC"))
     table = table.set_column(table.schema.get_field_index("timestamp"), "timestamp", at)
     found: list[dict[str, Any]] = table.sort_by([(name, "ascending") for name in _PLACE]).to_pylist()

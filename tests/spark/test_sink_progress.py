@@ -1,27 +1,32 @@
-"""What a sink has written, by topic, as Spark shows it: in the logs of its Python processes."""
+"""What a sink has written, by topic, as Spark shows it: in logs of its Python processes, and in progress records."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ConfigError
+from spark_klog.spark.listener import ProgressListener
+from spark_klog.spark.observed import SinkProgress, observed, sink_progress
 from spark_klog.spark.options.writes import sink_options
 from spark_klog.spark.sink import StreamWriter, Written
 from spark_klog.spark.sink_progress import count_rows, total
 
-from .support import Seen, consume, create_topic
+from .support import Seen, Sent, consume, create_topic, produce, wait_for
 
 _LOGGING = "spark.sql.pyspark.worker.logging.enabled"
 Figures = dict[str, tuple[int, int]]
 
 
 def size_of(record: Seen) -> int:
-    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
+    headers = sum(len(name.encode()) + len(value or b"") for name, value in record.headers)
     return len(record.key or b"") + len(record.value or b"") + headers
 
 
@@ -74,6 +79,47 @@ def test_batch_write(logging_spark: SparkSession, cluster: EmbeddedCluster, topi
     found = {name: (records, size) for batch, name, records, size in logged(logging_spark) if batch is None}
     assert found == consumed(servers, *names)
     assert sum(records for records, _ in found.values()) == 100
+
+
+def test_progress_records_of_a_stream(
+    spark: SparkSession, cluster: EmbeddedCluster, topic: str, tmp_path: Path
+) -> None:
+    servers, names = cluster.bootstrap_servers, [f"{topic}-{letter}" for letter in "ab"]
+    for name in (topic, *names):
+        create_topic(servers, name, 2)
+    headers = (("h", b"12"), ("ü", None))
+    produce(
+        servers, topic, [Sent(b"x" * n, b"k" if n % 2 else None, n % 2, headers=headers[: n % 3]) for n in range(90)]
+    )
+    stream = spark.readStream.format("klog").option("kafka.bootstrap.servers", servers).option("subscribe", topic)
+    stream = stream.options(startingOffsets="earliest", includeHeaders="true", maxOffsetsPerTrigger="50")
+    to = F.when(F.col("partition") == 0, names[0]).otherwise(names[1]).alias("topic")
+    rows = observed(stream.load().select("key", "value", "headers", to), *names, "none")
+    told: list[SinkProgress] = []
+    listener = ProgressListener(on_written=told.append)
+    spark.streams.addListener(listener)
+    try:
+        writer = rows.writeStream.format("klog").option("kafka.bootstrap.servers", servers).queryName(topic)
+        query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+        assert query.awaitTermination(300)
+        wait_for(lambda: sum(sum(one.records.values()) for one in told) == 90, "the listener's events", 60)
+    finally:
+        spark.streams.removeListener(listener)
+    assert len(told) == 2
+    assert listener.written[topic] == told[-1]
+    assert json.loads(told[0].to_json())["batch_id"] == 0
+    found = {name: (sum(one.records[name] for one in told), sum(one.bytes[name] for one in told)) for name in names}
+    assert found == consumed(servers, *names)
+    assert {one.records["none"] + one.bytes["none"] for one in told} == {0}
+
+
+def test_what_can_be_observed(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([("x",)], "value string")
+    for topics in ((), ("a", "b")):
+        with pytest.raises(ConfigError, match="observed counts rows by topic: name the topics"):
+            observed(rows, *topics)
+    assert observed(rows, "a").collect() == rows.collect()
+    assert sink_progress("q", 1, {}) is None
 
 
 def test_micro_batches(caplog: pytest.LogCaptureFixture) -> None:
