@@ -7,6 +7,7 @@ progress at the target (see spark_klog/mirror/progress.py): a task or job that w
 --exactly-once a task that runs twice, as after a failure or by speculation, fences the other one.
 
 The number of tasks is fixed when the mirror of that name is made. --every repeats the run, until SIGTERM or Ctrl-C.
+The exit codes are those of all jobs: 0 done, 1 failed, 2 wrong arguments, 3 nothing new.
 Files of settings are read by the driver, which sends the settings to the tasks; files that they name, such as
 ssl.truststore.location, must exist on each worker. Consumer groups are translated by a run of `klog offsets`, or by a
 mirror that runs in one process.
@@ -28,6 +29,7 @@ from functools import partial
 from pyspark.sql import SparkSession
 from rich.console import Console
 
+from spark_klog.cli.jobs.running import DONE, FAILED, NOTHING_NEW, complain, spark_session
 from spark_klog.cli.mirror import pattern, side_settings
 from spark_klog.client import Admin
 from spark_klog.errors import KlogError
@@ -90,7 +92,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     options = _arguments(argv)
     stopped = threading.Event()
-    spark = None
+    spark, records = None, 0
     try:
         settings = MirrorSettings(
             side_settings("--from", options.source),
@@ -103,13 +105,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             recreated=options.recreated,
         )
         prepare(settings, options.tasks)  # what is wrong with the settings is said before Spark starts
-        spark = SparkSession.builder.appName("klog mirror").getOrCreate()
-        spark.sparkContext.setLogLevel("ERROR")
+        spark = spark_session("klog mirror")
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopped.set())
         while not stopped.is_set():
             began = time.monotonic()
             totals = run_once(spark, settings, options.tasks)
+            records += totals.records
             if options.json:
                 sys.stdout.write(json.dumps(totals.as_dict()) + "\n")
                 sys.stdout.flush()
@@ -123,12 +125,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         found = [str(error)] if isinstance(error, KlogError) else _ERROR.findall(str(error))
         text = found[-1] if found else next(iter(str(error).strip().splitlines()), repr(error))
-        Console(stderr=True).print(f"mirror: {text}", style="red", markup=False, soft_wrap=True)
-        return 1
+        complain("mirror", text)
+        return FAILED
     finally:
         if spark is not None:
             spark.stop()
-    return 0
+    return DONE if records else NOTHING_NEW
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import click
 
 from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, quiet_client
 from spark_klog.cli.output import print_json, print_table, say
+from spark_klog.client.cluster import Cluster
 
 
 @click.group()
@@ -18,20 +19,52 @@ def load() -> None:
 
 @load.command("status")
 @click.argument("output")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the records by hour as a PNG.")
-def status_command(output: str, as_json: bool, plot: Path | None) -> None:
+@click.option("--bars", "with_bars", is_flag=True, help="Draw the records by hour in the terminal.")
+@click.option(
+    "--hours", default=24, show_default=True, type=click.IntRange(1, 24 * 31), help="How many to compare with the log."
+)
+@cluster_options
+@click.pass_context
+def status_command(
+    ctx: click.Context,
+    output: str,
+    plot: Path | None,
+    with_bars: bool,
+    hours: int,
+    servers: str | None,
+    command_config: Path | None,
+    as_json: bool,
+) -> None:
     """Show the runs of the load in OUTPUT, its partitions, and what is missing.
 
-    The exit code is 1 if something is missing.
+    With a cluster (-b, --cluster or --command-config) its last hours are compared with the log, as it is now. The exit
+    code is 1 if something is missing in what the load has.
     """
-    from spark_klog.load.audit import plot_hours, status, status_json
+    from spark_klog.load.audit import status, status_json
+    from spark_klog.load.completeness import compare
+    from spark_klog.load.plots import bars, plot_hours
 
+    quiet_client(ctx)
+    settings = cluster_settings(servers, command_config)
     found = status(output)
     if plot is not None:
         plot_hours(found.hours, plot)
+    compared = None
+    if "bootstrap.servers" in settings:
+        with Cluster.connect(settings) as cluster:
+            compared = compare(cluster, found.partitions, hours)
     if as_json:
-        print_json([status_json(found)])
+        line = status_json(found)
+        if compared is not None:
+            line["log"] = {
+                "hours": [item.__dict__ for item in compared.hours],
+                "lag": [
+                    {"topic": topic, "partition": number, "lag": lag} for (topic, number), lag in compared.lag.items()
+                ],
+                "gone": [f"{topic}-{number}" for topic, number in compared.gone],
+            }
+        print_json([line])
     else:
         names = ("records", "files", "bad", "lag")
         runs = [(run["run"], run["finished"], *(f"{run[name]:,}" for name in names)) for run in found.runs]
@@ -47,6 +80,27 @@ def status_command(output: str, as_json: bool, plot: Path | None) -> None:
         ]
         print_table(("topic", "partition", "from", "until", "records", "gaps"), lines)
         click.echo()
+        if with_bars:
+            for text in bars(found.hours):
+                click.echo(text)
+            click.echo()
+        if compared is not None:
+            rows = [
+                (
+                    item.topic,
+                    item.hour,
+                    f"{item.in_log:,}",
+                    f"{item.loaded:,}",
+                    f"{100 * item.loaded / item.in_log:.1f}%",
+                )
+                for item in compared.hours
+            ]
+            print_table(("topic", "hour", "in the log", "loaded", "complete"), rows)
+            click.echo(f"lag: {sum(compared.lag.values()):,} offsets of {len(compared.lag):,} partitions")
+            for topic, number in compared.gone:
+                click.echo(f"{topic}-{number} is no more in the cluster")
+        if found.idle:
+            click.echo(f"nothing new at {found.idle}")
         if found.unfinished:
             click.echo(f"run {found.unfinished} was killed or is under way; the next run finishes it")
         for item in found.findings:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
-from spark_klog.errors import ConfigError
-from spark_klog.load.history import committed_files, manifests, open_load, read_plan
+from spark_klog.load.history import committed_files, manifests, open_load, read_idle, read_plan
 from spark_klog.load.model import Manifest, PartitionAudit, RangeResult, run_name, staged_path
 from spark_klog.load.run import Loaded
 from spark_klog.load.store import Store
@@ -91,7 +88,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Status:
-    """All runs of a load. `hours` has the records by topic and hour, `unfinished` names a killed run, or is ""."""
+    """All runs of a load. `hours` has the records by topic and hour, `unfinished` names a killed run, or is "".
+
+    `idle` is when a run had nothing to load since the last one, or "".
+    """
 
     output: str
     runs: list[dict[str, Any]]
@@ -99,6 +99,7 @@ class Status:
     hours: dict[str, dict[str, int]]
     findings: list[Finding]
     unfinished: str
+    idle: str = ""
 
 
 def status(output: str) -> Status:
@@ -130,7 +131,30 @@ def status(output: str) -> Status:
     findings = _missing_files(store, all_runs) + findings
     unfinished = run_name(number + 1) if read_plan(store, number + 1) is not None else ""
     found = {topic: dict(sorted((+each).items())) for topic, each in sorted(hours.items())}
-    return Status(output, runs, [totals[key] for key in sorted(totals)], found, findings, unfinished)
+    idle = read_idle(store, number)
+    for item in idle.partitions if idle else ():
+        _add_idle(totals, item)
+    partitions = [totals[key] for key in sorted(totals)]
+    return Status(output, runs, partitions, found, findings, unfinished, idle.finished if idle else "")
+
+
+def _add_idle(totals: dict[tuple[str, int], dict[str, Any]], item: PartitionAudit) -> None:
+    """Take what a run without anything new has found: partitions without records, and the lag."""
+    line = totals.setdefault(
+        (item.topic, item.partition),
+        {
+            "topic": item.topic,
+            "partition": item.partition,
+            "from": item.start,
+            "records": 0,
+            "bytes": 0,
+            "bad": 0,
+            "gaps": {},
+            "until": item.until,
+            "incarnation": 0,
+        },
+    )
+    line["lag"] = item.lag
 
 
 def _run_json(manifest: Manifest) -> dict[str, Any]:
@@ -228,39 +252,5 @@ def status_json(found: Status) -> dict[str, Any]:
         "hours": found.hours,
         "missing": [item.__dict__ for item in found.findings],
         "unfinished": found.unfinished,
+        "idle": found.idle,
     }
-
-
-def plot_hours(hours: dict[str, dict[str, int]], path: Path) -> None:
-    """Draw the records of each topic by hour as a PNG; `ConfigError` without matplotlib or without records."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ConfigError("a plot needs matplotlib: pip install 'spark-klog[demo]'") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    if not hours:
-        raise ConfigError("there is nothing to plot: the load has no records")
-    figure, axes = pyplot.subplots(figsize=(10, 4), layout="constrained")
-    for topic, each in hours.items():
-        times = _every_hour(sorted(each))
-        axes.step(times, [each.get(time.strftime("%Y-%m-%dT%H"), 0) for time in times], where="post", label=topic)
-    axes.set_ylabel("records an hour")
-    axes.set_ylim(bottom=0)
-    axes.legend()
-    figure.autofmt_xdate()
-    figure.savefig(path, format="png")
-    pyplot.close(figure)
-
-
-_MOST_HOURS = 24 * 366
-
-
-def _every_hour(names: Sequence[str]) -> list[datetime]:
-    """The hours from the first to the last, also those without records, unless there are too many to draw."""
-    found = [datetime.strptime(name, "%Y-%m-%dT%H").replace(tzinfo=timezone.utc) for name in names]
-    count = int((found[-1] - found[0]).total_seconds()) // 3600 + 1
-    if count > _MOST_HOURS:
-        return found
-    return [datetime.fromtimestamp(found[0].timestamp() + 3600 * index, timezone.utc) for index in range(count)]

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from spark_klog.errors import LoadError
 from spark_klog.load.model import (
     FOLDER,
+    IDLE,
     LATEST,
     LOAD,
     VERSION,
     FileEntry,
+    Idle,
     Manifest,
     Plan,
     from_json,
@@ -82,6 +84,13 @@ def manifests(store: Store) -> Iterator[Manifest]:
         if found is None:
             raise LoadError(f"{store.address}/{manifest_path(number)} is missing: restore it")
         yield found
+
+
+def read_idle(store: Store, run: int) -> Idle | None:
+    """What has been found since run `run` by a run that had nothing to load; None if there was none since."""
+    value = read_json(store, IDLE)
+    found = None if value is None else from_json(Idle, value, f"{store.address}/{IDLE}")
+    return found if found is not None and found.run == run else None
 
 
 def committed_files(runs: Iterable[Manifest]) -> dict[str, tuple[FileEntry, int]]:

@@ -13,6 +13,8 @@ VERSION = 1
 FOLDER = "_klog"
 LOAD = f"{FOLDER}/load.json"
 LATEST = f"{FOLDER}/latest.json"
+#: The audit of the last run that found nothing new, if it is later than the last committed one.
+IDLE = f"{FOLDER}/idle.json"
 LETTERS = f"{FOLDER}/dead-letters"
 #: How the names of files end that wait for the commit.
 STAGED = ".part"
@@ -214,6 +216,16 @@ class Manifest:
         return progress_of(self.offsets)
 
 
+@dataclass(frozen=True)
+class Idle:
+    """What a run has found that had nothing to load, after run `run`."""
+
+    run: int
+    finished: str
+    partitions: list[PartitionAudit]
+    version: int = VERSION
+
+
 def progress_of(offsets: dict[str, dict[str, Progress]]) -> dict[tuple[str, int], Progress]:
     """Progress by partition of what `offsets_json` has made."""
     return {(topic, int(partition)): item for topic, each in offsets.items() for partition, item in each.items()}
@@ -291,6 +303,7 @@ _NESTED.update(
         (Plan, "starts"): Progress,
         (Plan, "replaces"): RangeResult,
         (RangeResult, "files"): FileEntry,
+        (Idle, "partitions"): PartitionAudit,
         (Manifest, "files"): FileEntry,
         (Manifest, "partitions"): PartitionAudit,
         (Manifest, "offsets"): Progress,

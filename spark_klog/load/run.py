@@ -18,7 +18,9 @@ from spark_klog.load.commit import check_results, make_manifest, publish, remove
 from spark_klog.load.history import check_output, claim_output, is_pointed_to, last_committed, read_manifest, read_plan
 from spark_klog.load.locking import locked
 from spark_klog.load.model import (
+    IDLE,
     LETTERS,
+    Idle,
     Manifest,
     PartitionAudit,
     Plan,
@@ -184,7 +186,11 @@ class _Run:
         if (extent.records or extent.lost) and not is_over:
             plan = self._plan(number + 1, extent, asked)
             progress = self._execute(plan, progress, extent.log_end)
-        return self._summary(extent, progress)
+        summary = self._summary(extent, progress)
+        if not self._committed:
+            idle = Idle(number, _now(), summary.partitions)
+            self._store.write(IDLE, to_json(as_json(idle)))
+        return summary
 
     def _extent(self, progress: Mapping[Key, Progress], *, is_again: bool) -> Extent:
         """What there is to load; with `is_again` also what the load has, from the place that was asked for on."""

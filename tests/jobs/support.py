@@ -290,8 +290,8 @@ class Load:
         return sorted(int(path.parent.name) for path in (self.output / "_klog" / "runs").glob(f"*/{name}"))
 
     def files(self) -> dict[str, tuple[int, int]]:
-        """Inode and time of change of every file of the output."""
-        found = {path: path.stat() for path in self.output.rglob("*") if path.is_file()}
+        """Inode and time of change of every file of the output, without that of runs that had nothing to load."""
+        found = {path: path.stat() for path in self.output.rglob("*") if path.is_file() and path.name != "idle.json"}
         return {str(path.relative_to(self.output)): (stat.st_ino, stat.st_mtime_ns) for path, stat in found.items()}
 
 

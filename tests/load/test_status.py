@@ -1,0 +1,74 @@
+"""`klog load status`: what is there of each hour beside the log, runs that found nothing new, bars and pictures."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from datetime import datetime, timezone
+from pathlib import Path
+
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.load.planning import Limits
+from tests.load.support import run
+from tests.spark.support import Sent, create_topic, produce
+from tests.support.klog import klog
+
+_HOUR_MS = 3_600_000
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def _name(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, timezone.utc).strftime("%Y-%m-%dT%H")
+
+
+def test_hours_beside_the_log(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """Partition 0 is loaded to half of an hour, partition 1 has nothing new, partition 2 is unknown to the load."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 3)
+    now = int(time.time() * 1000) // _HOUR_MS * _HOUR_MS
+    times = [now - (5 - number // 20) * _HOUR_MS + number for number in range(100)]
+    for start in (0, 50):  # an hour's records begin with batches of their own: the time index has no finer entries
+        for at in range(start, start + 50, 10):
+            produce(servers, topic, [Sent(b"v", None, 0, when) for when in times[at : at + 10]])
+        if start == 0:
+            produce(servers, topic, [Sent(b"v", None, 1, times[0])] * 7)
+            run(servers, tmp_path, topic, limits=Limits(max_records=1000))
+    produce(servers, topic, [Sent(b"v", None, 2, times[99])] * 3)
+
+    [line] = [
+        json.loads(text) for text in klog("load", "status", str(tmp_path), "-b", servers, "--json").stdout.splitlines()
+    ]
+    in_log = Counter(_name(when) for when in times) + Counter({_name(times[0]): 7, _name(times[99]): 3})
+    loaded = Counter(_name(when) for when in times[:50]) + Counter({_name(times[0]): 7})
+    assert {item["hour"]: (item["in_log"], item["loaded"]) for item in line["log"]["hours"]} == {
+        hour: (count, loaded[hour]) for hour, count in in_log.items()
+    }
+    assert {(item["partition"], item["lag"]) for item in line["log"]["lag"]} == {(0, 50), (1, 0), (2, 3)}
+    assert line["missing"] == []
+    shown = klog("load", "status", str(tmp_path), "-b", servers, "--hours", "6", "--bars")
+    assert (shown.returncode, "50.0%" in shown.stdout, "lag: 53 offsets of 3 partitions" in shown.stdout) == (
+        0,
+        True,
+        True,
+    ), shown
+    assert f"{_name(times[0])}  {'#' * 40}  27" in shown.stdout
+
+
+def test_runs_with_nothing_new(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 2)
+    assert run(servers, tmp_path, topic).runs == []
+    first = json.loads(klog("load", "status", str(tmp_path), "--json").stdout)
+    assert [(item["partition"], item["until"], item["lag"]) for item in first["partitions"]] == [(0, 0, 0), (1, 0, 0)]
+    assert first["idle"]
+    produce(servers, topic, [Sent(b"v", None, 0, 1_700_000_000_000)] * 5)
+    run(servers, tmp_path, topic)
+    assert json.loads(klog("load", "status", str(tmp_path), "--json").stdout)["idle"] == ""
+    for _ in range(3):
+        run(servers, tmp_path, topic)
+    shown = klog("load", "status", str(tmp_path), "--plot", str(tmp_path / "hours.png"))
+    assert "nothing new at " in shown.stdout
+    assert (tmp_path / "hours.png").read_bytes().startswith(_PNG)
+    assert [path.name for path in (tmp_path / "_klog" / "runs").iterdir()] == ["00000001"]
+    assert len(list((tmp_path / "_klog").glob("idle*"))) == 1
