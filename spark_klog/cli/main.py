@@ -34,7 +34,7 @@ _WATCH_SECONDS = 0.5
 _MODULES = (
     {
         name: f"spark_klog.cli.{name}"
-        for name in ("checkpoint", "doctor", "groups", "load", "log", "mirror", "offsets", "topics", "users")
+        for name in ("checkpoint", "doctor", "groups", "load", "log", "mirror", "offsets", "topics", "ui", "users")
     }
     | {name: f"spark_klog.cli.records.{name}" for name in ("consume", "produce")}
     | {"demo": "spark_klog.cli.jobs.demo"}

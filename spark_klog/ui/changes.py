@@ -1,0 +1,141 @@
+"""Changes that the page can make with --allow-changes. Each takes a JSON object; `ConfigError` for a wrong one."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Mapping
+from typing import Any
+
+from spark_klog.client import Admin, Producer
+from spark_klog.clock import system_ms
+from spark_klog.errors import ConfigError
+from spark_klog.groups.moves import ShiftBy, Target, ToOffset, ToTime, plan_changes, target_offsets
+from spark_klog.groups.stores import CoordinatorStore
+from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+
+_DELIVERY_SECONDS = 30.0
+
+
+def create_topic(admin: Admin, body: Mapping[str, Any]) -> dict[str, Any]:
+    """{"name", "partitions", "replicationFactor", "settings": {NAME: VALUE}}"""
+    name = _text(body, "name")
+    admin.create_topic(
+        name,
+        _number(body, "partitions", 1, least=1),
+        replication_factor=_number(body, "replicationFactor", 1, least=1),
+        configs={key: str(value) for key, value in _settings(body).items()},
+    )
+    return {"created": name}
+
+
+def alter_topic(admin: Admin, body: Mapping[str, Any]) -> dict[str, Any]:
+    """{"name", "partitions" (may be left out), "settings": {NAME: VALUE, or null for the default}}"""
+    name, settings, count = _text(body, "name"), _settings(body), body.get("partitions")
+    if not settings and count is None:
+        raise ConfigError("nothing to alter: give settings or partitions")
+    admin.describe_topic(name)
+    if settings:
+        changes = {key: None if value is None else str(value) for key, value in settings.items()}
+        admin.alter_configs({("topic", name): changes}).check()
+    if count is not None:
+        admin.create_partitions({name: _number(body, "partitions", 1, least=1)}).check()
+    return {"altered": name}
+
+
+def produce(settings: Mapping[str, str], body: Mapping[str, Any]) -> dict[str, Any]:
+    """{"topic", "partition", "key", "value", "headers": [{"key", "value"}]}
+
+    Keys and values are {"text"} or {"base64"}, or null.
+    """
+    topic, partition = _text(body, "topic"), body.get("partition")
+    headers = body.get("headers") or []
+    if not isinstance(headers, list) or not all(isinstance(one, dict) for one in headers):
+        raise ConfigError("headers must be a list of objects with key and value")
+    with Producer({**settings, "acks": "all"}) as producer:
+        delivery = producer.send(
+            topic,
+            _bytes(body, "value"),
+            _bytes(body, "key"),
+            None if partition is None else _number(body, "partition", 0),
+            headers=tuple((_text(one, "key"), _bytes(one, "value")) for one in headers),
+        )
+        written = delivery.result(_DELIVERY_SECONDS)
+    return {"topic": topic, "partition": written.partition, "offset": written.offset}
+
+
+def move_group(admin: Admin, body: Mapping[str, Any]) -> dict[str, Any]:
+    """{"group", "topic", "to", "value", "dryRun"}
+
+    "to" is earliest, latest, offset, time or shift; the last three have a number as "value".
+    """
+    group, topic, target = _text(body, "group"), _text(body, "topic"), _target(body)
+    store = CoordinatorStore(admin, group)
+    current = store.fetch()
+    partitions = [(topic, number) for number in admin.cluster.partitions([topic])[topic]]
+    targets = target_offsets(admin.cluster, target, partitions, current)
+    changes = plan_changes(current, targets, admin.cluster)
+    is_dry = body.get("dryRun", True)
+    if is_dry is not True and is_dry is not False:
+        raise ConfigError("dryRun must be true or false")
+    if not is_dry:
+        if members := store.members():
+            raise ConfigError(
+                f"group {group} has {len(members)} members, which commit their own offsets: stop them first"
+            )
+        store.commit({(one.topic, one.partition): one.new for one in changes if one.new is not None})
+    rows = [
+        {"topic": one.topic, "partition": one.partition, "old": one.old, "new": one.new, "note": one.note}
+        for one in changes
+    ]
+    return {"group": group, "dryRun": is_dry, "changes": rows}
+
+
+def _target(body: Mapping[str, Any]) -> Target:
+    kind = body.get("to")
+    if kind in ("earliest", "latest"):
+        return ToTime(EARLIEST if kind == "earliest" else LATEST)
+    if kind == "offset":
+        return ToOffset(_number(body, "value", None))
+    if kind == "shift":
+        return ShiftBy(_number(body, "value", None, least=-(2**62)))
+    if kind == "time":
+        time = _number(body, "value", None)
+        if time > system_ms():
+            raise ConfigError("the time must not be in the future")
+        return ToTime(time)
+    raise ConfigError("to must be earliest, latest, offset, time or shift")
+
+
+def _text(body: Mapping[str, Any], name: str) -> str:
+    found = body.get(name)
+    if not isinstance(found, str) or not found:
+        raise ConfigError(f"{name} must be a text")
+    return found
+
+
+def _number(body: Mapping[str, Any], name: str, default: int | None, least: int = 0) -> int:
+    found = body.get(name, default)
+    if isinstance(found, bool) or not isinstance(found, int) or found < least:
+        raise ConfigError(f"{name} must be a whole number, {least} or more")
+    return found
+
+
+def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
+    found = body.get("settings") or {}
+    if not isinstance(found, dict):
+        raise ConfigError("settings must be an object")
+    return found
+
+
+def _bytes(body: Mapping[str, Any], name: str) -> bytes | None:
+    found = body.get(name)
+    if found is None:
+        return None
+    if isinstance(found, dict) and isinstance(found.get("text"), str):
+        return str(found["text"]).encode()
+    if isinstance(found, dict) and isinstance(found.get("base64"), str):
+        try:
+            return b64decode(found["base64"], validate=True)
+        except ValueError as error:
+            raise ConfigError(f"{name} is not base64: {error}") from None
+    raise ConfigError(f'{name} must be null, {{"text": ...}} or {{"base64": ...}}')

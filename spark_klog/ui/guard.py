@@ -1,0 +1,107 @@
+"""What keeps pages of other sites, and records, from using the server: checks of requests, headers of responses.
+
+* The Host header must name this server, so that another site's name that points here (DNS rebinding) is refused.
+* Requests that a browser marks as another site's (Sec-Fetch-Site) are refused.
+* A change is a POST of JSON with the session's token, which other sites can't read, and without a foreign Origin.
+* The content security policy allows our files only: no inline script or style, no other server.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from spark_klog.wire.listening import is_own_host
+
+TOKEN_HEADER = "x-klog-token"
+#: A produced value is base64 in JSON.
+_MAX_BODY = 2 * 1024 * 1024
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    b"content-security-policy": _POLICY.encode(),
+    b"x-content-type-options": b"nosniff",
+    b"x-frame-options": b"DENY",
+    b"referrer-policy": b"no-referrer",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"cache-control": b"no-store",
+}
+
+
+class RequestRefused(Exception):
+    """A request that is not carried out: an HTTP status and the reason."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Guard:
+    """ASGI middleware: refuses foreign requests, and adds the security headers to all responses."""
+
+    def __init__(self, app: ASGIApp, host: str) -> None:
+        self._app, self._host = app, host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                kept = [pair for pair in message.get("headers", ()) if pair[0].lower() not in _HEADERS]
+                message["headers"] = [*kept, *_HEADERS.items()]
+            await send(message)
+
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        reason = self._refusal(Request(scope))
+        if reason is None:
+            await self._app(scope, receive, send_with_headers)
+        else:
+            await JSONResponse({"error": reason}, 403)(scope, receive, send_with_headers)
+
+    def _refusal(self, request: Request) -> str | None:
+        if not is_own_host(request.headers.get("host", ""), self._host):
+            return "the Host header names another server"
+        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+            return "the request comes from a page of another site"
+        return None
+
+
+class Session:
+    """The token that changes need; a new one for each start of the server."""
+
+    def __init__(self, allows_changes: bool) -> None:
+        self.allows_changes = allows_changes
+        self.token = secrets.token_urlsafe(24) if allows_changes else ""
+
+    async def body(self, request: Request) -> dict[str, Any]:
+        """The JSON object of a change; `RequestRefused` if the change is not allowed."""
+        if not self.allows_changes:
+            raise RequestRefused(403, "the page is read-only: start klog ui with --allow-changes")
+        if not secrets.compare_digest(request.headers.get(TOKEN_HEADER, "").encode(), self.token.encode()):
+            raise RequestRefused(403, "the token is missing or of an earlier start: load the page again")
+        origin = request.headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+            raise RequestRefused(403, "the request comes from a page of another site")
+        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+            raise RequestRefused(415, "the Content-Type must be application/json")
+        data = bytearray()
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > _MAX_BODY:
+                raise RequestRefused(413, f"the body has more than {_MAX_BODY:,} bytes")
+        try:
+            found = json.loads(bytes(data))
+        except ValueError as error:
+            raise RequestRefused(400, f"the body is not JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise RequestRefused(400, "the body must be a JSON object")
+        return found

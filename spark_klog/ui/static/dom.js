@@ -1,0 +1,59 @@
+// Elements. All text goes in by textContent, and attributes are named here: nothing from a record becomes markup.
+
+export function el(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key === "on") for (const [event, listener] of Object.entries(value)) made.addEventListener(event, listener);
+    else if (value === true) made.setAttribute(key, "");
+    else if (value !== false && value !== null && value !== undefined) made.setAttribute(key, String(value));
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined)
+    .map((child) => (child instanceof Node ? child : document.createTextNode(String(child)))));
+  return made;
+}
+
+// A link to a view. The address is always a fragment of this page.
+export function link(text, ...parts) {
+  return el("a", { href: "#/" + parts.map(encodeURIComponent).join("/") }, text);
+}
+
+// columns: {title, number (aligned right), cell(row)}
+export function table(caption, columns, rows, key) {
+  const head = el("tr", {}, ...columns.map((one) => el("th", { scope: "col", class: one.number ? "number" : null }, one.title)));
+  const body = rows.map((row) => el("tr", key ? { "data-key": key(row) } : {},
+    ...columns.map((one) => el("td", { class: one.number ? "number" : null }, ...[one.cell(row)].flat()))));
+  return el("div", { class: "wide", role: "region", "aria-label": caption, tabindex: "0" },
+    el("table", {}, el("caption", {}, caption), el("thead", {}, head), el("tbody", {}, ...body)));
+}
+
+export function field(title, input) {
+  return el("label", {}, title, input);
+}
+
+export function say(text) {
+  document.getElementById("status").textContent = text;
+}
+
+const whole = new Intl.NumberFormat("en");
+export const number = (value) => (value === null || value === undefined ? "–" : whole.format(value));
+
+export function bytes(value) {
+  if (value === null || value === undefined) return "–";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let at = 0;
+  while (value >= 1024 && at < units.length - 1) { value /= 1024; at += 1; }
+  return `${at ? value.toFixed(1) : value} ${units[at]}`;
+}
+
+export const time = (ms) => (ms === null || ms === undefined ? "–" : validTime(ms));
+function validTime(ms) {
+  const date = new Date(ms);
+  return Number.isNaN(date.getTime()) ? String(ms) : date.toISOString().replace("T", " ").replace("Z", "");
+}
+
+export function duration(ms) {
+  if (ms === null || ms === undefined) return "–";
+  if (ms < 60000) return `${(ms / 1000).toFixed(1)} s`;
+  if (ms < 3600000) return `${Math.floor(ms / 60000)} min ${Math.floor((ms % 60000) / 1000)} s`;
+  return `${Math.floor(ms / 3600000)} h ${Math.floor((ms % 3600000) / 60000)} min`;
+}

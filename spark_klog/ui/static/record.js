@@ -1,0 +1,109 @@
+// A record: JSON as a tree, other text as it is, bytes as hex; and how to read it again.
+
+import { el, number, say } from "./dom.js";
+
+const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+const PREVIEW = 200;
+// Nodes of a tree that are made at once; the rest is made when its branch is opened.
+const MOST_CHILDREN = 1000;
+
+// Control characters, and those that turn the direction of text, as their code.
+export const visible = (text) => text.replace(CONTROLS, (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
+const decoded = (base64) => Uint8Array.from(atob(base64), (one) => one.charCodeAt(0));
+
+export function hex(data) {
+  const lines = [];
+  for (let at = 0; at < data.length; at += 16) {
+    const part = [...data.slice(at, at + 16)];
+    const codes = part.map((one) => one.toString(16).padStart(2, "0")).join(" ").padEnd(48);
+    const text = part.map((one) => (one >= 32 && one < 127 ? String.fromCharCode(one) : ".")).join("");
+    lines.push(`${at.toString(16).padStart(6, "0")}  ${codes} ${text}`);
+  }
+  return lines.join("\n");
+}
+
+export function preview(shown) {
+  if (shown === null) return el("span", { class: "soft" }, "null");
+  if (shown.text === undefined) return el("span", { class: "mono preview" }, hex(decoded(shown.base64).slice(0, 16)).slice(8));
+  return el("span", { class: "preview" }, visible(shown.text.slice(0, PREVIEW)));
+}
+
+function tree(name, value) {
+  if (value === null || typeof value !== "object") {
+    return el("div", { class: "leaf" }, name === null ? "" : `${visible(name)}: `, el("code", {}, visible(JSON.stringify(value))));
+  }
+  const entries = Object.entries(value);
+  const title = `${name === null ? "" : `${visible(name)}: `}${Array.isArray(value) ? `[${entries.length}]` : `{${entries.length}}`}`;
+  const branch = el("details", {}, el("summary", {}, title));
+  branch.addEventListener("toggle", () => {
+    if (!branch.open || branch.childElementCount > 1) return;
+    branch.append(...entries.slice(0, MOST_CHILDREN).map(([key, one]) => tree(key, one)));
+    if (entries.length > MOST_CHILDREN) branch.append(el("div", { class: "leaf soft" }, `and ${number(entries.length - MOST_CHILDREN)} more`));
+  });
+  return branch;
+}
+
+function whole(title, shown) {
+  if (shown === null) return [el("h2", {}, title), el("p", { class: "soft" }, "null")];
+  const data = shown.text === undefined ? decoded(shown.base64) : null;
+  const cut = (data ? data.length : new TextEncoder().encode(shown.text).length) < shown.size;
+  const size = el("span", { class: "soft" }, ` ${number(shown.size)} bytes${cut ? ", cut" : ""}`);
+  if (data) return [el("h2", {}, title, size), el("pre", { tabindex: "0", "aria-label": `${title} in hex` }, hex(data))];
+  let json;
+  try {
+    json = JSON.parse(shown.text);
+  } catch { /* no JSON */ }
+  if (json !== null && typeof json === "object") {
+    const made = tree(null, json);
+    made.open = true;
+    return [el("h2", {}, title, size), el("div", { class: "tree" }, made)];
+  }
+  return [el("h2", {}, title, size), el("pre", { tabindex: "0", "aria-label": title }, visible(shown.text))];
+}
+
+const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+
+export const consumeLine = (row, servers) =>
+  `klog consume -b ${quoted(servers)} ${quoted(row.topic)} -p ${row.partition} --from ${row.offset} -n 1 --json`;
+
+export function sparkSnippet(row, servers) {
+  const places = (end) => JSON.stringify({ [row.topic]: { [row.partition]: end } });
+  return [
+    'df = (spark.read.format("klog")',
+    `    .option("kafka.bootstrap.servers", ${JSON.stringify(servers)})`,
+    `    .option("assign", ${JSON.stringify(JSON.stringify({ [row.topic]: [row.partition] }))})`,
+    `    .option("startingOffsets", ${JSON.stringify(places(row.offset))})`,
+    `    .option("endingOffsets", ${JSON.stringify(places(row.offset + 1))})`,
+    "    .load())",
+  ].join("\n");
+}
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    say("copied");
+  } catch {
+    say("the browser does not allow copying: select the text");
+  }
+}
+
+function copied(title, text) {
+  return el("div", {}, el("button", { type: "button", on: { click: () => copy(text) } }, `Copy ${title}`),
+    el("pre", { tabindex: "0", "aria-label": title }, text));
+}
+
+// A row's details, made when they are opened.
+export function detail(row) {
+  const made = el("details", {}, el("summary", {}, preview(row.value)));
+  made.addEventListener("toggle", () => {
+    if (!made.open || made.childElementCount > 1) return;
+    const servers = document.getElementById("servers").textContent.split(" · ")[0];
+    const headers = row.headers.flatMap((one) => whole(`Header ${visible(one.key)}`, one.value));
+    const left = row.headerCount - row.headers.length;
+    made.append(...whole("Value", row.value), ...whole("Key", row.key), ...headers,
+      ...(left > 0 ? [el("p", { class: "soft" }, `and ${number(left)} more headers`)] : []),
+      copied("klog consume", consumeLine(row, servers)), copied("Spark", sparkSnippet(row, servers)));
+  });
+  return made;
+}

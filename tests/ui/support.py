@@ -1,0 +1,74 @@
+"""A page's server, and requests to it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.support.klog import klog_command
+
+
+class Page:
+    """The server of `klog ui`."""
+
+    def __init__(self, address: str, pid: int) -> None:
+        self.address, self.pid = address, pid
+
+    def ask(
+        self, path: str, body: Any = None, headers: dict[str, str] | None = None, **parameters: object
+    ) -> tuple[int, Any]:
+        """(status, decoded JSON or events) of a request to the API; with a body it is a POST."""
+        query = urllib.parse.urlencode(parameters)
+        named = dict(headers or {})
+        data = None
+        if body is not None:
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            named = {"Content-Type": "application/json", **named}
+        request = urllib.request.Request(f"{self.address}api/{path}?{query}", data, named)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                status, text = response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            status, text = error.code, error.read().decode()
+        return status, events(text) if text.startswith("event: ") else json.loads(text)
+
+    def get(self, path: str, **parameters: object) -> Any:
+        """The answer of a request that succeeds."""
+        status, answer = self.ask(path, **parameters)
+        assert status == 200, answer
+        return answer
+
+    def post(self, path: str, body: Any) -> tuple[int, Any]:
+        """A change, with the token that the page has."""
+        return self.ask(path, body, {"X-Klog-Token": self.get("session")["token"]})
+
+
+def events(text: str) -> list[tuple[str, Any]]:
+    """Parse server-sent events."""
+    found = re.findall(r"event: (\w+)\ndata: (.*)\n\n", text)
+    assert "".join(f"event: {name}\ndata: {data}\n\n" for name, data in found) == text
+    return [(name, json.loads(data)) for name, data in found]
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[Page]:
+    """Run `klog ui` on a free port; it ends cleanly."""
+    command = klog_command("ui", "--listen", "0", *arguments)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            match = re.fullmatch(r"the page is at (http://127\.0\.0\.1:\d+/)\n", process.stdout.readline())
+            assert match, process.communicate()
+            yield Page(match[1], process.pid)
+            process.terminate()
+            _, errors = process.communicate(timeout=30)
+            assert (process.returncode, errors) == (0, "")
+        finally:
+            process.kill()

@@ -1,0 +1,400 @@
+"""The page in Chromium: every view, hostile records, search, live, keyboard, narrow and dark, accessibility."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import urllib.parse
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from spark_klog.client import Producer as KlogProducer
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.load.history import claim_output
+from spark_klog.load.store import open_store
+from tests.support.topics import make_topic
+from tests.ui.support import Page, serving
+
+CLICKS = "clicks"
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+#: Text that must be shown as it is, and never become markup, script or an address.
+HOSTILE = [
+    "<script>window.pwned = 1</script>",
+    "</pre></td></script><img src=x onerror='window.pwned = 1'>",
+    '"><svg onload=window.pwned=1>',
+    "javascript:window.pwned=1",
+    "{{constructor.constructor('window.pwned = 1')()}}",
+    "${window.pwned = 1}",
+    "' onclick='window.pwned = 1",
+    "&lt;b&gt; &#60;b&#62;",
+    "a\u202eb\u0000c\x1b[31m",
+    "http://evil.example/?x=<b>",
+]
+HOSTILE_JSON = [
+    {"__proto__": {"pwned": 1}, "constructor": {"prototype": {"pwned": 1}}},
+    {"<img src=x onerror=window.pwned=1>": "<img src=x onerror=window.pwned=1>"},
+]
+VIEWS = ["overview", f"topic/{CLICKS}", f"messages/{CLICKS}", "groups", "group/readers", "queries", "loads"]
+#: Whether all rows show their details, which are made when a row is opened.
+IS_EACH_OPEN = "return [...document.querySelectorAll('td > details')].every((one) => one.childElementCount > 1)"
+
+
+class Browser:
+    """Chromium at the page."""
+
+    def __init__(self, driver: webdriver.Chrome, page: Page) -> None:
+        self.driver, self.page = driver, page
+
+    def open(self, *parts: str) -> None:
+        """Show a view, and wait until it is there."""
+        self.driver.get("about:blank")
+        self.driver.get(f"{self.page.address}#/" + "/".join(urllib.parse.quote(part, safe="") for part in parts))
+        self.wait(lambda: self.js("return document.getElementById('main').dataset.view") in (parts[0], "error"))
+        assert self.js("return document.getElementById('main').dataset.view") == parts[0], self.text()
+
+    def js(self, script: str, *arguments: object) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def text(self, selector: str = "body") -> str:
+        return str(self.js("return document.querySelector(arguments[0])?.innerText ?? ''", selector))
+
+    def click(self, selector: str) -> None:
+        self.driver.find_element(By.CSS_SELECTOR, selector).click()
+
+    def type(self, selector: str, *keys: str) -> None:
+        self.driver.find_element(By.CSS_SELECTOR, selector).send_keys(*keys)
+
+    def rows(self) -> int:
+        """How many messages are shown."""
+        return int(self.js("return document.querySelectorAll('#messages tbody tr').length"))
+
+    def older(self) -> bool:
+        """Show older messages; False if there are none."""
+        if self.js("return document.getElementById('older').hidden"):
+            return False
+        before = self.rows()
+        self.click("#older")
+        self.wait(lambda: self.rows() > before)
+        return True
+
+    def wait(self, look: Callable[[], Any], seconds: float = 60) -> Any:
+        deadline = time.monotonic() + seconds
+        while not (found := look()):
+            assert time.monotonic() < deadline, self.text()
+            time.sleep(0.05)
+        return found
+
+    def cdp(self, command: str, **parameters: object) -> Any:
+        return self.driver.execute_cdp_cmd(command, parameters)
+
+    def problems(self) -> list[str]:
+        """What the console says: errors of scripts, refusals by the content security policy."""
+        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+
+def fill(servers: str) -> None:
+    make_topic(servers, CLICKS, 3)
+    make_topic(servers, "__proto__", 1)
+    make_topic(servers, "orders", 6)
+    producer = Producer({"bootstrap.servers": servers, "log_level": 0})
+    for number in range(120):
+        value = {"user": number % 7, "page": f"/products/{number}", "tags": ["a", {"deep": None}], "price": 1.5}
+        producer.produce(CLICKS, json.dumps(value), f"user-{number % 7}", headers=[("trace", b"%032x" % number)])
+    producer.produce(CLICKS, bytes(range(256)), b"\xff\xfe")
+    assert producer.flush(30) == 0
+    for group in ("readers", HOSTILE[1]):
+        consumer = Consumer({"bootstrap.servers": servers, "group.id": group, "log_level": 0})
+        consumer.commit(offsets=[TopicPartition(CLICKS, 0, 5)], asynchronous=False)
+        consumer.close()
+
+
+@pytest.fixture(scope="module")
+def page(cluster: EmbeddedCluster, module_server_dir: Path) -> Iterator[Page]:
+    fill(cluster.bootstrap_servers)
+    checkpoint = module_server_dir / "checkpoint"
+    for name in ("offsets", "commits"):
+        (checkpoint / name).mkdir(parents=True)
+    (checkpoint / "metadata").write_text('{"id":"0d6c7b1e-clicks"}')
+    (checkpoint / "offsets" / "3").write_text("v1\n{}\n" + json.dumps({CLICKS: {"0": 8, "1": 4}}))
+    (checkpoint / "commits" / "3").write_text("v1\n{}")
+    load = module_server_dir / "load"
+    load.mkdir()
+    claim_output(open_store(str(load)), None, "parquet")
+    places = ("--checkpoint", str(checkpoint), "--load", str(load), "--load", str(module_server_dir / "<b>none"))
+    with serving("-b", cluster.bootstrap_servers, "--allow-changes", *places) as running:
+        yield running
+
+
+@pytest.fixture
+def browser(chromium: webdriver.Chrome, page: Page) -> Iterator[Browser]:
+    chromium.get_log("browser")
+    made = Browser(chromium, page)
+    made.cdp("Emulation.setDeviceMetricsOverride", width=1200, height=900, deviceScaleFactor=1, mobile=False)
+    made.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
+    yield made
+    assert made.problems() == []
+    chromium.get("about:blank")
+
+
+def test_every_view(browser: Browser) -> None:
+    browser.open("overview")
+    assert "127.0.0.1" in browser.text("header")
+    assert CLICKS in browser.text("#main")
+    assert "__proto__" in browser.text("#main")
+    browser.open("topic", CLICKS)
+    assert "121 records" in browser.text("#main")
+    assert "retention.ms" in browser.text("#main")
+    browser.open("messages", CLICKS)
+    assert 20 <= browser.rows() <= 50
+    while browser.older():
+        pass
+    assert browser.rows() == 121
+    browser.open("groups")
+    assert {"readers", HOSTILE[1]} <= set(browser.text("#main").replace("\t", "\n").splitlines())
+    browser.open("group", "readers")
+    assert "records behind" in browser.text("#lag")
+    assert "coordinator" in browser.text("#main")
+    browser.open("group", HOSTILE[1])
+    assert browser.text("h1") == HOSTILE[1]
+    browser.open("queries")
+    assert "0d6c7b1e-clicks" in browser.text("#main")
+    browser.open("loads")
+    assert "Nothing is missing." in browser.text("#main")
+    assert "has no load" in browser.text("#main")
+
+
+def test_a_view_that_fails_says_why(browser: Browser) -> None:
+    browser.driver.get("about:blank")
+    browser.driver.get(f"{browser.page.address}#/topic/missing")
+    browser.wait(lambda: "UNKNOWN_TOPIC_OR_PARTITION" in browser.text("#main"))
+    assert [one for one in browser.problems() if "502" not in one] == []  # the console names the request that failed
+    for odd in ("%", "constructor/x", "overview/%E0%A4%A"):
+        browser.driver.get(f"{browser.page.address}#/{odd}")
+        browser.wait(lambda: browser.text("h1") == "Overview")
+
+
+def test_json_as_a_tree_and_bytes_as_hex(browser: Browser) -> None:
+    browser.open("messages", CLICKS)
+    opened = browser.js(
+        "const all = [...document.querySelectorAll('#messages details')];"
+        "const one = all.find((row) => row.innerText.includes('/products/'));"
+        "one.open = true; one.scrollIntoView(); return true"
+    )
+    assert opened
+    browser.wait(lambda: "user: " in browser.text("#messages .tree"))
+    assert browser.js("return document.querySelectorAll('#messages .tree details').length") >= 2
+    copied = browser.text("#messages pre[aria-label='klog consume']")
+    assert copied.startswith("klog consume -b '127.0.0.1:")
+    assert f"'{CLICKS}' -p " in copied
+    assert '"klog"' in browser.text("#messages pre[aria-label=Spark]")
+    open_all = "document.querySelectorAll('#messages details').forEach((one) => one.open = true)"
+    while True:
+        browser.js(open_all)
+        browser.wait(lambda: browser.js(IS_EACH_OPEN))
+        if "f0 f1 f2 f3 f4 f5 f6 f7 f8 f9 fa fb fc fd fe ff" in browser.text("#messages"):
+            break
+        assert browser.older()
+
+
+def test_records_can_inject_nothing(browser: Browser, cluster: EmbeddedCluster, topic: str) -> None:
+    make_topic(cluster.bootstrap_servers, topic, 1)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+    for text in HOSTILE:
+        producer.produce(topic, text, text, headers=[(text.replace("\0", ""), text.encode())])
+    for value in HOSTILE_JSON:
+        producer.produce(topic, json.dumps(value), json.dumps(value))
+    producer.produce(topic, "[" * 30_000)
+    assert producer.flush(30) == 0
+    browser.open("messages", topic)
+    open_all = "document.querySelectorAll('#messages details').forEach((one) => one.open = true)"
+    browser.js(open_all)
+    browser.wait(lambda: browser.js("return document.querySelectorAll('#messages .tree').length") >= 4)
+    browser.js(open_all)
+    browser.wait(lambda: "constructor: " in browser.text("#messages"))
+    shown = browser.js("return document.getElementById('messages').textContent")
+    for text in HOSTILE:
+        escaped = text.replace("\u202e", "\\u202e").replace("\0", "\\u0000").replace("\x1b", "\\u001b")
+        assert shown.count(escaped) >= 3, text
+    for view in VIEWS[:2]:
+        browser.open(*view.split("/"))
+    browser.open("group", HOSTILE[1])
+    browser.open("groups")
+    for check in (
+        "return window.pwned ?? null",
+        "return ({}).pwned ?? null",
+        "return document.querySelector('img, iframe, object, embed, main script, [onclick], [onerror], [onload]')",
+        "return [...document.querySelectorAll('a')].find((one) => !one.href.startsWith(location.origin)) ?? null",
+        "return document.scripts.length === 1 ? null : document.scripts.length",
+    ):
+        assert browser.js(check) is None, check
+
+
+def test_the_policy_stops_inline_code(browser: Browser) -> None:
+    browser.open("overview")
+    browser.js(
+        "const one = document.createElement('script'); one.textContent = 'window.pwned = 1'; document.body.append(one);"
+        "const image = document.createElement('div');"
+        'image.innerHTML = \'<img src="data:,x" onerror="window.pwned = 1">\';'
+        "document.body.append(image)"
+    )
+    browser.wait(lambda: any("Content Security Policy" in one for one in browser.problems()))
+    assert browser.js("return window.pwned ?? null") is None
+
+
+def test_search_of_a_million_records(browser: Browser, cluster: EmbeddedCluster, topic: str) -> None:
+    make_topic(cluster.bootstrap_servers, topic, 4)
+    count = 1_000_000
+    numbers = pa.array(range(count)).cast(pa.string())
+    values = pa.compute.binary_join_element_wise("record ", numbers, " with some words", "")
+    with KlogProducer({"bootstrap.servers": cluster.bootstrap_servers, "compression.type": "lz4"}) as producer:
+        producer.send_arrow(pa.record_batch({"value": values.cast(pa.binary())}), topic)
+    browser.open("messages", topic)
+    browser.type("#search", "record 765432 with", Keys.ENTER)
+    browser.wait(lambda: " found in " in browser.text("#result"))
+    assert browser.text("#result").startswith("1 found in 1,000,000 records")
+    assert "record 765432 with some words" in browser.text("#messages")
+    browser.js("document.getElementById('search').value = ''")
+    browser.type("#search", "record", Keys.ENTER)
+    browser.wait(lambda: "limit of messages" in browser.text("#result"))
+    assert browser.rows() == 100
+
+
+def test_live_messages_take_no_memory(browser: Browser, cluster: EmbeddedCluster, topic: str) -> None:
+    make_topic(cluster.bootstrap_servers, topic, 2)
+    stop = threading.Event()
+
+    def write() -> None:
+        with KlogProducer({"bootstrap.servers": cluster.bootstrap_servers}) as producer:
+            number = 0
+            while not stop.is_set():  # about 5,000 a second
+                for _ in range(250):
+                    producer.send(topic, b"live %d %s" % (number, b"x" * 500))
+                    number += 1
+                stop.wait(0.05)
+
+    def heap() -> float:
+        browser.js("window.gc()")
+        return float(browser.js("return performance.memory.usedJSHeapSize"))
+
+    def written() -> int:
+        words = browser.text("#messages caption").split("; ")[-1].split(" ")[0].replace(",", "")
+        return int(words) if words.isdecimal() else 0
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        browser.open("messages", topic)
+        browser.click("#live")
+        browser.wait(lambda: written() > 2000)
+        before, nodes = heap(), browser.js("return document.querySelectorAll('*').length")
+        first = written()
+        browser.wait(lambda: written() > first + 15_000)
+        after = heap()
+        assert browser.rows() <= 50
+        assert browser.js("return document.querySelectorAll('*').length") <= nodes + 1000
+        assert after < before + 8_000_000
+        assert browser.js("return document.getElementById('live').getAttribute('aria-pressed')") == "true"
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_the_overview_is_live(browser: Browser, cluster: EmbeddedCluster, topic: str) -> None:
+    browser.open("overview")
+    make_topic(cluster.bootstrap_servers, topic, 1)
+    browser.type("#filter", topic)
+    browser.wait(lambda: topic in browser.text("#main table:has(a)"))
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+    for _ in range(1234):
+        producer.produce(topic, b"x")
+    assert producer.flush(30) == 0
+    browser.wait(lambda: "1,234" in browser.text("#main table:has(a)"))
+
+
+def test_changes_by_the_page(browser: Browser, topic: str) -> None:
+    browser.open("overview")
+    browser.type("#create-topic input[name=name]", topic, Keys.ENTER)
+    browser.wait(lambda: browser.text("#status") == f"topic {topic} is created")
+    browser.open("topic", topic)
+    browser.type("#produce textarea", "by hand")
+    browser.click("#produce button")
+    browser.wait(lambda: "at offset 0" in browser.text("#status"))
+    (message,) = browser.page.get("messages", name=topic)["messages"]
+    assert (message["key"], message["value"]["text"]) == (None, "by hand")
+    browser.open("group", "readers")
+    browser.click("#move-group button:not([type])")
+    browser.wait(lambda: "nothing is changed yet" in browser.text("#moves"))
+    browser.click("#move-group button[type=button]")
+    browser.wait(lambda: "Offsets are set" in browser.text("#moves"))
+    offsets = {
+        one["partition"]: one["offsets"]["coordinator"]["offset"]
+        for one in browser.page.get("group", name="readers")["partitions"]
+    }
+    assert offsets == {0: 0, 1: 0, 2: 0}
+
+
+def test_the_keyboard_is_enough(browser: Browser) -> None:
+    browser.open("overview")
+    body = browser.driver.find_element(By.TAG_NAME, "body")
+    body.send_keys("/")
+    assert browser.driver.switch_to.active_element.get_attribute("id") == "filter"
+    browser.driver.switch_to.active_element.send_keys(CLICKS, Keys.ESCAPE)
+    body.send_keys("j")
+    active = browser.driver.switch_to.active_element
+    assert active.text == CLICKS
+    active.send_keys(Keys.ENTER)
+    browser.wait(lambda: browser.js("return document.getElementById('main').dataset.view") == "topic")
+    for key, view in (("g", "groups"), ("q", "queries"), ("l", "loads"), ("o", "overview")):
+        browser.driver.find_element(By.TAG_NAME, "body").send_keys(key)
+        browser.wait(
+            lambda: browser.js("return document.getElementById('main').dataset.view") == view  # noqa: B023
+        )
+    browser.driver.find_element(By.TAG_NAME, "body").send_keys("?")
+    assert "Keys:" in browser.text("#status")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_accessible_narrow_light_and_dark(browser: Browser, axe: str, scheme: str) -> None:
+    browser.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    width = 360 if scheme == "dark" else 1200
+    browser.cdp("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
+    for view in VIEWS:
+        browser.open(*view.split("/"))
+        if view.startswith("messages"):
+            browser.js("document.querySelector('#messages details').open = true")
+        assert browser.js("return document.documentElement.scrollWidth") <= width, view
+        dark = browser.js("return getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
+        assert dark == (scheme == "dark")
+        browser.js(axe)
+        found = browser.driver.execute_async_script(
+            "const done = arguments[arguments.length - 1];"
+            "axe.run(document, {resultTypes: ['violations']}).then("
+            "    (found) => done(found.violations), (error) => done([String(error)]))"
+        )
+        assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == [], view
+
+
+@pytest.mark.skipif(
+    "SPARK_KLOG_SCREENSHOTS" not in os.environ, reason="SPARK_KLOG_SCREENSHOTS=1 renews the documents' pictures"
+)
+def test_screenshots(browser: Browser) -> None:
+    for name, view in (("ui-overview", "overview"), ("ui-messages", f"messages/{CLICKS}")):
+        browser.open(*view.split("/"))
+        if view.startswith("messages"):
+            browser.js("document.querySelectorAll('#messages details')[2].open = true")
+        time.sleep(3)
+        browser.js("document.getElementById('servers').textContent = 'broker:9092'")
+        data = b64decode(browser.cdp("Page.captureScreenshot", format="png")["data"])
+        assert len(data) < 150_000
+        (IMAGES / f"{name}.png").write_bytes(data)

@@ -1,0 +1,269 @@
+"""The page's server without a browser: what it answers, refuses and changes, beside other clients."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from spark_klog.embedded import EmbeddedCluster
+from tests.support.klog import klog_refusal
+from tests.support.topics import make_topic
+from tests.ui.support import Page, serving
+
+
+@pytest.fixture(scope="module")
+def page(cluster: EmbeddedCluster) -> Iterator[Page]:
+    with serving("-b", cluster.bootstrap_servers) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def changing(cluster: EmbeddedCluster) -> Iterator[Page]:
+    with serving("-b", cluster.bootstrap_servers, "--allow-changes") as running:
+        yield running
+
+
+def produce(servers: str, topic: str, records: list[dict[str, Any]]) -> None:
+    producer = Producer({"bootstrap.servers": servers, "log_level": 0})
+    for record in records:
+        producer.produce(topic, **record)
+    assert producer.flush(30) == 0
+
+
+def test_pages_of_messages_are_all_messages(page: Page, cluster: EmbeddedCluster, topic: str) -> None:
+    make_topic(cluster.bootstrap_servers, topic, 3)
+    start = 1_700_000_000_000
+    records = [
+        {"value": b"%d" % number, "partition": number * number % 3, "timestamp": start + number * 1000}
+        for number in range(170)
+    ]
+    produce(cluster.bootstrap_servers, topic, records)
+    seen: list[dict[str, Any]] = []
+    before = ""
+    while True:
+        found = page.get("messages", name=topic, count=25, before=before)
+        times = [row["timestamp"] for row in found["messages"]]
+        assert times == sorted(times, reverse=True)
+        seen += found["messages"]
+        if found["before"] is None:
+            break
+        before = ",".join(f"{number}:{place}" for number, place in found["before"].items())
+    # every message once: by place, and by value
+    assert len({(row["partition"], row["offset"]) for row in seen}) == len(seen) == 170
+    assert sorted(int(row["value"]["text"]) for row in seen) == list(range(170))
+    assert [int(row["value"]["text"]) for row in seen[:20]] == list(range(169, 149, -1))
+
+    (at,) = page.get("messages", name=topic, partition=1, offset=7, count=1)["messages"]
+    assert (at["partition"], at["offset"]) == (1, 7)
+    jumped = page.get("messages", name=topic, time=start + 100_000, count=10)["messages"]
+    assert jumped[0]["timestamp"] >= start + 100_000 > jumped[5]["timestamp"]
+
+
+def test_keys_values_and_headers(page: Page, cluster: EmbeddedCluster, topic: str) -> None:
+    make_topic(cluster.bootstrap_servers, topic, 1)
+    long = "ä" * 40_000
+    produce(
+        cluster.bootstrap_servers,
+        topic,
+        [
+            {"value": b"\xff\x00\x01", "key": None, "headers": [("a", b"1"), ("a", None), ("b", b"\xfe")]},
+            {"value": None, "key": "schlüssel".encode()},
+            {"value": long.encode()},
+        ],
+    )
+    last, second, first = page.get("messages", name=topic)["messages"]
+    assert first["value"] == {"size": 3, "base64": "/wAB"}
+    assert first["headers"] == [
+        {"key": "a", "value": {"size": 1, "text": "1"}},
+        {"key": "a", "value": None},
+        {"key": "b", "value": {"size": 1, "base64": "/g=="}},
+    ]
+    assert (second["key"], second["value"]) == ({"size": 10, "text": "schlüssel"}, None)
+    assert last["value"]["size"] == 80_000
+    assert len(last["value"]["text"].encode()) == 65_536
+    assert long.startswith(last["value"]["text"])
+
+
+def test_search_finds_what_python_finds(page: Page, cluster: EmbeddedCluster, topic: str) -> None:
+    make_topic(cluster.bootstrap_servers, topic, 2)
+    records: list[dict[str, Any]] = [
+        {
+            "value": [b"plain %d" % number, None, b"Needle %d" % number, b"\xff\xfeneedle"][number % 4],
+            "key": None if number % 3 else b"key-%d" % number,
+            "headers": [("trace", b"abc%d" % number), ("needle" if number % 50 == 0 else "x", None)],
+            "partition": number % 2,
+        }
+        for number in range(400)
+    ]
+    produce(cluster.bootstrap_servers, topic, records)
+
+    def places(of: Any) -> set[tuple[int, int]]:
+        return {(number % 2, number // 2) for number, record in enumerate(records) if of(record)}
+
+    def in_headers(record: dict[str, Any], text: bytes) -> bool:
+        return any(text in name.encode() or (value and text in value) for name, value in record["headers"])
+
+    for text, fields, case, expected in (
+        (b"needle", "value", False, places(lambda one: one["value"] and b"needle" in one["value"])),
+        (b"needle", "value", True, places(lambda one: one["value"] and b"needle" in one["value"].lower())),
+        (b"key-3", "key", False, places(lambda one: one["key"] and b"key-3" in one["key"])),
+        (b"needle", "headers", False, places(lambda one: in_headers(one, b"needle"))),
+        (b"abc39", "headers,key", False, places(lambda one: in_headers(one, b"abc39"))),
+        (b"(.*", "key,value,headers", False, set()),
+    ):
+        found = page.get(
+            "search", name=topic, text=text.decode(), matches=1000, ignoreCase=str(case).lower(), **{"in": fields}
+        )
+        assert {(row["partition"], row["offset"]) for name, row in found if name == "match"} == expected
+        name, done = found[-1]
+        assert (name, done["reason"], done["scanned"], done["total"]) == ("done", "end", 400, 400)
+        assert done["found"] == len(expected)
+    few = page.get("search", name=topic, text="abc", matches=7)
+    assert sum(name == "match" for name, _ in few) == 7
+    assert few[-1][1]["reason"] == "matches"
+    newest = page.get("search", name=topic, text="abc", records=20)
+    assert {row["offset"] for name, row in newest if name == "match"} == set(range(190, 200))
+    assert page.get("search", name=topic, text="")[0][0] == "trouble"
+
+
+def test_foreign_requests_are_refused(page: Page, changing: Page) -> None:
+    for headers in ({"Host": "evil.example"}, {"Host": "evil.example:80"}, {"Sec-Fetch-Site": "cross-site"}):
+        assert page.ask("overview", headers=headers)[0] == 403
+    port = page.address.rstrip("/").rpartition(":")[2]
+    assert page.ask("overview", headers={"Host": f"localhost:{port}"})[0] == 200
+    body = {"topic": "t", "value": {"text": "x"}}
+    assert "--allow-changes" in page.ask("produce", body)[1]["error"]
+    assert changing.ask("produce", body)[0] == 403
+    assert changing.ask("produce", body, {"X-Klog-Token": "wrong"})[0] == 403
+    token = {"X-Klog-Token": changing.get("session")["token"]}
+    assert changing.ask("produce", body, {**token, "Origin": "http://evil.example"})[0] == 403
+    assert changing.ask("produce", body, {**token, "Content-Type": "text/plain"})[0] == 415
+    assert changing.ask("produce", b"x" * 3_000_000, token)[0] == 413
+    assert changing.ask("produce", b"[1]", token)[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters"),
+    [
+        ("messages", {}),
+        ("messages", {"name": "t", "count": 501}),
+        ("messages", {"name": "t", "offset": "-1"}),
+        ("messages", {"name": "t", "before": "1:x"}),
+        ("messages", {"name": "t", "time": "99999999999999999999"}),
+        ("topic", {"name": "../etc"}),
+    ],
+)
+def test_wrong_parameters_are_named(page: Page, path: str, parameters: dict[str, Any]) -> None:
+    status, answer = page.ask(path, **parameters)
+    assert (status, bool(answer["error"])) == (400, True)
+
+
+def test_changes(changing: Page, cluster: EmbeddedCluster, topic: str) -> None:
+    servers = cluster.bootstrap_servers
+    assert (
+        changing.post("topics/create", {"name": topic, "partitions": 2, "settings": {"retention.ms": "1000000"}})[0]
+        == 200
+    )
+    assert changing.post("topics/create", {"name": topic})[0] == 502
+    assert changing.post("topics/alter", {"name": topic, "partitions": 3, "settings": {"retention.ms": None}})[0] == 200
+    described = changing.get("topic", name=topic)
+    assert len(described["partitions"]) == 3
+    assert {one["name"]: one["default"] or one["source"] != "topic" for one in described["settings"]}["retention.ms"]
+    body = {
+        "topic": topic,
+        "partition": 1,
+        "key": {"base64": "/wA="},
+        "value": {"text": "größer"},
+        "headers": [{"key": "h", "value": None}],
+    }
+    assert changing.post("produce", body) == (200, {"topic": topic, "partition": 1, "offset": 0})
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": topic, "log_level": 0, "enable.auto.commit": False})
+    consumer.assign([TopicPartition(topic, 1, 0)])
+    message = consumer.poll(30)
+    assert (message.key(), message.value(), message.headers()) == (b"\xff\x00", "größer".encode(), [("h", None)])
+    consumer.close()
+
+    produce(servers, topic, [{"value": b"x", "partition": 1} for _ in range(9)])
+    move = {"group": topic, "topic": topic, "to": "offset", "value": 4}
+    status, dry = changing.post("groups/move", move)
+    assert (status, dry["dryRun"]) == (200, True)
+    assert {one["partition"]: one["new"] for one in dry["changes"]} == {0: 0, 1: 4, 2: 0}
+    assert changing.get("group", name=topic)["partitions"] == []
+    assert changing.post("groups/move", {**move, "dryRun": False})[0] == 200
+    assert changing.post("groups/move", {**move, "to": "shift", "value": -1, "dryRun": False})[0] == 200
+    checking = Consumer({"bootstrap.servers": servers, "group.id": topic, "log_level": 0})
+    (committed,) = checking.committed([TopicPartition(topic, 1)], timeout=30)
+    assert committed.offset == 3
+    checking.close()
+    (row,) = [one for one in changing.get("group", name=topic)["partitions"] if one["partition"] == 1]
+    assert row["offsets"]["coordinator"] | {"lagMs": 0} == {"offset": 3, "lag": 7, "lagMs": 0}
+    for wrong in ({"to": "nowhere"}, {"value": "4"}, {"topic": 3}, {"dryRun": "no"}, {"to": "time", "value": 2**60}):
+        assert changing.post("groups/move", {**move, **wrong})[0] == 400
+
+
+def test_places_of_a_group_side_by_side(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    servers = cluster.bootstrap_servers
+    make_topic(servers, topic, 1)
+    produce(servers, topic, [{"value": b"x"} for _ in range(10)])
+    committing = Consumer({"bootstrap.servers": servers, "group.id": topic, "log_level": 0})
+    committing.commit(offsets=[TopicPartition(topic, 0, 6)], asynchronous=False)
+    committing.close()
+    folder = tmp_path / "consumers" / topic / "offsets" / topic
+    folder.mkdir(parents=True)
+    (folder / "0").write_bytes(b"4")
+    checkpoint = tmp_path / "checkpoint"
+    for name in ("offsets", "commits"):
+        (checkpoint / name).mkdir(parents=True)
+    (checkpoint / "metadata").write_text('{"id":"a-query"}')
+    (checkpoint / "offsets" / "3").write_text("v1\n{}\n" + json.dumps({topic: {"0": 8}}))
+    (checkpoint / "commits" / "3").write_text("v1\n{}")
+    places = ("--offsets-path", str(tmp_path), "--checkpoint", str(checkpoint), "--checkpoint", str(tmp_path / "none"))
+    with serving("-b", servers, *places) as page:
+        found = page.get("group", name=topic)
+        (row,) = found["partitions"]
+        assert {place: (one["offset"], one["lag"]) for place, one in row["offsets"].items()} == {
+            "coordinator": (6, 4),
+            str(tmp_path): (4, 6),
+            str(checkpoint): (8, 2),
+        }
+        assert list(found["errors"]) == [str(tmp_path / "none")]
+        good, bad = page.get("queries")
+        assert (good["query"], good["planned"], good["done"]) == ("a-query", 3, 3)
+        assert [(one["offset"], one["latest"]) for one in good["partitions"]] == [(8, 10)]
+        assert "no checkpoint" in bad["error"]
+
+
+def test_streams_are_bounded_and_end_with_their_reader(page: Page) -> None:
+    host, port = page.address.removeprefix("http://").rstrip("/").split(":")
+    request = f"GET /api/live/groups HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode()
+    opened = []
+    for _ in range(32):
+        client = socket.create_connection((host, int(port)), 30)
+        client.sendall(request)
+        opened.append(client)
+    for client in opened:
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
+    assert page.ask("live/groups")[0] == 503
+    for client in opened:
+        client.close()
+    deadline = time.monotonic() + 30
+    while True:  # the places come back
+        with socket.create_connection((host, int(port)), 30) as client:
+            client.sendall(request)
+            if client.recv(100).startswith(b"HTTP/1.1 200"):
+                break
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_what_the_command_refuses(cluster: EmbeddedCluster) -> None:
+    line = klog_refusal("ui", "--listen", "0.0.0.0:0", "-b", cluster.bootstrap_servers)
+    assert "--allow-remote" in line
+    assert "HOST:PORT" in klog_refusal("ui", "--listen", "x:y", "-b", cluster.bootstrap_servers)
