@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -346,22 +347,25 @@ def test_changes_by_the_page(browser: Browser, topic: str) -> None:
 
 def test_the_keyboard_is_enough(browser: Browser) -> None:
     browser.open("overview")
-    body = browser.driver.find_element(By.TAG_NAME, "body")
-    body.send_keys("/")
-    assert browser.driver.switch_to.active_element.get_attribute("id") == "filter"
-    browser.driver.switch_to.active_element.send_keys(CLICKS, Keys.ESCAPE)
-    body.send_keys("j")
-    active = browser.driver.switch_to.active_element
-    assert active.text == CLICKS
-    active.send_keys(Keys.ENTER)
-    browser.wait(lambda: browser.js("return document.getElementById('main').dataset.view") == "topic")
-    for key, view in (("g", "groups"), ("q", "queries"), ("l", "loads"), ("o", "overview")):
-        browser.driver.find_element(By.TAG_NAME, "body").send_keys(key)
-        browser.wait(
-            lambda: browser.js("return document.getElementById('main').dataset.view") == view  # noqa: B023
-        )
-    browser.driver.find_element(By.TAG_NAME, "body").send_keys("?")
-    assert "Keys:" in browser.text("#status")
+
+    def press(*keys: str) -> None:
+        """Press keys on what has the focus: a live view may make its elements anew meanwhile."""
+        ActionChains(browser.driver).send_keys(*keys).perform()
+
+    def view() -> str:
+        return str(browser.js("return document.getElementById('main').dataset.view"))
+
+    press("/")
+    assert browser.js("return document.activeElement.id") == "filter"
+    press(CLICKS, Keys.ESCAPE, "j")
+    browser.wait(lambda: browser.js("return document.activeElement.textContent") == CLICKS)
+    press(Keys.ENTER)
+    browser.wait(lambda: view() == "topic")
+    for key, expected in (("g", "groups"), ("q", "queries"), ("l", "loads"), ("o", "overview")):
+        press(key)
+        browser.wait(lambda: view() == expected)  # noqa: B023
+    press("?")
+    browser.wait(lambda: "Keys:" in browser.text("#status"))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

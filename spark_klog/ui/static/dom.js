@@ -30,9 +30,23 @@ export function field(title, input) {
   return el("label", {}, title, input);
 }
 
+const status = document.getElementById("status");
+
 export function say(text) {
-  document.getElementById("status").textContent = text;
+  status.textContent = text;
+  delete status.dataset.trouble;
 }
+
+// What a live view says while it can't be renewed; it ends with the next good look.
+export const trouble = {
+  say(found) {
+    say(found.error);
+    status.dataset.trouble = "";
+  },
+  end() {
+    if (status.dataset.trouble !== undefined) say("");
+  },
+};
 
 const whole = new Intl.NumberFormat("en");
 export const number = (value) => (value === null || value === undefined ? "–" : whole.format(value));

@@ -2,7 +2,7 @@
 
 import { allowsChanges, get, listen, post } from "./api.js";
 import { Series, chart } from "./chart.js";
-import { duration, el, field, link, number, say, table } from "./dom.js";
+import { duration, el, field, link, number, say, table, trouble } from "./dom.js";
 
 export async function groupsView() {
   const found = await get("groups");
@@ -57,7 +57,7 @@ export async function groupView(until, name) {
     );
   }
   draw(found);
-  until(listen("live/group", { name }, { view: (group) => { say(""); draw(group); }, trouble: (one) => say(one.error) }));
+  until(listen("live/group", { name }, { view: (group) => { trouble.end(); draw(group); }, trouble: trouble.say }));
   return [el("h1", {}, name), total, line.node, parts, ...(allowsChanges() ? [moveForm(name, found)] : [])];
 }
 

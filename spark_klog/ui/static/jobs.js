@@ -1,7 +1,7 @@
 // Spark queries by their checkpoints, loads by their audits.
 
 import { get, listen } from "./api.js";
-import { bytes, el, link, number, say, table } from "./dom.js";
+import { bytes, el, link, number, table, trouble } from "./dom.js";
 
 export async function queriesView(until) {
   const list = el("div");
@@ -9,7 +9,7 @@ export async function queriesView(until) {
     list.replaceChildren(...(found.length ? found.flatMap(query) : [el("p", { class: "soft" }, "None: start klog ui with --checkpoint DIR")]));
   }
   draw(await get("queries"));
-  until(listen("live/queries", {}, { view: (found) => { say(""); draw(found); }, trouble: (one) => say(one.error) }));
+  until(listen("live/queries", {}, { view: (found) => { trouble.end(); draw(found); }, trouble: trouble.say }));
   return [el("h1", {}, "Spark queries"), list];
 }
 

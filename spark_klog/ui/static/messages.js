@@ -1,7 +1,7 @@
 // Messages: the newest first, a place to jump to, search, live.
 
 import { get, listen } from "./api.js";
-import { el, field, link, number, say, table, time } from "./dom.js";
+import { el, field, link, number, say, table, trouble, time } from "./dom.js";
 import { detail, preview } from "./record.js";
 
 const LIVE = 50;
@@ -59,12 +59,13 @@ export async function messagesView(until, name) {
     live.setAttribute("aria-pressed", "true");
     stopLive = listen("live/messages", { name, partition: partition.value, count: LIVE }, {
       view: (found) => {
+        trouble.end();
         messages = found.messages.slice(0, LIVE);
         before = null;
         const all = Object.values(found.end).reduce((sum, one) => sum + one, 0);
         draw(`The last ${number(messages.length)} messages, live; ${number(all)} written so far`);
       },
-      trouble: (one) => say(one.error),
+      trouble: trouble.say,
     });
   }
 

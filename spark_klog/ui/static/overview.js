@@ -2,7 +2,7 @@
 
 import { allowsChanges, get, listen, post } from "./api.js";
 import { Rate, chart } from "./chart.js";
-import { bytes, el, field, link, number, say, table } from "./dom.js";
+import { bytes, el, field, link, number, say, table, trouble } from "./dom.js";
 
 const MOST = 1000;
 
@@ -61,7 +61,7 @@ export async function overviewView(until) {
     draw();
   }
   take(found);
-  until(listen("live/overview", {}, { view: (next) => { say(""); take(next); }, trouble: (one) => say(one.error) }));
+  until(listen("live/overview", {}, { view: (next) => { trouble.end(); take(next); }, trouble: trouble.say }));
   return [el("h1", {}, "Overview"), total, line.node, brokers,
     el("div", { class: "row" }, field("Filter topics (/)", filter), el("label", { class: "inline" }, internal, "Internal topics")),
     topics, ...(allowsChanges() ? [createForm()] : [])];

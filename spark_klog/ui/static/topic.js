@@ -2,7 +2,7 @@
 
 import { allowsChanges, get, listen, post } from "./api.js";
 import { Rate, chart } from "./chart.js";
-import { bytes, el, field, link, number, say, table } from "./dom.js";
+import { bytes, el, field, link, number, say, table, trouble } from "./dom.js";
 
 export async function topicView(until, name) {
   const found = await get("topic", { name });
@@ -28,7 +28,7 @@ export async function topicView(until, name) {
     ], topic.partitions));
   }
   draw(found);
-  until(listen("live/topic", { name }, { view: (topic) => { say(""); draw(topic); }, trouble: (one) => say(one.error) }));
+  until(listen("live/topic", { name }, { view: (topic) => { trouble.end(); draw(topic); }, trouble: trouble.say }));
   return [el("h1", {}, name), el("p", {}, link("Messages", "messages", name), el("span", { class: "soft" }, ` id ${found.id ?? "–"}`)),
     now, line.node, partitions,
     table("Settings", [
