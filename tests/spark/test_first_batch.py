@@ -28,6 +28,7 @@ from .support import (
     create_topic,
     delete_records,
     delete_topic,
+    needs_admission_control,
     offsets_of,
     produce,
     reported_losses,
@@ -90,6 +91,7 @@ def run_and_report(job: Job) -> tuple[StreamingQuery, list[dict[str, Any]]]:
     return query, reported_losses(query)
 
 
+@needs_admission_control
 def test_a_first_batch_that_failed_starts_again_where_it_started(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path
 ) -> None:
@@ -129,6 +131,7 @@ def test_no_batch_follows_where_nothing_has_come(spark: SparkSession, servers: s
     assert offsets_of(job.result) == rows(topic, 10, 12)
 
 
+@needs_admission_control
 def test_what_retention_takes_of_a_first_batch_is_told(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path
 ) -> None:
@@ -149,6 +152,7 @@ def test_what_retention_takes_of_a_first_batch_is_told(
     assert offsets_of(job.result) == rows(topic, 4, 11)
 
 
+@needs_admission_control
 def test_a_batch_that_can_not_be_read_whole_is_not_in_the_checkpoint(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path
 ) -> None:
@@ -169,6 +173,7 @@ def test_a_batch_that_can_not_be_read_whole_is_not_in_the_checkpoint(
     assert offsets_of(job.result) == rows(topic, 0, 10) + rows(topic, 13, 20)
 
 
+@needs_admission_control
 def test_limits_do_not_count_what_is_gone(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     create_topic(servers, topic)
     produce(servers, topic, values(10))
@@ -182,6 +187,7 @@ def test_limits_do_not_count_what_is_gone(spark: SparkSession, servers: str, top
     assert offsets_of(job.result) == rows(topic, 0, 10) + rows(topic, 1000, 1010)
 
 
+@needs_admission_control
 def test_a_partition_whose_first_records_were_deleted_before_it_was_seen(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path
 ) -> None:
@@ -199,6 +205,7 @@ def test_a_partition_whose_first_records_were_deleted_before_it_was_seen(
     assert offsets_of(job.result) == rows(f"{topic}-1", 0, 3) + rows(f"{topic}-2", 5, 9)
 
 
+@needs_admission_control
 def test_a_start_beyond_the_end_is_not_there_yet(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     create_topic(servers, topic)
     produce(servers, topic, values(5))
@@ -214,6 +221,7 @@ def test_a_start_beyond_the_end_is_not_there_yet(spark: SparkSession, servers: s
     assert offsets_of(job.result) == rows(topic, 5, 7)
 
 
+@needs_admission_control
 def test_a_topic_that_went_and_came_back_is_read_from_its_start(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path
 ) -> None:
@@ -248,6 +256,7 @@ def ranges_of(partitions: Sequence[InputPartition]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("records", [3, 5, 9])
+@needs_admission_control
 def test_a_batch_of_a_topic_made_anew_is_the_same_when_it_is_run_again(servers: str, topic: str, records: int) -> None:
     """Another process does not know that it was made anew: the checkpoint says where the batch starts."""
     create_topic(servers, topic)
@@ -270,6 +279,7 @@ def test_a_batch_of_a_topic_made_anew_is_the_same_when_it_is_run_again(servers: 
         each.stop()
 
 
+@needs_admission_control
 def test_a_partition_that_was_away_is_read_on(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a broker, or a rule about who may see what, does not show it for a time."""
     monkeypatch.setattr(stream, "_GONE_SECONDS", 0.0)

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_klog.embedded import EmbeddedCluster
 from tests.support.shared_kafka import SharedKafkas
 
-from .support import create_topic, read
+from .support import create_topic, needs_admission_control, read
 
 RECORDS = int(os.environ.get("SPARK_KLOG_ROUND_TRIP", "2000"))
 PARTITIONS, _MICRO_BATCHES = 4, 2
@@ -65,6 +65,7 @@ def records(spark: SparkSession, topic: str) -> DataFrame:
     return spark.range(0, RECORDS, 1, 4).selectExpr(*columns, f"'{topic}' as topic", "0 as timestampType")
 
 
+@needs_admission_control
 def test_all_columns(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     source, target = f"{topic}-from", f"{topic}-to"
     for name in (source, target):

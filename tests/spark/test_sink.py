@@ -24,7 +24,7 @@ from spark_klog.broker.faults import Drop, ErrorAnswer, Fault
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.records.batch import iter_batches
 
-from .support import HEADERS_TYPE, Seen, Sent, consume, create_topic, error_of, produce, values
+from .support import HEADERS_TYPE, Seen, Sent, consume, create_topic, error_of, needs_admission_control, produce, values
 
 CODEC_IDS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 SECONDS = 60
@@ -251,6 +251,7 @@ def stream_of(spark: SparkSession, servers: str, topic: str) -> DataFrame:
     return reader.options(**options, includeHeaders="true").load()
 
 
+@needs_admission_control
 def test_stream(spark: SparkSession, cluster: EmbeddedCluster, servers: str, topic: str, tmp_path: Path) -> None:
     source, target = f"{topic}-in", f"{topic}-out"
     create_topic(servers, source, 2)
