@@ -18,7 +18,7 @@ from tests.support.wheel import build_wheel
 _ROOT = Path(__file__).parent.parent.parent
 _SUITES = (
     *("test_source_batch", "test_source_stream", "test_sink", "test_first_batch", "test_options", "test_offsets"),
-    *("test_limits", "test_loss", "test_round_trip"),
+    *("test_limits", "test_loss", "test_round_trip", "test_sql"),
 )
 #: What the suites need beside the project's dependencies.
 _TOOLS = (

@@ -1,0 +1,54 @@
+"""What test_connect.py runs in a process without a JVM: batch, stream, sink and SQL by Spark Connect.
+
+python connect_program.py REMOTE BOOTSTRAP_SERVERS TOPIC FOLDER    writes FOLDER/found.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession, functions as F
+
+_SECONDS = 60
+
+
+def main() -> None:
+    remote, servers, topic, folder = sys.argv[1:]
+    spark = SparkSession.builder.remote(remote).getOrCreate()
+    to_servers = {"kafka.bootstrap.servers": servers}
+    options = {**to_servers, "subscribe": topic, "startingOffsets": "earliest"}
+    frame = spark.read.format("klog").options(**options).load()
+    rows = frame.groupBy("partition").agg(F.count("*").alias("rows")).orderBy("partition").collect()
+    frame.select("value").write.format("klog").options(**to_servers, topic=f"{topic}-batch", createTopics="1").mode(
+        "append"
+    ).save()
+    stream = spark.readStream.format("klog").options(**options).load().select("value")
+    writer = stream.writeStream.format("klog").options(**to_servers, topic=f"{topic}-stream", createTopics="1")
+    query = writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
+    has_ended = query.awaitTermination(_SECONDS)
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW clicks USING klog OPTIONS (`kafka.bootstrap.servers` '{servers}', "
+        f"subscribe '{topic}', startingOffsets 'earliest')"
+    )
+    (counted,) = spark.sql("SELECT count(*) AS rows FROM clicks").collect()
+    refused = ""
+    try:
+        spark.read.format("klog").options(**to_servers, topics=topic).load().collect()
+    except Exception as error:
+        refused = str(error)
+    found = {
+        "kind": type(spark).__module__,
+        "has_jvm": "py4j.java_gateway" in sys.modules and hasattr(spark, "_jvm"),
+        "rows": [list(row) for row in rows],
+        "has_ended": has_ended,
+        "counted": counted["rows"],
+        "refused": refused,
+    }
+    spark.stop()
+    Path(folder, "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The connector by SQL: temporary views, options with dots, a write from a view; sources with a name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_klog.embedded import EmbeddedCluster
+
+from .support import consume, create_topic, error_of, produce, values
+
+_SECONDS = 60
+
+
+def test_a_temporary_view(spark: SparkSession, cluster: EmbeddedCluster, topic: str) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 2)
+    produce(servers, topic, values(20, partitions=2))
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW clicks USING klog OPTIONS (`kafka.bootstrap.servers` '{servers}', "
+        f"subscribe '{topic}', startingOffsets 'earliest')"
+    )
+    try:
+        rows = spark.sql("SELECT partition, count(*) AS rows, max(offset) AS last FROM clicks GROUP BY 1 ORDER BY 1")
+        assert [tuple(row) for row in rows.collect()] == [(0, 10, 9), (1, 10, 9)]
+        copy = f"{topic}-copy"
+        create_topic(servers, copy)
+        chosen = spark.sql("SELECT value FROM clicks WHERE offset < 5")
+        chosen.write.format("klog").option("kafka.bootstrap.servers", servers).option("topic", copy).mode(
+            "append"
+        ).save()
+        assert len(consume(servers, copy)) == 10
+    finally:
+        spark.catalog.dropTempView("clicks")
+
+
+def test_options_that_are_wrong(spark: SparkSession) -> None:
+    spark.sql("CREATE OR REPLACE TEMPORARY VIEW clicks USING klog OPTIONS (topics 'clicks')")
+    try:
+        assert "did you mean subscribe" in error_of(lambda: spark.sql("SELECT * FROM clicks").collect())
+    finally:
+        spark.catalog.dropTempView("clicks")
+
+
+#: 4.2 has the method, but no setting that makes Spark keep names in checkpoints.
+_HAS_NAMES = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 3)
+
+
+@pytest.mark.skipif(not _HAS_NAMES, reason="needs pyspark 4.3")
+def test_a_source_with_a_name(spark: SparkSession, cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """A query goes on from the source of that name although another one is before it now."""
+    servers = cluster.bootstrap_servers
+    names = [f"{topic}-{number}" for number in range(2)]
+    for name in names:
+        create_topic(servers, name)
+        produce(servers, name, values(5))
+    setting = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+    spark.conf.set(setting, "true")
+    try:
+        for order in (names, names[::-1]):
+            streams = [
+                spark.readStream.format("klog")
+                .option("kafka.bootstrap.servers", servers)
+                .option("subscribe", name)
+                .option("startingOffsets", "earliest")
+                .name(name.replace("-", "_"))
+                .load()
+                .select("topic", "value")
+                for name in order
+            ]
+            frame = streams[0].union(streams[1])
+            query = (
+                frame.writeStream.format("parquet")
+                .option("path", str(tmp_path / "rows"))
+                .option("checkpointLocation", str(tmp_path / "checkpoint"))
+                .trigger(availableNow=True)
+                .start()
+            )
+            assert query.awaitTermination(_SECONDS)
+            for name in names:
+                produce(servers, name, values(5, 5))
+    finally:
+        spark.conf.unset(setting)
+    rows = spark.read.parquet(str(tmp_path / "rows")).collect()
+    seen = sorted((row.topic, bytes(row.value)) for row in rows)
+    assert seen == sorted((name, record.value or b"") for name in names for record in values(10))
