@@ -27,7 +27,7 @@ from reference_texts import CURES, SETTINGS
 _ELSEWHERE = ["ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "UNSUPPORTED.md"]
 _LANGUAGES = {"python", "bash", "text", "toml", "{toctree}", "{include}"}
 #: Programs of snippets that are not ours.
-_PROGRAMS = {".", "cp", "curl", "make", "pip", "printf", "python", "python3", "spark-submit", "sudo", "venv-pack"}
+_PROGRAMS = {".", "cd", "cp", "curl", "make", "pip", "printf", "python", "python3", "spark-submit", "sudo", "venv-pack"}
 #: Options of Spark's own readers and writers.
 _SPARKS = {"checkpointlocation", "path", "queryname"}
 _OPTION = re.compile(r'\.option\(\s*"([^"]+)"')
@@ -141,3 +141,24 @@ def test_generated_pages(tmp_path: Path) -> None:
     shared = set(generate.client_setting_names())
     assert set(SETTINGS) == shared | set(consumer_settings._OWN)
     assert set(CURES) == {kind.__name__ for kind in generate.public_errors()}
+
+
+#: Rows of the tables with figures, and the work of benchmarks/results.md that each is of.
+_FIGURES = {
+    "batch read of 4 million": "Spark batch read, count + sum(length), 4,000,000 records, lz4 | M rows/s",
+    "the same into Parquet": "Spark read into Parquet, 4,000,000 records, none | M rows/s",
+    "micro-batches of 100": "micro-batches of 100 new records, append to sink, p50 of 100 | ms",
+    "stream of large": "Spark stream, AvailableNow, 1,000,000 offsets a trigger, 4,000,000 records, none | M rows/s",
+}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/explanation/speed.md"])
+@pytest.mark.parametrize("row", _FIGURES)
+def test_figures_are_measured(page: str, row: str) -> None:
+    """They are those of the last `make bench`, to a fifth: one that has changed more is to be written anew."""
+    (line,) = re.findall(rf"^\| {row}.*$", (ROOT / page).read_text(), re.MULTILINE)
+    said = [float(text.replace(",", "")) for text in re.findall(r"\| ([\d.,]+) (?:M rows/s|ms)", line)]
+    results = (ROOT / "benchmarks" / "results.md").read_text()
+    found = re.search(rf"^\| {re.escape(_FIGURES[row])} \| ([\d.]+) \| ([\d.]+) \|", results, re.MULTILINE)
+    assert found is not None, _FIGURES[row]
+    assert said == pytest.approx([float(found[1]), float(found[2])], rel=0.2)

@@ -29,6 +29,7 @@ from tests.support.papers import ROOT, Snippet
 _ELSEWHERE = {
     ".": "tests/jobs/test_packaging.py",
     "PYTHONPATH": "tests/jobs/test_packaging.py",
+    "cd": "tests/records/test_slow_kernel.py",
     "cp": "tests/jobs/test_packaging.py",
     "curl": "tests/broker/test_fault_control.py",
     "klog doctor": "tests/cli/test_doctor.py",

@@ -42,7 +42,8 @@ def native_trouble() -> str | None:
     try:
         native = importlib.import_module(_MODULES["native"])
     except ImportError:
-        return "is missing: install spark_klog again with a C compiler"
+        # In a checkout Python imports the sources there, whatever is installed.
+        return "is missing: install spark_klog again with a C compiler, in a checkout with 'pip install -e .'"
     is_whole = all(hasattr(native, name) for name in vars(Kernel) if not name.startswith("_"))
     if not is_whole or getattr(native, "VERSION", _FIRST_VERSION) != VERSION:
         return "was built from other sources than these: build it again with 'pip install -e .'"
