@@ -9,6 +9,7 @@ from typing import Any
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.offsets import list_offsets
 from spark_klog.client.sampling import record_sizes
+from spark_klog.client.small_ranges import MOST_RANGES
 from spark_klog.errors import ConfigError, DataLossError, ProtocolError
 from spark_klog.load.model import Progress, Range, RangeResult
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
@@ -28,6 +29,8 @@ from spark_klog.spark.planning.ranges import (
 Key = tuple[str, int]
 #: A range is split to use more cores only into parts of so many records, as each part has a file of its own.
 _LEAST_RECORDS = 100_000
+#: Ranges of so many records share tasks, which together are so many for each core.
+_SMALL, _TASKS_OF_CORE = 10_000, 2
 
 
 @dataclass(frozen=True)
@@ -144,8 +147,23 @@ def make_tasks(extent: Extent, cores: int, max_records: int | None) -> list[list
     limits = SplitLimits(min(cores, extent.records // _LEAST_RECORDS) or None, max_records)
     return [
         [Range(*item, extent.start[item[:2]].incarnation, extent.start[item[:2]].topic_id) for item in ranges_of_task]
-        for ranges_of_task in pack(ranges, limits)
+        for ranges_of_task in (pack(ranges, limits) if max_records else _together(ranges, cores))
     ]
+
+
+def _together(ranges: list[OffsetRange], cores: int) -> list[list[OffsetRange]]:
+    """The ranges of each task: small ones share tasks, as they are fetched together."""
+    small = [item for item in ranges if item.end - item.start <= _SMALL]
+    most = max(_SMALL, sum(item.end - item.start for item in small) // (_TASKS_OF_CORE * cores))
+    tasks: list[list[OffsetRange]] = []
+    room = 0
+    for item in small:
+        room -= item.end - item.start
+        if room < 0 or len(tasks[-1]) == MOST_RANGES:
+            tasks.append([])
+            room = most - (item.end - item.start)
+        tasks[-1].append(item)
+    return [[item] for item in ranges if item.end - item.start > _SMALL] + tasks
 
 
 def lost_json(lost: list[Lost]) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.reader import AbortedTransactions
 from spark_klog.spark.options.reads import SourceOptions
 from spark_klog.spark.planning.ranges import Lost, OffsetRange
-from spark_klog.spark.tasks.reading import ReadObserver, RecordBatches, read_ranges
+from spark_klog.spark.tasks.reading import RangeReader, ReadObserver, RecordBatches, in_reading_order, read_ranges
 
 TRANSACTIONS, COMPACTION, CORRUPT, UNPARSED = "transactions", "compaction", "corrupt", "unparsed"
 _HOUR_FORM = "%Y-%m-%dT%H"
@@ -115,7 +115,7 @@ def run_task(number: int, ranges: Sequence[Range], job: Job) -> list[RangeResult
     if done is not None:
         return done
     with store.scratch(staging_path(job.run)) as folder:
-        results = [_load(store, item, job, folder / str(index)) for index, item in enumerate(ranges)]
+        results = _load_all(store, ranges, job, folder)
     if store.size(manifest_path(job.run)) is not None:  # another attempt of this task has ended long ago
         return results
     if store.create(task_path(job.run, number), to_json({"ranges": [asdict(item) for item in results]})):
@@ -136,7 +136,18 @@ def task_results(store: Store, run: int, number: int) -> list[RangeResult] | Non
     return [from_json(RangeResult, item, where) for item in ranges]
 
 
-def _load(store: Store, item: Range, job: Job, folder: Path) -> RangeResult:
+def _load_all(store: Store, ranges: Sequence[Range], job: Job, folder: Path) -> list[RangeResult]:
+    """Load the ranges; short ones are fetched together, from many partitions at once."""
+    by_range = {OffsetRange(item.topic, item.partition, item.start, item.end): item for item in ranges}
+    ids = {item.topic: UUID(item.topic_id) for item in ranges if item.topic_id}
+    found = {}
+    for number, (asked, reader) in enumerate(in_reading_order(job.source, by_range, ids)):
+        item = by_range[asked]
+        found[item] = _load(store, item, job, folder / str(number), reader)
+    return [found[item] for item in ranges]
+
+
+def _load(store: Store, item: Range, job: Job, folder: Path, reader: RangeReader) -> RangeResult:
     counts = _Counts(item.start)
     files = []
 
@@ -154,7 +165,7 @@ def _load(store: Store, item: Range, job: Job, folder: Path) -> RangeResult:
             folder.mkdir()
             writer = RangeWriter(item, job.settings.columns, job.settings, folder, put)
             with Values(item, job.settings, folder) as values:
-                _copy(item, job, counts, _Observer(item, counts, job, keep), values, writer)
+                _copy(item, job, counts, _Observer(item, counts, job, keep), values, writer, reader)
             if values.bad:
                 counts.bad_values = values.bad
                 store.put(values.letters, f"{LETTERS}/{values.letters.name}")
@@ -184,10 +195,18 @@ def _load(store: Store, item: Range, job: Job, folder: Path) -> RangeResult:
     )
 
 
-def _copy(item: Range, job: Job, counts: _Counts, observer: ReadObserver, values: Values, writer: RangeWriter) -> None:
+def _copy(
+    item: Range,
+    job: Job,
+    counts: _Counts,
+    observer: ReadObserver,
+    values: Values,
+    writer: RangeWriter,
+    reader: RangeReader,
+) -> None:
     ids = {item.topic: UUID(item.topic_id)} if item.topic_id else {}
     asked = OffsetRange(item.topic, item.partition, item.start, item.end)
-    for batch in read_ranges(job.source, [asked], FULL, ids, observer):
+    for batch in read_ranges(job.source, [asked], FULL, ids, observer, reader):
         kept = values.parse(batch)
         counts.gaps[UNPARSED] += len(batch) - len(kept.raw)
         if len(kept.raw):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from spark_klog.client import small_ranges
 from spark_klog.client.cluster import Cluster
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConnectionFailed
@@ -129,3 +130,26 @@ def test_an_attempt_that_fails_beside_one_that_is_done(cluster: EmbeddedCluster,
     options = LoadOptions({"bootstrap.servers": servers}, [topic], str(tmp_path))
     assert load(options, TwinFails()).failed == []
     assert by_duckdb(tmp_path) == expected(topic, {0: 100})
+
+
+@pytest.mark.parametrize("corrupted", [False, True])
+def test_short_ranges_are_fetched_together(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corrupted: bool
+) -> None:
+    """A request for all partitions; the ranges that it can't serve are fetched one by one."""
+    servers, count = cluster.bootstrap_servers, 60
+    create_topic(servers, topic, count)
+    produce(servers, topic, values(count * 20, partitions=count))
+    requests, real = [0], small_ranges.fetch_short
+
+    def fetch_short(*arguments: Any) -> Any:
+        requests[0] += 1
+        found = real(*arguments)
+        return {key: item for key, item in found.items() if key[1] % 3} if corrupted else found
+
+    monkeypatch.setattr(reading, "fetch_short", fetch_short)
+    loaded = run(servers, tmp_path, topic)
+    assert 1 <= requests[0] <= 4
+    assert [item.records for item in loaded.partitions] == [20] * count
+    assert by_duckdb(tmp_path) == expected(topic, dict.fromkeys(range(count), 20))
+    assert status(str(tmp_path)).findings == []

@@ -76,8 +76,11 @@ def read_ranges(
     schema: pa.Schema,
     topic_ids: Mapping[str, UUID] = MappingProxyType({}),
     observer: ReadObserver | None = None,
+    reader: RangeReader | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Read the ranges one after the other, as Arrow batches; `observer` learns what happens on the way.
+
+    `reader` is one of `in_reading_order`, which may have fetched the range.
 
     `topic_ids` are the ids of the topics for which the ranges were planned, if the brokers give them. A new topic of
     the same name is not read.
@@ -87,15 +90,24 @@ def read_ranges(
     """
     prepare_worker()
     warn_if_slow()
-    reader = _reader(options, topic_ids)
     decoder: PartitionDecoder | None = None
-    for requested in reader.ahead(ranges) if isinstance(reader, _BrokerReader) else ranges:
+    pairs = in_reading_order(options, ranges, topic_ids) if reader is None else ((item, reader) for item in ranges)
+    for requested, reader in pairs:
         topic, partition = requested.topic, requested.partition
         if decoder is None:
             decoder = PartitionDecoder(topic, partition, schema, reader.config.decompressed_max_bytes)
         yield from _read_range(reader, options, requested, decoder, observer or ReadObserver())
     if decoder is not None:
         yield from decoder.finish()
+
+
+def in_reading_order(
+    options: SourceOptions, ranges: Iterable[OffsetRange], topic_ids: Mapping[str, UUID]
+) -> Iterator[tuple[OffsetRange, RangeReader]]:
+    """The ranges in the order in which to read them, each with its reader, which has fetched short ones together."""
+    reader = _reader(options, topic_ids)
+    for requested in reader.ahead(ranges) if isinstance(reader, _BrokerReader) else ranges:
+        yield requested, reader
 
 
 class RecordBatches(Protocol):
