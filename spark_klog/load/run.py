@@ -290,7 +290,10 @@ class _Run:
         except (TypeError, ConfigError) as error:
             where = f"{self._store.address}/{plan_path(plan.run)}"
             raise LoadError(f"{where} can't be used ({error}): restore it") from None
-        return Job(self._options.output, plan.run, source, settings, self._deadline)
+        planned = {item.topic: item.topic_id for ranges in plan.tasks for item in ranges if item.topic_id}
+        now = self._cluster.topic_ids
+        recreated = frozenset(topic for topic, known in planned.items() if str(now.get(topic, known)) != known)
+        return Job(self._options.output, plan.run, source, settings, self._deadline, recreated)
 
     def _summary(self, extent: Extent, progress: Mapping[Key, Progress]) -> Loaded:
         """All partitions of the topics, over the runs of this call."""

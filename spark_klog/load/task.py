@@ -34,7 +34,8 @@ from spark_klog.records.batch import iter_batches
 from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.reader import AbortedTransactions
 from spark_klog.spark.options.reads import SourceOptions
-from spark_klog.spark.planning.ranges import Lost, OffsetRange
+from spark_klog.spark.planning.loss import LossReporter
+from spark_klog.spark.planning.ranges import RECREATED, Lost, OffsetRange
 from spark_klog.spark.tasks.reading import RangeReader, ReadObserver, RecordBatches, in_reading_order, read_ranges
 
 TRANSACTIONS, COMPACTION, CORRUPT, UNPARSED = "transactions", "compaction", "corrupt", "unparsed"
@@ -43,13 +44,17 @@ _HOUR_FORM = "%Y-%m-%dT%H"
 
 @dataclass(frozen=True)
 class Job:
-    """What all tasks of a run need. `deadline` is a time (`time.time`) after which they read no further."""
+    """What all tasks of a run need. `deadline` is a time (`time.time`) after which they read no further.
+
+    `recreated` are topics of the plan that were created again since: asking brokers for the old one would wait.
+    """
 
     output: str
     run: int
     source: SourceOptions
     settings: WriteSettings
     deadline: float | None = None
+    recreated: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -138,16 +143,20 @@ def task_results(store: Store, run: int, number: int) -> list[RangeResult] | Non
 
 def _load_all(store: Store, ranges: Sequence[Range], job: Job, folder: Path) -> list[RangeResult]:
     """Load the ranges; short ones are fetched together, from many partitions at once."""
-    by_range = {OffsetRange(item.topic, item.partition, item.start, item.end): item for item in ranges}
+    by_range = {
+        OffsetRange(item.topic, item.partition, item.start, item.end): item
+        for item in ranges
+        if item.topic not in job.recreated
+    }
     ids = {item.topic: UUID(item.topic_id) for item in ranges if item.topic_id}
     found = {}
     for number, (asked, reader) in enumerate(in_reading_order(job.source, by_range, ids)):
         item = by_range[asked]
         found[item] = _load(store, item, job, folder / str(number), reader)
-    return [found[item] for item in ranges]
+    return [found[item] if item in found else _load(store, item, job, folder, None) for item in ranges]
 
 
-def _load(store: Store, item: Range, job: Job, folder: Path, reader: RangeReader) -> RangeResult:
+def _load(store: Store, item: Range, job: Job, folder: Path, reader: RangeReader | None) -> RangeResult:
     counts = _Counts(item.start)
     files = []
 
@@ -161,7 +170,11 @@ def _load(store: Store, item: Range, job: Job, folder: Path, reader: RangeReader
 
     error = ""
     try:
-        if job.deadline is None or time.time() < job.deadline:
+        if item.topic in job.recreated:
+            lost = Lost(item.topic, item.partition, item.start, item.end, -1, -1, RECREATED)
+            LossReporter(job.source.on_data_loss).report([lost])
+            _Observer(item, counts, job, keep).lost(lost)
+        elif job.deadline is None or time.time() < job.deadline:
             folder.mkdir()
             writer = RangeWriter(item, job.settings.columns, job.settings, folder, put)
             with Values(item, job.settings, folder) as values:
@@ -202,7 +215,7 @@ def _copy(
     observer: ReadObserver,
     values: Values,
     writer: RangeWriter,
-    reader: RangeReader,
+    reader: RangeReader | None,
 ) -> None:
     ids = {item.topic: UUID(item.topic_id)} if item.topic_id else {}
     asked = OffsetRange(item.topic, item.partition, item.start, item.end)

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.load import files
+from spark_klog.load import files, task
 from spark_klog.load.audit import status
 from spark_klog.load.history import read_manifest
 from spark_klog.load.model import LATEST, staging_path
 from spark_klog.load.store import LocalStore, open_store
 from tests.load.support import by_duckdb, by_pyarrow, expected, failing, in_child, run
-from tests.spark.support import create_topic, produce, values
+from tests.spark.support import create_topic, delete_topic, produce, values
 
 _FIRST, _MORE = 400, 60
 _DIED = 9
@@ -120,3 +121,27 @@ def test_the_pointer_is_a_run_behind(cluster: EmbeddedCluster, topic: str, tmp_p
     manifest = read_manifest(open_store(str(tmp_path)), 3)
     assert manifest is not None
     assert [(item.start, item.until) for item in manifest.partitions] == [(20, 30)]
+
+
+def test_a_topic_that_was_created_again_since(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """The killed run's ranges are of a topic that nobody has: finishing it does not wait for each of them."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 8)
+    produce(servers, topic, values(80, partitions=8))
+    assert _dies(servers, tmp_path, topic, 3)  # it has a plan
+    delete_topic(servers, topic)
+    create_topic(servers, topic, 8)
+    produce(servers, topic, values(16, partitions=8))
+    asked: list[set[str]] = []
+    real = task.read_ranges
+
+    def read_ranges(*arguments: Any) -> Any:
+        asked.append({str(one) for one in arguments[3].values()})
+        return real(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task, "read_ranges", read_ranges)
+        loaded = run(servers, tmp_path, topic)
+    assert len(asked) == 8, "only the new topic is read"
+    assert by_duckdb(tmp_path) == expected(topic, dict.fromkeys(range(8), 2))
+    assert {"a new topic has its name" in item.error for item in loaded.failed} == {True}
