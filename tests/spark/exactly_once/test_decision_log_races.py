@@ -218,7 +218,7 @@ def check(drivers: list[Driver], log: DecisionLog) -> None:
 )
 def test_two_drivers(tmp_path: Path, turns: list[Turns], programs: tuple[Any, ...]) -> None:
     exploration = Exploration(tmp_path, turns, *programs)
-    exploration.run(3 if FULL else 2)
+    exploration.run(2)
     assert len(exploration.winners) > 2  # the drivers get in each other's way
 
 
