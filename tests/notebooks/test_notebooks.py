@@ -49,6 +49,42 @@ def test_explore_a_topic(kernel: str, tmp_path: Path) -> None:
     assert _pictures(notebook) == 1
 
 
+def test_follow_a_stream(kernel: str, tmp_path: Path) -> None:
+    notebook = _run(NOTEBOOKS / "02-follow-a-stream.ipynb", kernel, tmp_path)
+    text = _text(notebook)
+    assert "20000 rows in 5 micro-batches\n" in text
+    assert 'klog_query_lag_records{query="readings",source="0",topic="readings",partition="0"}' in text
+    assert _pictures(notebook) == 1
+
+
+def test_exactly_once_through_a_kill(kernel: str, tmp_path: Path) -> None:
+    notebook = _run(NOTEBOOKS / "03-exactly-once-through-a-kill.ipynb", kernel, tmp_path)
+    text = _text(notebook)
+    assert "killed: True\n" in text
+    assert "none twice: True\n" in text
+    assert "exit code 0\n20000 records, 20000 different ones\nexactly once: True\n" in text
+    assert _pictures(notebook) == 1
+
+
+def test_replay_and_audit(kernel: str, tmp_path: Path) -> None:
+    notebook = _run(NOTEBOOKS / "04-replay-and-audit.ipynb", kernel, tmp_path)
+    text = _text(notebook)
+    for partition in (0, 1):
+        assert f"clicks-{partition}: offsets 0 to 10000, 10000 records\n" in text
+    assert "missing: []\n" in text
+    assert "6000 replayed, [] missing\n" in text
+    assert "the same records: True\n" in text
+    assert _pictures(notebook) == 1
+
+
+def test_log_directories(kernel: str, tmp_path: Path) -> None:
+    notebook = _run(NOTEBOOKS / "05-log-directories.ipynb", kernel, tmp_path)
+    text = _text(notebook)
+    assert "5000 old records, 15000 new records\n" in text
+    assert "upgraded: 5000 the same values: True\n" in text
+    assert _pictures(notebook) == 1
+
+
 def test_notebooks_are_committed_without_outputs() -> None:
     for path in NOTEBOOKS.glob("*.ipynb"):
         notebook = nbformat.read(path, as_version=4)
