@@ -42,7 +42,8 @@ def _check(wheel: Path, folder: Path) -> list[str]:
         names = archive.namelist()
     assert {"pyspark_klog.py", "spark_klog/__init__.py", "spark_klog/py.typed"} <= set(names)
     expected = {str(path.relative_to(ROOT)) for path in (ROOT / "spark_klog").rglob("*.py")}
-    assert expected <= set(names)
+    expected |= {str(path.relative_to(ROOT)) for path in (ROOT / "spark_klog" / "ui" / "static").iterdir()}
+    assert expected | {"spark_klog/metrics/dashboard.json"} <= set(names)
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"pyspark_klog.py", "spark_klog"}
     unpacked = folder / "unpacked"
