@@ -30,9 +30,11 @@ from spark_klog.client import config as client_settings
 from spark_klog.client.consumer import settings as consumer_settings
 from spark_klog.client.security import sasl_settings, settings as security_settings
 from spark_klog.error_codes import REMEDIES, ErrorCode, Remedy
+from spark_klog.groups import lag_metrics
 from spark_klog.log.config import LogConfig
 from spark_klog.protocol import apis
 from spark_klog.protocol.schema import Api
+from spark_klog.spark import query_metrics
 
 _PACKAGE = Path(spark_klog.__file__).parent
 #: Modules with errors of their own that users may see.
@@ -44,7 +46,13 @@ _WITH_ERRORS = (
 )
 _ROOTS = (errors.KlogError, errors.ErrorWithFields)
 #: Rooms that talk to brokers.
-_CLIENTS = ("client", "classic", "mirror", "spark", "groups", "cli", "load")
+_CLIENTS = ("client", "classic", "mirror", "spark", "groups", "cli", "load", "restore", "ui")
+#: Modules whose docstrings have a table of metrics, by what serves them.
+METRICS = {
+    "klog broker --metrics HOST:PORT": metrics_page,
+    "klog groups lag --metrics HOST:PORT": lag_metrics,
+    "ProgressListener(metrics=...)": query_metrics,
+}
 #: Defaults beyond which nothing is limited.
 _UNLIMITED = {str((1 << 63) - 1), str((1 << 31) - 1)}
 _REMEDIES = {
@@ -195,10 +203,11 @@ def broker_settings_page() -> str:
 
 
 def metrics() -> str:
-    text = inspect.getdoc(metrics_page) or ""
-    return _page(
-        "Metrics", "`klog broker --metrics HOST:PORT` serves `/metrics` for Prometheus.", text.partition("\n\n")[2]
-    )
+    parts = []
+    for title, module in METRICS.items():
+        table = (inspect.getdoc(module) or "").partition("\n\n")[2]
+        parts += [f"## {title}", table]
+    return _page("Metrics", "Each of these serves `/metrics` for Prometheus.", *parts)
 
 
 def public_errors() -> Iterator[type[errors.KlogError]]:

@@ -162,3 +162,11 @@ def test_figures_are_measured(page: str, row: str) -> None:
     found = re.search(rf"^\| {re.escape(_FIGURES[row])} \| ([\d.]+) \| ([\d.]+) \|", results, re.MULTILINE)
     assert found is not None, _FIGURES[row]
     assert said == pytest.approx([float(found[1]), float(found[2])], rel=0.2)
+
+
+def test_metrics_are_listed() -> None:
+    """The reference has what the dashboard for Grafana draws, and the metrics of everything that serves some."""
+    drawn = re.findall(r"\bklog_[a-z_]+", (ROOT / "spark_klog" / "metrics" / "dashboard.json").read_text())
+    assert set(drawn) >= {"klog_group_lag_records", "klog_query_lag_records"}
+    page = generate.metrics()
+    assert [name for name in (*drawn, "klog_broker_bytes_in_total") if f"| {name} |" not in page] == []
