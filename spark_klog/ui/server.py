@@ -45,7 +45,7 @@ def serve(
     `listen` is HOST:PORT, or a port of 127.0.0.1. Raises `ConfigError` if it is not a loopback address and
     `is_remote_allowed` is not set, or if it is in use; `ConnectionFailed` and the like if no broker answers.
     """
-    host, port = parse_listen(listen, "127.0.0.1")
+    host, port = parse_listen(listen, _OPTION, "127.0.0.1")
     if not is_remote_allowed and not is_loopback(host):
         raise ConfigError(
             f"{_OPTION} {listen} is not a loopback address, and everybody who reaches it sees all records: give "

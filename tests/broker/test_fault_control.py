@@ -104,6 +104,7 @@ def test_a_script_is_kept_in_order(control: Control) -> None:
         ({"faults": {}}, "the body must be"),
         ({"faults": [3]}, "each fault must be an object"),
         ({"faults": [{"do": {"kind": "Explode"}}]}, "is no fault"),
+        ({"faults": [{"do": {"kind": "Dely", "ms": 1}}]}, "kind='Dely': did you mean Delay?"),
         ({"faults": [{"do": REFUSED, "api": "Prodce"}]}, "Produce"),
         ({"faults": [{"do": {"kind": "Delay", "ms": -1}}]}, "ms=-1"),
         ({"faults": [{"do": {"kind": "Drop"}}] * 10_001}, "at most 10,000"),
@@ -142,8 +143,9 @@ def test_bodies_are_bounded(control: Control) -> None:
 def test_only_loopback_unless_told(tmp_path: Path) -> None:
     line = refusal([*broker_command(tmp_path / "data", free_port()), "--control", "0.0.0.0:0"])
     assert "--allow-remote-control" in line
-    with pytest.raises(ConfigError, match="not HOST:PORT"):
-        FaultControl(FaultScript(), "x:y")
+    for wrong in ("x:y", "nowhere"):
+        with pytest.raises(ConfigError, match=f"--control: '{wrong}' is not HOST:PORT"):
+            FaultControl(FaultScript(), wrong)
     served = FaultControl(FaultScript(), "0.0.0.0:0", is_remote_allowed=True)
     assert Control(f"127.0.0.1:{served.address.rpartition(':')[2]}").ask("GET") == (200, {"faults": []})
     served.close()

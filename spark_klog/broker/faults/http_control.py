@@ -49,7 +49,7 @@ class FaultControl:
     """
 
     def __init__(self, script: FaultScript, address: str, is_remote_allowed: bool = False) -> None:
-        host, port = parse_listen(address, _LOOPBACK)
+        host, port = parse_listen(address, _OPTION, _LOOPBACK)
         if not is_remote_allowed and not is_loopback(host):
             raise ConfigError(
                 f"{_OPTION} {address} is not a loopback address, and everybody who reaches it may break the broker's "

@@ -184,7 +184,10 @@ class Fault:
         """The inverse of `to_json`; `ConfigError` if the values are not a fault."""
         try:
             action = dict(values["do"])
-            return cls(**values | {"do": _ACTIONS[action.pop("kind")](**action)})
+            kind = action.pop("kind")
+            if kind not in _ACTIONS:
+                raise ConfigError(f"{values!r} is no fault: kind={kind!r}: {advice(str(kind), _ACTIONS)}")
+            return cls(**values | {"do": _ACTIONS[kind](**action)})
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
