@@ -16,7 +16,8 @@ from spark_klog.client import Admin
 from spark_klog.errors import KlogError
 from spark_klog.groups.lag_metrics import LagMetrics
 from spark_klog.groups.stores import OffsetStore, open_store
-from spark_klog.metrics.thread import MetricsThread
+from spark_klog.metrics.thread import LOOPBACK, MetricsThread
+from spark_klog.wire.listening import parse_listen
 
 _log = logging.getLogger(__name__)
 #: Time of a call, unless the settings say otherwise: an outage should be seen soon.
@@ -35,6 +36,7 @@ def serve_lag(
 
     A first look-up that fails ends the command; a later one is logged, and the last figures are served.
     """
+    parse_listen(address, "--metrics", LOOPBACK)  # a mistyped one must not wait for a broker
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     own = client_settings(command_config)
     with suppress(KeyboardInterrupt), ExitStack() as stack:

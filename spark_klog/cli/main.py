@@ -19,7 +19,7 @@ import click
 
 from spark_klog import __version__
 from spark_klog.cli.log_format import FORMATS, JSON, LEVELS, TEXT, log_to_stderr
-from spark_klog.cli.output import os_error_text
+from spark_klog.cli.output import INTERRUPTED, os_error_text
 from spark_klog.errors import ConfigError, KlogError
 
 if TYPE_CHECKING:
@@ -63,6 +63,9 @@ class _Group(click.Group):
         except KlogError as error:
             click.echo(f"klog: {error}", err=True)
             sys.exit(1)
+        except KeyboardInterrupt:
+            click.echo("klog: interrupted", err=True)
+            sys.exit(INTERRUPTED)
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader of stdout has closed it: click ends the command
                 raise
@@ -264,6 +267,26 @@ def _watch(cluster: EmbeddedCluster) -> None:
                 log = cluster.data_dir / f"{name.lower().replace(' ', '-')}.log"
                 click.echo(f"klog: {name} ended with {how}; see {log}, and restart the cluster", err=True)
         time.sleep(_WATCH_SECONDS)
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+def completion(shell: str) -> None:
+    """Print what makes SHELL complete klog's commands and options.
+
+    \b
+    klog completion bash >> ~/.bashrc
+    klog completion zsh >> ~/.zshrc
+    klog completion fish > ~/.config/fish/completions/klog.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    made = get_completion_class(shell)
+    assert made is not None
+    try:
+        click.echo(made(main, {}, "klog", "_KLOG_COMPLETE").source())
+    except RuntimeError as error:  # of a bash that is too old
+        raise ConfigError(str(error)) from None
 
 
 @main.command()

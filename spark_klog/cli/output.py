@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+#: Exit code after Ctrl-C, as shells give it.
+INTERRUPTED = 130
 #: Width of tables that do not go to a terminal: programs may parse them, so lines must not wrap.
 _WIDE = 10_000
 

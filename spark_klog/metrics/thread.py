@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from spark_klog.metrics.http import MetricsServer
 from spark_klog.wire.listening import bind, parse_listen
 
-_LOOPBACK = "127.0.0.1"
+#: The host of an address that is a port alone.
+LOOPBACK = "127.0.0.1"
 _CLOSE_SECONDS = 5.0
 
 
@@ -21,7 +22,7 @@ class MetricsThread:
     """
 
     def __init__(self, address: str, page: Callable[[], Iterable[str]], option: str = "--metrics") -> None:
-        host, port = parse_listen(address, option, _LOOPBACK)
+        host, port = parse_listen(address, option, LOOPBACK)
         self._listener = bind(host, port, option)
         found = self._listener.getsockname()
         self.address = f"[{found[0]}]:{found[1]}" if ":" in found[0] else f"{found[0]}:{found[1]}"

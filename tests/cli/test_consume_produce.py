@@ -243,6 +243,38 @@ def test_a_terminal_gets_no_control_characters(servers: str, topic: str) -> None
     assert klog("consume", servers, topic) == b"\x1b[2J\xff\xc2\x9b\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message", "code"),
+    [
+        (["--from", "yesterday"], b"--from yesterday must be earliest", 1),
+        (["--until", "2999-01-01"], b"--until must not be in the future", 1),
+        (["^("], b"is not a regular expression", 1),
+        (["-X", "fetch.min.bytes=x"], b"fetch.min.bytes=x", 1),
+        (["--group", "g", "--from", "-1h"], b"with --group, --from is earliest or latest", 2),
+    ],
+)
+def test_arguments_are_checked_before_connecting(arguments: list[str], message: bytes, code: int) -> None:
+    refused = klog("consume", "127.0.0.1:1", "topic", *arguments, code=code)
+    assert message in refused
+    assert b"no broker answers" not in refused
+
+
+def test_an_interrupted_producer_has_written_its_lines(servers: str, topic: str) -> None:
+    with subprocess.Popen(
+        command("produce", servers, topic, "-p", "0"), stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as running:
+        assert running.stdin is not None
+        assert running.stderr is not None
+        running.stdin.write(b"1\n2\n")
+        running.stdin.flush()
+        deadline = time.monotonic() + 30
+        while klog("consume", servers, topic, "-p", "0") != b"1\n2\n":
+            assert time.monotonic() < deadline
+        running.send_signal(signal.SIGINT)
+        assert running.stderr.read() == b"klog: interrupted; what was sent before is written\n"
+    assert running.returncode == 130
+
+
 def test_what_users_mistype(servers: str, topic: str, tmp_path: Path) -> None:
     write(servers, topic, numbered(4))
     for arguments, message in (

@@ -17,9 +17,10 @@ import click
 from spark_klog.broker.settings.config import parse_settings
 from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, quiet_client
 from spark_klog.cli.records.counter import Counter
-from spark_klog.cli.records.places import check_until, parse_place, ranges
+from spark_klog.cli.records.places import Place, check_until, parse_place, ranges
 from spark_klog.client import Admin, Consumer, RebalanceListener
 from spark_klog.client.cluster import TopicPartition
+from spark_klog.client.consumer.settings import check_consumer_settings
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError, WokenUp
 from spark_klog.protocol.tables.list_offsets import LATEST
@@ -108,6 +109,15 @@ def consume(
     chosen |= cluster_settings(servers, command_config) | parse_settings(settings)
     if isolation is not None:
         chosen["isolation.level"] = isolation
+    # a mistyped argument must not wait for a broker
+    check_consumer_settings(chosen)
+    for text in topics:
+        _pattern(text)
+    if group is None:
+        place, stop = parse_place("--from", begin or "earliest"), parse_place("--until", until or "latest")
+        check_until(stop)
+    elif begin not in (None, "earliest", "latest"):
+        raise click.UsageError("with --group, --from is earliest or latest, for partitions without an offset")
     with Admin(chosen) as admin:
         reading: _Group | _Partitions
         if group is not None:
@@ -115,7 +125,7 @@ def consume(
                 _keys(admin, topics, ())  # refuses missing topics, which a member could only wait for
             reading = _Group(admin, chosen, group, _names(admin, topics), begin, follow)
         else:
-            reading = _Partitions(admin, chosen, _keys(admin, topics, partitions), begin, until, follow)
+            reading = _Partitions(admin, chosen, _keys(admin, topics, partitions), place, stop, follow)
         counter = Counter(shows_stats, reading.total if count is None and not filters else count)
         needs_headers = printer.needs_headers or any(each.needs_headers for each in filters)
         with counter, Consumer(reading.settings, include_headers=needs_headers) as consumer, _signals(consumer):
@@ -165,16 +175,14 @@ class _Partitions:
         admin: Admin,
         settings: dict[str, str],
         keys: list[TopicPartition],
-        begin: str | None,
-        until: str | None,
+        begin: Place,
+        until: Place,
         follow: bool,
     ) -> None:
-        place, stop = parse_place("--from", begin or "earliest"), parse_place("--until", until or "latest")
-        check_until(stop)
         self.settings: dict[str, Any] = {name: text for name, text in settings.items() if name not in _GROUP_SETTINGS}
         # retention may delete records that are still to be read
         self.settings |= {"enable.auto.commit": "false", "auto.offset.reset": "earliest"}
-        found, warnings = ranges(admin.cluster, keys, place, stop)
+        found, warnings = ranges(admin.cluster, keys, begin, until)
         for warning in warnings:
             click.echo(f"klog: {warning}", err=True)
         self._starts = [(*key, start) for key, (start, end) in found.items() if follow or start < end]
@@ -225,8 +233,6 @@ class _Group:
         begin: str | None,
         follow: bool,
     ) -> None:
-        if begin is not None and begin not in ("earliest", "latest"):
-            raise click.UsageError("with --group, --from is earliest or latest, for partitions without an offset")
         self._admin, self._names, self._follows = admin, names, follow
         self.settings: dict[str, Any] = {**settings, "group.id": group}
         if begin is not None:
@@ -302,17 +308,24 @@ def _signals(consumer: Consumer) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _pattern(text: str) -> re.Pattern[str] | None:
+    """The pattern that begins with ^, None for a name; `ConfigError` if it is malformed."""
+    if not text.startswith("^"):
+        return None
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"{text} is not a regular expression: {error}") from None
+
+
 def _names(admin: Admin, topics: tuple[str, ...]) -> list[str]:
     """The topics that names and patterns select; `ConfigError` if a pattern selects none."""
     found: dict[str, None] = {}
     for text in topics:
-        if not text.startswith("^"):
+        pattern = _pattern(text)
+        if pattern is None:
             found[text] = None
             continue
-        try:
-            pattern = re.compile(text)
-        except re.error as error:
-            raise ConfigError(f"{text} is not a regular expression: {error}") from None
         matching = [topic.name for topic in admin.list_topics() if pattern.search(topic.name)]
         if not matching:
             raise ConfigError(f"no topic matches {text}; `klog topics list` shows them")

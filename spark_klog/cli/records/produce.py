@@ -15,6 +15,7 @@ import click
 
 from spark_klog.broker.settings.config import parse_settings
 from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, quiet_client
+from spark_klog.cli.output import INTERRUPTED
 from spark_klog.cli.records.counter import Counter
 from spark_klog.cli.records.form import unescape
 from spark_klog.cli.records.json_lines import parse_record
@@ -114,6 +115,12 @@ def produce(
                 for chunk in _chunks(files, lines or as_json, end):
                     writer.send(producer, chunk)
                     counter.add(len(chunk), sum(map(len, chunk)))
+            except KeyboardInterrupt:
+                if transaction is not None:
+                    raise
+                producer.flush()
+                click.echo("klog: interrupted; what was sent before is written", err=True)
+                raise SystemExit(INTERRUPTED) from None
             finally:
                 if transaction is None:
                     producer.flush()

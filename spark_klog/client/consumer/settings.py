@@ -130,6 +130,11 @@ def consumer_config(settings: Mapping[str, Any]) -> ConsumerConfig:
     return config
 
 
+def check_consumer_settings(settings: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a bad value of a setting that only consumers have; other settings are not looked at."""
+    consumer_config({name: settings[name] for name in ("bootstrap.servers", *_OWN) if name in settings})
+
+
 def _parse(kind: str, name: str, text: str) -> Any:
     if kind == "reset":
         return parse_reset(name, text)
