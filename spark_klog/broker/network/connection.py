@@ -33,6 +33,8 @@ _SENDFILE_FROM = 32 * 1024
 #: Bytes sent by one sendfile; after each the watchdog sees that the client reads.
 _SENDFILE_STEP = 1024 * 1024
 _TLS_STEP = 256 * 1024
+#: When the broker stops: how long a client has to agree that TLS is closed. Idle ones may never read that.
+_TLS_CLOSE_SECONDS = 2.0
 
 
 class AnswerCut(ConnectionError):
@@ -79,6 +81,7 @@ class Connection(asyncio.BufferedProtocol):
         self._waits_for_memory = False
         self.was_made = False
         self._is_finishing = False
+        self._closed_at: float | None = None
         now = time.monotonic()
         self.activity = Activity(now, now)
 
@@ -121,9 +124,12 @@ class Connection(asyncio.BufferedProtocol):
     def finish(self) -> None:
         """Stop reading; close after the requests received so far are answered. May be called again."""
         self._is_finishing = True
-        self._transport.pause_reading()
-        if not self.is_busy:
-            self._close()
+        if self._closed_at is None:
+            self._transport.pause_reading()
+            if not self.is_busy:
+                self._close()
+        elif self.session.is_tls and time.monotonic() - self._closed_at > _TLS_CLOSE_SECONDS:
+            self.abort()
 
     def log_dropped(self, reason: object) -> None:
         """Log and count a connection that is closed because of the client's behaviour."""
@@ -291,9 +297,15 @@ class Connection(asyncio.BufferedProtocol):
             self._unsent, self._unsent_bytes = [], 0
 
     def _close(self) -> None:
-        """Close after everything has been sent."""
-        self._flush()
-        self._transport.close()
+        """Close after everything has been sent; may be called again.
+
+        A TLS transport is closed when the client has agreed. A second `close` would leave it without its protocol, and
+        then `abort` does nothing and `pause_reading` raises.
+        """
+        if self._closed_at is None:
+            self._closed_at = time.monotonic()
+            self._flush()
+            self._transport.close()
 
     async def _send_file(self, part: FileRange) -> None:
         send = self._copy_file if self.session.is_tls else self._sendfile
