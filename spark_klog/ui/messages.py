@@ -29,7 +29,7 @@ def partition_ranges(
     """(first, end) offsets of a topic's partitions, or of one; `ConfigError` if it has no such partition."""
     numbers = list(admin.cluster.partitions([topic])[topic])
     if partition is not None and partition not in numbers:
-        raise ConfigError(f"topic {topic} has no partition {partition}, only {len(numbers)}")
+        raise ConfigError(f"topic {topic} has no partition {partition}: it has {len(numbers)}, from 0 on")
     keys = [(topic, number) for number in numbers if partition in (None, number)]
     first, end = (list_offsets(admin.cluster, dict.fromkeys(keys, place)) for place in (EARLIEST, LATEST))
     return first, end

@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 
@@ -21,6 +23,7 @@ from spark_klog.wire.listening import bind, is_loopback, parse_listen
 _OPTION = "--listen"
 _MAX_CONNECTIONS = 200
 _CLOSE_SECONDS = 3
+_THREAD_SECONDS = 0.5
 
 
 class _Server(uvicorn.Server):
@@ -34,6 +37,8 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._streams.close()
+        # what is cancelled because the server ends is no error
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         super().handle_exit(sig, frame)
 
 
@@ -55,6 +60,21 @@ def serve(
         admin.describe_cluster()
         address = host_and_port(*listener.getsockname()[:2])
         asyncio.run(_run(admin, sources, host, allows_changes, listener, lambda: ready(f"http://{address}/")))
+        _leave_calls()
+
+
+def _leave_calls() -> None:
+    """End the process if requests, whose answers nobody waits for, are still asking brokers.
+
+    Python waits for their threads, and they try for a minute to reach a broker that is away.
+    """
+    others = [one for one in threading.enumerate() if one is not threading.current_thread() and not one.daemon]
+    for each in others:
+        each.join(_THREAD_SECONDS)
+    if any(each.is_alive() for each in others):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 async def _run(

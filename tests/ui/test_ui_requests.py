@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from spark_klog.embedded import EmbeddedCluster
-from tests.support.klog import klog_refusal
+from tests.support.klog import klog_command, klog_refusal
 from tests.support.topics import make_topic
 from tests.ui.support import Page, serving
 
@@ -261,6 +262,27 @@ def test_streams_are_bounded_and_end_with_their_reader(page: Page) -> None:
                 break
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+def test_it_ends_while_no_broker_answers(make_cluster: Callable[..., EmbeddedCluster]) -> None:
+    cluster = make_cluster()
+    command = klog_command("ui", "--listen", "0", "-b", cluster.bootstrap_servers)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().split("//")[1].strip("/\n")
+            cluster.kill(0)
+            host, _, port = address.rpartition(":")
+            with socket.create_connection((host, int(port)), 30) as client:
+                client.sendall(f"GET /api/overview HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
+                assert process.stderr is not None
+                assert any("still trying" in line for line in process.stderr)
+                process.terminate()
+                _, errors = process.communicate(timeout=30)  # the request would try for a minute
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert "Traceback" not in errors
 
 
 def test_what_the_command_refuses(cluster: EmbeddedCluster) -> None:
