@@ -187,7 +187,8 @@ def _follow(totals: dict[tuple[str, int], dict[str, Any]], item: PartitionAudit,
         "gaps": {},
     }
     is_same_log = before is not None and before["incarnation"] == progress.incarnation
-    is_again = any((gone.topic, gone.partition) == key for gone in manifest.replaced)
+    # a run of offsets before those that the load has may replace nothing, and stop before them
+    is_again = progress.offset > item.until or any((gone.topic, gone.partition) == key for gone in manifest.replaced)
     if before is not None and is_same_log and before["until"] != item.start:
         lost = {(loss["topic"], loss["partition"]) for loss in manifest.lost}
         if before["until"] < item.start and key not in lost:

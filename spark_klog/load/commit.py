@@ -102,7 +102,8 @@ def make_manifest(
         files += [file for item in kept for file in item.files]
         letters += [name for item in kept for name in item.dead_letters]
         first = asked[key][0]
-        last = before[key].offset if replaces[key] else until
+        known = before.get(key)  # a run that loads earlier offsets moves nothing back: later ones have files
+        last = known.offset if known is not None and known.incarnation == first.incarnation else until
         progress[key] = Progress(max(until, last), first.incarnation, first.topic_id)
         audits.append(_audit(key, kept, max(item.end for item in asked[key]), log_end.get(key, until)))
         for part in kept:

@@ -39,7 +39,7 @@ def replay(output: str, client: Mapping[str, str], topic: str, source: str | Non
     """
     store, _ = open_load(output)
     names = store.names(LETTERS)
-    values = [name for name in names if name.startswith("values+") and source in (None, name.split("+")[-3])]
+    values = [name for name in names if name.startswith("values+") and source in (None, name.split("+")[1])]
     batches = [name for name in names if not name.startswith("values+")]
     settings = {**client, "transactional.id": f"klog-replay-{uuid.uuid4().hex}"}
     records = 0

@@ -109,6 +109,25 @@ def test_into_another_output(cluster: EmbeddedCluster, topic: str, tmp_path: Pat
     assert printed["offsets"] == {topic: {"0": 60, "1": 60}}
 
 
+@pytest.mark.parametrize("bound", [{"until": AtTime(_TIME + 20_000)}, {"limits": Limits(max_records=20)}])
+def test_offsets_before_the_first_run(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, bound: dict[str, Any]
+) -> None:
+    """Loaded later, and not up to where the load begins: the next run goes on where it was, and doubles nothing."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    produce(servers, topic, [Sent(b"%d" % n, None, 0, _TIME + n * 1000) for n in range(60)])
+    run(servers, tmp_path, topic, start=AtTime(_TIME + 40_000))
+    loaded = run(servers, tmp_path, topic, start=AtTime(_TIME), **bound)
+    assert [(item.start, item.until, item.records) for item in loaded.partitions] == [(0, 20, 20)]
+    assert loaded.offsets == {(topic, 0): 60}
+    produce(servers, topic, [Sent(b"new", None, 0, _TIME)])
+    assert [item.records for item in run(servers, tmp_path, topic).partitions] == [1]
+    _check(tmp_path, [item for item in expected(topic, {0: 61}) if not 20 <= item[2] < 40])
+    run(servers, tmp_path, topic, start=AtTime(_TIME))
+    _check(tmp_path, expected(topic, {0: 61}))
+
+
 @pytest.mark.parametrize("side", [1, -1], ids=["before", "after"])
 def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, tmp_path: Path, side: int) -> None:
     servers, number, died = cluster.bootstrap_servers, 0, True

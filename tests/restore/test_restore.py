@@ -18,6 +18,7 @@ from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import WriteSettings
 from spark_klog.restore import reading
 from spark_klog.restore.plan import RestoreOptions, plan_restore
+from spark_klog.restore.replay import replay
 from spark_klog.restore.restore import Restored, restore_partition
 from tests.jobs.support import ROOT, environment, spark_submit
 from tests.load.support import Killed, kills, run
@@ -172,6 +173,12 @@ def test_replay_of_dead_letters(cluster: EmbeddedCluster, target: EmbeddedCluste
     assert _content(target.bootstrap_servers, topic) == _content(servers, topic)
     other = ("--from-topic", "nope", "-b", target.bootstrap_servers)
     assert klog("load", "replay", str(tmp_path), "--topic", topic, *other).returncode == 3
+    delete_topic(servers, topic)
+    create_topic(servers, topic)
+    produce(servers, topic, [Sent(b"bad")])  # of a topic that was created again
+    again = {"settings": WriteSettings(schema="id bigint"), "max_bad": MaxBad(100, is_percent=True)}
+    run(servers, tmp_path, topic, fail_on_loss=False, **again)
+    assert replay(str(tmp_path), _client(target), topic, topic).records == sent + 1
 
 
 @pytest.mark.slow
