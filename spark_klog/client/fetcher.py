@@ -105,8 +105,8 @@ class RangeFetch:
         self._max_bytes = max(cluster.config.partition_fetch_bytes, _LEAST_BYTES)
         self._connection: Connection | None = None
         self._handle: Handle | None = None
-        #: Whether the last fetch had only corrupt batches.
-        self._is_past_corrupt = False
+        #: Whether the last fetch had only corrupt batches: where they end is a guess.
+        self.is_past_corrupt = False
 
     @property
     def _name(self) -> str:
@@ -218,7 +218,7 @@ class RangeFetch:
         """The records in a partition's entry of a response; None if they are to be fetched again."""
         records, high_watermark = entry["records"], entry["high_watermark"]
         if records is None or not len(records):
-            if self._is_past_corrupt and high_watermark >= self._end:
+            if self.is_past_corrupt and high_watermark >= self._end:
                 # the rest of the range lies in the corrupt batch: the broker finds no such offsets
                 return Fetched(self._offset, self._end, memoryview(b""), [], NOTHING)
             return None
@@ -245,7 +245,7 @@ class RangeFetch:
             if len(records) >= self._max_bytes and larger <= self._cluster.config.response_max_bytes:
                 self._max_bytes = larger
                 return None
-            self._is_past_corrupt = True
+            self.is_past_corrupt = True
             claims = [self._claimed_end(records), log_end]
             if not order.has_messages:
                 claims.append(self._offset + order.length)
@@ -253,7 +253,7 @@ class RangeFetch:
         if end is None or end.offset <= self._offset:
             self._ask_for_more(records)
             return None
-        self._is_past_corrupt = False
+        self.is_past_corrupt = False
         return end
 
     def _claimed_end(self, records: memoryview) -> int:

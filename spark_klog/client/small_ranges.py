@@ -79,12 +79,14 @@ def _topics(
 def _whole(cluster: Cluster, key: TopicPartition, start: int, end: int, entry: Message) -> Fetched | None:
     if entry["error_code"] or not entry["records"]:
         return None
+    fetch = RangeFetch(cluster, *key, start, end)
     try:
-        fetched = RangeFetch(cluster, *key, start, end).fetched(entry)
+        fetched = fetch.fetched(entry)
     except KlogError:
         return None
-    is_whole = fetched is not None and fetched.next_offset >= end and not fetched.damaged
-    return fetched if is_whole else None
+    if fetched is None or fetched.damaged or fetch.is_past_corrupt:
+        return None
+    return fetched if fetched.next_offset >= end else None
 
 
 def is_short(start: int, end: int) -> bool:

@@ -1,0 +1,36 @@
+"""Answers that hold many short ranges: which of them may be used."""
+
+from __future__ import annotations
+
+import uuid
+from struct import pack_into
+
+import pytest
+
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.small_ranges import fetch_short
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.records.own_batch import own_batch
+from tests.support.topics import make_topic
+
+_DELTA = 23
+
+
+@pytest.mark.parametrize("is_corrupt", [False, True])
+def test_a_corrupt_batch_before_one_that_is_cut_off(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch, is_corrupt: bool
+) -> None:
+    """Its header claims the offsets of the other batch, whose records would be lost."""
+    first, second = own_batch([(b"k", b"v")] * 3, 0), own_batch([(b"k", b"v" * 300)] * 300, 0)
+    pack_into(">q", second, 0, 3)
+    if is_corrupt:
+        pack_into(">i", first, _DELTA, 299)
+    records = memoryview(bytes(first + second))[: len(first) + (len(second) // 2 if is_corrupt else len(second))]
+    topic = f"t-{uuid.uuid4().hex[:8]}"
+    make_topic(cluster.bootstrap_servers, topic, 1)
+    with Cluster.connect({"bootstrap.servers": cluster.bootstrap_servers}) as client:
+        key, node = (topic, 0), client.leader(topic, 0)
+        entry = {"error_code": 0, "records": records, "high_watermark": 303, "aborted_transactions": []}
+        monkeypatch.setattr("spark_klog.client.small_ranges.by_key", lambda *_: {key: entry})
+        found = fetch_short(client, node, {key: (0, 300)}, {})
+    assert list(found) == ([] if is_corrupt else [key])
