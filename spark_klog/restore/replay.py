@@ -48,8 +48,9 @@ def replay(output: str, client: Mapping[str, str], topic: str, source: str | Non
             producer.init_transactions()
             producer.begin_transaction()
             count = producer.partitions(topic)
+            sent: dict[str, int] = {}
             for name in values:
-                for rows in _rows(store, name, count):
+                for rows in _rows(store, name, count, sent):
                     producer.send_arrow(pa.Table.from_pylist(rows, subset(_COLUMNS)), topic)
                     records += len(rows)
             producer.commit_transaction()
@@ -57,11 +58,20 @@ def replay(output: str, client: Mapping[str, str], topic: str, source: str | Non
     return Replayed(records, len(found))
 
 
-def _rows(store: Store, name: str, partitions: int) -> Iterator[list[dict[str, Any]]]:
+def _rows(store: Store, name: str, partitions: int, sent: dict[str, int]) -> Iterator[list[dict[str, Any]]]:
+    """The records of a file of letters, but those up to `sent`, which has the last offset of each log.
+
+    A range that was loaded in vain, as one before it was not, has letters, too; so has the one that was loaded instead.
+    """
     rows: list[dict[str, Any]] = []
+    parts = name.removesuffix(".jsonl").split("+")
+    log = "+".join(parts[1:3] + parts[4:])  # without the first offset of the range
     for number, line in enumerate((store.read(f"{LETTERS}/{name}") or b"").splitlines(), 1):
         try:
             letter = json.loads(line)
+            if letter["offset"] <= sent.get(log, -1):
+                continue
+            sent[log] = letter["offset"]
             rows.append(
                 {
                     "key": _bytes(letter["key"]),
