@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from spark_klog.cli.jobs.batch_load import _arguments as arguments_of_load
 from spark_klog.embedded import EmbeddedCluster
 from tests.jobs.support import BATCH_LOAD, DONE, NOTHING_NEW, Driver, Load, environment, rows_of, wait_until
 from tests.jobs.truth import Truth, check_each_once, reported, zookeeper_offsets
@@ -116,6 +117,15 @@ def test_wrong_arguments(options: list[str], words: str, tmp_path: Path) -> None
     assert "Traceback" not in ran.stderr
     assert ran.stderr.splitlines()[-1].startswith("batch_load.py: error: ")
     assert words in ran.stderr.splitlines()[-1]
+
+
+def test_times_before_now_are_no_options() -> None:
+    given = [*_GIVEN, "--bootstrap-servers", "127.0.0.1:1"]
+    options = arguments_of_load([*given, "--from-time", "-2h", "--until", "-1h", "--json"])
+    assert (options.from_time, options.until, options.json) == ("-2h", "-1h", True)
+    assert arguments_of_load([*given, "--from-time=-500ms"]).from_time == "-500ms"
+    with pytest.raises(SystemExit):
+        arguments_of_load([*given, "--from-time", "--json"])
 
 
 def test_no_broker(make_load: Callable[..., Load], tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -54,6 +55,7 @@ from spark_klog.load.values.schema import read_schema, schema_text
 from spark_klog.spark.versions import HAS_ADMISSION_CONTROL
 
 _JOB = "batch_load"
+_BEFORE_NOW = re.compile(r"-[0-9]+[a-z]*")
 
 
 def _table(loaded: Loaded) -> Table:
@@ -198,6 +200,17 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _with_times_before_now(argv: Sequence[str]) -> list[str]:
+    """The arguments, with `--until -1h` as `--until=-1h`: argparse takes -1h for an option."""
+    made: list[str] = []
+    for text in argv:
+        if made and made[-1] in ("--from-time", "--until") and _BEFORE_NOW.fullmatch(text):
+            made[-1] += f"={text}"
+        else:
+            made.append(text)
+    return made
+
+
 def _topics(text: str) -> list[str]:
     topics = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not topics:
@@ -242,7 +255,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--file-bytes", type=_count, default=defaults.file_bytes, metavar="N")
     parser.add_argument("--max-file-records", type=_count, metavar="N", help="offsets of a file and of a task's range")
     parser.add_argument("--json", action="store_true", help="print the audit as JSON, and no progress")
-    options = parser.parse_args(argv)
+    options = parser.parse_args(_with_times_before_now(sys.argv[1:] if argv is None else argv))
     if (options.zookeeper or options.offsets_path) and not options.group:
         parser.error("--zookeeper and --offsets-path need --group")
     check_cluster_options(parser, options)
