@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,6 +62,7 @@ def pair(module_server_dir: Path) -> Iterator[tuple[Kafka, Kafka]]:
 
 
 @pytest.mark.peer
+@pytest.mark.skipif(os.environ.get("SPARK_KLOG_KAFKAS") != "all", reason="part of make soak")
 def test_two_brokers(pair: tuple[Kafka, Kafka]) -> None:
     one, two = pair
     servers = f"{one.bootstrap_servers},{two.bootstrap_servers}"
