@@ -4,8 +4,9 @@
     {..., "entry": "decision", "batch": 5, "transactions": [[TRANSACTIONAL_ID, PRODUCER_ID, EPOCH, TASK], ...]}
     {..., "entry": "ended"}
 
-An entry is a hard link to a file that was flushed before: only one driver can make a link of that name. All claims of a
-log are links to one file, and so are its ends (`.claim-UUID`, `.ended-UUID`); a decision gets a file of its own.
+An entry is a hard link to a file that was flushed before: only one driver can make a link of that name. Claims of a log
+are links to one file, and so are its ends (`.claim-UUID`, `.ended-UUID`); a file with many links is replaced by a new
+one, as file systems limit them. A decision gets a file of its own.
 
 Entries before the last decision are removed when the log is read. So that no driver can take a number whose file is
 removed, a new entry counts only if no entry with a higher number is there; the highest ones are never removed. The link
@@ -40,6 +41,8 @@ FOLDER = "klog_sink"
 _VERSION = 1
 _TEMPORARY = ".new-"
 _SHARED = (".claim-", ".ended-")
+#: Of a file that claims share: restarts add claims until a decision is made. NTFS allows 1024 links, ext4 65,000.
+_MOST_LINKS = 1000
 _LOCAL = ("", "file")
 #: Spark writes it into a checkpoint when the query starts.
 _OF_SPARK = "metadata"
@@ -161,13 +164,13 @@ class DecisionLog:
             file.unlink(missing_ok=True)
 
     def _link_same(self, number: int, entry: Claim | Ended) -> bool:
-        """Link the file that all such entries of the log share; make it if it is missing or damaged."""
+        """Link the file that such entries of the log share; make it if it is missing, damaged or has many links."""
         shared = self._folder / f".{type(entry).__name__.lower()}-{self.identity.log}"
         try:
-            is_sound = shared.read_bytes() == self._bytes(entry)
+            is_usable = shared.stat().st_nlink < _MOST_LINKS and shared.read_bytes() == self._bytes(entry)
         except FileNotFoundError:
-            is_sound = False
-        if not is_sound:
+            is_usable = False
+        if not is_usable:
             file = self._folder / f"{_TEMPORARY}{number}-{uuid.uuid4()}"
             self._write(file, entry)
             file.replace(shared)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.spark.exactly_once import decision_log
 from spark_klog.spark.exactly_once.decision_log import DecisionLog, Identity, checkpoint_folder
 from spark_klog.spark.exactly_once.protocol import Claim, Decision, Ended, Entry, Log, Transaction
 
@@ -172,6 +173,21 @@ def test_a_shared_file_that_is_damaged_is_written_again(tmp_path: Path) -> None:
         (tmp_path / "klog_sink" / str(number)).unlink()
     fill(log, Claim())
     assert DecisionLog(tmp_path, Identity()).read() == Log((Claim(),))
+
+
+def test_a_shared_file_has_few_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query that is restarted again and again without a decision adds a claim each time."""
+    monkeypatch.setattr(decision_log, "_MOST_LINKS", 4)
+    log = DecisionLog(tmp_path, Identity())
+    for _ in range(10):
+        fill(DecisionLog(tmp_path, Identity()), Claim())
+    assert log.read() == Log((Claim(),) * 10)
+    folder = tmp_path / "klog_sink"
+    assert sorted((folder / str(number)).stat().st_nlink for number in range(10)) == [2, 3, 3, 3, 3, 3, 3, 3, 3, 3]
+    fill(log, DECISION, Ended())
+    assert log.read() == Log((DECISION, Ended()), 10)
+    assert entries(tmp_path) == ["10", "11"]
+    assert len(list(folder.glob(".claim-*"))) == 1
 
 
 def test_what_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from spark_klog.errors import DecodeError
+from spark_klog.spark.exactly_once import decision_log
 from spark_klog.spark.exactly_once.decision_log import DecisionLog, Identity
 from spark_klog.spark.exactly_once.protocol import Claim, Decision, Ended, Entry
 
@@ -220,6 +221,15 @@ def test_two_drivers(tmp_path: Path, turns: list[Turns], programs: tuple[Any, ..
     exploration = Exploration(tmp_path, turns, *programs)
     exploration.run(2)
     assert len(exploration.winners) > 2  # the drivers get in each other's way
+
+
+def test_two_drivers_that_replace_the_shared_file(
+    tmp_path: Path, turns: list[Turns], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decision_log, "_MOST_LINKS", 2)  # each claim begins a new one
+    exploration = Exploration(tmp_path, turns, micro_batches(1, 1), micro_batches(1, 10))
+    exploration.run(2 if FULL else 1)
+    assert len(exploration.winners) > 1
 
 
 @pytest.mark.skipif(not FULL, reason="part of make soak")
