@@ -14,6 +14,7 @@ from spark_klog.errors import DecodeError, ErrorCode, ProtocolError
 from spark_klog.protocol.apis import (
     CREATE_PARTITIONS,
     DELETE_TOPICS,
+    ELECT_LEADERS,
     FETCH,
     INIT_PRODUCER_ID,
     METADATA,
@@ -35,6 +36,11 @@ _BY_API: dict[int, dict[ErrorCode, Remedy]] = {
     # the controller answers: a topic that it does not know does not exist
     DELETE_TOPICS.key: {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: Remedy.FAIL},
     CREATE_PARTITIONS.key: {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: Remedy.FAIL},
+    # the controller has tried: a replica that is down is down for long
+    ELECT_LEADERS.key: {
+        ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE: Remedy.FAIL,
+        ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE: Remedy.FAIL,
+    },
 }
 
 

@@ -97,7 +97,8 @@ class Connections:
     ) -> dict[_Request, Message | KlogError]:
         """Send requests, each to a node id, and wait for all; each gets its answer or its error.
 
-        A silent broker does not delay the others. Requests to the same broker follow each other without waiting.
+        A broker that is silent, or that throttles this client, does not delay the others. Requests to the same broker
+        follow each other without waiting.
         """
         result: dict[_Request, Message | KlogError] = {}
         opening: dict[_Request, Connection] = {}
@@ -109,9 +110,16 @@ class Connections:
             except KlogError as error:
                 result[key] = error
         while True:
+            waited: list[Connection] = []
+            look_at = deadline
             for key, connection in list(opening.items()):
                 try:
-                    if connection.open_step():
+                    if not connection.open_step():
+                        waited.append(connection)
+                        look_at = min(look_at, connection.look_at)
+                    elif connection.is_throttled and connection.throttled_until <= deadline:
+                        look_at = min(look_at, connection.throttled_until)
+                    else:
                         handle = connection.send(api, requests[key][1], deadline=deadline, wait=False)
                         assert handle is not None  # it is answered
                         under_way[key] = connection, handle
@@ -133,12 +141,11 @@ class Connections:
                 except KlogError as error:
                     result[key] = error
                 del under_way[key]
-            waited = [*opening.values(), *(connection for connection, _ in under_way.values())]
-            if not waited:
+            if not opening and not under_way:
                 return result
             if any(connection.has_arrived(handle) for connection, handle in under_way.values()):
                 continue  # it came with the response to a later request: no event would tell
-            look_at = min([deadline, *(connection.look_at for connection in opening.values())])
+            waited += [connection for connection, _ in under_way.values()]
             wait_until_ready(waited, look_at - time.monotonic())
 
     def version_of(self, node: int, api: Api) -> int:

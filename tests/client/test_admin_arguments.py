@@ -22,7 +22,7 @@ from spark_klog.errors import (
     ProtocolError,
     RequestTimedOut,
 )
-from tests.support.faults import Fault, error, late, lost
+from tests.support.faults import Fault, error, late, lost, silent
 from tests.support.kafka import HOST
 from tests.support.kafka_python_wire import Message
 from tests.support.scripted_broker import ScriptedCluster
@@ -184,6 +184,19 @@ def test_a_call_ends_within_default_api_timeout() -> None:
                 admin.create_topic("n", 1, replication_factor=1)
             assert 1.9 < time.monotonic() - begin < 20
             assert brokers.count("CreateTopics") >= 2
+
+
+def test_an_attempt_without_time_does_not_hide_what_was_answered() -> None:
+    """The fifth attempt has the sixteenth part of the time: the item has the answer before it, the call no error."""
+    with ScriptedCluster({"t": 1}) as brokers:
+        brokers.on("CreateTopics", *[error(_NOT_CONTROLLER)] * 4)
+        brokers.always("CreateTopics", silent())
+        limits = {"request.timeout.ms": "4000", "default.api.timeout.ms": "4000"}
+        slow = {"retry.backoff.ms": "10000", "retry.backoff.max.ms": "10000", **limits}
+        with Admin({"bootstrap.servers": brokers.bootstrap_servers, **slow}) as admin:
+            (found,) = admin.create_topics([NewTopic("new", 1, 1)]).values()
+    assert isinstance(found, ProtocolError)
+    assert found.code == ErrorCode.NOT_CONTROLLER
 
 
 def test_the_wait_for_other_threads_is_part_of_the_time() -> None:

@@ -20,7 +20,7 @@ from spark_klog.client.network.connection import Connection
 from spark_klog.client.network.responses import Handle
 from spark_klog.client.offsets import offset_range
 from spark_klog.client.producer import Producer
-from spark_klog.errors import ConnectionFailed, DecodeError, RequestTimedOut
+from spark_klog.errors import ConnectionFailed, DecodeError, KlogError, RequestTimedOut
 from spark_klog.protocol.apis import FETCH, LIST_OFFSETS, METADATA
 from tests.support.faults import Fault, double, dripped, dropped, late, misaddressed, reordered, silent, slowed
 from tests.support.kafka import HOST
@@ -208,6 +208,33 @@ def test_a_throttled_client_is_silent_for_a_while(brokers: ScriptedCluster) -> N
         connection.request(LIST_OFFSETS, message)
     before, after = brokers.asked[-2:]
     assert after.at - before.at >= 0.4
+
+
+def test_a_throttling_broker_holds_up_no_other() -> None:
+    """Requests to several brokers at once: only those to the throttling one wait for the end of its throttling."""
+    with ScriptedCluster({"t": 2}, nodes=2) as brokers:
+        brokers.leaders.update({("t", 0): 0, ("t", 1): 1})
+        with Cluster.connect({"bootstrap.servers": brokers.bootstrap_servers}) as cluster:
+            cluster.metadata(["t"])
+            messages = {
+                node: {"topics": [{"name": "t", "partitions": [{"partition_index": node, "timestamp": -1}]}]}
+                for node in (0, 1)
+            }
+            cluster.request_each(LIST_OFFSETS, messages)
+            brokers.on("ListOffsets", slowed(3000))
+            cluster.request(0, LIST_OFFSETS, messages[0])
+            assert cluster.plain_connection(0).is_throttled
+            answers = cluster.request_each(LIST_OFFSETS, messages)
+            assert not any(isinstance(answer, KlogError) for answer in answers.values())
+            with cluster.within(60_000):
+                brokers.on("ListOffsets", slowed(100_000))
+                cluster.request(0, LIST_OFFSETS, messages[0])
+                refused = cluster.request_each(LIST_OFFSETS, messages)
+    throttled, other, after, *last = [asked for asked in brokers.asked if asked.name == "ListOffsets"][2:]
+    assert [asked.node for asked in (throttled, other, after, *last)] == [0, 1, 0, 0, 1]
+    assert after.at - throttled.at >= 3
+    assert isinstance(refused[0], RequestTimedOut)
+    assert not isinstance(refused[1], KlogError)
 
 
 def test_a_wait_is_logged_and_its_end_says_how_long(

@@ -137,10 +137,11 @@ class AdminCalls:
         try:
             if wanted:
                 self._attempt(ask_rest)
-        except (ConnectionFailed, RequestTimedOut, ProtocolError):
-            found |= refused
-            if not any(_is_answered(result) for result in found.values()) or found.keys() == refused.keys():
-                raise
+        except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
+            if all(error is not result for result in found.values()):  # else it had no time: the answers before stand
+                found |= refused
+                if not any(_is_answered(result) for result in found.values()) or found.keys() == refused.keys():
+                    raise
         return Outcomes({key: found[key] for key in wanted})
 
     def _ask_brokers(
