@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
+from uuid import uuid4
 
 from spark_klog.directories.tree import SESSION_SECONDS, NodeExists, inner_components
-from spark_klog.directories.zookeeper_session import ZooKeeperSession
+from spark_klog.directories.zookeeper_session import Operation, ZooKeeperSession
 from spark_klog.errors import DirectoryError
 
 _log = logging.getLogger(__name__)
 
 _REPAIR_SECONDS = 1.0
 _MAX_PENDING = 256
+_CLAIM = "klog-claim-"
+#: What an operation of a transaction takes beside its path; ZooKeeper refuses requests of 1 MiB (jute.maxbuffer).
+_OPERATION_BYTES = 32
+_MAX_TRANSACTION_BYTES = 512 * 1024
 
 
 class _Reconnected:
@@ -123,23 +129,8 @@ class ZooKeeperTree:
                 pass  # another client created it meanwhile
 
     def swap(self, path: str, old: bytes, value: bytes) -> bool:
-        inner_components(path)
         real = self._real(path)
-        attempts = 0
-        while True:
-            try:
-                current, stat = self._call(path, lambda: self._client.get_async(real))
-                if attempts and current == value:
-                    return True  # an earlier attempt succeeded, only its answer was lost
-                if (current or b"") != old:
-                    return False
-                attempts += 1
-                self._call(path, partial(self._client.set_async, real, value, stat.version))
-                return True
-            except self._errors.NoNodeError:
-                return False
-            except self._errors.BadVersionError:
-                pass
+        return self._change_if(path, old, value, lambda claim: [[("set_data", real, value), ("delete", claim)]])
 
     def create(self, path: str, value: bytes, ephemeral: bool = False) -> None:
         inner_components(path)
@@ -198,24 +189,63 @@ class ZooKeeperTree:
             self._delete(f"{real}/{name}", path)
 
     def delete_if(self, path: str, value: bytes) -> bool:
+        return self._change_if(path, value, None, partial(self._deletions, path))
+
+    def _deletions(self, path: str, claim: str) -> list[list[Operation]]:
+        """Deletions of all below a node and last of itself, in one transaction unless they are too long for it."""
+        top, below = self._real(path), []
+        level = [top]
+        while level:
+            level = [
+                f"{above}/{name}"
+                for first in range(0, len(level), _MAX_PENDING)
+                for above, names in self._named(path, level[first : first + _MAX_PENDING])
+                for name in names
+            ]
+            below += [real for real in level if real != claim]
+        transactions: list[list[Operation]] = [[]]
+        size = 0
+        for real in reversed(below):
+            size += len(real.encode()) + _OPERATION_BYTES
+            if size > _MAX_TRANSACTION_BYTES:
+                transactions.append([])
+                size = 0
+            transactions[-1].append(("delete", real))
+        transactions[-1] += [("delete", claim), ("delete", top)]
+        return transactions
+
+    def _named(self, path: str, reals: list[str]) -> Iterable[tuple[str, list[str]]]:
+        get = self._client.get_children_async
+        answers = self._session.call_many(path, lambda: [get(real) for real in reals], self._errors.NoNodeError)
+        return zip(reals, (names or [] for names in answers), strict=True)
+
+    def _change_if(
+        self, path: str, old: bytes, new: bytes | None, changes: Callable[[str], list[list[Operation]]]
+    ) -> bool:
+        """If a node's value is `old`, do the transactions that `changes` returns; after the last it is `new`.
+
+        `changes` gets the path of a claim, an ephemeral child of the node. Each transaction fails without the claim:
+        data versions start at 0 in every node, so they can't tell this node from one created since under its name.
+        """
         inner_components(path)
         real = self._real(path)
-        attempts = 0
+        is_begun = False
         while True:
+            current = self.get(path)
+            if current != old:
+                return is_begun and current == new  # an attempt succeeded, only its answer was lost
+            claim = f"{real}/{_CLAIM}{uuid4().hex}"
             try:
+                with suppress(self._errors.NodeExistsError):  # only the answer was lost
+                    self._call(path, partial(self._client.create_async, claim, b"", ephemeral=True))
                 current, stat = self._call(path, lambda: self._client.get_async(real))
+                if (current or b"") == old:
+                    is_unchanged = [("check", real, stat.version), ("check", claim, 0)]
+                    is_begun = True
+                    if all(self._session.transact(path, [*is_unchanged, *change]) for change in changes(claim)):
+                        return True
+                self._call(path, partial(self._client.delete_async, claim))
             except self._errors.NoNodeError:
-                return attempts > 0  # an earlier attempt succeeded, only its answer was lost
-            if (current or b"") != value:
-                return False
-            attempts += 1
-            try:
-                self._call(path, partial(self._client.delete_async, real, stat.version))
-                return True
-            except self._errors.NotEmptyError:
-                self._delete_below(real, path)
-                attempts -= 1
-            except (self._errors.BadVersionError, self._errors.NoNodeError):
                 pass
 
     def children(self, path: str) -> list[str]:

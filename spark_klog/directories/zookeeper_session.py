@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from spark_klog.directories.tree import components
@@ -15,6 +15,8 @@ _kazoo_log = logging.getLogger("spark_klog.directories.kazoo")
 
 _RETRY_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 1.0
+#: A method of kazoo's transactions and its arguments: "check", "delete" or "set_data", a path, ...
+Operation = tuple[Any, ...]
 
 
 class _Pipelined:
@@ -33,6 +35,19 @@ class _Pipelined:
             except self._no_answer:
                 answers.append(None)
         return answers
+
+
+class _Committed:
+    """A transaction that was sent. The result of one that failed is the error of the operation that failed."""
+
+    def __init__(self, pending: Any, of_others: tuple[type[Exception], ...]) -> None:
+        self._pending = pending
+        self._of_others = of_others
+
+    def get(self, timeout: float) -> None:
+        for answer in self._pending.get(timeout=timeout):
+            if isinstance(answer, Exception) and not isinstance(answer, self._of_others):
+                raise answer
 
 
 class ZooKeeperSession:
@@ -66,6 +81,8 @@ class ZooKeeperSession:
             exceptions.NotEmptyError,
             exceptions.BadVersionError,
         )
+        #: In a transaction's answer, for the operations beside the one that failed.
+        self._of_others = exceptions.RolledBackError, exceptions.RuntimeInconsistency
         self._attempt_seconds = session_timeout
         self.operation_seconds = 2 * session_timeout
         hosts, _, chroot = connect.partition("/")
@@ -144,6 +161,24 @@ class ZooKeeperSession:
         """As `call` for several requests, which are pipelined; an answer is None if one failed with `no_answer`."""
         answers: list[Any] = self.call(path, lambda: _Pipelined(start(), no_answer))
         return answers
+
+    def transact(self, path: str, operations: Sequence[Operation]) -> bool:
+        """Do all operations or none; False if one failed by the state of its node.
+
+        Also False if the connection was lost and an earlier attempt may have succeeded.
+        """
+
+        def start() -> _Committed:
+            transaction = self.client.transaction()
+            for name, *arguments in operations:
+                getattr(transaction, name)(*arguments)
+            return _Committed(transaction.commit_async(), self._of_others)
+
+        try:
+            self.call(path, start)
+        except self._of_nodes:
+            return False
+        return True
 
     def is_ours(self, path: str) -> bool:
         """Whether a node exists and is an ephemeral node of this session."""

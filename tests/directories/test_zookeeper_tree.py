@@ -6,11 +6,15 @@ import logging
 import threading
 import time
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
+from spark_klog.directories import zookeeper as zookeeper_module
 from spark_klog.directories.zookeeper import ZooKeeperTree
+from spark_klog.directories.zookeeper_session import Operation
 from spark_klog.errors import DirectoryError
 from tests.support.kafka import ZooKeeperServer, free_port
 from tests.support.trees import SECONDS, expire, wait_until
@@ -133,3 +137,98 @@ class TestZooKeeper:
         with pytest.raises(DirectoryError, match=f"/a: no answer from ZooKeeper {server.connect} in 1 s"):
             tree.get("/a")
         tree.close()
+
+
+class TestWhatAnotherDoesMeanwhile:
+    """Between the comparison of a value and the change that depends on it."""
+
+    @pytest.fixture
+    def trees(self, zookeeper: ZooKeeperServer) -> Iterator[tuple[ZooKeeperTree, ZooKeeperTree]]:
+        chroot = f"{zookeeper.connect}/{uuid4().hex}"
+        tree, other = ZooKeeperTree(chroot), ZooKeeperTree(chroot)
+        for number in range(3):
+            tree.put(f"/t/p/{number}/state", b"leader")
+        assert tree.swap("/t", b"", b"1")
+        yield tree, other
+        tree.close()
+        other.close()
+
+    @staticmethod
+    def _before_commit(tree: ZooKeeperTree, act: Callable[[], object]) -> None:
+        """Call `act` once, before the first transaction is sent."""
+        acts = [act]
+        transact = tree._session.transact
+
+        def late(path: str, operations: Sequence[Operation]) -> bool:
+            if acts:
+                acts.pop()()
+            return transact(path, operations)
+
+        tree._session.transact = late  # type: ignore[method-assign]
+
+    @staticmethod
+    def _make_again(other: ZooKeeperTree) -> None:
+        other.delete("/t")
+        other.create("/t", b"2")
+        for number in range(3):
+            other.put(f"/t/p/{number}/state", b"another's")
+
+    @pytest.mark.parametrize(
+        "change", [lambda tree: tree.delete_if("/t", b"1"), lambda tree: tree.swap("/t", b"1", b"3")]
+    )
+    @pytest.mark.parametrize("is_new", [False, True])
+    def test_another_value(
+        self, trees: tuple[ZooKeeperTree, ZooKeeperTree], is_new: bool, change: Callable[[ZooKeeperTree], bool]
+    ) -> None:
+        """The value changes, or the node is deleted and created again with the same data version: nothing is done."""
+        tree, other = trees
+        if is_new:
+            tree.delete("/t")
+            tree.put("/t", b"1")
+            tree.put_many({f"/t/p/{number}/state": b"leader" for number in range(3)})
+        self._before_commit(tree, lambda: self._make_again(other) if is_new else other.swap("/t", b"1", b"2"))
+        assert not change(tree)
+        assert (other.get("/t"), other.children("/t"), other.children("/t/p")) == (b"2", ["p"], ["0", "1", "2"])
+        assert other.get("/t/p/2/state") == (b"another's" if is_new else b"leader")
+
+    def test_another_child(self, trees: tuple[ZooKeeperTree, ZooKeeperTree]) -> None:
+        tree, other = trees
+        self._before_commit(tree, lambda: other.put("/t/p/3/state", b""))
+        assert tree.delete_if("/t", b"1")
+        assert other.children("/") == []
+
+    def test_another_deletion(self, trees: tuple[ZooKeeperTree, ZooKeeperTree]) -> None:
+        tree, other = trees
+        self._before_commit(tree, lambda: other.delete_if("/t", b"1"))
+        tree.delete_if("/t", b"1")
+        assert other.children("/") == []
+
+    @pytest.mark.parametrize(
+        "change", [lambda tree: tree.delete_if("/t", b"1"), lambda tree: tree.swap("/t", b"1", b"3")]
+    )
+    def test_a_lost_answer(
+        self, trees: tuple[ZooKeeperTree, ZooKeeperTree], change: Callable[[ZooKeeperTree], bool]
+    ) -> None:
+        tree, other = trees
+        transact = tree._session.transact
+        tree._session.transact = lambda *args: not transact(*args)  # type: ignore[method-assign]
+        assert change(tree)
+        assert other.children("/t") == ([] if other.get("/t") is None else ["p"])
+
+    def test_more_than_a_transaction_takes(
+        self, trees: tuple[ZooKeeperTree, ZooKeeperTree], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tree, other = trees
+        monkeypatch.setattr(zookeeper_module, "_MAX_TRANSACTION_BYTES", 100)
+        self._before_commit(tree, lambda: other.swap("/t", b"1", b"2"))
+        assert not tree.delete_if("/t", b"1")
+        assert other.children("/t/p") == ["0", "1", "2"]
+        assert tree.delete_if("/t", b"2")
+        assert other.children("/") == []
+
+    def test_more_than_a_request_takes(self, trees: tuple[ZooKeeperTree, ZooKeeperTree]) -> None:
+        """ZooKeeper refuses a request of more than 1 MiB; in one, these deletions would take 1.5 MB."""
+        tree, other = trees
+        tree.put_many({f"/t/{'n' * 10_000}/{number}": b"" for number in range(150)})
+        assert tree.delete_if("/t", b"1")
+        assert other.children("/") == []
