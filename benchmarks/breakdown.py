@@ -17,8 +17,8 @@ from spark_klog.client.fetcher import fetch_range
 from spark_klog.client.offsets import offset_range
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.columns.schema import WITHOUT_HEADERS
-from spark_klog.records.batch import check_crc, iter_batches
-from spark_klog.records.batch_v2 import BatchHeader, body
+from spark_klog.records.formats.batch import check_crc, iter_batches
+from spark_klog.records.formats.batch_v2 import BatchHeader, body
 from spark_klog.wire.primitives import Buffer
 from tests.support.kafka import Kafka
 

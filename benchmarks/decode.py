@@ -16,9 +16,9 @@ from benchmarks.work import Bench, Work
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.records import kernels
-from spark_klog.records.batch import iter_batches
-from spark_klog.records.batch_v2 import HEADER_SIZE, BatchHeader
 from spark_klog.records.contract import COLUMNS
+from spark_klog.records.formats.batch import iter_batches
+from spark_klog.records.formats.batch_v2 import HEADER_SIZE, BatchHeader
 
 #: Codec, batches, records of each: batches of some 64 KB, and of 16 KB (Kafka's default batch.size), as many as one
 #: fetch brings: 8 MB of records.

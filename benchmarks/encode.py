@@ -13,7 +13,7 @@ from benchmarks.work import Bench, Work
 from spark_klog.client.config import ClientConfig
 from spark_klog.columns.encode import PartitionEncoder
 from spark_klog.records import kernels
-from spark_klog.records.batch_v2 import build_batch
+from spark_klog.records.formats.batch_v2 import build_batch
 from spark_klog.wire.codecs import Codec, codec_by_name
 
 _ROWS = 65_536

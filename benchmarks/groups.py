@@ -18,7 +18,7 @@ from spark_klog.broker.groups.records import Committed, OffsetKey, encode_offset
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.apis import CREATE_TOPICS, FIND_COORDINATOR, JOIN_GROUP, OFFSET_COMMIT, SYNC_GROUP
-from spark_klog.records.batch_v2 import build_batch
+from spark_klog.records.formats.batch_v2 import build_batch
 from spark_klog.records.kernels.reference import append_record
 
 _COMMIT_VERSION = 7

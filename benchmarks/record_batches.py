@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from benchmarks.figures import Side
 from benchmarks.sides import recorded
-from spark_klog.records.batch_v2 import build_batch
+from spark_klog.records.formats.batch_v2 import build_batch
 from spark_klog.records.kernels.reference import append_record
 from spark_klog.wire.codecs import codec_by_name
 

@@ -13,7 +13,7 @@ from benchmarks.jvm_connector import beside_jvm
 from benchmarks.no_op import NAME as NO_OP, no_op_side
 from benchmarks.sides import SparkSide, alternate, klog_side
 from benchmarks.work import Bench, Work
-from spark_klog.records.batch import iter_batches
+from spark_klog.records.formats.batch import iter_batches
 from tests.support.kafka import Kafka
 
 _CODECS = ("lz4", "none", "snappy", "gzip")

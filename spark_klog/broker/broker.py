@@ -39,10 +39,10 @@ from spark_klog.broker.settings.log_settings import topic_settings
 from spark_klog.broker.transactions.coordinator import TransactionCoordinator
 from spark_klog.broker.transactions.producer_ids import PRODUCER_IDS, FileBlocks, ProducerIds, TreeBlocks
 from spark_klog.broker.transactions.verification import TransactionVerifier
-from spark_klog.directories.memory import MemoryTree
-from spark_klog.directories.opening import open_tree
 from spark_klog.directories.paths import Endpoint
-from spark_klog.directories.tree import Tree
+from spark_klog.directories.trees.memory import MemoryTree
+from spark_klog.directories.trees.opening import open_tree
+from spark_klog.directories.trees.tree import Tree
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.log.directory import LogDirectory
 from spark_klog.log.layout import check_alone

@@ -16,7 +16,7 @@ from spark_klog.classic.group.membership import new_consumer_id
 from spark_klog.classic.group.settings import connector_config
 from spark_klog.classic.group.streams import Decoder, Held, KafkaStream
 from spark_klog.directories.consumers import STATIC, Registration
-from spark_klog.directories.opening import open_tree
+from spark_klog.directories.trees.opening import open_tree
 from spark_klog.errors import ConfigError, ConsumerClosed, KlogError
 
 

@@ -25,9 +25,9 @@ from spark_klog.classic.producing.messages import (
 from spark_klog.classic.producing.queue import ProducerQueue
 from spark_klog.classic.producing.settings import ProducerConfig, producer_config
 from spark_klog.client import Producer as ClientProducer
-from spark_klog.directories.opening import open_tree
 from spark_klog.directories.paths import BROKER_IDS_PATH, BROKER_TOPICS_PATH
-from spark_klog.directories.tree import Tree
+from spark_klog.directories.trees.opening import open_tree
+from spark_klog.directories.trees.tree import Tree
 from spark_klog.errors import ConfigError, ConnectionFailed, ProducerClosed
 
 _log = logging.getLogger(__name__)

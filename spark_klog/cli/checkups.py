@@ -18,7 +18,7 @@ from spark_klog.client.config import ClientConfig, client_config
 from spark_klog.client.network.connection import Connection
 from spark_klog.client.network.dial import Dial
 from spark_klog.client.network.name_lookup import addresses_of
-from spark_klog.client.security.secrets import Settings
+from spark_klog.client.security.settings.secrets import Settings
 from spark_klog.errors import AuthenticationError, ConnectionFailed, HandshakeInterrupted, KlogError, RequestTimedOut
 from spark_klog.protocol.apis import METADATA
 

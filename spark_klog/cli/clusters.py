@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from spark_klog.client import Admin
 from spark_klog.client.clusters import named_cluster
 from spark_klog.client.config import parse_bootstrap
-from spark_klog.client.security.secrets import Settings
+from spark_klog.client.security.settings.secrets import Settings
 from spark_klog.errors import ConfigError
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -134,7 +134,7 @@ def files_command(output: str, topic: str | None, as_json: bool) -> None:
 @click.option("--run", "run", metavar="RUN", help="Where this run has begun. Default: where the next one begins.")
 def offsets_command(output: str, run: str | None) -> None:
     """Print offsets of the load in OUTPUT as JSON, which batch_load.py takes by --from-offsets and --until."""
-    from spark_klog.load.history import open_load
+    from spark_klog.load.journal.history import open_load
     from spark_klog.load.places import offsets_of_run, offsets_text, parse_run
 
     store, identity = open_load(output)

@@ -15,7 +15,7 @@ from spark_klog.cli.output import cell, print_json, print_table
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.clock import system_ms
-from spark_klog.directories.addresses import without_user
+from spark_klog.directories.trees.addresses import without_user
 from spark_klog.errors import ConfigError
 from spark_klog.groups.moves import (
     Change,

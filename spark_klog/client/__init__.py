@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from spark_klog.client.admin.users import Acl, AclFilter, ScramCredential, ScramDeletion
     from spark_klog.client.clusters import named_cluster
     from spark_klog.client.consumer.consumer import Consumer
-    from spark_klog.client.consumer.records import ConsumerRecord
-    from spark_klog.client.consumer.subscription import RebalanceListener
+    from spark_klog.client.consumer.decoding.records import ConsumerRecord
+    from spark_klog.client.consumer.membership.subscription import RebalanceListener
     from spark_klog.client.delivery.receipts import Delivery, RecordMetadata
     from spark_klog.client.offsets import Committed, GroupMetadata
     from spark_klog.client.producer import Producer
@@ -56,7 +56,7 @@ _PUBLIC = {
     "Committed": "spark_klog.client.offsets",
     "ConfigResource": "spark_klog.client.admin.configs",
     "Consumer": "spark_klog.client.consumer.consumer",
-    "ConsumerRecord": "spark_klog.client.consumer.records",
+    "ConsumerRecord": "spark_klog.client.consumer.decoding.records",
     "Delivery": "spark_klog.client.delivery.receipts",
     "GroupMetadata": "spark_klog.client.offsets",
     "NewTopic": "spark_klog.client.admin.topics",
@@ -64,7 +64,7 @@ _PUBLIC = {
     "Producer": "spark_klog.client.producer",
     "QuotaEntity": "spark_klog.client.admin.quotas",
     "Reassignment": "spark_klog.client.admin.leaders",
-    "RebalanceListener": "spark_klog.client.consumer.subscription",
+    "RebalanceListener": "spark_klog.client.consumer.membership.subscription",
     "RecordMetadata": "spark_klog.client.delivery.receipts",
     "ScramCredential": "spark_klog.client.admin.users",
     "ScramDeletion": "spark_klog.client.admin.users",

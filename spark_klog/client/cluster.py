@@ -13,7 +13,7 @@ from spark_klog.client.answers import answer_error, check_code
 from spark_klog.client.backoff import Backoff
 from spark_klog.client.config import ClientConfig, client_config
 from spark_klog.client.connections import Connections
-from spark_klog.client.security.config import PLAINTEXT
+from spark_klog.client.security.settings.config import PLAINTEXT
 from spark_klog.error_codes import Remedy
 from spark_klog.errors import (
     ConnectionFailed,

@@ -9,7 +9,7 @@
     sasl.username = "loader"
     sasl.password = "env:KAFKA_PASSWORD"        # or "file:/run/secrets/kafka"
 
-A reference to a secret stays one until a connection is made (`security/references.py`).
+A reference to a secret stays one until a connection is made (`security/settings/references.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from spark_klog.client.security.secrets import Settings
+from spark_klog.client.security.settings.secrets import Settings
 from spark_klog.errors import ConfigError
 
 if sys.version_info >= (3, 11):

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from spark_klog.client.security import settings as security_settings
-from spark_klog.client.security.config import PROTOCOLS, SecurityConfig
-from spark_klog.client.security.references import resolved
-from spark_klog.client.security.secrets import Settings, is_plain_name
+from spark_klog.client.security.settings.config import PROTOCOLS, SecurityConfig
+from spark_klog.client.security.settings.parse import parse as security_settings
+from spark_klog.client.security.settings.references import resolved
+from spark_klog.client.security.settings.secrets import Settings, is_plain_name
 from spark_klog.errors import ConfigError
 from spark_klog.records.partitioning import KAFKAS, PARTITIONERS, Partitioning
 from spark_klog.wire.codecs import MAX_DECOMPRESSED, Codec, codec_by_name

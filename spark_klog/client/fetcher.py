@@ -30,8 +30,8 @@ from spark_klog.errors import (
 )
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import Message
-from spark_klog.records.batch import first_batch_size, next_offset_after, whole_batch_size
-from spark_klog.records.offset_order import NO_END, NOTHING, End, OffsetOrder
+from spark_klog.records.formats.batch import first_batch_size, next_offset_after, whole_batch_size
+from spark_klog.records.reading.offset_order import NO_END, NOTHING, End, OffsetOrder
 
 _log = logging.getLogger(__name__)
 MAX_WAIT_MS = 500

@@ -30,7 +30,7 @@ from spark_klog.client.delivery.gathering import (
     no_room,
     size_limit,
 )
-from spark_klog.client.delivery.partition_choice import PartitionChoice
+from spark_klog.client.delivery.partitions.partition_choice import PartitionChoice
 from spark_klog.client.delivery.receipts import Delivery, OnDelivery
 from spark_klog.client.delivery.sender import Sender
 from spark_klog.client.delivery.transaction_calls import TransactionCalls

@@ -11,8 +11,8 @@ from spark_klog.client.fetcher import entries_of
 from spark_klog.errors import DecodeError
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import Message
-from spark_klog.records.batch import Header, iter_batches
-from spark_klog.records.message_set import MessageHeader
+from spark_klog.records.formats.batch import Header, iter_batches
+from spark_klog.records.formats.message_set import MessageHeader
 
 _SAMPLE_BYTES = 64 * 1024
 _GROWTH = 4

@@ -16,8 +16,8 @@ from spark_klog.columns.schema import FULL
 from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records import kernels
 from spark_klog.records.contract import COLUMNS, BinaryColumn, HeadersColumn, RecordColumns
-from spark_klog.records.offset_order import NOTHING
-from spark_klog.records.reader import AbortedTransactions, BadBatch, append_visible, refuse
+from spark_klog.records.reading.offset_order import NOTHING
+from spark_klog.records.reading.reader import AbortedTransactions, BadBatch, append_visible, refuse
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.primitives import Buffer
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spark_klog.directories.addresses import local_path, without_user
+from spark_klog.directories.trees.addresses import local_path, without_user
 from spark_klog.errors import ConfigError, DecodeError, DirectoryError
 
 #: How names begin that are no topics'; topic names contain no blanks.
@@ -49,7 +49,7 @@ def _files(address: str) -> tuple[Callable[[str], Iterable[str]], Callable[[str]
     """Functions for the names in a folder of the checkpoint (none if it does not exist), and the bytes of a file."""
     path = local_path(address)
     if path is None:
-        from spark_klog.directories.arrow_files import ArrowFiles
+        from spark_klog.directories.trees.arrow_files import ArrowFiles
 
         files = ArrowFiles.from_uri(address)
         return files.entries, files.read

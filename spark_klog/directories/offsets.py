@@ -11,7 +11,7 @@ from spark_klog.directories.paths import (
     offset_payload,
     parse_offset,
 )
-from spark_klog.directories.tree import Tree
+from spark_klog.directories.trees.tree import Tree
 from spark_klog.errors import DecodeError
 
 

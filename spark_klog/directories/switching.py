@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spark_klog.directories.addresses import local_path
 from spark_klog.directories.checkpoint import START_OF, from_json, offset_lines
+from spark_klog.directories.trees.addresses import local_path
 from spark_klog.errors import ConfigError, DecodeError
 
 

@@ -10,9 +10,9 @@ from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.sampling import small_fetch
 from spark_klog.errors import DecodeError
 from spark_klog.protocol.codec import Message
-from spark_klog.records.batch import check_crc, iter_batches
 from spark_klog.records.contract import NO_TIMESTAMP_TYPE
-from spark_klog.records.reader import records_of
+from spark_klog.records.formats.batch import check_crc, iter_batches
+from spark_klog.records.reading.reader import records_of
 
 _FIRST_BYTES = 16 * 1024
 _GROWTH = 8

@@ -2,7 +2,7 @@
 
 kafka://HOST:PORT,HOST:PORT              the group's coordinator
 zookeeper://HOST:PORT,HOST:PORT/CHROOT   /consumers/GROUP/offsets/TOPIC/PARTITION
-PATH, file:///PATH, s3://..., ...        the same layout in files, see `directories.opening.open_tree`
+PATH, file:///PATH, s3://..., ...        the same layout in files, see `directories.trees.opening.open_tree`
 checkpoint:///PATH, checkpoint:URI       the checkpoint of a Spark query, read-only
 """
 
@@ -15,11 +15,11 @@ from typing import Protocol
 
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.directories.addresses import local_path
 from spark_klog.directories.checkpoint import checkpoint_offsets
 from spark_klog.directories.offsets import OffsetDirectory
-from spark_klog.directories.opening import open_tree
-from spark_klog.directories.tree import Tree
+from spark_klog.directories.trees.addresses import local_path
+from spark_klog.directories.trees.opening import open_tree
+from spark_klog.directories.trees.tree import Tree
 from spark_klog.errors import ConfigError
 
 _KAFKA, _ZOOKEEPER, _CHECKPOINT = "kafka://", "zookeeper:", "checkpoint:"

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from spark_klog.client.cluster import Cluster
 from spark_klog.errors import ConfigError, DataLossError
-from spark_klog.load.history import manifests
-from spark_klog.load.model import Manifest, Progress, RangeResult, run_path
+from spark_klog.load.journal.history import manifests
+from spark_klog.load.journal.model import Manifest, Progress, RangeResult, run_path
+from spark_klog.load.journal.store import Store
 from spark_klog.load.places import AtOffsets, Key, Place, resolve
 from spark_klog.load.planning import Extent
-from spark_klog.load.store import Store
-from spark_klog.load.task import task_results
+from spark_klog.load.tasks.task import task_results
 from spark_klog.spark.planning.ranges import RETENTION, Lost
 
 

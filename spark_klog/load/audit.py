@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spark_klog.load.history import committed_files, manifests, open_load, read_idle, read_plan
-from spark_klog.load.model import Manifest, PartitionAudit, RangeResult, run_name, staged_path
+from spark_klog.load.journal.history import committed_files, manifests, open_load, read_idle, read_plan
+from spark_klog.load.journal.model import Manifest, PartitionAudit, RangeResult, run_name, staged_path
+from spark_klog.load.journal.store import Store
 from spark_klog.load.run import Loaded
-from spark_klog.load.store import Store
 
 COLUMNS = ("topic", "partition", "from", "until", "records", "bytes", "gaps", "bad", "lag")
 

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from spark_klog.errors import LoadError
-from spark_klog.load.history import committed_files, manifests
-from spark_klog.load.model import (
+from spark_klog.load.journal.history import committed_files, manifests
+from spark_klog.load.journal.model import (
     LATEST,
     Manifest,
     PartitionAudit,
@@ -27,8 +27,8 @@ from spark_klog.load.model import (
     task_path,
     topic_folder,
 )
-from spark_klog.load.store import Store, to_json
-from spark_klog.load.task import cut
+from spark_klog.load.journal.store import Store, to_json
+from spark_klog.load.tasks.task import cut
 
 _log = logging.getLogger(__name__)
 Key = tuple[str, int]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import GroupOffsets
 from spark_klog.directories.offsets import OffsetDirectory
-from spark_klog.directories.opening import open_tree
+from spark_klog.directories.trees.opening import open_tree
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from spark_klog.client.offsets import list_offsets
 from spark_klog.client.sampling import record_sizes
 from spark_klog.client.small_ranges import MOST_RANGES
 from spark_klog.errors import ConfigError, DataLossError, ProtocolError
-from spark_klog.load.model import Progress, Range, RangeResult
+from spark_klog.load.journal.model import Progress, Range, RangeResult
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.spark.options.reads import SplitLimits
 from spark_klog.spark.planning.ranges import (

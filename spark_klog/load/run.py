@@ -15,9 +15,16 @@ from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.load.again import begin_at, end_at, whole_ranges
 from spark_klog.load.commit import check_results, make_manifest, publish, remove_leftovers, write_manifest
-from spark_klog.load.history import check_output, claim_output, is_pointed_to, last_committed, read_manifest, read_plan
-from spark_klog.load.locking import locked
-from spark_klog.load.model import (
+from spark_klog.load.journal.history import (
+    check_output,
+    claim_output,
+    is_pointed_to,
+    last_committed,
+    read_manifest,
+    read_plan,
+)
+from spark_klog.load.journal.locking import locked
+from spark_klog.load.journal.model import (
     IDLE,
     LETTERS,
     Idle,
@@ -34,6 +41,7 @@ from spark_klog.load.model import (
     staging_path,
     task_path,
 )
+from spark_klog.load.journal.store import Store, open_store, to_json
 from spark_klog.load.places import Place
 from spark_klog.load.planning import (
     Extent,
@@ -46,8 +54,7 @@ from spark_klog.load.planning import (
     partitions_of,
 )
 from spark_klog.load.settings import WriteSettings
-from spark_klog.load.store import Store, open_store, to_json
-from spark_klog.load.task import Job, task_results
+from spark_klog.load.tasks.task import Job, task_results
 from spark_klog.protocol.tables.list_offsets import LATEST
 from spark_klog.spark.options.names import PREFIX
 from spark_klog.spark.options.reads import source_options

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from spark_klog.log.config import LogConfig
 from spark_klog.log.segments.segment import Segment
-from spark_klog.records.assignment import assign_offsets
-from spark_klog.records.batch import iter_batches
-from spark_klog.records.batch_run import run_of
+from spark_klog.records.building.assignment import assign_offsets
 from spark_klog.records.contract import BatchRun, IndexState, Kernel
+from spark_klog.records.formats.batch import iter_batches
+from spark_klog.records.kernels.batch_run import run_of
 
 
 class Appended(NamedTuple):

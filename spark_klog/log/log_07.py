@@ -1,7 +1,7 @@
 """Read a partition's log of Kafka 0.7.
 
     TOPIC-PARTITION/
-        00000000000000000000.kafka      messages one after the other, see records/message_07.py
+        00000000000000000000.kafka      messages one after the other, see records/formats/message_07.py
         00000000000536870984.kafka      the next ones; a file is named by the offset of its first byte
 
 An offset is a byte position in the stream of all messages ever written to the partition. The oldest files may have
@@ -24,7 +24,7 @@ from typing import NamedTuple
 from spark_klog.errors import ConfigError, DecodeError, ErrorWithFields, LogCorrupted, OffsetOutOfRange
 from spark_klog.log.files.names import SUFFIX_07, partition_of_folder
 from spark_klog.records.contract import Record
-from spark_klog.records.message_07 import Message07, check_crc_07, iter_messages_07, records_07
+from spark_klog.records.formats.message_07 import Message07, check_crc_07, iter_messages_07, records_07
 
 #: Distance of the remembered message positions in a file, from which a search for a message starts.
 _MARK_BYTES = 1024 * 1024

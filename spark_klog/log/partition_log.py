@@ -38,9 +38,9 @@ from spark_klog.log.segments.segment import Segment
 from spark_klog.log.segments.segment_files import segment_name
 from spark_klog.log.sequences import check_batches, headers_at
 from spark_klog.records import kernels
-from spark_klog.records.batch_run import MAX_RELATIVE
-from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.contract import BatchRun
+from spark_klog.records.formats.batch_v2 import BatchHeader
+from spark_klog.records.kernels.batch_run import MAX_RELATIVE
 
 _log = logging.getLogger(__name__)
 _NONE = -1

@@ -25,8 +25,8 @@ from typing import NamedTuple
 from spark_klog.errors import DecodeError
 from spark_klog.log.files.file_system import FileSystem
 from spark_klog.log.segments.transaction_index import AbortedTransaction
-from spark_klog.records.batch_v2 import BatchHeader
-from spark_klog.records.control import ABORT, EndTransactionMarker, read_marker
+from spark_klog.records.formats.batch_v2 import BatchHeader
+from spark_klog.records.reading.control import ABORT, EndTransactionMarker, read_marker
 from spark_klog.wire.checksums import crc32c
 
 SNAPSHOT = ".snapshot"

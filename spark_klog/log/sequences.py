@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from spark_klog.errors import DecodeError, ErrorCode, KlogError
 from spark_klog.log.producer_state import ProducerEntry, ProducerState, advanced
-from spark_klog.records.batch_v2 import BatchHeader, read_batch_header
-from spark_klog.records.control import EndTransactionMarker, read_marker
+from spark_klog.records.formats.batch_v2 import BatchHeader, read_batch_header
+from spark_klog.records.reading.control import EndTransactionMarker, read_marker
 
 _NEW = ProducerEntry()
 

@@ -19,13 +19,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from spark_klog.client.consumer.chunk import Chunk
+from spark_klog.client.consumer.decoding.chunk import Chunk
 from spark_klog.errors import DecodeError
-from spark_klog.records.batch import Header
-from spark_klog.records.batch_v2 import BatchHeader
+from spark_klog.records.building.conversion import batch_of
 from spark_klog.records.contract import CREATE_TIME, LOG_APPEND_TIME, Record
-from spark_klog.records.conversion import batch_of
-from spark_klog.records.reader import records_of, visible_batches
+from spark_klog.records.formats.batch import Header
+from spark_klog.records.formats.batch_v2 import BatchHeader
+from spark_klog.records.reading.reader import records_of, visible_batches
 from spark_klog.wire.codecs import NONE, codec_by_id
 
 #: Bytes of the plain messages of magic 0 and 1 that become one batch.

@@ -19,7 +19,7 @@ from spark_klog.clock import system_ms
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError, RequestTimedOut
 from spark_klog.mirror.beginnings import Progress
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
-from spark_klog.records.own_batch import own_batch
+from spark_klog.records.building.own_batch import own_batch
 
 _READ_COMMITTED = 1
 _SECONDS = 60.0

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from spark_klog.client import Admin, Consumer
 from spark_klog.client.cluster import TopicPartition
-from spark_klog.client.consumer.chunk import Chunk
+from spark_klog.client.consumer.decoding.chunk import Chunk
 from spark_klog.client.delivery.receipts import Receipt
 from spark_klog.client.network.readiness import wait_until_ready
 from spark_klog.client.offsets import list_offsets

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from spark_klog.client.security.secrets import Settings
+from spark_klog.client.security.settings.secrets import Settings
 from spark_klog.errors import ConfigError
 
 #: Topics that are never mirrored: Kafka's internal ones, and those of mirrors, ours and MirrorMaker 2.

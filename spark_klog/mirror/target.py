@@ -10,7 +10,7 @@ from spark_klog.client.delivery.receipts import Receipt
 from spark_klog.client.delivery.sender import Sender
 from spark_klog.client.delivery.transactions import Transactions
 from spark_klog.client.network.connection import Connection
-from spark_klog.client.security.secrets import Settings
+from spark_klog.client.security.settings.secrets import Settings
 from spark_klog.errors import ConfigError
 from spark_klog.mirror.batches import OutBatch
 from spark_klog.mirror.progress import progress_batches, progress_topic

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from spark_klog.client import Admin
 from spark_klog.client.offsets import GroupOffsets, list_offsets
 from spark_klog.errors import ConfigError, LoadError
-from spark_klog.load.committed import CommittedFile, files
-from spark_klog.load.history import open_load
-from spark_klog.load.model import place_of
+from spark_klog.load.journal.committed import CommittedFile, files
+from spark_klog.load.journal.history import open_load
+from spark_klog.load.journal.model import place_of
 from spark_klog.load.settings import JSON_LINES
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 

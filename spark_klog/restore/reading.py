@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from spark_klog.directories.addresses import filesystem_at, local_path
+from spark_klog.directories.trees.addresses import filesystem_at, local_path
 from spark_klog.errors import LoadError
-from spark_klog.load.committed import CommittedFile
+from spark_klog.load.journal.committed import CommittedFile
 from spark_klog.restore.plan import Part
 
 _COLUMNS = ("key", "value", "partition", "offset", "timestamp", "headers")

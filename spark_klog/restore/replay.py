@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow as pa
 
 from spark_klog.client import Producer
-from spark_klog.client.security.secrets import Settings
+from spark_klog.client.security.settings.secrets import Settings
 from spark_klog.columns.schema import FULL, subset
 from spark_klog.errors import LoadError
-from spark_klog.load.history import open_load
-from spark_klog.load.model import LETTERS
-from spark_klog.load.store import Store
+from spark_klog.load.journal.history import open_load
+from spark_klog.load.journal.model import LETTERS
+from spark_klog.load.journal.store import Store
 
 _COLUMNS = ("key", "value", "partition", "timestamp", "headers")
 _ROWS = 10_000

@@ -11,7 +11,7 @@ import pyarrow as pa
 from spark_klog.client import Producer
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import GroupOffsets
-from spark_klog.client.security.secrets import Settings
+from spark_klog.client.security.settings.secrets import Settings
 from spark_klog.errors import KlogError
 from spark_klog.restore.plan import Part
 from spark_klog.restore.reading import read_part

@@ -13,7 +13,7 @@ from typing import Any
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import GroupOffsets
 from spark_klog.directories.offsets import OffsetDirectory
-from spark_klog.directories.opening import open_tree
+from spark_klog.directories.trees.opening import open_tree
 from spark_klog.spark.offsets import Offsets, TopicPartition
 from spark_klog.spark.options.reads import GroupOffsetsOptions
 from spark_klog.spark.publisher import Publisher, Store

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from spark_klog.directories.addresses import without_user
+from spark_klog.directories.trees.addresses import without_user
 from spark_klog.spark.offsets import Offsets, TopicPartition
 
 _log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from spark_klog.broker.logs.log_cleaner import clean_logs
 from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.records.batch import iter_batches
-from spark_klog.records.reader import records_of
+from spark_klog.records.formats.batch import iter_batches
+from spark_klog.records.reading.reader import records_of
 from tests.broker.test_crossings import send
 from tests.broker.test_event_loop import running
 from tests.support.batches import make_batch

@@ -17,7 +17,7 @@ from spark_klog.broker.handlers import create_partitions
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.directories import paths
-from spark_klog.directories.opening import open_tree
+from spark_klog.directories.trees.opening import open_tree
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import PartitionLog
 from tests.broker.test_crossings import REQUEST

@@ -18,8 +18,8 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from spark_klog.records.batch import iter_batches
-from spark_klog.records.reader import read_records
+from spark_klog.records.formats.batch import iter_batches
+from spark_klog.records.reading.reader import read_records
 from tests.support.broker import KlogBroker
 from tests.support.history import History, Outcome
 from tests.support.log_checker import Kind, anomalies

@@ -30,9 +30,9 @@ from spark_klog.broker.security.session import Session
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.broker.transactions.markers import MarkerEntry
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch, Transaction
-from spark_klog.directories.opening import open_tree
 from spark_klog.directories.paths import Endpoint
-from spark_klog.directories.tree import Tree
+from spark_klog.directories.trees.opening import open_tree
+from spark_klog.directories.trees.tree import Tree
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.log.files.file_system import LocalFileSystem
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog

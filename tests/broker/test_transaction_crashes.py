@@ -18,8 +18,8 @@ from confluent_kafka.cimpl import NewTopic
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.protocol import apis
-from spark_klog.records.batch import iter_batches
-from spark_klog.records.batch_v2 import build_batch
+from spark_klog.records.formats.batch import iter_batches
+from spark_klog.records.formats.batch_v2 import build_batch
 from spark_klog.records.kernels.reference import append_record
 from tests.support.broker import KlogBroker
 from tests.support.dump import dump_files

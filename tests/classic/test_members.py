@@ -12,9 +12,9 @@ from spark_klog.classic.group.settings import connector_config
 from spark_klog.classic.group.streams import KafkaStream
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.directories.consumers import STATIC, WHITE_LIST, Registration
-from spark_klog.directories.memory import MemoryTree
 from spark_klog.directories.offsets import OffsetDirectory
 from spark_klog.directories.paths import Endpoint, broker_payload, topic_payload
+from spark_klog.directories.trees.memory import MemoryTree
 from spark_klog.errors import KlogError, RebalanceFailed
 
 _CONFIG = connector_config({"zookeeper.connect": "unused:1", "group.id": "g"})

@@ -11,7 +11,7 @@ import pytest
 from spark_klog.broker.faults import Delay, Fault
 from spark_klog.client import RebalanceListener
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.consumer import heartbeat
+from spark_klog.client.consumer.membership import heartbeat
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import CommitFailed, ConsumerClosed, KlogError
 from spark_klog.protocol.apis import CREATE_PARTITIONS

@@ -15,9 +15,9 @@ from spark_klog.client.sampling import record_sizes, timestamp_types
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.apis import FETCH
-from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.contract import Record
-from spark_klog.records.message_set import build_message_set
+from spark_klog.records.formats.batch_v2 import build_batch
+from spark_klog.records.formats.message_set import build_message_set
 from spark_klog.wire.codecs import codec_by_name
 from tests.support.batches import make_batch
 from tests.support.topics import create_topic

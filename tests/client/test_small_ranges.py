@@ -10,7 +10,7 @@ import pytest
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.small_ranges import fetch_short
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.records.own_batch import own_batch
+from spark_klog.records.building.own_batch import own_batch
 from tests.support.topics import make_topic
 
 _DELTA = 23

@@ -17,8 +17,8 @@ from spark_klog.columns.rows import check_rows
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError
 from spark_klog.records import kernels
-from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.contract import RecordColumns
+from spark_klog.records.formats.batch_v2 import build_batch
 
 from .support import read_batches
 

@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 
 from spark_klog.directories import paths
-from spark_klog.directories.memory import MemoryTree
 from spark_klog.directories.offsets import OffsetDirectory
+from spark_klog.directories.trees.memory import MemoryTree
 from spark_klog.errors import ConfigError, DecodeError
 
 TOPIC_ID = UUID(bytes=bytes(range(16)))

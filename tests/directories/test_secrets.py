@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spark_klog.directories.addresses import without_user
 from spark_klog.directories.checkpoint import checkpoint_offsets
-from spark_klog.directories.opening import open_tree
+from spark_klog.directories.trees.addresses import without_user
+from spark_klog.directories.trees.opening import open_tree
 from spark_klog.errors import ConfigError, KlogError
 from spark_klog.spark.planning.log_files import directory
 

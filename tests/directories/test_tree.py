@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spark_klog.directories.offsets import OffsetDirectory
-from spark_klog.directories.tree import NodeExists, Tree
+from spark_klog.directories.trees.tree import NodeExists, Tree
 from spark_klog.errors import ConfigError, DirectoryError
 from tests.support.trees import SECONDS, Background, Open, creator, skip_without_ephemerals, wait_until
 

@@ -12,9 +12,9 @@ from uuid import uuid4
 
 import pytest
 
-from spark_klog.directories import zookeeper as zookeeper_module
-from spark_klog.directories.zookeeper import ZooKeeperTree
-from spark_klog.directories.zookeeper_session import Operation
+from spark_klog.directories.trees import zookeeper as zookeeper_module
+from spark_klog.directories.trees.zookeeper import ZooKeeperTree
+from spark_klog.directories.trees.zookeeper_session import Operation
 from spark_klog.errors import DirectoryError
 from tests.support.kafka import ZooKeeperServer, free_port
 from tests.support.trees import SECONDS, expire, wait_until

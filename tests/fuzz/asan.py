@@ -67,9 +67,9 @@ def _exact(data: Buffer) -> Any:
 
 def _large_inputs() -> Iterator[bytes]:
     """Batches with more rows than the kernel's smallest buffers have room for."""
+    from spark_klog.records.building.conversion import batch_of
     from spark_klog.records.contract import CREATE_TIME, Record
-    from spark_klog.records.conversion import batch_of
-    from spark_klog.records.message_set import build_message_set
+    from spark_klog.records.formats.message_set import build_message_set
 
     from .seeds import source_of
 

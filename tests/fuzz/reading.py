@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from spark_klog.errors import DecodeError
 from spark_klog.records.contract import COLUMNS, Kernel, Record, RecordColumns
-from spark_klog.records.offset_order import OffsetOrder
-from spark_klog.records.reader import AbortedTransactions, BadBatch, append_visible, refuse
+from spark_klog.records.reading.offset_order import OffsetOrder
+from spark_klog.records.reading.reader import AbortedTransactions, BadBatch, append_visible, refuse
 
 from .column_rows import as_records, buffers
 

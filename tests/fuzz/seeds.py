@@ -7,12 +7,12 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from spark_klog.records.batch import iter_batches
-from spark_klog.records.batch_v2 import BatchHeader, body, build_batch
 from spark_klog.records.contract import CREATE_TIME, LOG_APPEND_TIME, NO_TIMESTAMP, NO_TIMESTAMP_TYPE, Record
+from spark_klog.records.formats.batch import iter_batches
+from spark_klog.records.formats.batch_v2 import BatchHeader, body, build_batch
+from spark_klog.records.formats.message_07 import build_message_07, build_set_07
+from spark_klog.records.formats.message_set import build_message, build_message_set, inner_set, key_and_value
 from spark_klog.records.kernels.reference import append_record
-from spark_klog.records.message_07 import build_message_07, build_set_07
-from spark_klog.records.message_set import build_message, build_message_set, inner_set, key_and_value
 from spark_klog.wire.codecs import CODECS, codec_by_id
 
 from .envelope import Mode, varint

@@ -17,13 +17,13 @@ from typing import Any
 from spark_klog.errors import ConfigError, DecodeError, ErrorCode, ProtocolError
 from spark_klog.log.tools.dump import Damage, Dumped, _dump, _dump_07
 from spark_klog.records import kernels
-from spark_klog.records.assignment import assign_offsets
-from spark_klog.records.batch import Header, check_crc, iter_batches
-from spark_klog.records.batch_v2 import BatchHeader
+from spark_klog.records.building.assignment import assign_offsets
+from spark_klog.records.building.conversion import down_convert, up_convert
 from spark_klog.records.contract import COLUMNS, NO_TIMESTAMP, Kernel, Record
-from spark_klog.records.conversion import down_convert, up_convert
-from spark_klog.records.message_07 import check_crc_07, iter_messages_07, records_07
-from spark_klog.records.reader import (
+from spark_klog.records.formats.batch import Header, check_crc, iter_batches
+from spark_klog.records.formats.batch_v2 import BatchHeader
+from spark_klog.records.formats.message_07 import check_crc_07, iter_messages_07, records_07
+from spark_klog.records.reading.reader import (
     AbortedTransactions,
     read_records,
     records_of,

@@ -14,10 +14,10 @@ import duckdb
 import pyarrow.dataset as ds
 import pytest
 
-from spark_klog.load.model import Range
+from spark_klog.load.journal.model import Range
+from spark_klog.load.journal.store import ArrowStore, LocalStore
 from spark_klog.load.run import Loaded, LoadOptions, load
-from spark_klog.load.store import ArrowStore, LocalStore
-from spark_klog.load.task import Job, run_task
+from spark_klog.load.tasks.task import Job, run_task
 from tests.support.batches import make_batch
 from tests.support.raw_client import RawClient
 

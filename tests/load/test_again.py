@@ -12,10 +12,10 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, DataLossError
 from spark_klog.load import files
 from spark_klog.load.audit import status
+from spark_klog.load.journal.store import LocalStore
 from spark_klog.load.places import AtRun, AtTime, parse_run, parse_time, read_offsets
 from spark_klog.load.planning import Limits
 from spark_klog.load.settings import WriteSettings
-from spark_klog.load.store import LocalStore
 from tests.load.support import Killed, by_duckdb, by_pyarrow, expected, failing, run
 from tests.spark.support import Sent, create_topic, delete_records, delete_topic, produce
 from tests.support.klog import klog

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.load import files, task
+from spark_klog.load import files
 from spark_klog.load.audit import status
-from spark_klog.load.history import read_manifest
-from spark_klog.load.model import LATEST, staging_path
-from spark_klog.load.store import LocalStore, open_store
+from spark_klog.load.journal.history import read_manifest
+from spark_klog.load.journal.model import LATEST, staging_path
+from spark_klog.load.journal.store import LocalStore, open_store
+from spark_klog.load.tasks import task
 from tests.load.support import by_duckdb, by_pyarrow, expected, failing, in_child, run
 from tests.spark.support import create_topic, delete_topic, produce, values
 

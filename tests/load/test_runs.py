@@ -17,12 +17,13 @@ from confluent_kafka.admin import AdminClient
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, DataLossError, LoadError
-from spark_klog.load import files, task
+from spark_klog.load import files
 from spark_klog.load.audit import status
-from spark_klog.load.model import LETTERS
+from spark_klog.load.journal.model import LETTERS
 from spark_klog.load.planning import Limits
 from spark_klog.load.run import LoadOptions, MaxBad, load
 from spark_klog.load.settings import WriteSettings
+from spark_klog.load.tasks import task
 from tests.load.conftest import CORRUPT, COUNT, EACH
 from tests.load.support import InProcess, by_duckdb, by_pyarrow, expected, run
 from tests.spark.support import Sent, create_topic, delete_records, produce, values, wait_for

@@ -14,12 +14,13 @@ from pyarrow.fs import FileSelector, FileSystem, FileType
 from spark_klog.columns import decode
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
-from spark_klog.load import files, task
+from spark_klog.load import files
 from spark_klog.load.audit import status
-from spark_klog.load.model import LATEST, run_name
+from spark_klog.load.journal.model import LATEST, run_name
+from spark_klog.load.journal.store import ArrowStore
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
-from spark_klog.load.store import ArrowStore
+from spark_klog.load.tasks import task
 from tests.load.support import InProcess, Killed, Place, expected, failing, kills, run, send_batch
 from tests.load.test_sequences import TwinFails
 from tests.spark.support import create_topic, delete_records, produce, values

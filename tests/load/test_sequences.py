@@ -11,10 +11,11 @@ from spark_klog.client import small_ranges
 from spark_klog.client.cluster import Cluster
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConnectionFailed
-from spark_klog.load import planning, task, writers
+from spark_klog.load import planning
 from spark_klog.load.audit import status
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
+from spark_klog.load.tasks import task, writers
 from spark_klog.spark.tasks import reading
 from tests.load.support import InProcess, by_duckdb, expected, run
 from tests.spark.support import Sent, create_topic, delete_records, delete_topic, produce, values

@@ -20,7 +20,7 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.load.audit import status
-from spark_klog.load.model import LETTERS
+from spark_klog.load.journal.model import LETTERS
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.values.parser import JsonParser

@@ -19,9 +19,9 @@ from confluent_kafka.cimpl import NewPartitions
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.load import files
 from spark_klog.load.audit import status
+from spark_klog.load.journal.store import LocalStore
 from spark_klog.load.places import AtRun
 from spark_klog.load.planning import Limits
-from spark_klog.load.store import LocalStore
 from tests.load.support import Killed, by_duckdb, by_pyarrow, failing, run
 from tests.spark.support import Sent, create_topic, delete_records, delete_topic, produce, wait_for
 

@@ -11,7 +11,7 @@ import pytest
 
 from spark_klog.errors import DecodeError, LogCorrupted
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.records.reader import read_records
+from spark_klog.records.reading.reader import read_records
 from tests.log.faulty_files import FaultyFiles
 from tests.log.test_faults import NOW
 from tests.support.batches import walk

@@ -16,8 +16,8 @@ from spark_klog.log.compaction.offset_map import OffsetMap
 from spark_klog.log.config import COMPACT, LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.index_memory import IndexMemory
-from spark_klog.records.batch import read_header
-from spark_klog.records.reader import read_records
+from spark_klog.records.formats.batch import read_header
+from spark_klog.records.reading.reader import read_records
 from tests.log.faulty_files import Faults, FaultyFiles, Killed
 from tests.log.test_faults import FOLDER, NOW, Clock, check_indexes, content
 from tests.support.batches import make_batch

@@ -12,10 +12,10 @@ from spark_klog.errors import LogCorrupted
 from spark_klog.log.compaction.offset_map import OffsetMap
 from spark_klog.log.compaction.passes import Cleaner, CleaningRound, LastRecord, build_map
 from spark_klog.log.segments.transaction_index import AbortedTransaction
-from spark_klog.records.batch import iter_batches
 from spark_klog.records.contract import Record
-from spark_klog.records.message_set import build_message_set
-from spark_klog.records.reader import read_records
+from spark_klog.records.formats.batch import iter_batches
+from spark_klog.records.formats.message_set import build_message_set
+from spark_klog.records.reading.reader import read_records
 from spark_klog.wire.codecs import codec_by_name
 from tests.support.compaction_logs import (
     ABORT,

@@ -22,10 +22,10 @@ from spark_klog.log.compaction.plan import SegmentInfo, cleanable, group_segment
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.transaction_index import AbortedTransaction, read_transaction_index
-from spark_klog.records.batch import Header, iter_batches
-from spark_klog.records.batch_v2 import BatchHeader, body
-from spark_klog.records.message_set import inner_set
-from spark_klog.records.reader import records_of
+from spark_klog.records.formats.batch import Header, iter_batches
+from spark_klog.records.formats.batch_v2 import BatchHeader, body
+from spark_klog.records.formats.message_set import inner_set
+from spark_klog.records.reading.reader import records_of
 from tests.support.compaction_logs import any_magic, survivors
 from tests.support.kafka import Kafka
 from tests.support.record_model import Row

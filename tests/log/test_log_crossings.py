@@ -21,7 +21,7 @@ from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.segment_files import segment_name
 from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.log.tools.repair import repair
-from spark_klog.records.control import ABORT
+from spark_klog.records.reading.control import ABORT
 from tests.log.faulty_files import Faults, FaultyFiles
 from tests.log.test_faults import FOLDER, SMALL, Clock, batch_of, content, open_log, stored
 from tests.log.test_producer_state import batch, marker

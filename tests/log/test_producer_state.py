@@ -14,7 +14,7 @@ from spark_klog.errors import DecodeError
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.producer_state import ProducerBatch, ProducerEntry, ProducerState
-from spark_klog.records.batch_v2 import build_batch
+from spark_klog.records.formats.batch_v2 import build_batch
 from spark_klog.records.kernels.reference import append_record
 from spark_klog.wire.checksums import crc32c
 from tests.log.faulty_files import FaultyFiles

@@ -13,7 +13,7 @@ from spark_klog.errors import DecodeError, ErrorCode
 from spark_klog.log.config import LOG_APPEND_TIME, LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.sequences import ProducerRefused
-from spark_klog.records.batch_v2 import read_batch_header
+from spark_klog.records.formats.batch_v2 import read_batch_header
 from tests.log.faulty_files import FaultyFiles
 from tests.log.test_faults import FOLDER, Clock
 from tests.log.test_producer_state import COMMIT, TIME, TRANSACTIONAL, batch, marker

@@ -21,7 +21,7 @@ from spark_klog.log.files.checkpoints import CLEANER, LOG_START, RECOVERY_POINT,
 from spark_klog.log.files.file_system import LocalFileSystem
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.index_memory import IndexMemory
-from spark_klog.records.control import ABORT, COMMIT
+from spark_klog.records.reading.control import ABORT, COMMIT
 from tests.log.faulty_files import Faults, FaultyFiles
 from tests.log.test_cleaner import CONFIG, fill, records
 from tests.log.test_faults import FOLDER, NOW, SMALL, Clock, batch_of, content, open_log

@@ -22,9 +22,9 @@ from spark_klog.log.partition_log import LogConfig, PartitionLog
 from spark_klog.log.tools.upgrade import upgrade
 from spark_klog.log.tools.verify import log_files, verify
 from spark_klog.log.tools.verify_index import Finding
-from spark_klog.records.batch import iter_batches
-from spark_klog.records.batch_v2 import BatchHeader
-from spark_klog.records.retain import empty_batch
+from spark_klog.records.building.retain import empty_batch
+from spark_klog.records.formats.batch import iter_batches
+from spark_klog.records.formats.batch_v2 import BatchHeader
 from tests.support.batches import make_batch, walk
 from tests.support.kafka import Kafka, Version
 from tests.support.log_07 import GZIP, SNAPPY, compressed, message, write_log

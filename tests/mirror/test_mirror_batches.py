@@ -6,10 +6,13 @@ import pytest
 from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatch
 
-from spark_klog.client.consumer.chunk import Chunk
+from spark_klog.client.consumer.decoding.chunk import Chunk
 from spark_klog.errors import CorruptBatchError
 from spark_klog.mirror.batches import OutBatch, Span, out_batches
-from spark_klog.records.batch_v2 import (
+from spark_klog.records.building.conversion import batch_of
+from spark_klog.records.building.own_batch import own_batch
+from spark_klog.records.contract import CREATE_TIME, LOG_APPEND_TIME, Headers, Record
+from spark_klog.records.formats.batch_v2 import (
     DELETE_HORIZON_BIT,
     HEADER_SIZE,
     LOG_APPEND_TIME_BIT,
@@ -18,14 +21,11 @@ from spark_klog.records.batch_v2 import (
     read_batch_header,
     set_produced,
 )
-from spark_klog.records.contract import CREATE_TIME, LOG_APPEND_TIME, Headers, Record
-from spark_klog.records.control import ABORT, EndTransactionMarker, encode_marker
-from spark_klog.records.conversion import batch_of
+from spark_klog.records.formats.message_set import build_message_set
 from spark_klog.records.kernels.reference import append_record
-from spark_klog.records.message_set import build_message_set
-from spark_klog.records.offset_order import NOTHING
-from spark_klog.records.own_batch import own_batch
-from spark_klog.records.reader import AbortedTransactions
+from spark_klog.records.reading.control import ABORT, EndTransactionMarker, encode_marker
+from spark_klog.records.reading.offset_order import NOTHING
+from spark_klog.records.reading.reader import AbortedTransactions
 from spark_klog.wire.codecs import NONE, codec_by_name
 
 _TIME = 1_700_000_000_000

@@ -24,8 +24,8 @@ from kafka.record.memory_records import MemoryRecords, MemoryRecordsBuilder
 from kafka.record.util import calc_crc32c
 
 from spark_klog.errors import CorruptBatchError, DecodeError
-from spark_klog.records.assignment import Assigned, assign_offsets
-from spark_klog.records.batch import read_header
+from spark_klog.records.building.assignment import Assigned, assign_offsets
+from spark_klog.records.formats.batch import read_header
 
 TIME, APPEND_TIME = 1_700_000_000_000, 1_800_000_000_000
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)

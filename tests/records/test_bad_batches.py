@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from spark_klog.errors import CorruptBatchError, DecodeError
-from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.contract import Kernel
+from spark_klog.records.formats.batch_v2 import build_batch
 from spark_klog.records.kernels.reference import append_record
-from spark_klog.records.reader import AbortedTransactions, BadBatch, append_visible
+from spark_klog.records.reading.reader import AbortedTransactions, BadBatch, append_visible
 from spark_klog.wire.codecs import codec_by_name
 from tests.support.available_kernels import KERNELS
 from tests.support.bad_batches import TIME, Batch, batch, damaged, read, with_field

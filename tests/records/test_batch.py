@@ -11,11 +11,11 @@ from kafka.record import MemoryRecords
 from kafka.record.memory_records import MemoryRecordsBuilder
 
 from spark_klog.errors import CorruptBatchError, DecodeError
-from spark_klog.records.batch import check_crc, iter_batches, read_header, whole_batch_size
-from spark_klog.records.batch_v2 import HEADER_SIZE, BatchHeader, build_batch, set_base_offset
 from spark_klog.records.contract import Record
+from spark_klog.records.formats.batch import check_crc, iter_batches, read_header, whole_batch_size
+from spark_klog.records.formats.batch_v2 import HEADER_SIZE, BatchHeader, build_batch, set_base_offset
 from spark_klog.records.kernels.reference import append_record
-from spark_klog.records.reader import AbortedTransactions, read_records, visible_batches
+from spark_klog.records.reading.reader import AbortedTransactions, read_records, visible_batches
 from spark_klog.wire.codecs import CODECS, Codec, codec_by_name
 from tests.support.record_model import Row, encode_rows
 

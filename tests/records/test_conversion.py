@@ -17,8 +17,8 @@ from kafka.record.memory_records import MemoryRecords
 from kafka.record.util import calc_crc32c
 
 from spark_klog.errors import CorruptBatchError, DecodeError, ErrorCode, ProtocolError
-from spark_klog.records.conversion import Converted, batch_of, down_convert, up_convert
-from spark_klog.records.reader import read_records
+from spark_klog.records.building.conversion import Converted, batch_of, down_convert, up_convert
+from spark_klog.records.reading.reader import read_records
 from spark_klog.wire.codecs import CODECS
 
 TIME, APPEND_TIME = 1_700_000_000_000, 1_800_000_000_000

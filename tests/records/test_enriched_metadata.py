@@ -22,11 +22,11 @@ from kafka.record.util import calc_crc32c
 from spark_klog.errors import DecodeError
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.records.assignment import assign_offsets
-from spark_klog.records.batch import iter_batches, read_header
-from spark_klog.records.batch_v2 import BatchHeader
-from spark_klog.records.conversion import down_convert
-from spark_klog.records.reader import read_records, visible_batches
+from spark_klog.records.building.assignment import assign_offsets
+from spark_klog.records.building.conversion import down_convert
+from spark_klog.records.formats.batch import iter_batches, read_header
+from spark_klog.records.formats.batch_v2 import BatchHeader
+from spark_klog.records.reading.reader import read_records, visible_batches
 
 TIME, APPEND_TIME = 1_700_000_000_000, 1_800_000_000_000
 DATA = Path(__file__).parent.parent / "data"

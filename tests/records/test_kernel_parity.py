@@ -15,8 +15,8 @@ from kafka.record.default_records import DefaultRecordBatch
 
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.records import kernels
-from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.contract import COLUMNS, BinaryColumn, HeadersColumn, Kernel, RecordColumns
+from spark_klog.records.formats.batch_v2 import build_batch
 from tests.support.available_kernels import KERNELS
 from tests.support.record_model import (
     Row,

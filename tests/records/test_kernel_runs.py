@@ -7,10 +7,10 @@ import random
 import pytest
 
 from spark_klog.errors import CorruptBatchError, DecodeError
-from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.contract import COLUMNS, Kernel
-from spark_klog.records.message_set import build_message
-from spark_klog.records.reader import BadBatch, append_visible, refuse
+from spark_klog.records.formats.batch_v2 import build_batch
+from spark_klog.records.formats.message_set import build_message
+from spark_klog.records.reading.reader import BadBatch, append_visible, refuse
 from spark_klog.wire.codecs import codec_by_name
 from tests.support.available_kernels import KERNELS
 from tests.support.record_model import Row, encode_rows, expected_lists, to_lists

@@ -15,7 +15,7 @@ from kafka.codec import snappy_decode, snappy_encode
 
 from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError
 from spark_klog.records.contract import Record
-from spark_klog.records.message_07 import (
+from spark_klog.records.formats.message_07 import (
     Message07,
     build_message_07,
     build_set_07,

@@ -15,7 +15,8 @@ from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from kafka.record.memory_records import MemoryRecords
 
 from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError
-from spark_klog.records.batch import (
+from spark_klog.records.contract import Record
+from spark_klog.records.formats.batch import (
     first_batch_size,
     iter_batches,
     next_offset_after,
@@ -23,8 +24,7 @@ from spark_klog.records.batch import (
     whole_batch_size,
     whole_batches,
 )
-from spark_klog.records.contract import Record
-from spark_klog.records.message_set import (
+from spark_klog.records.formats.message_set import (
     MessageHeader,
     build_message,
     build_message_set,
@@ -35,7 +35,7 @@ from spark_klog.records.message_set import (
     set_message_append_time,
     set_message_offset,
 )
-from spark_klog.records.reader import read_records
+from spark_klog.records.reading.reader import read_records
 from spark_klog.wire.codecs import CODECS
 
 TIME = 1_700_000_000_000

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from spark_klog.errors import CorruptBatchError
-from spark_klog.records.offset_order import NO_END, End, OffsetOrder
+from spark_klog.records.reading.offset_order import NO_END, End, OffsetOrder
 from tests.support.available_kernels import KERNELS
 from tests.support.bad_batches import Batch, batch, damaged, read, with_field
 

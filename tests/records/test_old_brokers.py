@@ -16,11 +16,11 @@ from kafka.record import MemoryRecords
 
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.columns.schema import FULL
-from spark_klog.records.assignment import assign_offsets
+from spark_klog.records.building.assignment import assign_offsets
+from spark_klog.records.building.conversion import batch_of, down_convert, up_convert
 from spark_klog.records.contract import Headers, Record
-from spark_klog.records.conversion import batch_of, down_convert, up_convert
-from spark_klog.records.message_set import build_message_set
-from spark_klog.records.reader import read_records
+from spark_klog.records.formats.message_set import build_message_set
+from spark_klog.records.reading.reader import read_records
 from spark_klog.wire.codecs import Codec, codec_by_name
 from tests.support.dump import DumpedRecord, dump_log, dumped_batches, dumped_records
 from tests.support.kafka import Kafka, Version

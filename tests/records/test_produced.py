@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from kafka.record.memory_records import MemoryRecordsBuilder
 
 from spark_klog.errors import CorruptBatchError, DecodeError
-from spark_klog.records.produced import check_produced
+from spark_klog.records.reading.produced import check_produced
 from tests.support.available_kernels import KERNELS
 from tests.support.batches import make_batch
 

@@ -21,9 +21,9 @@ from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError, CorruptBatchError
 from spark_klog.log.segments.transaction_index import read_transaction_index
 from spark_klog.records import kernels
-from spark_klog.records.batch import iter_batches, next_offset_after, whole_batches
 from spark_klog.records.contract import Record
-from spark_klog.records.reader import AbortedTransactions, read_records
+from spark_klog.records.formats.batch import iter_batches, next_offset_after, whole_batches
+from spark_klog.records.reading.reader import AbortedTransactions, read_records
 
 DATA = Path(__file__).parent.parent / "data"
 OLD, NEW = DATA / "kafka-0.10.2.2", DATA / "kafka-3.9.1"

@@ -18,7 +18,7 @@ import pytest
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.errors import CorruptBatchError, DecodeError
-from spark_klog.records.reader import BadBatch
+from spark_klog.records.reading.reader import BadBatch
 from spark_klog.spark.options.reads import BadRecordsOptions
 from spark_klog.spark.tasks.bad_records import BadRecords
 from tests.support.batches import make_batch

@@ -13,8 +13,8 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from spark_klog.directories.memory import MemoryTree
-from spark_klog.directories.tree import Tree
+from spark_klog.directories.trees.memory import MemoryTree
+from spark_klog.directories.trees.tree import Tree
 from spark_klog.errors import ConnectionFailed, DirectoryError, KlogError, ProtocolError
 from spark_klog.spark import group_offsets, publisher
 from spark_klog.spark.group_offsets import GroupProgress

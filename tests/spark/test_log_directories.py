@@ -27,7 +27,7 @@ from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, DataLossError
 from spark_klog.log.stored.directory import Directory, StoredDirectories
-from spark_klog.records.reader import read_records
+from spark_klog.records.reading.reader import read_records
 from spark_klog.spark.options.reads import source_options
 from spark_klog.spark.options.writes import sink_options
 from spark_klog.spark.planning.log_files import ArrowLogFiles

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 
 from spark_klog.broker.faults import Drop, ErrorAnswer, Fault
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.records.batch import iter_batches
+from spark_klog.records.formats.batch import iter_batches
 
 from .support import HEADERS_TYPE, Seen, Sent, consume, create_topic, error_of, needs_admission_control, produce, values
 

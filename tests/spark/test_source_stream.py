@@ -311,7 +311,7 @@ def test_group_offsets_in_a_folder(spark: SparkSession, servers: str, topic: str
     def group() -> Group:
         # Read by the package's own tree: the files' form is for tests/directories.
         from spark_klog.directories.offsets import OffsetDirectory
-        from spark_klog.directories.opening import open_tree
+        from spark_klog.directories.trees.opening import open_tree
 
         shown = open_tree(str(tree))
         try:

@@ -6,11 +6,11 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.contract import Kernel, Record
-from spark_klog.records.message_set import build_message_set
-from spark_klog.records.offset_order import NO_END, OffsetOrder
-from spark_klog.records.reader import AbortedTransactions, BadBatch, append_visible
+from spark_klog.records.formats.batch_v2 import build_batch
+from spark_klog.records.formats.message_set import build_message_set
+from spark_klog.records.reading.offset_order import NO_END, OffsetOrder
+from spark_klog.records.reading.reader import AbortedTransactions, BadBatch, append_visible
 from spark_klog.wire.codecs import codec_by_name
 from tests.support.record_model import Row, encode_rows, to_lists
 

@@ -21,7 +21,7 @@ _PRELOADED = [
     *(f"spark_klog.cli.{name}" for name in ("groups", "log", "offsets", "topics", "users")),
     *(f"spark_klog.cli.records.{name}" for name in ("consume", "produce", "form", "json_lines", "where")),
     "spark_klog.client.admin.admin",
-    "spark_klog.client.consumer.arrow",
+    "spark_klog.client.consumer.decoding.arrow",
     "spark_klog.client.consumer.consumer",
     "spark_klog.client.delivery.arrow",
     "spark_klog.client.producer",

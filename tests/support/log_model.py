@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from spark_klog.records.batch_v2 import build_batch
+from spark_klog.records.formats.batch_v2 import build_batch
 from spark_klog.records.kernels.reference import append_record
 from spark_klog.wire.codecs import codec_by_name
 from tests.support.batches import walk

@@ -22,8 +22,8 @@ from selenium.webdriver.common.keys import Keys
 
 from spark_klog.client import Producer as KlogProducer
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.load.history import claim_output
-from spark_klog.load.store import open_store
+from spark_klog.load.journal.history import claim_output
+from spark_klog.load.journal.store import open_store
 from tests.support.topics import make_topic
 from tests.ui.support import Page, serving
 

@@ -34,8 +34,8 @@ from spark_klog.protocol.codec import (
 )
 from spark_klog.protocol.schema import Api
 from spark_klog.protocol.targets import EVERYTHING, TopicNames, error_response, merge, narrow, set_error, targets
-from spark_klog.records.batch import iter_batches
-from spark_klog.records.batch_v2 import HEADER_SIZE
+from spark_klog.records.formats.batch import iter_batches
+from spark_klog.records.formats.batch_v2 import HEADER_SIZE
 from spark_klog.wire.frames import SIZE
 from spark_klog.wire.primitives import Reader, Writer
 

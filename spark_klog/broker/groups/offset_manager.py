@@ -31,9 +31,9 @@ from spark_klog.broker.logs.stored_rows import TransactionEnd, stored_rows
 from spark_klog.clock import system_ms
 from spark_klog.errors import DecodeError, ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
-from spark_klog.records.batch import MAX_HEADER_SIZE
-from spark_klog.records.batch_v2 import TRANSACTIONAL_BIT
-from spark_klog.records.own_batch import own_batch
+from spark_klog.records.building.own_batch import own_batch
+from spark_klog.records.formats.batch import MAX_HEADER_SIZE
+from spark_klog.records.formats.batch_v2 import TRANSACTIONAL_BIT
 
 _log = logging.getLogger(__name__)
 

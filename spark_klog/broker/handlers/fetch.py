@@ -19,8 +19,8 @@ from spark_klog.errors import DecodeError, ErrorCode, LogCorrupted, OffsetOutOfR
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.segment_files import FileRange
 from spark_klog.protocol.codec import Message
-from spark_klog.records.batch import iter_batches, next_offset_after
-from spark_klog.records.conversion import down_convert
+from spark_klog.records.building.conversion import down_convert
+from spark_klog.records.formats.batch import iter_batches, next_offset_after
 from spark_klog.wire.primitives import Buffer
 
 _log = logging.getLogger(__name__)

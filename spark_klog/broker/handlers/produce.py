@@ -1,9 +1,9 @@
 """Produce v0-13. acks=0 gets no response; 1 and -1 are equal, since there is no replication.
 
 Versions 0-2 may carry message sets of magic 0 and 1, which the log stores as magic 2. Later versions carry exactly one
-batch per partition. Batches are validated first (`records/produced.py`). No client may produce to internal topics;
-Kafka excepts clients named `__admin_client`, but a client's name proves nothing. A transactional batch is accepted only
-if its partition is in the transaction (KIP-890), so a late batch can't leave a transaction open.
+batch per partition. Batches are validated first (`records/reading/produced.py`). No client may produce to internal
+topics; Kafka excepts clients named `__admin_client`, but a client's name proves nothing. A transactional batch is
+accepted only if its partition is in the transaction (KIP-890), so a late batch can't leave a transaction open.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.log.sequences import ProducerRefused
 from spark_klog.protocol.apis import PRODUCE
 from spark_klog.protocol.codec import Message
-from spark_klog.records.batch import iter_batches
-from spark_klog.records.batch_v2 import BatchHeader
-from spark_klog.records.conversion import up_convert
-from spark_klog.records.produced import check_produced
+from spark_klog.records.building.conversion import up_convert
+from spark_klog.records.formats.batch import iter_batches
+from spark_klog.records.formats.batch_v2 import BatchHeader
+from spark_klog.records.reading.produced import check_produced
 
 _log = logging.getLogger(__name__)
 _NO_ANSWER, _LEADER, _ALL = 0, 1, -1

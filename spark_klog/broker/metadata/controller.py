@@ -18,7 +18,7 @@ from spark_klog.broker.metadata.nodes import create_node
 from spark_klog.broker.metadata.registry import NO_LEADER, Nameless, Registry
 from spark_klog.clock import system_ms
 from spark_klog.directories import paths
-from spark_klog.directories.tree import Tree
+from spark_klog.directories.trees.tree import Tree
 from spark_klog.errors import DecodeError
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from spark_klog.directories.tree import NodeExists, Tree
+from spark_klog.directories.trees.tree import NodeExists, Tree
 from spark_klog.errors import DecodeError
 
 _log = logging.getLogger(__name__)

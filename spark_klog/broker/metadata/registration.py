@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from spark_klog.broker.metadata.nodes import NodeDecoder, create_node
 from spark_klog.clock import system_ms
 from spark_klog.directories import paths
-from spark_klog.directories.tree import Tree
+from spark_klog.directories.trees.tree import Tree
 from spark_klog.errors import ConfigError
 
 _log = logging.getLogger(__name__)

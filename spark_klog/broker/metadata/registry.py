@@ -17,7 +17,7 @@ from spark_klog.broker.metadata.nodes import NodeDecoder, create_node, replace_n
 from spark_klog.broker.metadata.registration import Registration
 from spark_klog.directories import paths
 from spark_klog.directories.offsets import OffsetDirectory
-from spark_klog.directories.tree import SESSION_SECONDS, Tree
+from spark_klog.directories.trees.tree import SESSION_SECONDS, Tree
 from spark_klog.errors import ConfigError, DirectoryError
 from spark_klog.log.directory import new_cluster_id
 from spark_klog.records.topic_names import check_topic_name

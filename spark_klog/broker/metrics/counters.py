@@ -16,7 +16,7 @@ from spark_klog.log.directory import LogDirectory
 from spark_klog.log.segments.segment_files import FileRange
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api, Array, Struct
-from spark_klog.records.batch import next_offset_after, read_header
+from spark_klog.records.formats.batch import next_offset_after, read_header
 
 #: Upper bounds of the histogram of latencies, in seconds.
 LATENCY_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from spark_klog.broker.metadata.nodes import replace_node
 from spark_klog.directories import paths
-from spark_klog.directories.tree import Tree
+from spark_klog.directories.trees.tree import Tree
 from spark_klog.errors import DirectoryError
 from spark_klog.log.files.file_system import LocalFileSystem
 

@@ -16,7 +16,7 @@ from spark_klog.classic.group.streams import Held, KafkaStream
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.offsets import numbers_by_topic
 from spark_klog.directories.consumers import Registration
-from spark_klog.directories.tree import Tree
+from spark_klog.directories.trees.tree import Tree
 from spark_klog.errors import KlogError, RebalanceFailed
 
 _log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from spark_klog.directories.paths import (
     parse_topic,
     topic_path,
 )
-from spark_klog.directories.tree import NodeExists, Tree
+from spark_klog.directories.trees.tree import NodeExists, Tree
 
 _log = logging.getLogger(__name__)
 

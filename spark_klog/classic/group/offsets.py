@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.offsets import GroupOffsets
 from spark_klog.directories.offsets import OffsetDirectory
-from spark_klog.directories.tree import Tree
+from spark_klog.directories.trees.tree import Tree
 
 
 class OffsetStorages:

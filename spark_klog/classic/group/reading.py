@@ -14,7 +14,7 @@ from spark_klog.client import Consumer
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.config import client_config
 from spark_klog.client.offsets import offsets_of_led
-from spark_klog.directories.tree import Tree
+from spark_klog.directories.trees.tree import Tree
 from spark_klog.error_codes import ErrorCode
 from spark_klog.errors import ConnectionFailed, DirectoryError, KlogError, ProtocolError, RequestTimedOut, WokenUp
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from spark_klog.client.cluster import TopicPartition
-from spark_klog.client.consumer.records import ConsumerRecord
+from spark_klog.client.consumer.decoding.records import ConsumerRecord
 from spark_klog.client.delivery.receipts import fresh
 from spark_klog.errors import ConsumerTimeout, KlogError
 

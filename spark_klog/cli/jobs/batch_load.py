@@ -49,7 +49,7 @@ from spark_klog.load.places import Place, parse_run, parse_time, read_offsets
 from spark_klog.load.planning import Limits
 from spark_klog.load.run import Loaded, LoadOptions, MaxBad, load
 from spark_klog.load.settings import CODECS, LAYOUTS, WriteSettings
-from spark_klog.load.spark_tasks import SparkRunner, cause_of
+from spark_klog.load.tasks.spark_tasks import SparkRunner, cause_of
 from spark_klog.load.values.event_time import UTC
 from spark_klog.load.values.schema import read_schema, schema_text
 from spark_klog.spark.versions import HAS_ADMISSION_CONTROL

@@ -34,7 +34,7 @@ from spark_klog.cli.clusters import quiet_client
 from spark_klog.client import Admin
 from spark_klog.client.producer import Producer
 from spark_klog.directories.offsets import OffsetDirectory
-from spark_klog.directories.opening import open_tree
+from spark_klog.directories.trees.opening import open_tree
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import KlogError
 

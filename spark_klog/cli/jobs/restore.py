@@ -31,7 +31,7 @@ from spark_klog.cli.jobs.running import (
     spark_session,
 )
 from spark_klog.errors import KlogError
-from spark_klog.load.spark_tasks import cause_of
+from spark_klog.load.tasks.spark_tasks import cause_of
 from spark_klog.restore.plan import Part, RestoreOptions, plan_restore
 from spark_klog.restore.restore import Restored, progress_of, restore_partition
 

@@ -20,16 +20,16 @@ from spark_klog.client.consumer.arguments import (
     topics_of,
 )
 from spark_klog.client.consumer.assigned import Assigned, Assignment
-from spark_klog.client.consumer.chunk import Chunk
-from spark_klog.client.consumer.commits import Offsets
-from spark_klog.client.consumer.decoders import Decoders
+from spark_klog.client.consumer.decoding.chunk import Chunk
+from spark_klog.client.consumer.decoding.decoders import Decoders
+from spark_klog.client.consumer.decoding.records import ConsumerRecord
 from spark_klog.client.consumer.fetching import Fetches
 from spark_klog.client.consumer.guard import Guard
 from spark_klog.client.consumer.handover import Handover
+from spark_klog.client.consumer.membership.commits import Offsets
+from spark_klog.client.consumer.membership.subscription import CLOSE_SECONDS, GroupSide, RebalanceListener
 from spark_klog.client.consumer.positions import Positions
-from spark_klog.client.consumer.records import ConsumerRecord
 from spark_klog.client.consumer.settings import consumer_config
-from spark_klog.client.consumer.subscription import CLOSE_SECONDS, GroupSide, RebalanceListener
 from spark_klog.client.consumer.troubles import Troubles
 from spark_klog.client.network.wakeup import Waker
 from spark_klog.client.offsets import Committed, GroupMetadata

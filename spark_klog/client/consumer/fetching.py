@@ -17,7 +17,7 @@ from spark_klog.client.answers import answer_error
 from spark_klog.client.backoff import pause_seconds
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.consumer.assigned import Assigned, Assignment
-from spark_klog.client.consumer.chunk import Chunk
+from spark_klog.client.consumer.decoding.chunk import Chunk
 from spark_klog.client.consumer.session import LOST_SESSION, FetchParameters, FetchSession
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.consumer.troubles import Troubles
@@ -36,9 +36,9 @@ from spark_klog.errors import (
 )
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import Message
-from spark_klog.records.batch import first_batch_size
-from spark_klog.records.offset_order import NO_END, OffsetOrder
-from spark_klog.records.reader import AbortedTransactions
+from spark_klog.records.formats.batch import first_batch_size
+from spark_klog.records.reading.offset_order import NO_END, OffsetOrder
+from spark_klog.records.reading.reader import AbortedTransactions
 
 _log = logging.getLogger(__name__)
 #: Brokers before 0.10.1 return no more bytes than requested; this many include a message's size field.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_klog.client.consumer.assigned import Assigned, Assignment
-from spark_klog.client.consumer.chunk import Chunk
+from spark_klog.client.consumer.decoding.chunk import Chunk
 from spark_klog.client.consumer.fetching import Fetches
 
 

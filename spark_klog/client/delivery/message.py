@@ -7,8 +7,8 @@ from spark_klog.client.delivery.producer_id import Numbering
 from spark_klog.client.delivery.queues import Batch, Queue
 from spark_klog.errors import UnsupportedVersionError
 from spark_klog.protocol.codec import Message
-from spark_klog.records.batch_v2 import TRANSACTIONAL_BIT, build_batch
-from spark_klog.records.conversion import down_convert
+from spark_klog.records.building.conversion import down_convert
+from spark_klog.records.formats.batch_v2 import TRANSACTIONAL_BIT, build_batch
 
 #: The first version of Produce with magic 2, and the one with magic 1.
 _FIRST_MAGIC_2, _MAGIC_1 = 3, 2

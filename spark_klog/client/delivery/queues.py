@@ -13,7 +13,7 @@ from spark_klog.client.delivery.receipts import Receipt
 from spark_klog.client.network.connection import Connection
 from spark_klog.client.network.responses import Handle
 from spark_klog.errors import RequestTimedOut
-from spark_klog.records.batch_v2 import set_producer
+from spark_klog.records.formats.batch_v2 import set_producer
 
 #: Seconds. A broker that takes longer for a request no longer delays records for other brokers.
 _SLOW_SECONDS = 1.0

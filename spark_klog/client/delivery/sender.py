@@ -46,7 +46,7 @@ from spark_klog.client.network.readiness import wait_until_ready
 from spark_klog.errors import ConnectionFailed, ErrorCode, KlogError, ProducerClosed
 from spark_klog.protocol.apis import PRODUCE
 from spark_klog.protocol.codec import Message
-from spark_klog.records.batch_v2 import set_produced
+from spark_klog.records.formats.batch_v2 import set_produced
 
 _log = logging.getLogger(__name__)
 #: The last version of Produce that expects the producer to add partitions to the transaction (KIP-890).

@@ -19,8 +19,8 @@ from spark_klog.client.network.frame_stream import FrameStream
 from spark_klog.client.network.interrupts import closing_if_interrupted
 from spark_klog.client.network.quota import Quota
 from spark_klog.client.network.responses import Handle, Responses
-from spark_klog.client.security.exchange import SaslExchange
 from spark_klog.client.security.hints import closed_early, security_error
+from spark_klog.client.security.sasl.exchange import SaslExchange
 from spark_klog.errors import ConnectionFailed, DecodeError, RequestTimedOut
 from spark_klog.protocol.apis import API_VERSIONS, FETCH, SASL_AUTHENTICATE
 from spark_klog.protocol.codec import Message, decode_response, encode_request

@@ -11,11 +11,11 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from spark_klog.client.network.name_lookup import addresses_of
-from spark_klog.client.security.config import TlsConfig
+from spark_klog.client.security.settings.config import TlsConfig
 from spark_klog.errors import ConnectionFailed
 
 if TYPE_CHECKING:
-    from spark_klog.client.security.tls import Handshake
+    from spark_klog.client.security.tls.sockets import Handshake
 
 _UNDER_WAY = frozenset({0, errno.EINPROGRESS, errno.EWOULDBLOCK})
 
@@ -33,7 +33,7 @@ class Dial:
         self._host = host
         self._begin_handshake = None
         if tls is not None:
-            from spark_klog.client.security.tls import handshakes  # the ssl module takes long to import
+            from spark_klog.client.security.tls.sockets import handshakes  # the ssl module takes long to import
 
             self._begin_handshake = handshakes(tls)
         self._handshake: Handshake | None = None

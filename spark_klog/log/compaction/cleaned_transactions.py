@@ -6,9 +6,9 @@ import heapq
 from collections.abc import Iterable
 
 from spark_klog.log.segments.transaction_index import AbortedTransaction
-from spark_klog.records.batch import Header
-from spark_klog.records.batch_v2 import BatchHeader
-from spark_klog.records.control import ABORT, COMMIT, read_marker
+from spark_klog.records.formats.batch import Header
+from spark_klog.records.formats.batch_v2 import BatchHeader
+from spark_klog.records.reading.control import ABORT, COMMIT, read_marker
 
 
 class CleanedTransactions:

@@ -33,7 +33,7 @@ from spark_klog.log.recovery import CLEANED, SWAP
 from spark_klog.log.segments.scan import IndexEntries, headers, index_entries
 from spark_klog.log.segments.segment import Segment
 from spark_klog.log.segments.transaction_index import AbortedTransaction, encode_transaction_index
-from spark_klog.records.batch import Header
+from spark_klog.records.formats.batch import Header
 
 _log = logging.getLogger(__name__)
 _READ_BYTES = 256 * 1024

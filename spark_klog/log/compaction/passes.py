@@ -12,7 +12,7 @@
    the cleanable part. Other empty batches and wrappers are dropped.
 
 Batches at or after the end of the map stay, except those of aborted transactions. Batches that lose nothing pass
-unchanged; the others keep their offsets, codec and sequences (records/retain.py).
+unchanged; the others keep their offsets, codec and sequences (records/building/retain.py).
 
 Sources: Kafka's documentation, "Log Compaction"; KIP-98 (transactions), KIP-534 (delete horizon), KAFKA-17076 (the end
 of the part that was cleaned is kept).
@@ -28,12 +28,12 @@ from spark_klog.errors import DecodeError, LogCorrupted
 from spark_klog.log.compaction.cleaned_transactions import CleanedTransactions
 from spark_klog.log.compaction.offset_map import OffsetMap
 from spark_klog.log.segments.transaction_index import AbortedTransaction
-from spark_klog.records.batch import Header, check_crc, read_header
-from spark_klog.records.batch_v2 import BatchHeader, body
+from spark_klog.records.building.retain import empty_batch, retain_records
 from spark_klog.records.contract import LOG_APPEND_TIME, ColumnBuilder, RecordColumns
+from spark_klog.records.formats.batch import Header, check_crc, read_header
+from spark_klog.records.formats.batch_v2 import BatchHeader, body
+from spark_klog.records.formats.message_set import MessageHeader, build_message_set, inner_set, plain_records
 from spark_klog.records.kernels import load
-from spark_klog.records.message_set import MessageHeader, build_message_set, inner_set, plain_records
-from spark_klog.records.retain import empty_batch, retain_records
 from spark_klog.wire.codecs import codec_by_id
 from spark_klog.wire.primitives import Buffer
 

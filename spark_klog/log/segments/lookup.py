@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from spark_klog.log.segments.segment import Segment
 from spark_klog.log.segments.segment_files import FileRange
 from spark_klog.log.segments.transaction_index import AbortedTransaction
-from spark_klog.records.batch import MAX_HEADER_SIZE, read_header
+from spark_klog.records.formats.batch import MAX_HEADER_SIZE, read_header
 
 
 def read(segments: Sequence[Segment], offset: int, max_bytes: int, stop: int | None) -> FileRange | None:

@@ -9,10 +9,17 @@ from typing import NamedTuple
 from spark_klog.errors import DecodeError, LogCorrupted
 from spark_klog.log.files.file_system import File
 from spark_klog.records import kernels
-from spark_klog.records.batch import MAX_HEADER_SIZE, Header, check_crc, first_batch_size, read_header, whole_batch_size
-from spark_klog.records.batch_run import MAX_RELATIVE, run_of
-from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.contract import BatchRun, IndexState, IndexTarget
+from spark_klog.records.formats.batch import (
+    MAX_HEADER_SIZE,
+    Header,
+    check_crc,
+    first_batch_size,
+    read_header,
+    whole_batch_size,
+)
+from spark_klog.records.formats.batch_v2 import BatchHeader
+from spark_klog.records.kernels.batch_run import MAX_RELATIVE, run_of
 
 _SCAN_BYTES = 4 * 1024 * 1024
 #: Bytes per read of headers: one read covers several small batches.

@@ -15,10 +15,10 @@ from spark_klog.log.files.file_system import File, FileInfo, FileSystem, write_a
 from spark_klog.log.segments.index_memory import IndexMemory
 from spark_klog.log.segments.scan import DamagedBatch, IndexEntries, headers, scan
 from spark_klog.log.segments.segment_files import FileRange, SegmentFiles
-from spark_klog.records.batch import Header
-from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.contract import BatchRun, IndexState, IndexTarget
-from spark_klog.records.reader import records_of
+from spark_klog.records.formats.batch import Header
+from spark_klog.records.formats.batch_v2 import BatchHeader
+from spark_klog.records.reading.reader import records_of
 from spark_klog.wire.primitives import Buffer
 
 _log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from spark_klog.log.stored.files import LogFiles, read_whole
 from spark_klog.log.stored.listed import GONE
 from spark_klog.log.stored.partition import StoredBatches, StoredPartition
 from spark_klog.log.stored.partition_07 import StoredPartition07
-from spark_klog.records.reader import BadBatch
+from spark_klog.records.reading.reader import BadBatch
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 
 

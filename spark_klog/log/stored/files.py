@@ -8,8 +8,8 @@ from struct import Struct
 from typing import NamedTuple, Protocol
 
 from spark_klog.errors import DecodeError
-from spark_klog.records.batch import MAX_HEADER_SIZE, MIN_BATCH_SIZE, Header, first_batch_size, read_header
-from spark_klog.records.batch_v2 import LOG_OVERHEAD
+from spark_klog.records.formats.batch import MAX_HEADER_SIZE, MIN_BATCH_SIZE, Header, first_batch_size, read_header
+from spark_klog.records.formats.batch_v2 import LOG_OVERHEAD
 from spark_klog.wire.primitives import Buffer
 
 #: Bytes per read of a walk over headers.

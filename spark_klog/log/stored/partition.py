@@ -25,9 +25,9 @@ from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.log.stored.files import LogFiles, read_whole
 from spark_klog.log.stored.listed import GONE, ListedPartition
 from spark_klog.log.stored.segment import Block, StoredSegment, Tail
-from spark_klog.records.batch_v2 import BatchHeader
-from spark_klog.records.offset_order import NOTHING
-from spark_klog.records.reader import BadBatch, refuse
+from spark_klog.records.formats.batch_v2 import BatchHeader
+from spark_klog.records.reading.offset_order import NOTHING
+from spark_klog.records.reading.reader import BadBatch, refuse
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Read a partition's folder of Kafka 0.7 without a broker: files of messages (see records/message_07.py), no index.
+"""Read a partition's folder of Kafka 0.7 without a broker: files of messages (records/formats/message_07.py), no index.
 
     OFFSET.kafka    the name is the position of its first byte in the stream of all messages, which is its offset
 
@@ -16,9 +16,9 @@ from spark_klog.log.log_07 import NoMessageAtOffset
 from spark_klog.log.stored.files import LogFiles, opened
 from spark_klog.log.stored.listed import ListedPartition
 from spark_klog.log.stored.partition import StoredBatches
-from spark_klog.records.message_07 import Message07, iter_messages_07, records_07
-from spark_klog.records.message_set import build_message
-from spark_klog.records.reader import BadBatch, refuse
+from spark_klog.records.formats.message_07 import Message07, iter_messages_07, records_07
+from spark_klog.records.formats.message_set import build_message
+from spark_klog.records.reading.reader import BadBatch, refuse
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 
 _BLOCK_BYTES = 1024 * 1024

@@ -25,10 +25,10 @@ from spark_klog.log.stored.files import (
     read_whole,
     whole_end,
 )
-from spark_klog.records.batch import Header, check_crc, first_batch_size
-from spark_klog.records.batch_v2 import BatchHeader
-from spark_klog.records.offset_order import NO_END, End, OffsetOrder
-from spark_klog.records.reader import records_of
+from spark_klog.records.formats.batch import Header, check_crc, first_batch_size
+from spark_klog.records.formats.batch_v2 import BatchHeader
+from spark_klog.records.reading.offset_order import NO_END, End, OffsetOrder
+from spark_klog.records.reading.reader import records_of
 
 _INDEX_ENTRY, _TIME_ENTRY = Struct(">ii"), Struct(">qi")
 #: Bytes per read.

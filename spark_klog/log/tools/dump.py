@@ -9,11 +9,11 @@ from pathlib import Path
 
 from spark_klog.errors import DecodeError
 from spark_klog.log.files.names import SUFFIX_07
-from spark_klog.records.batch import Header, check_crc, first_batch_size, read_header
-from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.contract import NO_TIMESTAMP, NO_TIMESTAMP_TYPE, Record
-from spark_klog.records.message_07 import Message07, check_crc_07, iter_messages_07, records_07
-from spark_klog.records.reader import records_of
+from spark_klog.records.formats.batch import Header, check_crc, first_batch_size, read_header
+from spark_klog.records.formats.batch_v2 import BatchHeader
+from spark_klog.records.formats.message_07 import Message07, check_crc_07, iter_messages_07, records_07
+from spark_klog.records.reading.reader import records_of
 from spark_klog.wire.codecs import CODECS, MAX_DECOMPRESSED
 
 

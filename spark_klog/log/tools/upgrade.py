@@ -42,8 +42,8 @@ from spark_klog.log.log_07 import Log07, NoMessageAtOffset
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.segment_files import LOG
 from spark_klog.records import kernels
-from spark_klog.records.batch_v2 import build_batch
 from spark_klog.records.contract import NO_TIMESTAMP, BinaryColumn, Kernel, RecordColumns
+from spark_klog.records.formats.batch_v2 import build_batch
 from spark_klog.records.topic_names import check_topic_name
 from spark_klog.wire.codecs import NONE, Codec, codec_by_id
 

@@ -32,11 +32,11 @@ from spark_klog.log.tools.dump import Damage, Dumped, dump
 from spark_klog.log.tools.dump_index import INDEX_SUFFIXES
 from spark_klog.log.tools.verify_index import Batch, Finding, OffsetIndexCheck, TimeIndexCheck, TransactionCheck
 from spark_klog.records import kernels
-from spark_klog.records.batch_v2 import BatchHeader
 from spark_klog.records.contract import ColumnBuilder
-from spark_klog.records.message_07 import Message07
-from spark_klog.records.message_set import key_and_value
-from spark_klog.records.reader import append_batch
+from spark_klog.records.formats.batch_v2 import BatchHeader
+from spark_klog.records.formats.message_07 import Message07
+from spark_klog.records.formats.message_set import key_and_value
+from spark_klog.records.reading.reader import append_batch
 
 _LOG = ".log"
 _SUFFIXES = (_LOG, SUFFIX_07, *INDEX_SUFFIXES)

@@ -18,9 +18,9 @@ from pathlib import Path
 from spark_klog.log.segments.segment_files import INDEX, TIME_INDEX, TRANSACTION_INDEX
 from spark_klog.log.tools.dump import Damage
 from spark_klog.log.tools.dump_index import IndexEntry, Padding, dump_index
-from spark_klog.records.batch import Header
-from spark_klog.records.batch_v2 import BatchHeader
-from spark_klog.records.control import ABORT, read_marker
+from spark_klog.records.formats.batch import Header
+from spark_klog.records.formats.batch_v2 import BatchHeader
+from spark_klog.records.reading.control import ABORT, read_marker
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,6 @@ from collections.abc import Iterator
 from struct import Struct
 
 from spark_klog.errors import DecodeError
-from spark_klog.records.batch import magic_of, whole_batch_size
-from spark_klog.records.batch_run import scan_batches as scan_batches
-from spark_klog.records.batch_v2 import BatchHeader, body
 from spark_klog.records.contract import (
     LOG_APPEND_TIME,
     BinaryColumn,
@@ -27,7 +24,10 @@ from spark_klog.records.contract import (
     Record,
     RecordColumns,
 )
-from spark_klog.records.message_set import plain_records, read_message_header
+from spark_klog.records.formats.batch import magic_of, whole_batch_size
+from spark_klog.records.formats.batch_v2 import BatchHeader, body
+from spark_klog.records.formats.message_set import plain_records, read_message_header
+from spark_klog.records.kernels.batch_run import scan_batches as scan_batches
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.primitives import Buffer, append_uvarint, append_varlong, wrap_int64
 

@@ -9,7 +9,7 @@ from functools import cache
 
 from spark_klog.client.clusters import named_cluster
 from spark_klog.client.config import check_names, client_config, is_known, without_effect
-from spark_klog.client.security.secrets import Settings
+from spark_klog.client.security.settings.secrets import Settings
 from spark_klog.errors import ConfigError
 from spark_klog.spark.options.values import canonical
 

@@ -16,7 +16,7 @@ from spark_klog.errors import ConfigError
 from spark_klog.log.stored.directory import StoredDirectories, StoredLog
 from spark_klog.log.stored.partition import StoredBatches
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
-from spark_klog.records.reader import BadBatch
+from spark_klog.records.reading.reader import BadBatch
 from spark_klog.spark.offsets import Offsets, OffsetSpec, Spec, TopicPartition
 from spark_klog.spark.options.reads import SourceOptions, SplitLimits, directory_config
 from spark_klog.spark.planning import resolution

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow.fs as pafs
 
-from spark_klog.directories.addresses import filesystem_at, without_user
+from spark_klog.directories.trees.addresses import filesystem_at, without_user
 from spark_klog.log.stored.directory import Directory
 from spark_klog.log.stored.files import Entry
 

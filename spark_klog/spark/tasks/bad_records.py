@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from spark_klog.clock import system_ms
-from spark_klog.directories.addresses import filesystem_at
-from spark_klog.records.reader import BadBatch
+from spark_klog.directories.trees.addresses import filesystem_at
+from spark_klog.records.reading.reader import BadBatch
 from spark_klog.spark.options.reads import BadRecordsOptions
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from spark_klog.client.small_ranges import MOST_RANGES, by_leader, fetch_short, 
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.errors import DecodeError, ErrorCode, OffsetOutOfRange, ProtocolError
 from spark_klog.records.kernels import warn_if_slow
-from spark_klog.records.reader import AbortedTransactions, BadBatch
+from spark_klog.records.reading.reader import AbortedTransactions, BadBatch
 from spark_klog.spark.options.names import PREFIX
 from spark_klog.spark.options.reads import SourceOptions
 from spark_klog.spark.planning.loss import LossReporter

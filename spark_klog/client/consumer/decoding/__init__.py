@@ -1,0 +1,1 @@
+"""Decoders of fetched record batches, into records or Arrow record batches."""

@@ -1,0 +1,359 @@
+"""A consumer's membership in its group (classic protocol): JoinGroup, SyncGroup and rebalances.
+
+    out       find the coordinator, revoke partitions if the protocol is eager, send JoinGroup
+    joining   the coordinator waits for all members; then the leader assigns and all send SyncGroup
+    syncing   receive the assignment and apply it
+    stable    send heartbeats, until a response says that the group rebalances
+
+With an eager protocol a member revokes all partitions before it joins again. With the cooperative one (KIP-429) it
+keeps them, then revokes those it is no longer assigned, and if there were any joins again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Protocol
+
+from spark_klog.client.answers import answer_error
+from spark_klog.client.backoff import pause_seconds
+from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.consumer.assignors import ASSIGNORS, Member
+from spark_klog.client.consumer.membership.heartbeat import Heartbeats, Membership, leave
+from spark_klog.client.consumer.membership.member_protocol import (
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
+from spark_klog.client.consumer.membership.subscribed_topics import SubscribedTopics
+from spark_klog.client.consumer.settings import ConsumerConfig
+from spark_klog.client.consumer.troubles import Troubles
+from spark_klog.client.coordinator import find_coordinator
+from spark_klog.client.network.connection import Connection
+from spark_klog.client.network.responses import Handle
+from spark_klog.errors import (
+    ConnectionFailed,
+    DecodeError,
+    ErrorCode,
+    KlogError,
+    MemberFenced,
+    ProtocolError,
+    RequestTimedOut,
+)
+from spark_klog.protocol.apis import JOIN_GROUP, SYNC_GROUP
+from spark_klog.protocol.codec import Message
+from spark_klog.protocol.member_assignment import decode_assignment
+from spark_klog.protocol.schema import Api
+
+_log = logging.getLogger(__name__)
+_CONSUMER = "consumer"
+#: Errors after which a member joins again with a new id, or in the next generation.
+_NEW_ID = (ErrorCode.UNKNOWN_MEMBER_ID,)
+_NEW_GENERATION = (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION)
+
+
+class Owner(Protocol):
+    """The interface of the consumer that its membership uses; no method raises what a listener raises."""
+
+    def owned(self) -> list[TopicPartition]:
+        """The currently assigned partitions."""
+
+    def assigned(self, partitions: list[TopicPartition], added: list[TopicPartition]) -> None:
+        """Take over the assignment `partitions`; `added` are the new ones."""
+
+    def revoked(self, partitions: list[TopicPartition], *, is_lost: bool) -> None:
+        """Give up these partitions; `is_lost` if another member may already read them."""
+
+
+class GroupMember:
+    """The membership of one consumer. The consumer calls `step` at each poll; it does not wait for rebalances.
+
+    A JoinGroup waits at the coordinator, and so do later requests on its connection. It therefore uses the record
+    connection of `cluster`, which has no other use.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ConsumerConfig,
+        owner: Owner,
+        on_news: Callable[[], None],
+        troubles: Troubles,
+    ) -> None:
+        self.cluster = cluster
+        self._config = config
+        self.group = config.group_id or ""
+        self._owner = owner
+        self._troubles = troubles
+        self._heartbeats = Heartbeats(config, on_news)
+        self._topics = SubscribedTopics(cluster, config)
+        self._member_id = ""
+        self._generation = -1
+        self._kept: list[TopicPartition] = []
+        self._is_stable = False
+        self._wants_rejoin = False
+        self._has_prepared = False
+        self._connection: Connection | None = None
+        self._handle: Handle | None = None
+        self._until = math.inf
+        self._protocol = ""
+        self._attempts = 0
+        self._retry_at = 0.0
+
+    @property
+    def is_subscribed(self) -> bool:
+        return bool(self._topics)
+
+    @property
+    def connection(self) -> Connection | None:
+        """The connection with a JoinGroup or SyncGroup in flight, if any."""
+        return self._connection if self._handle is not None else None
+
+    @property
+    def membership(self) -> Membership | None:
+        """This member in the current generation, for commits; None outside of a generation."""
+        if self._generation < 0:
+            return None
+        return Membership(self._member_id, self._generation, self._config.group_instance_id)
+
+    def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | None) -> None:
+        """Read these topics, or those whose full names match; joins again with the next step."""
+        self._topics.subscribe(topics, pattern)
+        self._wants_rejoin = True
+
+    def step(self) -> None:
+        """Do what can be done now; raises errors that can't be retried."""
+        self._heartbeats.polled()
+        now = time.monotonic()
+        try:
+            if self._handle is not None:
+                self._receive()
+            self._take_news()
+            self._wants_rejoin |= self._topics.look(now)
+            if (self._wants_rejoin or not self._is_stable) and self._handle is None and now >= self._retry_at:
+                self._join()
+        except (ConnectionFailed, RequestTimedOut) as error:
+            self._try_again(error)
+        except ProtocolError as error:
+            if not error.retriable:
+                raise
+            self._try_again(error)
+
+    def look_at(self) -> float:
+        """When to call `step` if nothing arrives, a reading of `time.monotonic`."""
+        at = self._until if self._handle is not None else self._topics.look_at
+        return at if self._handle is not None or (self._is_stable and not self._wants_rejoin) else self._retry_at
+
+    def _try_again(self, error: KlogError) -> None:
+        self._troubles.note(f"group {self.group}", error)
+        self._drop_request()
+        self._connection = None
+        self._attempts += 1
+        self._retry_at = time.monotonic() + pause_seconds(self._config.client, self._attempts)
+
+    def _drop_request(self) -> None:
+        if self._connection is not None and self._handle is not None:
+            self._connection.forget(self._handle)
+        self._handle = None
+
+    def _take_news(self) -> None:
+        code = self._heartbeats.take_news()
+        if code is None:
+            return
+        if code == ErrorCode.REBALANCE_IN_PROGRESS:
+            self._wants_rejoin = True
+            return
+        _log.info("member %s of group %s: %s", self._member_id, self.group, code.name)
+        self._lose(is_id_known=code == ErrorCode.ILLEGAL_GENERATION)
+        if code == ErrorCode.FENCED_INSTANCE_ID:
+            raise MemberFenced(_fenced(self._config))
+        if code not in (*_NEW_ID, *_NEW_GENERATION):
+            raise answer_error(SYNC_GROUP, code, f"heartbeat of group {self.group}")
+
+    def _lose(self, *, is_id_known: bool = False) -> None:
+        """Handle the loss of membership: other members may already read the partitions."""
+        self._heartbeats.pause()
+        self._generation, self._is_stable = -1, False
+        if not is_id_known:
+            self._member_id = ""
+        owned = self._owner.owned()
+        self._kept = []
+        if owned:
+            self._owner.revoked(owned, is_lost=True)
+
+    def _join(self) -> None:
+        if not self._has_prepared:
+            self._prepare()
+        connection = self._open()
+        if connection is None:
+            return
+        config = self._config
+        is_eager = not config.is_cooperative
+        request = {
+            "group_id": self.group,
+            "session_timeout_ms": config.session_timeout_ms,
+            "rebalance_timeout_ms": config.max_poll_interval_ms,
+            "member_id": self._member_id,
+            "group_instance_id": config.group_instance_id,
+            "protocol_type": _CONSUMER,
+            "protocols": [
+                {
+                    "name": name,
+                    "metadata": encode_subscription(
+                        *(name, self._topics.names, self._kept, self._generation, config.client_rack, is_eager)
+                    ),
+                }
+                for name in config.assignors
+            ],
+        }
+        # in version 0 the session timeout is also the rebalance timeout
+        longest = max(config.session_timeout_ms, config.max_poll_interval_ms)
+        self._send(connection, JOIN_GROUP, request, longest)
+        # no heartbeats are needed while a JoinGroup is in flight
+        self._heartbeats.pause()
+        self._wants_rejoin = self._is_stable = False
+
+    def _prepare(self) -> None:
+        """Prepare to join: an eager member revokes all its partitions."""
+        self._has_prepared = True
+        owned = self._owner.owned()
+        if not self._config.is_cooperative:
+            self._kept = owned or self._kept
+            if owned:
+                self._owner.revoked(owned, is_lost=False)
+        else:
+            self._kept = owned
+
+    def _open(self) -> Connection | None:
+        """The connection to the coordinator, or None while it is not open."""
+        if self._connection is None or self._connection.closed:
+            self._connection = self.cluster.begin_connection(find_coordinator(self.cluster, self.group))
+        connection = self._connection
+        connection.renew(self.cluster.deadline())
+        self._retry_at = time.monotonic() + 0.01
+        return connection if connection.open_step() and not connection.is_throttled else None
+
+    def _send(self, connection: Connection, api: Api, request: Message, wait_ms: int) -> None:
+        self._handle = connection.send(api, request, wait=False)
+        self._until = time.monotonic() + (self._config.client.request_timeout_ms + wait_ms) / 1000
+
+    def _receive(self) -> None:
+        connection, handle = self._connection, self._handle
+        assert connection is not None
+        assert handle is not None
+        if not connection.poll(handle):
+            if time.monotonic() < self._until:
+                return
+            connection.close()
+            raise RequestTimedOut(f"coordinator {connection.address} did not answer in time")
+        self._handle = None
+        answer = connection.receive(handle)
+        if code := answer["error_code"]:
+            self._refused(handle.api, code, answer)
+            return
+        self._attempts = 0
+        if handle.api is JOIN_GROUP:
+            self._joined(connection, answer)
+        else:
+            self._synced(answer)
+
+    def _refused(self, api: Api, code: int, answer: Message) -> None:
+        if code == ErrorCode.MEMBER_ID_REQUIRED:
+            self._member_id = answer["member_id"]
+            self._retry_at = 0.0
+        elif code in _NEW_ID:
+            self._lose()
+            self._retry_at = 0.0
+        elif code in _NEW_GENERATION:
+            self._wants_rejoin = True
+            self._retry_at = time.monotonic() + pause_seconds(self._config.client, 1)
+        elif code == ErrorCode.FENCED_INSTANCE_ID:
+            self._lose()
+            raise MemberFenced(_fenced(self._config))
+        else:
+            self._retry_at = time.monotonic() + pause_seconds(self._config.client, 1)
+            raise answer_error(api, code, f"{api.name} of group {self.group}")
+
+    def _joined(self, connection: Connection, answer: Message) -> None:
+        self._member_id, self._generation = answer["member_id"], answer["generation_id"]
+        self._protocol = answer["protocol_name"] or ""
+        self._topics.assigned_for = None
+        assignments: list[Message] = []
+        if answer["leader"] == self._member_id:
+            members = self._members(answer["members"])
+            # a leader that keeps the last assignment (KIP-814) still has to look for new partitions
+            wanted = {topic for member in members.values() for topic in member.topics}
+            counts = self._topics.count(wanted) if wanted else {}
+            self._topics.assigned_for = counts
+            if not answer["skip_assignment"]:
+                assignments = self._assignments(members, counts)
+        _log.info(
+            "group %s: member %s is in generation %d, by %s",
+            *(self.group, self._member_id, self._generation, self._protocol),
+        )
+        request = {
+            "group_id": self.group,
+            "generation_id": self._generation,
+            "member_id": self._member_id,
+            "group_instance_id": self._config.group_instance_id,
+            "protocol_type": _CONSUMER,
+            "protocol_name": self._protocol,
+            "assignments": assignments,
+        }
+        self._send(connection, SYNC_GROUP, request, self._config.max_poll_interval_ms)
+
+    def _members(self, entries: Iterable[Message]) -> dict[str, Member]:
+        """The group's members with their subscriptions, by id."""
+        if self._protocol not in ASSIGNORS:
+            raise DecodeError(f"group {self.group} has chosen assignor {self._protocol!r}, which was not offered")
+        return {
+            entry["member_id"]: decode_subscription(self._protocol, entry["metadata"], entry["group_instance_id"])
+            for entry in entries
+        }
+
+    def _assignments(self, members: dict[str, Member], counts: Mapping[str, int]) -> list[Message]:
+        """Assign partitions to the members, with the assignor that the group has chosen."""
+        there = {topic: count for topic, count in counts.items() if count}
+        return [
+            {"member_id": name, "assignment": encode_assignment(partitions)}
+            for name, partitions in ASSIGNORS[self._protocol](there, members).items()
+        ]
+
+    def _synced(self, answer: Message) -> None:
+        found = decode_assignment(answer["assignment"])
+        wanted = [(topic, partition) for topic, partitions in found.items() for partition in partitions]
+        owned = set(self._owner.owned())
+        revoked = sorted(owned.difference(wanted))
+        self._is_stable, self._has_prepared = True, False
+        self._retry_at = 0.0
+        membership = self.membership
+        assert membership is not None
+        self._heartbeats.begin(membership)
+        if revoked:
+            self._wants_rejoin = True
+            self._owner.revoked(revoked, is_lost=False)
+        self._kept = wanted
+        self._owner.assigned(wanted, sorted(set(wanted) - owned))
+
+    def leave(self) -> None:
+        """Stop heartbeats, and leave the group unless the member is static (KIP-345)."""
+        self._heartbeats.stop(self.cluster.deadline())
+        self._drop_request()
+        if not self._member_id or self._config.group_instance_id is not None:
+            return
+        member = Membership(self._member_id, self._generation, None)
+        try:
+            leave(self.cluster, self.group, member, "the consumer is closed")
+        except KlogError as error:
+            _log.info("leaving group %s: %s", self.group, error)
+        self._member_id, self._generation, self._is_stable = "", -1, False
+
+
+def _fenced(config: ConsumerConfig) -> str:
+    return (
+        f"another member of group {config.group_id} has group.instance.id={config.group_instance_id}: "
+        f"close one of the two"
+    )

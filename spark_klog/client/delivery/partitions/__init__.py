@@ -1,0 +1,1 @@
+"""The partition of each record of a producer."""

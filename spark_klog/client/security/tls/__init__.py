@@ -1,0 +1,1 @@
+"""TLS connections of the client, and the certificates and keys that they use."""

@@ -1,0 +1,1 @@
+"""Trees of nodes like ZooKeeper's: in ZooKeeper, in files, and in memory."""

@@ -1,0 +1,163 @@
+"""The runs of a load: which is the last, and which one was killed on its way."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from spark_klog.errors import LoadError
+from spark_klog.load.journal.model import (
+    FOLDER,
+    IDLE,
+    LATEST,
+    LOAD,
+    VERSION,
+    FileEntry,
+    Idle,
+    Manifest,
+    Plan,
+    from_json,
+    manifest_path,
+    plan_path,
+    run_name,
+)
+from spark_klog.load.journal.store import Store, open_store, read_json, to_json
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which load an output belongs to."""
+
+    load: str
+    cluster_id: str
+    format: str
+    schema: str = ""
+    version: int = VERSION
+
+
+def read_manifest(store: Store, run: int) -> Manifest | None:
+    """The manifest of a run; None before its commit."""
+    value = read_json(store, manifest_path(run))
+    return None if value is None else from_json(Manifest, value, f"{store.address}/{manifest_path(run)}")
+
+
+def read_plan(store: Store, run: int) -> Plan | None:
+    """The plan of a run; None if there is no such run."""
+    value = read_json(store, plan_path(run))
+    return None if value is None else from_json(Plan, value, f"{store.address}/{plan_path(run)}")
+
+
+def last_committed(store: Store) -> int:
+    """The number of the last committed run, 0 before the first; `LoadError` if `latest.json` names no such run.
+
+    The pointer may be a run behind, if a run was killed between its commit and the pointer.
+    """
+    pointer = read_json(store, LATEST)
+    where = f"{store.address}/{LATEST}"
+    number = 0
+    if pointer is not None:
+        name = pointer.get("run")
+        if not isinstance(name, str) or not name.isascii() or not name.isdecimal():
+            raise LoadError(f"{where} names no run ({name!r}): restore it")
+        number = int(name)
+        if store.size(manifest_path(number)) is None:
+            raise LoadError(f"{where} names run {name}, which is not committed: restore it")
+    while store.size(manifest_path(number + 1)) is not None:
+        number += 1
+    if pointer is not None and number > int(pointer["run"]) + 1:
+        raise LoadError(
+            f"{where} names run {pointer['run']}, but runs up to {run_name(number)} are committed: restore it"
+        )
+    return number
+
+
+def is_pointed_to(store: Store, run: int) -> bool:
+    """Whether `latest.json` names the run: it is the last step of showing it."""
+    return (read_json(store, LATEST) or {}).get("run") == run_name(run)
+
+
+def manifests(store: Store) -> Iterator[Manifest]:
+    """All committed runs, the first one first."""
+    for number in range(1, last_committed(store) + 1):
+        found = read_manifest(store, number)
+        if found is None:
+            raise LoadError(f"{store.address}/{manifest_path(number)} is missing: restore it")
+        yield found
+
+
+def read_idle(store: Store, run: int) -> Idle | None:
+    """What has been found since run `run` by a run that had nothing to load; None if there was none since."""
+    value = read_json(store, IDLE)
+    found = None if value is None else from_json(Idle, value, f"{store.address}/{IDLE}")
+    return found if found is not None and found.run == run else None
+
+
+def committed_files(runs: Iterable[Manifest]) -> dict[str, tuple[FileEntry, int]]:
+    """The files of a load by path, each with its run: without those that a later run has loaded again."""
+    found: dict[str, tuple[FileEntry, int]] = {}
+    for manifest in runs:
+        for result in manifest.replaced:
+            for item in result.files:
+                found.pop(item.path, None)
+        found.update((item.path, (item, manifest.run)) for item in manifest.files)
+    return found
+
+
+def read_identity(store: Store) -> Identity | None:
+    """The load that the output belongs to; None if there is none yet."""
+    value = read_json(store, LOAD)
+    return None if value is None else from_json(Identity, value, f"{store.address}/{LOAD}")
+
+
+def open_load(output: str) -> tuple[Store, Identity]:
+    """The load in a folder or URI; `LoadError` if there is none."""
+    store = open_store(output)
+    identity = read_identity(store)
+    if identity is None:
+        raise LoadError(f"{store.address} has no load: name the --output of jobs/batch_load.py")
+    return store, identity
+
+
+def check_output(store: Store, cluster_id: str | None, format_name: str, schema: str) -> Identity | None:
+    """The load that the output belongs to; None if it is new.
+
+    `LoadError` if it belongs to a load of another cluster, format or schema, or has other files.
+    """
+    found = read_identity(store)
+    if found is None:
+        others = [name for name in store.names("") if name != FOLDER and not name.startswith((".", "_"))]
+        if others:
+            former = any(name.startswith("batch=") for name in others)
+            advice = (
+                "jobs/batch_load.py wrote it before it kept runs. Use another --output, which loads what the topics "
+                "still have; this one stays readable"
+                if former
+                else "use another --output"
+            )
+            raise LoadError(f"{store.address} belongs to another load, or to none (it has {others[0]}): {advice}")
+        return None
+    if cluster_id and found.cluster_id and found.cluster_id != cluster_id:
+        raise LoadError(
+            f"{store.address} belongs to a load of cluster {found.cluster_id}, and this is cluster {cluster_id}: use "
+            "another --output"
+        )
+    if found.format != format_name:
+        raise LoadError(
+            f"{store.address} belongs to a load with --format {found.format}, not {format_name}: use another --output"
+        )
+    if found.schema != schema:
+        raise LoadError(
+            f"{store.address} belongs to a load with {_values(found.schema)}, not {_values(schema)}: use another "
+            "--output, which --from-time and --from-offsets may begin where you like"
+        )
+    return found
+
+
+def _values(schema: str) -> str:
+    return f"values of the schema '{schema}'" if schema else "values as bytes"
+
+
+def claim_output(store: Store, cluster_id: str | None, format_name: str, schema: str) -> None:
+    """Make an output that `check_output` found new this load's."""
+    store.create(LOAD, to_json(Identity(uuid.uuid4().hex, cluster_id or "", format_name, schema).__dict__))

@@ -1,0 +1,297 @@
+"""Files of a load: on a local disk, or on any of pyarrow's file systems.
+
+Local files are written beside their place, synced and renamed; object stores show only whole objects. OSErrors become
+`LoadError`, which names the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from spark_klog.directories.trees.addresses import filesystem_at, local_path, without_user
+from spark_klog.durable import sync_folder, write_synced
+from spark_klog.errors import ConfigError, LoadError
+
+_HIDDEN = ".tmp-"
+
+
+class Store(Protocol):
+    """The files below an output. Paths are relative to it, with "/"."""
+
+    address: str
+    """For messages, without secrets."""
+    shows_whole_files_only: bool
+    """Whether files must be uploaded to their final names, as a rename is no single step."""
+
+    def read(self, path: str) -> bytes | None:
+        """A file's content; None if there is no such file."""
+
+    def write(self, path: str, content: bytes) -> None:
+        """Create or replace a file; readers see the old content or the new one."""
+
+    def create(self, path: str, content: bytes) -> bool:
+        """Create a file; False if it exists."""
+
+    def names(self, folder: str) -> list[str]:
+        """The names in a folder, sorted; none if it does not exist."""
+
+    def paths_below(self, folder: str) -> list[str]:
+        """The paths of all files in a folder and in the folders in it."""
+
+    def size(self, path: str) -> int | None:
+        """A file's bytes; None if there is no such file."""
+
+    def put(self, source: Path, path: str) -> None:
+        """Move a file from `scratch` to its place, replacing what is there."""
+
+    def move(self, source: str, target: str) -> None:
+        """Move a file, replacing what is there; nothing if `source` does not exist."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file, or a folder with its content; nothing if it does not exist."""
+
+    def scratch(self, folder: str) -> Any:
+        """A context with a local folder (`Path`) for files that are not complete; `folder` is its place, if local."""
+
+    def uri(self, path: str) -> str:
+        """A path that pyarrow, Spark and DuckDB can open."""
+
+
+def open_store(address: str) -> Store:
+    """The store at a path or URI; `ConfigError` for a URI that pyarrow does not know, `LoadError`."""
+    if not address:
+        raise ConfigError("the output is empty: give a folder or a URI")
+    path = local_path(address)
+    if path is not None:
+        return LocalStore(Path(path).absolute())
+    try:
+        filesystem, base = filesystem_at(address)
+    except OSError as error:
+        raise LoadError(f"{without_user(address)} can't be opened: {_reason(error)}") from None
+    return ArrowStore(filesystem, base, without_user(address))
+
+
+def read_json(store: Store, path: str) -> dict[str, Any] | None:
+    """A JSON object; None if there is no such file, `LoadError` if it is none."""
+    content = store.read(path)
+    if content is None:
+        return None
+    try:
+        value = json.loads(content)
+    except ValueError as error:
+        raise LoadError(f"{store.address}/{path} is not JSON ({error}): restore it") from None
+    if not isinstance(value, dict):
+        raise LoadError(f"{store.address}/{path} is not a JSON object: restore it")
+    return value
+
+
+def to_json(value: Any) -> bytes:
+    """JSON that people can read and edit."""
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _reason(error: OSError) -> str:
+    return without_user((error.strerror or str(error)).partition("\n")[0])
+
+
+@contextmanager
+def _named(store: Store, path: str, action: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LoadError(f"{store.address}/{path} can't be {action}: {_reason(error)}") from None
+
+
+class LocalStore:
+    """A folder of a local disk, or of a mount."""
+
+    shows_whole_files_only = False
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.address = str(root)
+
+    def read(self, path: str) -> bytes | None:
+        with _named(self, path, "read"):
+            try:
+                return (self._root / path).read_bytes()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def write(self, path: str, content: bytes) -> None:
+        with _named(self, path, "written"):
+            temporary = self._temporary(path, content)
+            os.replace(temporary, self._root / path)
+            sync_folder((self._root / path).parent)
+
+    def create(self, path: str, content: bytes) -> bool:
+        with _named(self, path, "written"):
+            temporary = self._temporary(path, content)
+            try:
+                os.link(temporary, self._root / path)
+            except FileExistsError:
+                return False
+            finally:
+                temporary.unlink()
+            sync_folder((self._root / path).parent)
+            return True
+
+    def _temporary(self, path: str, content: bytes) -> Path:
+        place = self._root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temporary = place.with_name(f"{_HIDDEN}{uuid.uuid4().hex}")
+        write_synced(temporary, content)
+        return temporary
+
+    def names(self, folder: str) -> list[str]:
+        with _named(self, folder, "listed"):
+            try:
+                return sorted(name for name in os.listdir(self._root / folder) if not name.startswith(_HIDDEN))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def paths_below(self, folder: str) -> list[str]:
+        with _named(self, folder, "listed"):
+            root = self._root / folder
+            return sorted(path.relative_to(self._root).as_posix() for path in root.rglob("*") if path.is_file())
+
+    def size(self, path: str) -> int | None:
+        with _named(self, path, "read"):
+            try:
+                return (self._root / path).stat().st_size
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def put(self, source: Path, path: str) -> None:
+        with _named(self, path, "written"):
+            place = self._root / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            sync_folder(source)
+            os.replace(source, place)
+            sync_folder(place.parent)
+
+    def move(self, source: str, target: str) -> None:
+        with _named(self, target, "written"):
+            place = self._root / target
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):
+                os.replace(self._root / source, place)
+
+    def remove(self, path: str) -> None:
+        import shutil
+
+        with _named(self, path, "removed"):
+            place = self._root / path
+            with suppress(FileNotFoundError, NotADirectoryError):
+                if place.is_dir():
+                    shutil.rmtree(place)
+                else:
+                    place.unlink()
+
+    @contextmanager
+    def scratch(self, folder: str) -> Iterator[Path]:
+        with _named(self, folder, "written"):
+            (self._root / folder).mkdir(parents=True, exist_ok=True)
+            made = tempfile.TemporaryDirectory(prefix=_HIDDEN, dir=self._root / folder, ignore_cleanup_errors=True)
+        with made as name:
+            yield Path(name)
+
+    def uri(self, path: str) -> str:
+        return str(self._root / path)
+
+
+class ArrowStore:
+    """A folder of one of pyarrow's file systems: S3, GCS, Azure, HDFS."""
+
+    shows_whole_files_only = True
+
+    def __init__(self, filesystem: Any, base: str, address: str) -> None:
+        self._fs, self._base = filesystem, base.rstrip("/")
+        self.address = address
+
+    def _at(self, path: str) -> str:
+        return f"{self._base}/{path}" if path else self._base
+
+    def read(self, path: str) -> bytes | None:
+        with _named(self, path, "read"):
+            if not self._fs.get_file_info(self._at(path)).is_file:
+                return None
+            with self._fs.open_input_stream(self._at(path), compression=None) as stream:
+                content: bytes = stream.read()
+                return content
+
+    def write(self, path: str, content: bytes) -> None:
+        with _named(self, path, "written"):
+            self._make_folder(path)
+            with self._fs.open_output_stream(self._at(path), compression=None) as stream:
+                stream.write(content)
+
+    def create(self, path: str, content: bytes) -> bool:
+        # pyarrow has no conditional write: two runs that start at the same moment may both succeed.
+        if self.size(path) is not None:
+            return False
+        self.write(path, content)
+        return True
+
+    def _make_folder(self, path: str) -> None:
+        if self._fs.type_name == "hdfs":
+            self._fs.create_dir(self._at(path).rpartition("/")[0], recursive=True)
+
+    def names(self, folder: str) -> list[str]:
+        from pyarrow.fs import FileSelector
+
+        with _named(self, folder, "listed"):
+            found = self._fs.get_file_info(FileSelector(self._at(folder), allow_not_found=True))
+            return sorted(info.base_name for info in found)
+
+    def paths_below(self, folder: str) -> list[str]:
+        from pyarrow.fs import FileSelector
+
+        with _named(self, folder, "listed"):
+            found = self._fs.get_file_info(FileSelector(self._at(folder), allow_not_found=True, recursive=True))
+            return sorted(info.path[len(self._base) + 1 :] for info in found if info.is_file)
+
+    def size(self, path: str) -> int | None:
+        with _named(self, path, "read"):
+            info = self._fs.get_file_info(self._at(path))
+            return int(info.size) if info.is_file else None
+
+    def put(self, source: Path, path: str) -> None:
+        with _named(self, path, "written"):
+            self._make_folder(path)
+            with source.open("rb") as file, self._fs.open_output_stream(self._at(path), compression=None) as stream:
+                while piece := file.read(8 * 1024 * 1024):
+                    stream.write(piece)
+            source.unlink()
+
+    def move(self, source: str, target: str) -> None:
+        with _named(self, target, "written"):
+            if self.size(source) is not None:
+                self._fs.move(self._at(source), self._at(target))
+
+    def remove(self, path: str) -> None:
+        with _named(self, path, "removed"), suppress(FileNotFoundError):
+            info = self._fs.get_file_info(self._at(path))
+            if info.is_file:
+                self._fs.delete_file(self._at(path))
+            elif info.type.name == "Directory":
+                self._fs.delete_dir(self._at(path))
+
+    @contextmanager
+    def scratch(self, folder: str) -> Iterator[Path]:
+        try:
+            made = tempfile.TemporaryDirectory(prefix="klog-load-", ignore_cleanup_errors=True)
+        except OSError as error:
+            raise LoadError(f"no folder for temporary files: {_reason(error)}") from None
+        with made as name:
+            yield Path(name)
+
+    def uri(self, path: str) -> str:
+        return f"{self._fs.type_name}://{self._at(path)}"

@@ -1,0 +1,1 @@
+"""The tasks of a run: they read ranges of offsets and write them to files."""

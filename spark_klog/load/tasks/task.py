@@ -1,0 +1,266 @@
+"""Run a task: read its ranges, write their files, then the task's file of offsets."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from spark_klog.columns.schema import FULL
+from spark_klog.errors import KlogError, LoadError
+from spark_klog.load.journal.model import (
+    LETTERS,
+    Range,
+    RangeResult,
+    from_json,
+    manifest_path,
+    staged_path,
+    staging_path,
+    task_path,
+)
+from spark_klog.load.journal.store import Store, open_store, read_json, to_json
+from spark_klog.load.settings import WriteSettings
+from spark_klog.load.tasks.parsing import Values
+from spark_klog.load.tasks.writers import HOUR_US, FinishedFile, RangeWriter, time_text
+from spark_klog.records.formats.batch import iter_batches
+from spark_klog.records.formats.batch_v2 import BatchHeader
+from spark_klog.records.reading.reader import AbortedTransactions
+from spark_klog.spark.options.reads import SourceOptions
+from spark_klog.spark.planning.loss import LossReporter
+from spark_klog.spark.planning.ranges import RECREATED, Lost, OffsetRange
+from spark_klog.spark.tasks.reading import RangeReader, ReadObserver, RecordBatches, in_reading_order, read_ranges
+
+TRANSACTIONS, COMPACTION, CORRUPT, UNPARSED = "transactions", "compaction", "corrupt", "unparsed"
+_HOUR_FORM = "%Y-%m-%dT%H"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all tasks of a run need. `deadline` is a time (`time.time`) after which they read no further.
+
+    `recreated` are topics of the plan that were created again since: asking brokers for the old one would wait.
+    """
+
+    output: str
+    run: int
+    source: SourceOptions
+    settings: WriteSettings
+    deadline: float | None = None
+    recreated: frozenset[str] = frozenset()
+
+
+@dataclass
+class _Counts:
+    until: int
+    records: int = 0
+    bytes: int = 0
+    min_us: int | None = None
+    max_us: int | None = None
+    gaps: Counter[str] = field(default_factory=Counter)
+    hours: Counter[int] = field(default_factory=Counter)
+    letters: list[str] = field(default_factory=list)
+    bad_values: int = 0
+
+
+class _Observer(ReadObserver):
+    """Counts where the offsets without records are, and keeps corrupt batches as dead letters."""
+
+    def __init__(self, item: Range, counts: _Counts, job: Job, keep: Callable[[str, dict[str, Any]], None]) -> None:
+        self._range, self._counts, self._job, self._keep = item, counts, job, keep
+        self._letters_before = 0
+        self.keep_letter = self._keep_letter
+
+    def _keep_letter(self, name: str, letter: dict[str, Any]) -> None:
+        self._keep(name, letter)
+        if name not in self._counts.letters:
+            self._counts.letters.append(name)
+
+    def lost(self, lost: Lost) -> None:
+        self._counts.gaps[lost.cause] += lost.end - lost.start
+        self._counts.until = lost.end
+
+    def fetched(self, batches: RecordBatches, start: int, records: int) -> bool:
+        end = min(batches.next_offset, self._range.end)
+        missing = end - start - records
+        if missing:
+            hidden = self._hidden(batches, start, end) if batches.data else 0
+            self._counts.gaps[TRANSACTIONS] += min(hidden, missing)
+            is_corrupt = len(self._counts.letters) > self._letters_before
+            self._counts.gaps[CORRUPT if is_corrupt else COMPACTION] += missing - min(hidden, missing)
+        self._letters_before = len(self._counts.letters)
+        self._counts.until = end
+        return self._job.deadline is None or time.time() < self._job.deadline
+
+    def _hidden(self, batches: RecordBatches, start: int, end: int) -> int:
+        """The offsets of control batches and aborted transactions."""
+        aborted = AbortedTransactions(batches.aborted)
+        count = 0
+        for header, batch in iter_batches(batches.data):
+            if isinstance(header, BatchHeader) and (aborted.skips(header, batch) or header.is_control):
+                count += max(0, min(header.next_offset, end) - max(header.base_offset, start))
+        return count
+
+
+def run_task(number: int, ranges: Sequence[Range], job: Job) -> list[RangeResult]:
+    """Load the ranges and write the task's file of offsets; a task that has done so returns what is in it.
+
+    A range that can't be read has its error in the result, and does not stop the others. `LoadError` if the output
+    can't be written.
+    """
+    store = open_store(job.output)
+    done = task_results(store, job.run, number)
+    if done is not None:
+        return done
+    with store.scratch(staging_path(job.run)) as folder:
+        results = _load_all(store, ranges, job, folder)
+    if store.size(manifest_path(job.run)) is not None:  # another attempt of this task has ended long ago
+        return results
+    if store.create(task_path(job.run, number), to_json({"ranges": [asdict(item) for item in results]})):
+        return results
+    return task_results(store, job.run, number) or results  # another attempt was first: its files count
+
+
+def task_results(store: Store, run: int, number: int) -> list[RangeResult] | None:
+    """The content of a task's file of offsets; None before the task is complete, `LoadError` if it is damaged."""
+    path = task_path(run, number)
+    value = read_json(store, path)
+    if value is None:
+        return None
+    where = f"{store.address}/{path}"
+    ranges = value.get("ranges")
+    if not isinstance(ranges, list):
+        raise LoadError(f"{where} is not what a run has written (no ranges): restore it")
+    return [from_json(RangeResult, item, where) for item in ranges]
+
+
+def _load_all(store: Store, ranges: Sequence[Range], job: Job, folder: Path) -> list[RangeResult]:
+    """Load the ranges; short ones are fetched together, from many partitions at once."""
+    by_range = {
+        OffsetRange(item.topic, item.partition, item.start, item.end): item
+        for item in ranges
+        if item.topic not in job.recreated
+    }
+    ids = {item.topic: UUID(item.topic_id) for item in ranges if item.topic_id}
+    found = {}
+    for number, (asked, reader) in enumerate(in_reading_order(job.source, by_range, ids)):
+        item = by_range[asked]
+        found[item] = _load(store, item, job, folder / str(number), reader)
+    return [found[item] if item in found else _load(store, item, job, folder, None) for item in ranges]
+
+
+def _load(store: Store, item: Range, job: Job, folder: Path, reader: RangeReader | None) -> RangeResult:
+    counts = _Counts(item.start)
+    files = []
+
+    def put(finished: FinishedFile) -> None:
+        path = finished.entry.path
+        store.put(finished.source, path if store.shows_whole_files_only else staged_path(job.run, path))
+        files.append(finished.entry)
+
+    def keep(name: str, letter: dict[str, Any]) -> None:
+        store.write(f"{LETTERS}/{name}", to_json(letter))
+
+    error = ""
+    try:
+        if item.topic in job.recreated:
+            lost = Lost(item.topic, item.partition, item.start, item.end, -1, -1, RECREATED)
+            LossReporter(job.source.on_data_loss).report([lost])
+            _Observer(item, counts, job, keep).lost(lost)
+        elif job.deadline is None or time.time() < job.deadline:
+            folder.mkdir()
+            writer = RangeWriter(item, job.settings.columns, job.settings, folder, put)
+            with Values(item, job.settings, folder) as values:
+                _copy(item, job, counts, _Observer(item, counts, job, keep), values, writer, reader)
+            if values.bad:
+                counts.bad_values = values.bad
+                store.put(values.letters, f"{LETTERS}/{values.letters.name}")
+                counts.letters.append(values.letters.name)
+    except LoadError:
+        raise
+    except KlogError as failure:
+        # Files stay until the commit: another attempt of this task may have written the same ones.
+        error, counts, files = str(failure), _Counts(item.start), []
+    except OSError as failure:
+        raise LoadError(f"{store.address} can't be written: {failure}") from None
+    return RangeResult(
+        item.topic,
+        item.partition,
+        item.start,
+        counts.until,
+        counts.records,
+        counts.bytes,
+        None if counts.min_us is None else counts.min_us // 1000,
+        None if counts.max_us is None else counts.max_us // 1000,
+        {cause: count for cause, count in sorted(counts.gaps.items()) if count},
+        {time_text(hour * HOUR_US, _HOUR_FORM): count for hour, count in sorted(counts.hours.items())},
+        files,
+        counts.letters,
+        error,
+        counts.bad_values,
+    )
+
+
+def _copy(
+    item: Range,
+    job: Job,
+    counts: _Counts,
+    observer: ReadObserver,
+    values: Values,
+    writer: RangeWriter,
+    reader: RangeReader | None,
+) -> None:
+    ids = {item.topic: UUID(item.topic_id)} if item.topic_id else {}
+    asked = OffsetRange(item.topic, item.partition, item.start, item.end)
+    for batch in read_ranges(job.source, [asked], FULL, ids, observer, reader):
+        kept = values.parse(batch)
+        counts.gaps[UNPARSED] += len(batch) - len(kept.raw)
+        if len(kept.raw):
+            times = np.frombuffer(kept.raw["timestamp"].buffers()[1], np.int64)[: len(kept.raw)]
+            _count(counts, kept.raw, times)
+            writer.add(kept.parsed, times, values.layout_times(kept.parsed, times))
+    writer.finish(counts.until)
+
+
+def _count(counts: _Counts, batch: pa.RecordBatch, times: NDArray[np.int64]) -> None:
+    low, high = int(times.min()), int(times.max())
+    counts.records += len(batch)
+    counts.bytes += _data_size(batch["key"]) + _data_size(batch["value"])
+    counts.min_us = low if counts.min_us is None else min(counts.min_us, low)
+    counts.max_us = high if counts.max_us is None else max(counts.max_us, high)
+    if low // HOUR_US == high // HOUR_US:
+        counts.hours[low // HOUR_US] += len(batch)
+    else:
+        hours, records = np.unique(times // HOUR_US, return_counts=True)
+        counts.hours.update({int(hour): int(count) for hour, count in zip(hours, records, strict=True)})
+
+
+def _data_size(column: pa.Array) -> int:
+    """The bytes of a binary column that begins at the start of its buffers."""
+    ends = np.frombuffer(column.buffers()[1], np.int32)
+    return int(ends[len(column)] - ends[0])
+
+
+def cut(result: RangeResult, until: int) -> RangeResult:
+    """A result without what was read, as a range before it could not be."""
+    return replace(
+        result,
+        until=until,
+        start=until,
+        records=0,
+        bytes=0,
+        min_time=None,
+        max_time=None,
+        gaps={},
+        hours={},
+        files=[],
+        dead_letters=[],
+        bad_values=0,
+    )

@@ -1,0 +1,262 @@
+"""Write Arrow batches into files that each cover a range of offsets, in folders by time if asked.
+
+A task holds one row group at most in memory, over all its open files.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from spark_klog.load.journal.model import FileEntry, Range, file_path
+from spark_klog.load.settings import ARROW, PARQUET, WriteSettings
+
+HOUR_US = 3_600_000_000
+#: Files that are open at a time in one task; records of more hours begin new files.
+_MOST_OPEN = 24
+_STRFTIME = {"hour": "date=%Y-%m-%d/hour=%H", "day": "date=%Y-%m-%d"}
+_HOURS = {"hour": 1, "day": 24}
+
+
+class FileWriter(Protocol):
+    """Writes tables to one file."""
+
+    def write(self, table: pa.Table) -> None: ...
+    def close(self) -> None: ...
+
+
+class _ParquetWriter:
+    def __init__(self, path: Path, schema: pa.Schema, settings: WriteSettings) -> None:
+        import pyarrow.parquet as pq
+
+        self._writer = pq.ParquetWriter(
+            str(path),
+            schema,
+            compression=settings.compression,
+            compression_level=settings.compression_level,
+            use_dictionary=list(settings.dictionary) or False,
+        )
+
+    def write(self, table: pa.Table) -> None:
+        self._writer.write_table(table, row_group_size=len(table))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _ArrowWriter:
+    def __init__(self, path: Path, schema: pa.Schema, settings: WriteSettings) -> None:
+        codec = None if settings.compression == "none" else pa.Codec(settings.compression, settings.compression_level)
+        self._file = pa.OSFile(str(path), "wb")
+        self._writer = pa.ipc.new_file(self._file, schema, options=pa.ipc.IpcWriteOptions(compression=codec))
+
+    def write(self, table: pa.Table) -> None:
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        self._writer.close()
+        self._file.close()
+
+
+class _JsonWriter:
+    """A line a record. Bytes are text if they are UTF-8, else {"base64": ...}; timestamps are ms."""
+
+    def __init__(self, path: Path, schema: pa.Schema, settings: WriteSettings) -> None:
+        compression = None if settings.compression == "none" else settings.compression
+        self._file = pa.OSFile(str(path), "wb")
+        self._stream = pa.CompressedOutputStream(self._file, compression) if compression else self._file
+
+    def write(self, table: pa.Table) -> None:
+        names = table.schema.names
+        times = table["timestamp"].cast(pa.int64()).to_pylist()
+        columns = [times if name == "timestamp" else table[name].to_pylist() for name in names]
+        lines = []
+        for row in zip(*columns, strict=True):
+            record = {name: _plain(value) for name, value in zip(names, row, strict=True)}
+            record["timestamp"] = record["timestamp"] // 1000
+            lines.append(json.dumps(record, ensure_ascii=False, separators=(",", ":")))
+        self._stream.write(("\n".join(lines) + "\n").encode())
+
+    def close(self) -> None:
+        self._stream.close()
+        self._file.close()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    return str(value) if isinstance(value, Decimal) else value
+
+
+def _open(path: Path, schema: pa.Schema, settings: WriteSettings) -> FileWriter:
+    if settings.format == PARQUET:
+        return _ParquetWriter(path, schema, settings)
+    return (_ArrowWriter if settings.format == ARROW else _JsonWriter)(path, schema, settings)
+
+
+@dataclass(frozen=True)
+class FinishedFile:
+    """A file that is complete in the scratch folder."""
+
+    source: Path
+    entry: FileEntry
+
+
+class _OpenFile:
+    """A file that takes records, and those that wait for its next row group."""
+
+    def __init__(self, path: Path, schema: pa.Schema, settings: WriteSettings) -> None:
+        self.path = path
+        self._schema = schema
+        self._writer = _open(path, schema, settings)
+        self._waiting: list[pa.RecordBatch] = []
+        self.rows = self.bytes = 0
+        self.records = 0
+        self.min_us, self.max_us = (1 << 63) - 1, -(1 << 63)
+
+    def add(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> None:
+        self._waiting.append(batch)
+        self.rows += len(batch)
+        self.bytes += batch.nbytes
+        self.records += len(batch)
+        self.min_us, self.max_us = min(self.min_us, int(times.min())), max(self.max_us, int(times.max()))
+
+    def flush(self) -> None:
+        if self._waiting:
+            self._writer.write(pa.Table.from_batches(self._waiting, self._schema))
+            self._waiting = []
+            self.rows = self.bytes = 0
+
+    def close(self) -> None:
+        self.flush()
+        self._writer.close()
+
+
+class RangeWriter:
+    """Writes the records of one range to files that cover it one after the other.
+
+    `put` gets each file when it is complete. The files' names depend on the records and the settings alone: a task that
+    runs again writes the same ones.
+    """
+
+    def __init__(
+        self,
+        item: Range,
+        schema: pa.Schema,
+        settings: WriteSettings,
+        scratch: Path,
+        put: Callable[[FinishedFile], None],
+    ) -> None:
+        self._range, self._schema, self._settings = item, schema, settings
+        self._scratch, self._put = scratch, put
+        self._files: dict[str, _OpenFile] = {}
+        self._first = item.start
+        self._last = item.start - 1
+        self._count = 0
+
+    def add(self, batch: pa.RecordBatch, times: NDArray[np.int64], layout_times: NDArray[np.int64]) -> None:
+        """Add records in the order of offsets; `times` are their timestamps in microseconds, `layout_times` those that
+        decide on their folders."""
+        parts = list(self._by_layout(batch, times, layout_times))
+        last = batch["offset"][len(batch) - 1].as_py()
+        if self._files and len(self._files.keys() | {folder for folder, _, _ in parts}) > _MOST_OPEN:
+            self._roll(self._last)
+        if len(parts) > _MOST_OPEN:
+            self._write_each(parts, last)
+            return
+        for folder, part, part_times in parts:
+            self._file(folder).add(part, part_times)
+        self._last = last
+        self._flush_full()
+        if sum(file.path.stat().st_size for file in self._files.values()) >= self._settings.file_bytes:
+            self._roll(self._last)
+
+    def finish(self, until: int) -> None:
+        """Complete the last files; the range has been read up to `until`."""
+        self._roll(until - 1)
+
+    def _by_layout(
+        self, batch: pa.RecordBatch, times: NDArray[np.int64], layout_times: NDArray[np.int64]
+    ) -> Iterator[tuple[str, pa.RecordBatch, NDArray[np.int64]]]:
+        if self._settings.layout == "none":
+            yield "", batch, times
+            return
+        slots = layout_times // (HOUR_US * _HOURS[self._settings.layout])
+        found, counts = np.unique(slots, return_counts=True)
+        if len(found) == 1:
+            yield self._folder(int(found[0])), batch, times
+            return
+        order = np.argsort(slots, kind="stable")
+        batch, times = batch.take(pa.array(order)), times[order]
+        ends = np.cumsum(counts)
+        for slot, end, count in zip(found.tolist(), ends.tolist(), counts.tolist(), strict=True):
+            yield self._folder(slot), batch.slice(end - count, count), times[end - count : end]
+
+    def _write_each(self, parts: list[tuple[str, pa.RecordBatch, NDArray[np.int64]]], last: int) -> None:
+        """Write an Arrow batch with records of too many folders at once: one file after the other."""
+        for folder, part, times in parts:
+            self._file(folder).add(part, times)
+            self._complete(folder, self._files.pop(folder), last)
+        self._first, self._last = last + 1, last
+
+    def _folder(self, slot: int) -> str:
+        start_us = slot * HOUR_US * _HOURS[self._settings.layout]
+        return time_text(start_us, _STRFTIME[self._settings.layout])
+
+    def _file(self, folder: str) -> _OpenFile:
+        if folder not in self._files:
+            self._count += 1
+            self._files[folder] = _OpenFile(self._scratch / f"{self._count}", self._schema, self._settings)
+        return self._files[folder]
+
+    def _flush_full(self) -> None:
+        settings = self._settings
+        for file in self._files.values():
+            if file.rows >= settings.row_group_rows or file.bytes >= settings.row_group_bytes:
+                file.flush()
+        while sum(file.bytes for file in self._files.values()) >= settings.row_group_bytes:
+            max(self._files.values(), key=lambda file: file.bytes).flush()
+
+    def _roll(self, last: int) -> None:
+        """Complete the open files, which cover the offsets up to `last`; later records begin new ones."""
+        for folder, file in sorted(self._files.items()):
+            self._complete(folder, file, last)
+        self._files = {}
+        self._first = last + 1
+
+    def _complete(self, folder: str, file: _OpenFile, last: int) -> None:
+        """Close a file and hand it over."""
+        item = self._range
+        file.close()
+        path = file_path(
+            item.topic, item.partition, self._first, last, item.incarnation, folder, self._settings.extension
+        )
+        size = file.path.stat().st_size
+        times = file.min_us // 1000, file.max_us // 1000
+        entry = FileEntry(path, item.topic, item.partition, self._first, last, file.records, size, *times)
+        self._put(FinishedFile(file.path, entry))
+
+
+def time_text(microseconds: int, form: str) -> str:
+    """A time in UTC by `strftime`; times that have no date there count as the first or last one that has."""
+    seconds = min(max(microseconds // 1_000_000, -62_135_596_800), 253_402_300_799)
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime(form)

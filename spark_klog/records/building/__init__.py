@@ -1,0 +1,1 @@
+"""Record batches that are built or changed: offsets assigned, magics converted, records removed."""

@@ -1,0 +1,159 @@
+"""Conversion between magics: down for old consumers, up for old producers and logs in an older format.
+
+Conversion keeps the codec, offsets and gaps between offsets. It drops what an older magic can't hold: headers (magic 2
+only), timestamps (magic 1 and 2), and control batches, which consumers never see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from spark_klog.errors import DecodeError, ErrorCode, ProtocolError
+from spark_klog.records.contract import LOG_APPEND_TIME, NO_TIMESTAMP, Record
+from spark_klog.records.formats.batch import Header, check_crc, iter_batches, whole_batches
+from spark_klog.records.formats.batch_v2 import LOG_APPEND_TIME_BIT, BatchHeader, build_batch
+from spark_klog.records.formats.message_set import build_message_set, message_records
+from spark_klog.records.kernels.reference import append_record
+from spark_klog.records.reading.reader import records_of
+from spark_klog.wire.codecs import MAX_DECOMPRESSED, NONE, Codec, codec_by_id
+from spark_klog.wire.primitives import Buffer
+
+_ZSTD = 4
+_MAX_OFFSET = (1 << 63) - 1
+_MAX_OFFSET_DELTA = (1 << 31) - 1
+
+
+@dataclass
+class Converted:
+    """Converted batches: how many records they have, and how many headers and timestamps were dropped."""
+
+    data: bytearray = field(default_factory=bytearray)
+    records: int = 0
+    lost_headers: int = 0
+    lost_timestamps: int = 0
+
+
+def down_convert(data: Buffer, magic: int, first_offset: int = 0, limit: int = MAX_DECOMPRESSED) -> Converted:
+    """Convert whole batches to a message set of `magic` (0 or 1); batches of that magic or older stay as they are.
+
+    Uncompressed records before `first_offset` are left out, as in Kafka. `CorruptBatchError`, `DecodeError`;
+    `ProtocolError` (UNSUPPORTED_COMPRESSION_TYPE) for zstd, which older magics do not have.
+    """
+    result = Converted()
+    for header, batch in iter_batches(data):
+        check_crc(header, batch)
+        if header.magic <= magic:
+            result.data += batch
+            continue
+        if header.is_control:
+            continue
+        if header.codec_id == _ZSTD:
+            raise ProtocolError(
+                ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"batch of offset {header.base_offset} as magic {magic}: zstd"
+            )
+        records = list(records_of(header, batch, limit))
+        if not header.codec_id:
+            records = [record for record in records if record.offset >= first_offset]
+        if not records:
+            continue
+        _check_offsets(records)
+        result.data += build_message_set(records, magic, codec_by_id(header.codec_id))
+        result.records += len(records)
+        result.lost_headers += sum(len(record.headers) for record in records)
+        if magic == 0:
+            result.lost_timestamps += sum(record.timestamp != NO_TIMESTAMP for record in records)
+    return result
+
+
+def up_convert(data: Buffer, *, renumber: bool = False, limit: int = MAX_DECOMPRESSED) -> bytearray:
+    """Convert whole batches to magic 2: each wrapper, and each run of uncompressed messages, becomes one batch.
+
+    With `renumber` offsets count from 0, since producers may send any. Batches of magic 2 stay as they are.
+    `CorruptBatchError`, `DecodeError`.
+    """
+    result = bytearray()
+    following = 0
+    for codec, records in _groups(data, renumber, limit):
+        if isinstance(records, memoryview):
+            result += records
+            continue
+        if renumber:
+            records = [record._replace(offset=following + delta) for delta, record in enumerate(records)]
+            following += len(records)
+        else:
+            _check_offsets(records)
+            _check_order(records)
+        result += batch_of(records, codec)
+    return result
+
+
+def _groups(data: Buffer, renumber: bool, limit: int) -> Iterator[tuple[Codec, Sequence[Record] | memoryview]]:
+    """(codec, records of a batch to build) or (codec, a batch to keep)."""
+    waiting: list[Record] = []
+    for header, batch in whole_batches(data):
+        check_crc(header, batch)
+        is_plain = not isinstance(header, BatchHeader) and not header.codec_id
+        if waiting and not (is_plain and _fits(waiting, header) and (renumber or _follows(waiting, header))):
+            yield NONE, waiting
+            waiting = []
+        if isinstance(header, BatchHeader):
+            yield NONE, batch
+        elif header.codec_id:
+            yield codec_by_id(header.codec_id), list(message_records(header, batch, limit))
+        else:
+            waiting += message_records(header, batch, limit)
+    if waiting:
+        yield NONE, waiting
+
+
+def _fits(records: Sequence[Record], header: Header) -> bool:
+    """Whether one batch can hold both: it has one timestamp type, and with log append time one timestamp."""
+    if (header.timestamp_type == LOG_APPEND_TIME) != (records[0].timestamp_type == LOG_APPEND_TIME):
+        return False
+    return header.timestamp_type != LOG_APPEND_TIME or header.max_timestamp == records[0].timestamp
+
+
+def _follows(records: Sequence[Record], header: Header) -> bool:
+    """Whether the next offset can be in the same batch: offsets rise, and are less than 2**31 apart."""
+    return records[-1].offset <= header.last_offset <= records[0].offset + _MAX_OFFSET_DELTA
+
+
+def _check_offsets(records: Sequence[Record]) -> None:
+    """`DecodeError` unless all offsets are in [0, 2**63)."""
+    lowest, highest = min(record.offset for record in records), max(record.offset for record in records)
+    if lowest < 0 or highest > _MAX_OFFSET:
+        raise DecodeError(f"records of offsets {lowest} to {highest} in a batch")
+
+
+def _check_order(records: Sequence[Record]) -> None:
+    """`DecodeError` unless one batch can hold these offsets."""
+    offsets = [record.offset for record in records]
+    if offsets != sorted(offsets) or offsets[-1] - offsets[0] > _MAX_OFFSET_DELTA:
+        raise DecodeError(f"records of offsets {offsets[0]} to {offsets[-1]}: not in order, or too far apart")
+
+
+def batch_of(records: Sequence[Record], codec: Codec = NONE, level: int | None = None) -> bytes:
+    """Build a batch of magic 2 from records in offset order, at least one; all of one timestamp type."""
+    body = bytearray()
+    base_offset, base_timestamp = records[0].offset, records[0].timestamp
+    for record in records:
+        append_record(
+            body,
+            record.timestamp - base_timestamp,
+            record.offset - base_offset,
+            record.key,
+            record.value,
+            record.headers,
+        )
+    return build_batch(
+        body,
+        len(records),
+        base_timestamp=base_timestamp,
+        max_timestamp=max(record.timestamp for record in records),
+        codec=codec,
+        level=level,
+        base_offset=base_offset,
+        last_offset_delta=records[-1].offset - base_offset,
+        attributes=LOG_APPEND_TIME_BIT if records[0].timestamp_type == LOG_APPEND_TIME else 0,
+    )

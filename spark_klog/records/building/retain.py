@@ -1,0 +1,102 @@
+"""Rebuild a batch of magic 2 with some of its records, for compaction.
+
+The batch keeps its base offset, last offset, producer and base sequence, from which a broker restores offsets and
+sequence numbers; also its codec, leader epoch, timestamp type, and the flags for transactions and control.
+
+The base timestamp becomes that of the first kept record, or the delete horizon (KIP-534); timestamp deltas are written
+relative to it. The rest of each record is copied as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spark_klog.errors import DecodeError
+from spark_klog.records.contract import LOG_APPEND_TIME, NO_TIMESTAMP
+from spark_klog.records.formats.batch_v2 import (
+    CONTROL_BIT,
+    DELETE_HORIZON_BIT,
+    LOG_APPEND_TIME_BIT,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    build_batch,
+)
+from spark_klog.wire.codecs import NONE, Codec, codec_by_id
+from spark_klog.wire.primitives import Buffer, Reader, append_uvarint, append_varlong, wrap_int64
+
+_KEPT_BITS = LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT | CONTROL_BIT
+
+
+def retain_records(header: BatchHeader, records: Buffer, kept: Sequence[bool], delete_horizon: int | None) -> bytes:
+    """The batch with those records for which `kept` is true, at least one.
+
+    `records` is the decompressed body, `kept` has an entry per record, `delete_horizon` (ms) may be None.
+    `DecodeError` if the body does not have `len(kept)` records.
+    """
+    append_time = header.max_timestamp if header.timestamp_type == LOG_APPEND_TIME else None
+    reader = Reader(records)
+    body = bytearray()
+    base, latest = delete_horizon, NO_TIMESTAMP
+    for is_kept in kept:
+        record = reader.take(reader.varint())
+        if not is_kept:
+            continue
+        fields = Reader(record)
+        attributes = fields.take(1)
+        delta = fields.varlong()
+        timestamp = wrap_int64(header.base_timestamp + delta) if append_time is None else append_time
+        if base is None:
+            base = timestamp
+        latest = max(latest, timestamp)
+        delta = wrap_int64(timestamp - base)
+        content = bytearray(attributes)
+        append_varlong(content, delta)
+        content += fields.take(fields.remaining)
+        append_uvarint(body, len(content) << 1)
+        body += content
+    if reader.remaining:
+        raise DecodeError(
+            f"batch at offset {header.base_offset}: {reader.remaining} bytes left over after {len(kept)} records"
+        )
+    return _rebuilt(
+        header,
+        body,
+        sum(kept),
+        codec=codec_by_id(header.codec_id),
+        base_timestamp=NO_TIMESTAMP if base is None else base,
+        max_timestamp=latest,
+        flags=0 if delete_horizon is None else DELETE_HORIZON_BIT,
+    )
+
+
+def empty_batch(header: BatchHeader) -> bytes:
+    """The batch without records: it only keeps the offsets and sequence numbers."""
+    return _rebuilt(
+        header, b"", 0, codec=NONE, base_timestamp=NO_TIMESTAMP, max_timestamp=header.max_timestamp, flags=0
+    )
+
+
+def _rebuilt(
+    header: BatchHeader,
+    body: Buffer,
+    count: int,
+    *,
+    codec: Codec,
+    base_timestamp: int,
+    max_timestamp: int,
+    flags: int,
+) -> bytes:
+    return build_batch(
+        body,
+        count,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        codec=codec,
+        base_offset=header.base_offset,
+        last_offset_delta=header.last_offset_delta,
+        attributes=header.attributes & _KEPT_BITS | flags,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        leader_epoch=header.leader_epoch,
+    )

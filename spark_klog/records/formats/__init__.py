@@ -1,0 +1,1 @@
+"""The formats of record batches by magic, and what holds for all of them: sizes, headers, checksums."""

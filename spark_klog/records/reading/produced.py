@@ -1,0 +1,106 @@
+"""Validation of produced batches, in addition to what a log checks of all batches.
+
+Kafka's LogValidator decompresses every batch. This checks only the header of a compressed batch, and that its bytes
+can decompress to as many records as it claims: a false count moves the log's offsets by a bounded step, and readers
+find the batch corrupt. The kernel checks the records of uncompressed batches.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from spark_klog.errors import DecodeError
+from spark_klog.records import kernels
+from spark_klog.records.contract import NO_TIMESTAMP
+from spark_klog.records.formats.batch import check_crc, iter_batches, magic_of, whole_batch_size
+from spark_klog.records.formats.batch_v2 import CONTROL_BIT, HEADER_SIZE, BatchHeader, read_batch_header
+from spark_klog.records.reading.reader import records_of
+from spark_klog.wire.codecs import MAX_DECOMPRESSED
+from spark_klog.wire.lz4_frames import has_linked_blocks
+from spark_klog.wire.primitives import Buffer
+
+_MAGIC = 2
+_NO_CODEC, _GZIP, _SNAPPY, _LZ4 = 0, 1, 2, 3
+#: Bytes of the smallest record: length, attributes, four varints of a byte, no headers.
+_SMALLEST_RECORD = 7
+#: Bytes that one byte can decompress to at most, by codec. zstd has no such bound, only `limit`.
+_MOST_EXPANDED = {_NO_CODEC: 1, _GZIP: 1032, _SNAPPY: 22, _LZ4: 256}
+_MAX_OFFSET = (1 << 63) - 1
+_OFFSETS = frozenset({"offset"})
+_FEW_OFFSETS = memoryview(array("q", range(1 << 14))).cast("B")
+
+
+def check_produced(
+    data: Buffer, *, is_one: bool = False, needs_keys: bool = False, limit: int = MAX_DECOMPRESSED
+) -> bool:
+    """Validate produced batches; return whether any is part of a transaction.
+
+    `DecodeError` for
+
+    - a magic other than 2;
+    - a control batch: only brokers write them;
+    - a count, last offset delta and size that do not agree, or uncompressed records that do not match the count or
+      whose offset deltas are not 0, 1, 2 and so on;
+    - a negative timestamp other than -1 (none);
+    - an lz4 frame with linked blocks: Java clients can't read it, Apache Kafka rejects it;
+    - more than one batch, if `is_one` (Produce 3 and later);
+    - a record without a key, if `needs_keys` (compacted topics); this decompresses the batch to at most `limit` bytes.
+
+    `CorruptBatchError` if the CRC of a rejected batch is wrong. The log itself rejects anything but whole batches.
+    """
+    view, position, is_transactional = memoryview(data), 0, False
+    while (magic := magic_of(view, position)) is not None:
+        if magic != _MAGIC:
+            raise DecodeError(f"a batch of magic {magic}, where only {_MAGIC} is taken")
+        size = whole_batch_size(view, position)
+        if size is None:
+            return is_transactional
+        header, batch = read_batch_header(view, position), view[position : position + size]
+        try:
+            _check_batch(header, batch, limit)
+        except DecodeError:
+            check_crc(header, batch)
+            raise
+        is_transactional = is_transactional or header.is_transactional
+        position += size
+        if is_one and position < len(view):
+            raise DecodeError("more than one record batch for a partition in a request")
+    if needs_keys:
+        _check_keys(view, limit)
+    return is_transactional
+
+
+def _check_batch(header: BatchHeader, batch: memoryview, limit: int) -> None:
+    if header.attributes & CONTROL_BIT:
+        raise DecodeError("a control batch, which only brokers write")
+    if header.count < 1 or header.count != header.last_offset_delta + 1:
+        raise DecodeError(f"a batch of {header.count} records has last offset delta {header.last_offset_delta}")
+    payload = len(batch) - HEADER_SIZE
+    if header.count > min(limit, payload * _MOST_EXPANDED.get(header.codec_id, limit)) // _SMALLEST_RECORD:
+        raise DecodeError(f"a batch of {header.count} records has {payload} bytes, which can't hold them")
+    if header.base_timestamp < NO_TIMESTAMP or header.max_timestamp < NO_TIMESTAMP:
+        raise DecodeError(f"a batch has base timestamp {header.base_timestamp}, max timestamp {header.max_timestamp}")
+    if header.codec_id == _LZ4 and has_linked_blocks(batch[HEADER_SIZE:]):
+        raise DecodeError("an lz4 frame whose blocks depend on each other: write independent ones")
+    if header.codec_id == _NO_CODEC:
+        _check_records(header, batch)
+
+
+def _check_records(header: BatchHeader, batch: memoryview) -> None:
+    """`DecodeError` unless an uncompressed batch has `count` records with the offset deltas 0, 1, 2 and so on."""
+    builder = kernels.load().builder(_OFFSETS)
+    builder.append(batch[HEADER_SIZE:], header.count, 0, header.base_timestamp, None, 0, _MAX_OFFSET)
+    offsets = builder.finish().offset
+    assert offsets is not None
+    size = 8 * header.count
+    expected = _FEW_OFFSETS if size <= len(_FEW_OFFSETS) else memoryview(array("q", range(header.count))).cast("B")
+    if memoryview(offsets).cast("B") != expected[:size]:
+        raise DecodeError(f"the records of a batch of {header.count} do not have the offset deltas 0, 1, 2 and so on")
+
+
+def _check_keys(view: memoryview, limit: int) -> None:
+    for header, batch in iter_batches(view):
+        check_crc(header, batch)
+        for number, record in enumerate(records_of(header, batch, limit)):
+            if record.key is None:
+                raise DecodeError(f"record {number} of a batch has no key, which a compacted topic must have")

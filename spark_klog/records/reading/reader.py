@@ -1,0 +1,207 @@
+"""Reading of fetched or stored batches: checksums, control batches, aborted transactions, corrupt batches."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from struct import Struct
+from typing import NamedTuple
+
+from spark_klog.errors import DecodeError
+from spark_klog.records.contract import LOG_APPEND_TIME, ColumnBuilder, Kernel, Record
+from spark_klog.records.formats.batch import (
+    Header,
+    check_crc,
+    iter_batches,
+    next_offset_after,
+    read_header,
+    whole_batch_size,
+)
+from spark_klog.records.formats.batch_v2 import BatchHeader, body
+from spark_klog.records.formats.message_set import MessageHeader, inner_set, message_records
+from spark_klog.records.kernels.reference import iter_records
+from spark_klog.records.reading.control import ABORT, read_marker
+from spark_klog.records.reading.offset_order import NOTHING
+from spark_klog.wire.codecs import MAX_DECOMPRESSED
+from spark_klog.wire.primitives import Buffer
+
+_OFFSET = Struct(">q")
+_MANY = 1 << 62
+
+
+class AbortedTransactions:
+    """Filter of the batches that a read_committed consumer skips (KIP-98).
+
+    Takes (producer id, first offset) pairs, from the fetch response or a segment's transaction index. A producer's
+    batches are aborted from that offset on until its abort marker.
+    """
+
+    def __init__(self, transactions: Iterable[tuple[int, int]] = ()) -> None:
+        self._waiting = [(first_offset, producer_id) for producer_id, first_offset in transactions]
+        heapq.heapify(self._waiting)
+        self._aborted: set[int] = set()
+
+    def skips(self, header: Header, batch: memoryview) -> bool:
+        """Whether the consumer skips the batch. Call it for every batch in offset order, control batches too."""
+        while self._waiting and self._waiting[0][0] <= header.last_offset:
+            self._aborted.add(heapq.heappop(self._waiting)[1])
+        if isinstance(header, MessageHeader):
+            return False
+        if header.is_control:
+            if header.producer_id in self._aborted:
+                marker = read_marker(header, batch)
+                if marker is not None and marker.type == ABORT:
+                    self._aborted.discard(header.producer_id)
+            return True
+        return header.is_transactional and header.producer_id in self._aborted
+
+
+def visible_batches(data: Buffer, aborted: AbortedTransactions | None = None) -> Iterator[tuple[Header, memoryview]]:
+    """Whole batches of any magic, without control batches and, given `aborted`, aborted ones.
+
+    `CorruptBatchError` for a wrong CRC, `DecodeError` for an invalid batch.
+    """
+    for header, batch in iter_batches(data):
+        check_crc(header, batch)
+        if not _is_hidden(header, batch, aborted):
+            yield header, batch
+
+
+def _is_hidden(header: Header, batch: memoryview, aborted: AbortedTransactions | None) -> bool:
+    return header.is_control if aborted is None else aborted.skips(header, batch)
+
+
+def records_of(header: Header, batch: memoryview, limit: int = MAX_DECOMPRESSED) -> Iterator[Record]:
+    """The records of one batch of any magic, whose CRC was checked; `DecodeError` if it is damaged."""
+    if isinstance(header, BatchHeader):
+        return iter_records(header, batch, limit)
+    return message_records(header, batch, limit)
+
+
+def read_records(data: Buffer, aborted: AbortedTransactions | None = None) -> Iterator[Record]:
+    """The visible records, one by one: slow, use `append_visible` for many."""
+    for header, batch in visible_batches(data, aborted):
+        yield from records_of(header, batch)
+
+
+class BadBatch(NamedTuple):
+    """A corrupt batch: its offset field (base offset; of a wrapper the last offset), its bytes, and the error."""
+
+    offset: int
+    data: memoryview
+    error: DecodeError
+
+
+def _bad(batch: memoryview, error: DecodeError) -> BadBatch:
+    return BadBatch(_OFFSET.unpack_from(batch)[0], batch, error)
+
+
+def refuse(bad: BadBatch) -> None:
+    """Raise the error of a corrupt batch: the default for `on_bad`."""
+    raise bad.error
+
+
+def append_visible(
+    kernel: Kernel,
+    builder: ColumnBuilder,
+    data: Buffer,
+    first: int,
+    end: int,
+    aborted: AbortedTransactions | None = None,
+    limit: int = MAX_DECOMPRESSED,
+    on_bad: Callable[[BadBatch], None] = refuse,
+    rows: int = _MANY,
+    bytes_: int = _MANY,
+    damaged: Mapping[int, DecodeError] = NOTHING,
+    checks: bool = True,
+) -> Iterator[None]:
+    """Add the visible records with offsets in [first, end) to a builder of `kernel`; yield after each batch or run.
+
+    Plain batches are added in runs; a run ends at the latest when the builder holds `rows` records or `bytes_` bytes.
+
+    Batches that begin at `end` or later are ignored, even if they are corrupt. A corrupt batch, or one at a position in
+    `damaged` (see offset_order.py), goes to `on_bad` and is skipped unless that raises. `DecodeError` for an unknown
+    magic or an impossible length: the position of the next batch is unknown then. Without `checks`, record batches with
+    a wrong CRC are added; messages of magic 0 and 1 are always checked.
+    """
+    view = memoryview(data)
+    stops = [*damaged, len(view)]  # runs end there
+    position, next_offset = 0, first
+    walked = 0  # `next_offset` is that of the batch at this position; corrupt batches do not count
+    one_by_one = 0  # a run of messages up to this position holds a corrupt one
+    while next_offset < end:
+        while stops[0] < position:
+            stops.pop(0)
+        run, following = builder.append_batches(view[: stops[0]], position, first, end, rows, bytes_)
+        if run > position:
+            walked, position, next_offset = run, run, following
+            yield
+            continue
+        if (size := whole_batch_size(view, position)) is None:
+            return
+        batch = view[position : position + size]
+        try:
+            if position in damaged:
+                raise damaged[position]
+            header = read_header(view, position)
+        except DecodeError as error:
+            on_bad(_bad(batch, error))
+            next_offset = next_offset_after(view[walked:position], next_offset)
+            walked = position = position + size
+            yield
+            continue
+        if header.base_offset >= end:
+            return
+        is_message = isinstance(header, MessageHeader)
+        if is_message and header.last_offset >= end and next_offset_after(view[walked:position], next_offset) >= end:
+            return  # a wrapper has no base offset of its own
+        if is_message and not header.codec_id and position >= one_by_one:
+            # one message at a time would be slow
+            run = kernel.message_run(view[: stops[0]], position, end)
+            try:
+                builder.append_messages(view[position:run], header.magic, None, None, first, end)
+            except DecodeError:
+                one_by_one = run
+            else:
+                position = run
+                yield
+                continue
+        try:
+            if checks or is_message:
+                check_crc(header, batch)
+            if not _is_hidden(header, batch, aborted) and header.last_offset >= first:
+                append_batch(builder, header, batch, first, end, limit)
+        except DecodeError as error:
+            on_bad(_bad(batch, error))
+            next_offset = next_offset_after(view[walked:position], next_offset)
+        else:
+            next_offset = header.next_offset
+        walked = position = position + size
+        yield
+
+
+def append_batch(
+    builder: ColumnBuilder,
+    header: Header,
+    batch: memoryview,
+    first: int,
+    end: int,
+    limit: int = MAX_DECOMPRESSED,
+) -> None:
+    """Add the records with offsets in [first, end) of a batch, whose CRC was checked, to a builder."""
+    append_time = header.max_timestamp if header.timestamp_type == LOG_APPEND_TIME else None
+    if isinstance(header, BatchHeader):
+        builder.append(
+            body(header, batch, limit),
+            header.count,
+            header.base_offset,
+            header.base_timestamp,
+            append_time,
+            first,
+            end,
+        )
+    elif header.codec_id:
+        last_offset = header.offset if header.magic else None
+        builder.append_messages(inner_set(header, batch, limit), header.magic, last_offset, append_time, first, end)
+    else:
+        builder.append_messages(batch, header.magic, None, None, first, end)
