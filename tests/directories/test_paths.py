@@ -229,8 +229,9 @@ def test_offset_directory() -> None:
 def test_the_room_loads_neither_kazoo_nor_pyarrow() -> None:
     script = (
         "import importlib, sys\n"
-        "for name in 'paths tree zookeeper files local_files arrow_files memory offsets'.split():\n"
-        "    importlib.import_module('spark_klog.directories.' + name)\n"
+        "for name in 'tree zookeeper files local_files arrow_files memory'.split():\n"
+        "    importlib.import_module('spark_klog.directories.trees.' + name)\n"
+        "import spark_klog.directories.offsets, spark_klog.directories.paths\n"
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
         "assert not loaded & {'kazoo', 'pyarrow', 'pyspark'}, loaded\n"
     )
