@@ -28,7 +28,7 @@ from spark_klog.broker.settings.setting_documentation import DOCUMENTATION
 from spark_klog.cli.main import main
 from spark_klog.client import config as client_settings
 from spark_klog.client.consumer import settings as consumer_settings
-from spark_klog.client.security.settings.parse import parse as security_settings, sasl as sasl_settings
+from spark_klog.client.security.settings import parse as security_settings, sasl as sasl_settings
 from spark_klog.error_codes import REMEDIES, ErrorCode, Remedy
 from spark_klog.groups import lag_metrics
 from spark_klog.log.config import LogConfig

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from spark_klog.client.security.settings import parse as security_settings
 from spark_klog.client.security.settings.config import PROTOCOLS, SecurityConfig
-from spark_klog.client.security.settings.parse import parse as security_settings
 from spark_klog.client.security.settings.references import resolved
 from spark_klog.client.security.settings.secrets import Settings, is_plain_name
 from spark_klog.errors import ConfigError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_klog.client.config import ClientConfig, client_config, parse_value, setting_texts
-from spark_klog.client.security.settings.parse import parse as security_settings
+from spark_klog.client.security.settings import parse as security_settings
 from spark_klog.errors import ConfigError
 
 _log = logging.getLogger(__name__)

@@ -1,5 +1,5 @@
-"""Detection of batches with wrong offsets. No checksum covers a batch's base offset (see formats/batch.py): a flipped bit
-shifts all its records, or hides the batches that follow.
+"""Detection of batches with wrong offsets. No checksum covers a batch's base offset (see formats/batch.py): a flipped
+bit shifts all its records, or hides the batches that follow.
 
 In an intact log each batch begins after the end of the one before it, and the last one ends at or before the log's
 end. If two batches overlap, the wrong one is the one with a gap to its other neighbour: in an intact log only

@@ -48,8 +48,8 @@ ALL_TOPICS = Subscription(pattern="")
 class GroupOffsetsOptions:
     """Where to publish a query's progress as offsets of `group`: at its coordinator, and in trees of directories.
 
-    `trees` are addresses for `directories.trees.opening.open_tree`. With `dual` the group migrates between coordinator and
-    ZooKeeper, which is the last tree: reads take the larger offset of both.
+    `trees` are addresses for `directories.trees.opening.open_tree`. With `dual` the group migrates between coordinator
+    and ZooKeeper, which is the last tree: reads take the larger offset of both.
     """
 
     group: str
