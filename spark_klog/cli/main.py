@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_klog import __version__
 from spark_klog.cli.log_format import FORMATS, JSON, LEVELS, TEXT, log_to_stderr
 from spark_klog.cli.output import INTERRUPTED, os_error_text
 from spark_klog.errors import ConfigError, KlogError
@@ -34,9 +33,11 @@ _WATCH_SECONDS = 0.5
 _MODULES = (
     {
         name: f"spark_klog.cli.{name}"
-        for name in ("checkpoint", "doctor", "groups", "load", "log", "mirror", "offsets", "topics", "ui", "users")
+        for name in (
+            *("checkpoint", "doctor", "groups", "load", "log", "mirror", "offsets", "topics", "ui", "users", "version"),
+        )
     }
-    | {name: f"spark_klog.cli.records.{name}" for name in ("consume", "produce")}
+    | {name: f"spark_klog.cli.records.{name}" for name in ("bench", "consume", "produce")}
     | {"demo": "spark_klog.cli.jobs.demo"}
 )
 
@@ -73,7 +74,23 @@ class _Group(click.Group):
             sys.exit(1)
 
 
+def _print_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not ctx.resilient_parsing:
+        from spark_klog.cli.version import version_line
+
+        click.echo(version_line())
+        ctx.exit()
+
+
 @click.group(cls=_Group)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the versions in use, and exit.",
+)
 @click.option(
     "--log-level",
     default="INFO",
@@ -287,11 +304,3 @@ def completion(shell: str) -> None:
         click.echo(made(main, {}, "klog", "_KLOG_COMPLETE").source())
     except RuntimeError as error:  # of a bash that is too old
         raise ConfigError(str(error)) from None
-
-
-@main.command()
-def version() -> None:
-    """Print the version, and the kernel in use."""
-    from spark_klog.records import kernels
-
-    click.echo(f"spark_klog {__version__}, {kernels.load().name} kernel")

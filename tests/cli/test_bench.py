@@ -1,0 +1,116 @@
+"""`klog bench` and `klog version`: what they print, write and leave."""
+
+from __future__ import annotations
+
+import json
+import platform
+import signal
+import subprocess
+import time
+from importlib import metadata
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from spark_klog import __version__
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.records import kernels
+from tests.support.klog import klog, klog_command, klog_refusal
+from tests.support.topics import make_topic
+
+
+def topics(servers: str) -> set[str]:
+    return set(AdminClient({"bootstrap.servers": servers, "log_level": 0}).list_topics(timeout=30).topics)
+
+
+def values(servers: str, topic: str) -> list[bytes]:
+    """All values of partition 0, as librdkafka reads them."""
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "g", "log_level": 0, "enable.partition.eof": True})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found: list[bytes] = []
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        message = consumer.poll(1)
+        if message is None:
+            continue
+        if message.error() is not None:
+            assert message.error().code() == KafkaError._PARTITION_EOF
+            break
+        found.append(message.value())
+    consumer.close()
+    return found
+
+
+def test_it_writes_and_reads_and_deletes_its_topic(cluster: EmbeddedCluster, topic: str) -> None:
+    servers = cluster.bootstrap_servers
+    before = topics(servers)
+    done = klog(
+        "bench", "-b", servers, "-n", "5000", "-s", "33", "--partitions", "3", "--probes", "5", "-z", "zstd", "--json"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert found["topic"].startswith("klog-bench-")
+    expected = {"partitions": 3, "records": 5000, "size": 33, "compression": "zstd", "acks": "all"}
+    assert found.items() >= expected.items()
+    for phase in ("produce", "consume"):
+        assert found[phase]["seconds"] > 0
+        assert found[phase]["recordsPerSecond"] > 0
+    for times in found["latencyMs"].values():
+        assert times["probes"] <= 5
+        assert 0 < times["p50"] <= times["p99"]
+    assert found["latencyMs"]["acknowledged"]["p50"] > 0
+    assert topics(servers) == before
+
+    # a topic that is there: only with --existing, and its records stay
+    make_topic(servers, topic, 1)
+    line = klog_refusal("bench", "-b", servers, "--topic", topic, "-n", "10")
+    assert "--existing" in line
+    assert values(servers, topic) == []
+    text = klog("bench", "-b", servers, "--topic", topic, "--existing", "-n", "10", "-s", "7", "--probes", "0").stdout
+    assert text.startswith(f"{topic}, partitions: 1, compression: none, acks: all, values of 7 bytes\n")
+    written = values(servers, topic)
+    assert [len(value) for value in written] == [7] * 10
+    assert klog("bench", "-b", servers, "--topic", f"{topic}-kept", "--keep", "-n", "2", "--acks", "0").returncode == 0
+    assert f"{topic}-kept" in topics(servers)
+
+
+def test_an_interrupted_one_deletes_its_topic(cluster: EmbeddedCluster, topic: str) -> None:
+    servers = cluster.bootstrap_servers
+    command = klog_command("bench", "-b", servers, "--topic", topic, "-n", "1000000000", "-s", "1000", "--probes", "0")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                deadline = time.monotonic() + 60
+                while topic not in topics(servers):
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+                process.send_signal(number)
+                out, errors = process.communicate(timeout=60)
+            finally:
+                process.kill()
+        assert (process.returncode, out, errors) == (130, "", "klog: interrupted\n")
+        assert topic not in topics(servers)
+
+
+def test_what_bench_refuses(cluster: EmbeddedCluster, topic: str) -> None:
+    servers = cluster.bootstrap_servers
+    missing = klog_refusal("bench", "-b", servers, "--topic", f"{topic}-none", "--existing")
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in missing
+    assert "max.request.size" in klog_refusal("bench", "-b", servers, "-s", "2000000", "--probes", "0")
+    assert klog("bench", "--existing").returncode == 2
+    assert klog("bench", "--topic", "t", "--existing", "--keep").returncode == 2
+    assert not any(name.startswith("klog-bench-") for name in topics(servers))
+
+
+def test_version() -> None:
+    found = json.loads(klog("version", "--json").stdout)
+    assert found == {
+        "klog": __version__,
+        "python": platform.python_version(),
+        "pyspark": metadata.version("pyspark"),
+        "kernel": kernels.load().name,
+    }
+    line = klog("version").stdout
+    assert line == klog("--version").stdout
+    for text in found.values():
+        assert text in line
