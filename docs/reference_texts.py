@@ -102,6 +102,7 @@ CURES = {
     "StartAfterEnd": "Swap the two, or widen the range.",
     "Superseded": "Stop one of the two runs.",
     "TlsError": "Set `ssl.truststore.location` to the broker's authority; use the name that its certificate has.",
+    "TopicRecreated": "Seek in the new topic's partitions, or set `auto.offset.reset`.",
     "TransactionAborted": "Send the records again in a new transaction.",
     "UnsupportedVersionError": "Use a newer broker, or leave out what the text names.",
     "WokenUp": "",

@@ -10,6 +10,7 @@ import concurrent.futures
 from collections.abc import Mapping
 from inspect import signature
 from typing import Any
+from uuid import UUID
 
 from spark_klog.error_codes import REMEDIES, ErrorCode as ErrorCode, Remedy
 
@@ -160,6 +161,21 @@ class LogTruncated(ErrorWithFields):
             f"but the leader's log diverges at offset {divergence}"
         )
         super().__init__(f"{self.what}: seek to {divergence} to go on")
+
+
+class TopicRecreated(ErrorWithFields):
+    """A topic that was deleted, and created again, while it was read: offsets read before are of the former topic.
+
+    `former_id` and `topic_id` are the topics' ids.
+    """
+
+    condition = "KLOG_TOPIC_RECREATED"
+
+    def __init__(self, topic: str, former_id: UUID, topic_id: UUID) -> None:
+        self.topic, self.former_id, self.topic_id = topic, former_id, topic_id
+        #: What happened, without what to do.
+        self.what = f"topic {topic} was deleted and created again (its id was {former_id}, and is {topic_id})"
+        super().__init__(f"{self.what}: seek in its partitions to read the new topic")
 
 
 class RecordTooLarge(ErrorWithFields):

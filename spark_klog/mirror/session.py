@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -25,8 +25,8 @@ from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.consumer.decoding.chunk import Chunk
 from spark_klog.client.delivery.receipts import Receipt
 from spark_klog.client.network.readiness import wait_until_ready
-from spark_klog.client.offsets import list_offsets
-from spark_klog.errors import ConfigError, DataLossError, LogTruncated, OffsetOutOfRange
+from spark_klog.client.offsets import list_offsets, offsets_of_led
+from spark_klog.errors import ConfigError, DataLossError, LogTruncated, OffsetOutOfRange, TopicRecreated
 from spark_klog.mirror.batches import Span, out_batches
 from spark_klog.mirror.beginnings import prefix_record, topic_record
 from spark_klog.mirror.groups import GroupTranslation
@@ -112,6 +112,10 @@ class Session:
         self._assigned: list[TopicPartition] = []
         #: The source's offset after what was sent, by partition.
         self._positions: dict[TopicPartition, int] = {}
+        #: With `until_end` the source's ends, up to which is mirrored.
+        self._until: dict[TopicPartition, int] = {}
+        #: The source's ends at the last look.
+        self._seen_ends: dict[TopicPartition, int] = {}
         self._waiting = Waiting()
         self._noted: dict[TopicPartition, deque[_Noted]] = {}
         self._noted_count = 0
@@ -136,7 +140,8 @@ class Session:
         `on_progress` is called after each commit, at least once a second.
         """
         self._follow()
-        ends = self._ends() if until_end else {}
+        if until_end:
+            self._until = self._ends(self._assigned)
         while not is_stopped():
             now = time.monotonic()
             if now >= self._refresh_at and not until_end:
@@ -147,7 +152,7 @@ class Session:
             if time.monotonic() >= self._commit_at or self._noted_count >= _MOST_NOTED:
                 self._commit()
                 on_progress(self.totals)
-            if until_end and all(self._positions[key] >= end for key, end in ends.items()):
+            if until_end and all(self._positions[key] >= end for key, end in self._until.items()):
                 break
             if time.monotonic() >= self._groups_at and not until_end:
                 self._translate()
@@ -184,6 +189,9 @@ class Session:
             self._begin(new)
             self._assigned = found
             self._consumer.assign([(*key, self._positions[key]) if key in new else key for key in found])
+            self._consumer.expect(self._topics.ids)
+            self._until = {key: end for key, end in self._until.items() if key not in gone}
+            self._until |= self._ends(key for key in new if key in self._until)
         if new or gone or self._is_first:
             self._note_beginnings()
         self._is_first = False
@@ -273,6 +281,10 @@ class Session:
         except OffsetOutOfRange as error:
             self._out_of_range(error)
             return
+        except TopicRecreated:
+            self._drain()
+            self._follow()
+            return
         except LogTruncated as error:
             raise DataLossError(f"{error.what}. {_REMEDY}") from None
         if chunk is not None:
@@ -282,10 +294,7 @@ class Session:
 
     def _out_of_range(self, error: OffsetOutOfRange) -> None:
         """Go on at the log's start if retention has overtaken the mirror."""
-        while self._waiting:
-            self._queue()
-            self._target.flush()
-            self._commit()
+        self._drain()
         key = error.topic, error.partition
         start = error.available[0]
         if self._positions.get(key, start) >= start:
@@ -293,6 +302,13 @@ class Session:
         self._lose(key, self._positions[key], start)
         self._note(key, _Noted(None, (), start))
         self._consumer.seek(*key, start)
+
+    def _drain(self) -> None:
+        """Copy all that was fetched, and note it."""
+        while self._waiting:
+            self._queue()
+            self._target.flush()
+            self._commit()
 
     def _take(self, chunk: Chunk) -> None:
         key = chunk.topic, chunk.partition
@@ -344,11 +360,17 @@ class Session:
                     known.copied(span.first, span.count, receipt.base_offset + span.place)
             known.moved(following)
 
-    def _ends(self) -> dict[TopicPartition, int]:
-        return list_offsets(self._source_admin.cluster, dict.fromkeys(self._assigned, LATEST))
+    def _ends(self, keys: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return list_offsets(self._source_admin.cluster, dict.fromkeys(keys, LATEST))
 
     def _look_at_lag(self) -> None:
-        ends = self._ends()
+        """Ask each leader once: a topic that is deleted just now must not hold up the others."""
+        cluster = self._source_admin.cluster
+        found, failed = offsets_of_led(cluster, dict.fromkeys(self._assigned, LATEST))
+        if failed:
+            cluster.metadata({topic for topic, _ in failed})  # for the next time
+        self._seen_ends |= found
+        ends = {key: self._seen_ends.get(key, 0) for key in self._assigned}
         self.totals.lag = sum(max(0, end - self._positions[key]) for key, end in ends.items())
         self._lag_at = time.monotonic() + _LAG_SECONDS
 

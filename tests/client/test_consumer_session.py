@@ -16,52 +16,71 @@ from spark_klog.errors import DecodeError, ErrorCode, ProtocolError
 from tests.support.scripted_broker import ScriptedCluster
 
 _KEYS = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 3))
-_WANTED = st.builds(FetchParameters, st.integers(0, 3), st.sampled_from([100, 200]), st.integers(-1, 1))
-_STEPS = st.lists(st.tuples(st.dictionaries(_KEYS, _WANTED, min_size=1), st.sampled_from(["", "lost", "evicted"])))
+_WANTED = st.builds(
+    FetchParameters, st.integers(0, 3), st.sampled_from([100, 200]), st.integers(-1, 1), topic_id=st.none()
+)
+#: How often each topic was created again; None: brokers without ids.
+_LIVES = st.one_of(st.none(), st.fixed_dictionaries({"a": st.integers(1, 2), "b": st.integers(3, 4)}))
+_STEPS = st.lists(
+    st.tuples(st.dictionaries(_KEYS, _WANTED, min_size=1), _LIVES, st.sampled_from(["", "lost", "evicted"]))
+)
 
 
-def _ask(sessions: Any, request: dict[str, Any], now: float) -> Any:
+def _key(topic: dict[str, Any], partition: int, *, has_ids: bool) -> broker_side.PartitionKey:
+    if has_ids:
+        return broker_side.PartitionKey("", topic["topic_id"], partition)
+    return broker_side.PartitionKey(topic["topic"], UUID(int=0), partition)
+
+
+def _ask(sessions: Any, client: FetchSession, wanted: dict[tuple[str, int], FetchParameters], now: float) -> Any:
     """What the broker makes of a request: its session, or an error code."""
+    request = client.request(wanted)
     entries = [
-        (broker_side.PartitionKey(topic["topic"], UUID(int=0), entry["partition"]), entry)
+        (_key(topic, entry["partition"], has_ids=client.has_ids), entry)
         for topic in request["topics"]
         for entry in topic["partitions"]
     ]
     forgotten = [
-        broker_side.PartitionKey(topic["topic"], UUID(int=0), partition)
+        _key(topic, partition, has_ids=client.has_ids)
         for topic in request["forgotten_topics_data"]
         for partition in topic["partitions"]
     ]
-    return sessions.find(request["session_id"], request["session_epoch"], entries, forgotten, now)
+    session_id, epoch = request["session_id"], request["session_epoch"]
+    return sessions.find(session_id, epoch, entries, forgotten, now, has_ids=client.has_ids)
 
 
 @given(_STEPS)
 def test_the_broker_fetches_what_the_client_wants(
-    steps: list[tuple[dict[tuple[str, int], FetchParameters], str]],
+    steps: list[tuple[dict[tuple[str, int], FetchParameters], dict[str, int] | None, str]],
 ) -> None:
     sessions = broker_side.FetchSessions(10, 0)
     client = FetchSession()
-    for number, (wanted, trouble) in enumerate(steps):
+    for number, (asked, lives, trouble) in enumerate(steps):
+        ids = {topic: UUID(int=life) for topic, life in (lives or {}).items()}
+        wanted = {key: item._replace(topic_id=ids.get(key[0])) for key, item in asked.items()}
         if trouble == "evicted":
             sessions._sessions.clear()
-        found = _ask(sessions, client.request(wanted), number)
+        found = _ask(sessions, client, wanted, number)
         if isinstance(found, ErrorCode):
             assert trouble == "evicted"
             with pytest.raises(ProtocolError):
                 client.accept({"error_code": found, "responses": []}, "fetch")
             client.restart()
-            found = _ask(sessions, client.request(wanted), number)
+            found = _ask(sessions, client, wanted, number)
         session, is_incremental = found
         fetched = {
-            (key.topic, key.partition): (entry["fetch_offset"], entry["partition_max_bytes"])
+            (key.topic or key.topic_id, key.partition): (entry["fetch_offset"], entry["partition_max_bytes"])
             for key, entry in session.partitions
         }
-        assert fetched == {key: item[:2] for key, item in wanted.items()}
+        assert fetched == {(ids.get(key[0], key[0]), key[1]): item[:2] for key, item in wanted.items()}
         if trouble == "lost":
             client.restart()
             continue
         told = {} if is_incremental else wanted
-        responses = [{"topic": topic, "partitions": [{"partition_index": number}]} for topic, number in told]
+        responses = [
+            {"topic": topic, "topic_id": ids.get(topic), "partitions": [{"partition_index": number}]}
+            for topic, number in told
+        ]
         answer = {"error_code": 0, "session_id": session.id, "responses": responses, "throttle_time_ms": 0}
         assert client.accept(answer, "fetch").keys() == told.keys()
 

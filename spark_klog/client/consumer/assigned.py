@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
+from uuid import UUID
 
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.errors import KlogError
@@ -37,6 +38,7 @@ class Assigned:
         "failure",
         "fetch_epoch",
         "fetch_offset",
+        "found_id",
         "is_paused",
         "is_unchecked",
         "leader",
@@ -46,10 +48,12 @@ class Assigned:
         "position",
         "replica",
         "replica_until",
+        "retired_ids",
         "retry_at",
         "run",
         "start",
         "topic",
+        "topic_id",
         "unknown_since",
         "was_known",
     )
@@ -60,6 +64,11 @@ class Assigned:
         self.start: int | None = None
         self.fetch_offset = -1
         self.run = next(_runs)
+        #: The id of the topic to which the position belongs, and that in the last metadata; None: unknown.
+        self.topic_id: UUID | None = None
+        self.found_id: UUID | None = None
+        #: Ids of former topics of this name, which a broker that lags behind may still tell.
+        self.retired_ids: frozenset[UUID] = frozenset()
         #: The leader epoch of the record before `position`, and before `fetch_offset`; -1: unknown.
         self.epoch = self.fetch_epoch = -1
         self.is_paused = False
@@ -97,8 +106,29 @@ class Assigned:
             self.rewind()
         self.leader, self.leader_epoch = leader, leader.epoch
 
+    @property
+    def is_recreated(self) -> bool:
+        """Whether the topic is another one of the same name now."""
+        return self.topic_id is not None and self.found_id is not None and self.topic_id != self.found_id
+
+    def find(self, topic_id: UUID) -> None:
+        """Take the topic's id from metadata; a position without one belongs to this topic."""
+        self.found_id = topic_id
+        if self.topic_id is None:
+            self.topic_id = topic_id
+
+    def belong(self, topic_id: UUID | None) -> None:
+        """Let the position belong to this topic."""
+        if self.topic_id is not None and self.topic_id != topic_id:
+            self.retired_ids |= {self.topic_id}
+        self.topic_id = topic_id
+        if self.is_recreated:
+            self.leader = None
+
     def seek(self, offset: int, epoch: int = -1) -> None:
         """Continue at an offset; drop what was fetched. `epoch`: of the record before it, to check the position by."""
+        if self.is_recreated:
+            self.belong(self.found_id)
         self.is_unchecked = epoch >= 0
         self.position = self.fetch_offset = offset
         self.run = next(_runs)
@@ -108,6 +138,8 @@ class Assigned:
 
     def restart(self, start: int | None) -> None:
         """Forget the position; `start` says how to find a new one, see the class."""
+        if self.is_recreated:
+            self.belong(self.found_id)
         self.position, self.start = None, start
         self.fetch_offset = -1
         self.run = next(_runs)

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 from spark_klog.client.backoff import CALL_TIMEOUT
 from spark_klog.client.cluster import Cluster, TopicPartition
@@ -73,6 +74,8 @@ class Consumer:
     * `OffsetOutOfRange` and `NoOffsetForPartition` with auto.offset.reset=none,
     * `LogTruncated` with auto.offset.reset=none if a new leader does not have the records before a position; otherwise
       reading goes on where the logs diverge, with a warning,
+    * `TopicRecreated` with auto.offset.reset=none if a topic was deleted and created again (brokers from 2.8 on tell);
+      otherwise the new topic is read as that setting says, with a warning,
     * `RecordTooLarge` for a record batch larger than twice fetch.max.bytes (at least 64 MiB),
     * `DecodeError` for corrupt data, after the records before it: `seek` past it to continue, or set check.crcs=false,
     * `MemberFenced` if another member of the group has the same group.instance.id,
@@ -278,6 +281,13 @@ class Consumer:
         """
         with self._guard.used():
             return self._next(self._decoders.records.parts, False, timeout) or []
+
+    def expect(self, topic_ids: Mapping[str, UUID]) -> None:
+        """For the package's own use: the positions in assigned partitions of these topics belong to these ids."""
+        with self._guard.used():
+            for item in self._assignment:
+                if item.topic in topic_ids:
+                    item.belong(topic_ids[item.topic])
 
     def poll_chunk(self, timeout: float = 1.0) -> Chunk | None:
         """For the package's own use: the next fetched batches as they are, or None if none come within `timeout` s.

@@ -21,6 +21,7 @@ from spark_klog.client.consumer.decoding.chunk import Chunk
 from spark_klog.client.consumer.session import LOST_SESSION, FetchParameters, FetchSession
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.consumer.troubles import Troubles
+from spark_klog.client.fetcher import FETCH_WITH_TOPIC_IDS
 from spark_klog.client.network.connection import Connection
 from spark_klog.client.network.responses import Handle
 from spark_klog.client.network.wakeup import Waker
@@ -111,7 +112,8 @@ class Fetches:
                 continue
             size = max(item.max_bytes, self._config.client.partition_fetch_bytes, _LEAST_BYTES)
             node = self._node_of(item)
-            by_node.setdefault(node, {})[item.key] = FetchParameters(item.fetch_offset, size, item.leader.epoch)
+            parameters = FetchParameters(item.fetch_offset, size, item.leader.epoch, item.topic_id)
+            by_node.setdefault(node, {})[item.key] = parameters
         for node, partitions in by_node.items():
             source = self._sources.setdefault(node, _Source(node))
             if source.handle is None:
@@ -142,6 +144,8 @@ class Fetches:
                 until = connection.look_at if source.is_opening else connection.throttled_until
                 self._look_at = min(self._look_at, until)
                 return
+            if not connection.speaks(FETCH, FETCH_WITH_TOPIC_IDS):
+                partitions = {key: item._replace(topic_id=None) for key, item in partitions.items()}
             request = source.session.request(partitions) | {
                 "max_wait_ms": config.fetch_max_wait_ms,
                 "min_bytes": config.fetch_min_bytes,
@@ -149,7 +153,8 @@ class Fetches:
                 "isolation_level": config.client.isolation_level,
                 "rack_id": config.client_rack,
             }
-            source.handle = connection.send(FETCH, request, wait=False)
+            version = FETCH_WITH_TOPIC_IDS if source.session.has_ids else None
+            source.handle = connection.send(FETCH, request, version=version, wait=False)
             source.until = now + (config.client.request_timeout_ms + config.fetch_max_wait_ms) / 1000
         except KlogError as error:
             self._failed(source, error)
@@ -176,6 +181,8 @@ class Fetches:
             item = self._assignment.get(key)
             if item is None or item.is_paused or item.position is None or item.fetch_offset != requested[key].offset:
                 continue  # a seek or pause came meanwhile
+            if requested[key].topic_id not in (None, item.topic_id):
+                continue  # the topic was created again meanwhile
             if item.is_unchecked or (item.leader is not None and item.leader.epoch != requested[key].leader_epoch):
                 continue  # another leader came meanwhile
             try:

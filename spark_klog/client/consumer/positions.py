@@ -26,6 +26,7 @@ from spark_klog.errors import (
     OffsetOutOfRange,
     ProtocolError,
     RequestTimedOut,
+    TopicRecreated,
 )
 from spark_klog.protocol.apis import METADATA
 from spark_klog.protocol.codec import Message
@@ -112,8 +113,12 @@ class Positions:
                 self._failed(item, error)
             return
         self._refreshed_at = now
+        recreated: set[str] = set()
         for item in self._assignment:
             failure = self._take_leader(item, found.get(item.topic))
+            if item.is_recreated:
+                self._begin_again(item, is_told=item.topic in recreated)
+                recreated.add(item.topic)
             if failure is not None and not failure.retriable:
                 self._failures.append(failure)
             if failure is not None and item.leader is None:
@@ -134,6 +139,10 @@ class Positions:
             if entry["partition_index"] == item.partition:
                 if entry["leader_id"] < 0:
                     break
+                if topic["topic_id"] in item.retired_ids:  # this broker does not know the new topic yet
+                    return answer_error(METADATA, ErrorCode.UNKNOWN_TOPIC_ID, f"topic {item.topic}")
+                if topic["topic_id"].int:
+                    item.find(topic["topic_id"])
                 item.was_known = True
                 item.lead(Leader(entry["leader_id"], entry["leader_epoch"]))
                 return None
@@ -141,6 +150,22 @@ class Positions:
             what = f"partition {item.name}, of a topic with {len(topic['partitions'])} partitions"
             return ProtocolError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, what)
         return answer_error(METADATA, ErrorCode.LEADER_NOT_AVAILABLE, f"partition {item.name}")
+
+    def _begin_again(self, item: Assigned, *, is_told: bool) -> None:
+        """Begin with the new topic as auto.offset.reset says, or raise."""
+        assert item.topic_id is not None
+        assert item.found_id is not None
+        recreated = TopicRecreated(item.topic, item.topic_id, item.found_id)
+        start = self._config.auto_offset_reset.time(round(time.time() * 1000))
+        if start is not None:
+            if not is_told:
+                _log.warning("%s; going on as auto.offset.reset says", recreated.what)
+            item.restart(start)
+            return
+        if not is_told:
+            self._failures.append(recreated)
+        self._failed(item, recreated)
+        item.leader = None
 
     def _failed(self, item: Assigned, error: KlogError) -> None:
         item.failed(error, time.monotonic(), pause_seconds(self._config.client, item.attempts + 1))

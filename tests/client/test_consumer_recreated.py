@@ -1,0 +1,91 @@
+"""A topic that is deleted and created again, with more records, while a consumer reads it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from spark_klog.client import Admin, Consumer, Producer
+from spark_klog.client.cluster import Cluster
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import TopicRecreated
+from tests.support.topics import make_topic
+
+_SECONDS = 30.0
+
+
+def _send(servers: str, topic: str, name: str, count: int) -> list[bytes]:
+    values = [b"%s %d" % (name.encode(), number) for number in range(count)]
+    with Producer({"bootstrap.servers": servers}) as producer:
+        for value in values:
+            producer.send(topic, value)
+    return values
+
+
+def _values(consumer: Consumer, count: int) -> list[bytes | None]:
+    found: list[bytes | None] = []
+    deadline = time.monotonic() + _SECONDS
+    while len(found) < count:
+        assert time.monotonic() < deadline, found
+        found += [record.value for record in consumer.poll(0.5)]
+    return found
+
+
+def _create_again(servers: str, topic: str) -> list[bytes]:
+    with Admin({"bootstrap.servers": servers}) as admin:
+        admin.delete_topic(topic)
+    make_topic(servers, topic, 1)
+    return _send(servers, topic, "new", 50)
+
+
+def test_the_new_topic_is_read_from_its_beginning(
+    cluster: EmbeddedCluster, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    servers = cluster.bootstrap_servers
+    make_topic(servers, topic, 1)
+    old = _send(servers, topic, "old", 10)
+    settings = {"bootstrap.servers": servers, "auto.offset.reset": "earliest", "metadata.max.age.ms": "100"}
+    with Consumer(settings) as consumer:
+        consumer.assign([(topic, 0)])
+        assert _values(consumer, 10) == old
+        former, looks = consumer._cluster.topic_ids[topic], [0]
+        new = _create_again(servers, topic)
+        assert _values(consumer, 50) == new
+        assert "deleted and created again" in caplog.text
+
+        # a broker that lags behind may still tell the former id: that is no third topic
+        real = Cluster.metadata
+
+        def lagging(asked: Cluster, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
+            looks[0] += 1
+            return {name: found | {"topic_id": former} for name, found in real(asked, *args, **kwargs).items()}
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Cluster, "metadata", lagging)
+            deadline = time.monotonic() + _SECONDS
+            while looks[0] < 2:
+                assert consumer.poll(0.1) == []
+                assert time.monotonic() < deadline
+        assert _values(consumer, len(_send(servers, topic, "later", 5))) == [b"later %d" % n for n in range(5)]
+        assert consumer.position(topic, 0) == 55
+
+
+def test_without_a_reset_it_is_an_error(cluster: EmbeddedCluster, topic: str) -> None:
+    servers = cluster.bootstrap_servers
+    make_topic(servers, topic, 1)
+    old = _send(servers, topic, "old", 10)
+    with Consumer({"bootstrap.servers": servers, "auto.offset.reset": "none"}) as consumer:
+        consumer.assign([(topic, 0, 0)])
+        assert _values(consumer, 10) == old
+        new = _create_again(servers, topic)
+        for _ in range(2):  # until a seek
+            with pytest.raises(TopicRecreated, match="created again") as failure:
+                _values(consumer, 1)
+        assert isinstance(failure.value.topic_id, UUID)
+        assert failure.value.topic_id != failure.value.former_id
+        consumer.seek(topic, 0, 20)
+        assert _values(consumer, 30) == new[20:]
