@@ -64,6 +64,11 @@ class Backoff:
 
         If the last attempt had hardly any time, raise the failure before it instead.
         """
+        time.sleep(self.seconds(failure))
+        self._resumed = time.monotonic()
+
+    def seconds(self, failure: Exception) -> float:
+        """Like `pause`, but leave the sleep to the caller."""
         left = self._deadline - time.monotonic()
         if left < _LEAST:
             is_short = self._deadline - self._resumed < _SHORT * (self._deadline - self._begin)
@@ -72,8 +77,9 @@ class Backoff:
         self._attempts += 1
         self._say(failure, left)
         # shorter pauses near the deadline, so that the last attempt has time to succeed
-        time.sleep(min(pause_seconds(self._config, self._attempts), left / 2))
-        self._resumed = time.monotonic()
+        pause = min(pause_seconds(self._config, self._attempts), left / 2)
+        self._resumed = time.monotonic() + pause
+        return pause
 
     def _say(self, failure: Exception, left: float) -> None:
         """Log a lasting failure, at intervals that double."""

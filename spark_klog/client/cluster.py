@@ -13,6 +13,7 @@ from spark_klog.client.answers import answer_error, check_code
 from spark_klog.client.backoff import Backoff
 from spark_klog.client.config import ClientConfig, client_config
 from spark_klog.client.connections import Connections
+from spark_klog.client.network.connection import Connection
 from spark_klog.client.security.settings.config import PLAINTEXT
 from spark_klog.error_codes import Remedy
 from spark_klog.errors import (
@@ -82,14 +83,20 @@ class Cluster(Connections):
         With `create`, brokers with auto.create.topics.enable create missing topics.
         """
 
-        def request(version: int) -> Message:
-            # before version 4 naming a topic creates it
-            is_all = topics is None or bool(topics and not create and version < _FIRST_NOT_CREATING)
-            every: list[Message] | None = [] if version == 0 else None
-            names = every if is_all else [{"name": topic} for topic in topics or ()]
-            return {"topics": names, "allow_auto_topic_creation": create}
+        answer = self._metadata_with_brokers(lambda version: self.metadata_message(version, topics, create))
+        return self.learn(answer, topics)
 
-        answer = self._metadata_with_brokers(request)
+    @staticmethod
+    def metadata_message(version: int, topics: Collection[str] | None, create: bool) -> Message:
+        """A Metadata request; arguments as of `metadata`."""
+        # before version 4 naming a topic creates it
+        is_all = topics is None or bool(topics and not create and version < _FIRST_NOT_CREATING)
+        every: list[Message] | None = [] if version == 0 else None
+        names = every if is_all else [{"name": topic} for topic in topics or ()]
+        return {"topics": names, "allow_auto_topic_creation": create}
+
+    def learn(self, answer: Message, topics: Collection[str] | None) -> dict[str, Message]:
+        """Take over a Metadata response; the result of `metadata`."""
         self._brokers = {entry["node_id"]: (entry["host"], entry["port"]) for entry in answer["brokers"]}
         addresses = {*self._brokers.values(), *self.config.bootstrap_servers}
         self._silent &= addresses
@@ -122,21 +129,33 @@ class Cluster(Connections):
         self, topics: Collection[str], *, create: bool = False, missing_ok: bool = False
     ) -> dict[str, list[int]]:
         """Partition numbers by topic. A missing topic is a `ProtocolError`, or is left out with `missing_ok`."""
-        found = self.metadata(topics, create=create)
-        result = {}
-        for name in topics:
-            code = found[name]["error_code"] if name in found else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            if missing_ok and code in UNKNOWN_TOPIC:
-                continue
-            if code and not (code == ErrorCode.LEADER_NOT_AVAILABLE and found[name]["partitions"]):
-                raise answer_error(METADATA, code, f"topic {name}")
-            result[name] = sorted(entry["partition_index"] for entry in found[name]["partitions"])
-        return result
+        return numbers_of(self.metadata(topics, create=create), topics, missing_ok=missing_ok)
+
+    def candidates(self) -> list[tuple[str, int]]:
+        """Addresses for a request to any broker, in this order: connected ones, known ones, bootstrap.servers.
+
+        Brokers that did not answer their last request come after all others.
+        """
+        addresses = [*self._connections, *self._brokers.values(), *self.config.bootstrap_servers]
+        return sorted(dict.fromkeys(addresses), key=self._silent.__contains__)
+
+    def begin_at(self, address: tuple[str, int], deadline: float) -> Connection:
+        """The connection for everything but records, which may not be open yet: see `begin_connection`."""
+        with self.within(1000 * max(0.0, deadline - time.monotonic())):
+            return self._begin(self._connections, address)
+
+    def answered(self, address: tuple[str, int]) -> None:
+        """Note that the broker there has answered."""
+        self._silent.discard(address)
+        self._unreached_since = None
+
+    def unanswered(self, address: tuple[str, int]) -> None:
+        """Note that the broker there did not answer: it is asked last."""
+        self._silent.add(address)
 
     def any_broker(self, api: Api, message: Callable[[int], Message]) -> Message:
-        """Send a request to any broker: connected ones first, then known ones, then bootstrap.servers.
+        """Send a request to any broker, see `candidates`. `message` makes the request for a version.
 
-        Brokers that did not answer their last request come after all others. `message` makes the request for a version.
         Raises what `Connection` raises, when request.timeout.ms is over.
         """
         with self.within(self.config.request_timeout_ms) as deadline:
@@ -145,8 +164,7 @@ class Cluster(Connections):
             backoff = Backoff(self.config, deadline, self._limit, patience)
             rounds = 0
             while True:
-                addresses = [*self._connections, *self._brokers.values(), *self.config.bootstrap_servers]
-                candidates = sorted(dict.fromkeys(addresses), key=self._silent.__contains__)
+                candidates = self.candidates()
                 failures: list[str] = []
                 stranger: DecodeError | None = None
                 interrupted = 0
@@ -157,11 +175,10 @@ class Cluster(Connections):
                         with self.within(1000 * left / (len(candidates) - number)) as share:
                             connection = self._open(self._connections, address)
                             answer = connection.request(api, message(connection.version_of(api)), deadline=share)
-                            self._silent.discard(address)
-                            self._unreached_since = None
+                            self.answered(address)
                             return answer
                     except (ConnectionFailed, RequestTimedOut) as error:
-                        self._silent.add(address)
+                        self.unanswered(address)
                         failures.append(str(error))
                         interrupted += isinstance(error, HandshakeInterrupted)
                     except DecodeError as error:  # not a broker; the next address may be one
@@ -172,10 +189,19 @@ class Cluster(Connections):
                 if rounds == _INTERRUPTED_ROUNDS and not self._brokers and self.config.security.protocol != PLAINTEXT:
                     raise HandshakeInterrupted("; ".join(failures))
                 failure = stranger or ConnectionFailed("; ".join(failures))
-                self._unreached_since = self._unreached_since or time.monotonic()
-                if self._has_no_patience():
+                if self.none_answered():
                     raise failure
                 backoff.pause(failure)
+
+    def none_answered(self) -> bool:
+        """Note that no broker has answered; return whether none has for `patience`."""
+        self._unreached_since = self._unreached_since or time.monotonic()
+        return self._has_no_patience()
+
+    def backoff(self) -> Backoff:
+        """The pauses between attempts of a request that begins now, until its deadline."""
+        with self.within(self.config.request_timeout_ms) as deadline:
+            return Backoff(self.config, deadline, self._limit)
 
     def _has_no_patience(self) -> bool:
         """Whether no broker has answered for `patience`."""
@@ -272,3 +298,18 @@ class Cluster(Connections):
             self.metadata([])
         self._open(self._connections, self._address(self.controller_id))
         return self.controller_id
+
+
+def numbers_of(
+    found: Mapping[str, Message], topics: Collection[str], *, missing_ok: bool = False
+) -> dict[str, list[int]]:
+    """Partition numbers by topic, of metadata: see `Cluster.partitions`."""
+    result = {}
+    for name in topics:
+        code = found[name]["error_code"] if name in found else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if missing_ok and code in UNKNOWN_TOPIC:
+            continue
+        if code and not (code == ErrorCode.LEADER_NOT_AVAILABLE and found[name]["partitions"]):
+            raise answer_error(METADATA, code, f"topic {name}")
+        result[name] = sorted(entry["partition_index"] for entry in found[name]["partitions"])
+    return result

@@ -33,15 +33,11 @@ from spark_klog.client.delivery.gathering import (
 from spark_klog.client.delivery.partitions.partition_choice import PartitionChoice
 from spark_klog.client.delivery.receipts import Delivery, OnDelivery
 from spark_klog.client.delivery.sender import Sender
+from spark_klog.client.delivery.topic_look_up import TopicLookUp
 from spark_klog.client.delivery.transaction_calls import TransactionCalls
 from spark_klog.client.delivery.transactions import Transactions
 from spark_klog.client.network.connection import Connection
-from spark_klog.errors import (
-    ConcurrentUse,
-    KlogError,
-    ProducerClosed,
-    RequestTimedOut,
-)
+from spark_klog.errors import ConcurrentUse, KlogError, ProducerClosed, RequestTimedOut
 from spark_klog.records import kernels
 from spark_klog.records.contract import Headers, RecordColumns
 
@@ -154,11 +150,13 @@ class Producer(TransactionCalls):
         check_bytes("value", value)
         check_bytes("key", key)
         headers = check_headers(headers)
+        if self._has_thread and not self._choice.counts.knows(topic):
+            TopicLookUp(self._turns, self._cluster, self._choice.counts, lambda: self._check("send")).run(topic)
         with self._turns:
             self._check("send")
             check_size(topic, key, value, headers, *self._size_limit)
             timestamp = time.time_ns() // 1_000_000 if timestamp is None else check_timestamp(timestamp)
-            self._choice.renew()
+            self._choice.renew(wait=not self._has_thread)
             partition, is_free = self._choice.of(topic, key, partition)
             self._await_room(topic, partition)
             gathering = self._gathering.get((topic, partition))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.config import ClientConfig
 from spark_klog.client.delivery.queues import CallClock, Queue, Request
+from spark_klog.client.metadata_request import MetadataRequest
 from spark_klog.client.network.connection import Connection
 from spark_klog.errors import KlogError, RequestTimedOut
 
@@ -28,6 +29,8 @@ class InFlight:
         self._requests: dict[int, deque[Request]] = {}
         #: Connections being opened, by node id.
         self.opening: dict[int, Connection] = {}
+        #: The request for leaders that partitions wait for.
+        self.asking: MetadataRequest | None = None
         self._throttled_until: dict[int, float] = {}
         #: Bytes of the batches in flight.
         self.bytes = 0
@@ -80,6 +83,11 @@ class InFlight:
             lost |= {queue.key: queue for queue, _ in self.end(node).batches}
         return list(lost.values())
 
+    def stop_waiting(self) -> None:
+        """Wait for no connection to open and for no metadata: what still needs them says so again."""
+        self.opening.clear()
+        self.asking = None
+
     def throttled(self, node: int, until: float) -> None:
         """Note until when a broker throttles this client, a reading of `time.monotonic`."""
         self._throttled_until[node] = until
@@ -95,8 +103,9 @@ class InFlight:
         raise RequestTimedOut(f"broker {request.connection.address} did not answer within {seconds:g} s ({limit})")
 
     def connections(self) -> list[Connection]:
-        """The connections with requests in flight, and those being opened."""
-        return [*(requests[0].connection for requests in self._requests.values()), *self.opening.values()]
+        """The connections with requests in flight, those being opened, and the one that metadata come from."""
+        asking = [] if self.asking is None else self.asking.connections
+        return [*(requests[0].connection for requests in self._requests.values()), *self.opening.values(), *asking]
 
     def next_expiry(self) -> float:
         """When the next request is slow or late, by the sender's clock."""
@@ -107,7 +116,9 @@ class InFlight:
         return expiry
 
     def look_at(self, after: float) -> Iterator[float]:
-        """When connections being opened need a step, and when throttling ends, if after `after`."""
+        """When connections being opened or metadata need a step, and when throttling ends, if after `after`."""
+        if self.asking is not None:
+            yield self.asking.look_at
         yield from (connection.look_at for connection in self.opening.values())
         yield from (moment for moment in self._throttled_until.values() if moment > after)
 
@@ -121,5 +132,5 @@ class InFlight:
                 _log.info("records that are dropped may be written: %s", error)
                 request.connection.close()
         self._requests.clear()
-        self.opening.clear()
+        self.stop_waiting()
         self.bytes = 0

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 
 from spark_klog.client.answers import answer_error
 from spark_klog.client.backoff import pause_seconds
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.delivery.producer_id import ProducerIds
 from spark_klog.client.delivery.queues import Queue
+from spark_klog.client.metadata_request import MetadataRequest
 from spark_klog.errors import ConnectionFailed, DecodeError, ErrorCode, KlogError, RequestTimedOut
 from spark_klog.protocol.apis import METADATA
+from spark_klog.protocol.codec import Message
 
 _log = logging.getLogger(__name__)
 #: What a request raises if no answer has come.
@@ -24,6 +26,8 @@ class Retries:
 
     def __init__(self, cluster: Cluster, producer_ids: ProducerIds) -> None:
         self._cluster, self._producer_ids = cluster, producer_ids
+        #: The request for the leaders of partitions that wait for it.
+        self.asking: MetadataRequest | None = None
 
     def with_numbers(self, queues: list[Queue]) -> list[Queue]:
         """The queues whose batches have sequences that the leader accepts."""
@@ -39,28 +43,43 @@ class Retries:
             result.append(queue)
         return result
 
-    def with_leaders(self, queues: list[Queue]) -> Iterable[Queue]:
-        """The queues whose partitions have a leader; the others are retried after a pause."""
-        unknown = [queue for queue in queues if self._cluster.last_leader(*queue.key) is None]
-        if not unknown:
-            return queues
-        try:
-            found = self._cluster.metadata({queue.key[0] for queue in unknown})
-        except UNREACHABLE as error:
-            self.put_off(unknown, error)
-            return [queue for queue in queues if queue not in unknown]
+    def with_leaders(self, queues: list[Queue]) -> list[Queue]:
+        """The queues whose partitions have a leader; the others wait for metadata, or are retried after a pause."""
+        unknown = self._without_leader(queues)
+        if not unknown and self.asking is not None:
+            self.asking.cancel()
+            self.asking = None
+        while unknown:
+            if self.asking is None:
+                self.asking = MetadataRequest(self._cluster, {queue.key[0] for queue in unknown})
+            asked = [queue for queue in unknown if queue.key[0] in self.asking.topics]
+            try:
+                found = self.asking.step()
+            except UNREACHABLE as error:
+                self.put_off(asked, error)
+            else:
+                if found is None:
+                    break
+                self._judge(self._without_leader(asked), found)
+            self.asking = None
+            unknown = [queue for queue in unknown if queue not in asked]
+        return [queue for queue in queues if self._cluster.last_leader(*queue.key) is not None]
+
+    def _without_leader(self, queues: list[Queue]) -> list[Queue]:
+        return [queue for queue in queues if self._cluster.last_leader(*queue.key) is None]
+
+    def _judge(self, queues: list[Queue], found: Mapping[str, Message]) -> None:
+        """Put off the partitions that have no leader in the metadata, or raise why they will not have one."""
         without: dict[int, list[Queue]] = {}
-        for queue in unknown:
-            if self._cluster.last_leader(*queue.key) is None:
-                topic = found.get(queue.key[0])
-                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic["error_code"]
-                without.setdefault(code or ErrorCode.LEADER_NOT_AVAILABLE, []).append(queue)
+        for queue in queues:
+            topic = found.get(queue.key[0])
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic["error_code"]
+            without.setdefault(code or ErrorCode.LEADER_NOT_AVAILABLE, []).append(queue)
         for code, group in without.items():
             refusal = answer_error(METADATA, code, f"partition {group[0].name}")
             if not refusal.retriable:
                 raise refusal
             self.put_off(group, refusal)
-        return [queue for queue in queues if self._cluster.last_leader(*queue.key) is not None]
 
     def resend(self, queues: Collection[Queue], error: KlogError) -> KlogError | None:
         """Retry the partitions' batches, which were sent; return the error if one has had all its retries."""

@@ -196,11 +196,9 @@ class Sender:
         return sum(unsent) >= self._enough
 
     def _is_taken_from(self, queue: Queue) -> bool:
-        """False while the partition waits for a retry, or its leader is slow, unreachable or throttling."""
+        """False while the partition waits for a retry or a leader, or this is slow, unreachable or throttling."""
         now, node = time.monotonic(), self._cluster.last_leader(*queue.key)
-        if queue.not_before > now or node is None:
-            return queue.not_before <= now
-        return not self._in_flight.is_slow(node, now)
+        return queue.not_before <= now and node is not None and not self._in_flight.is_slow(node, now)
 
     def flush(self, until: float = math.inf) -> None:
         """Send all batches and wait until they are confirmed, but not beyond `until`, a reading of `time.monotonic`.
@@ -249,7 +247,7 @@ class Sender:
 
     def _send(self, now: float) -> None:
         """Send requests to each broker that may have more in flight, as long as there are batches for it."""
-        self._in_flight.opening.clear()
+        self._in_flight.stop_waiting()
         most = self._config.max_in_flight
         while True:
             ready = [queue for queue in self._queues.values() if queue.next(now, most) is not None]
@@ -260,7 +258,9 @@ class Sender:
                 if self._transactions is not None:
                     self._transactions.add(queue.key for queue in ready)
                 by_leader: dict[int, list[Queue]] = {}
-                for queue in self._retries.with_leaders(self._retries.with_numbers(ready)):
+                led = self._retries.with_leaders(self._retries.with_numbers(ready))
+                self._in_flight.asking = self._retries.asking
+                for queue in led:
                     node = self._cluster.last_leader(*queue.key)
                     assert node is not None
                     if not queue.in_flight or queue.node == node:

@@ -19,9 +19,12 @@ class PartitionChoice:
         self.sticky = StickyPartitioner(self.counts.with_leader, batch_size)
         self._batch_size = batch_size
 
-    def renew(self) -> None:
-        """See new partitions after metadata.max.age.ms; a call does it first, as it relies on the same ones."""
-        if self.counts.renew():
+    def renew(self, *, wait: bool = True) -> None:
+        """See new partitions after metadata.max.age.ms; a call does it first, as it relies on the same ones.
+
+        `wait`: see `PartitionCounts.renew`.
+        """
+        if self.counts.renew(wait=wait):
             self.sticky.end_turns()
 
     def refresh(self) -> bool:

@@ -1,0 +1,107 @@
+"""A request for metadata that is made step by step, so that nothing else waits for its answer."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection
+
+from spark_klog.client.answers import check_code
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.network.connection import Connection
+from spark_klog.client.network.responses import Handle
+from spark_klog.errors import ConnectionFailed, DecodeError, KlogError, RequestTimedOut
+from spark_klog.protocol.apis import METADATA
+from spark_klog.protocol.codec import Message
+
+
+class MetadataRequest:
+    """Ask any broker, as `Cluster.metadata` does, but without waiting: call `step` until it returns the metadata.
+
+    The deadline is that of a request of the cluster which begins now. The brokers share the time that is left.
+    """
+
+    def __init__(self, cluster: Cluster, topics: Collection[str], *, create: bool = False) -> None:
+        self._cluster, self._deadline, self._backoff = cluster, cluster.deadline(), cluster.backoff()
+        self.topics = frozenset(topics)
+        self._create = create
+        self._candidates = deque(cluster.candidates())
+        self._failures: list[str] = []
+        self._connection: Connection | None = None
+        self._handle: Handle | None = None
+        #: When the next broker is asked, a reading of `time.monotonic`.
+        self._until = 0.0
+
+    def step(self) -> dict[str, Message] | None:
+        """Do what can be done without waiting; the topics by name once a broker has answered, else None.
+
+        Raises what `Cluster.metadata` raises, `ConnectionFailed` if no broker answers.
+        """
+        while True:
+            if self._connection is None and time.monotonic() < self._until:
+                return None
+            try:
+                if self._connection is None:
+                    self._connection = self._connect()
+                answer = self._answer(self._connection)
+                if answer is None and time.monotonic() < self._until:
+                    return None
+                if answer is None:
+                    self._connection.close()
+                    raise RequestTimedOut(f"broker {self._connection.address} did not answer in time")
+                check_code(METADATA, answer["error_code"], "metadata")
+                if not answer["brokers"]:  # it has just started
+                    raise ConnectionFailed(f"broker {self._connection.address} lists no brokers in its metadata")
+                self._cluster.answered(self._candidates[0])
+                return self._cluster.learn(answer, self.topics)
+            except (ConnectionFailed, RequestTimedOut, DecodeError) as error:
+                self._give_up(error)
+
+    def _connect(self) -> Connection:
+        now = time.monotonic()
+        self._until = now + max(0.0, self._deadline - now) / len(self._candidates)
+        return self._cluster.begin_at(self._candidates[0], self._until)
+
+    def _answer(self, connection: Connection) -> Message | None:
+        if self._handle is None:
+            if not connection.open_step() or connection.is_throttled:
+                return None
+            message = self._cluster.metadata_message(connection.version_of(METADATA), self.topics, self._create)
+            self._handle = connection.send(METADATA, message, deadline=self._until, wait=False)
+            assert self._handle is not None  # it is answered
+        return connection.receive(self._handle) if connection.poll(self._handle) else None
+
+    def _give_up(self, error: KlogError) -> None:
+        """Go on with the next broker; after the last one begin again after a pause, or raise at the deadline."""
+        self._failures.append(str(error))
+        self._connection = self._handle = None
+        self._cluster.unanswered(self._candidates.popleft())
+        self._until = 0.0
+        if self._candidates:
+            return
+        failure = ConnectionFailed("; ".join(self._failures))
+        if self._cluster.none_answered():
+            raise failure
+        self._until = time.monotonic() + self._backoff.seconds(failure)
+        self._failures.clear()
+        self._candidates.extend(self._cluster.candidates())
+
+    @property
+    def connections(self) -> list[Connection]:
+        """The connection of which an event makes the next step possible, if any."""
+        connection = self._connection
+        return [] if connection is None or (self._handle is None and connection.is_throttled) else [connection]
+
+    @property
+    def look_at(self) -> float:
+        """When to call `step` if no event comes, a reading of `time.monotonic`."""
+        if self._connection is None or self._handle is not None:
+            return self._until
+        if self._connection.is_throttled:
+            return min(self._until, self._connection.throttled_until)
+        return min(self._until, self._connection.look_at)
+
+    def cancel(self) -> None:
+        """Drop the answer, which is not needed any more."""
+        if self._connection is not None and self._handle is not None and not self._connection.closed:
+            self._connection.forget(self._handle)

@@ -1,0 +1,135 @@
+"""Sends to topics that are known do not wait while the producer asks for metadata of others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from spark_klog.client import Producer
+from spark_klog.errors import ConnectionFailed, ErrorCode, KlogError, ProducerClosed, ProtocolError
+from tests.support.faults import error, late, silent
+from tests.support.scripted_broker import ScriptedCluster
+
+SECONDS = 60
+#: Far beyond what a test takes, so that waiting for the answer would show.
+LATE = 100
+LONG = {"request.timeout.ms": "100000", "delivery.timeout.ms": "100000", "linger.ms": "0"}
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def brokers() -> Iterator[ScriptedCluster]:
+    with ScriptedCluster({"known": 1, "late": 1}, nodes=2) as running:
+        running.leaders.update({("known", 0): 0, ("late", 0): 1})
+        yield running
+
+
+@pytest.fixture
+def producer(brokers: ScriptedCluster) -> Iterator[Producer]:
+    producer = Producer({"bootstrap.servers": brokers.bootstrap_servers, "retry.backoff.ms": "1", **LONG})
+    try:
+        producer.send("known", b"0").result(SECONDS)
+        yield producer
+    finally:
+        producer.abort()
+
+
+class _Sending(threading.Thread):
+    """Sends a record in a thread of its own."""
+
+    def __init__(self, producer: Producer, topic: str) -> None:
+        super().__init__(daemon=True)
+        self._producer, self._topic = producer, topic
+        self.failure: KlogError | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._producer.send(self._topic, b"in a thread").result(SECONDS)
+        except KlogError as failure:
+            self.failure = failure
+
+
+def _asked_for(brokers: ScriptedCluster, topic: str) -> int:
+    return sum(
+        asked.name == "Metadata" and topic in [entry["name"] for entry in asked.message["topics"] or ()]
+        for asked in list(brokers.asked)
+    )
+
+
+def test_while_a_call_looks_up_a_topic(brokers: ScriptedCluster, producer: Producer) -> None:
+    brokers.always("Metadata", late(LATE))
+    sending = _Sending(producer, "late")
+    wait_until(lambda: _asked_for(brokers, "late"))
+    for number in range(1, 20):
+        producer.send("known", b"%d" % number).result(SECONDS)
+    assert sending.is_alive()
+    producer.abort()
+    sending.join(SECONDS)
+    assert isinstance(sending.failure, ProducerClosed)
+    assert brokers.values("known", 0) == [b"%d" % number for number in range(20)]
+
+
+def test_while_the_thread_looks_for_a_leader(brokers: ScriptedCluster, producer: Producer) -> None:
+    """A partition's leader has moved; records for another one go on, although the new leader is told late."""
+    producer.send("late", b"0").result(SECONDS)
+    before = _asked_for(brokers, "late")
+    brokers.always("Metadata", late(LATE))
+    brokers.on("Produce", error(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+    waiting = producer.send("late", b"1")
+    wait_until(lambda: _asked_for(brokers, "late") > before)
+    for number in range(1, 20):
+        producer.send("known", b"%d" % number).result(SECONDS)
+    assert not waiting.done()
+    assert brokers.values("late", 0) == [b"0"]
+
+
+def test_the_leader_is_found_in_the_end(brokers: ScriptedCluster, producer: Producer) -> None:
+    """By the other broker, if the first one is silent; all records are there once, in order."""
+    producer.send("late", b"0").result(SECONDS)
+    brokers.leaders["late", 0] = 0
+    brokers.on("Metadata", late(0.2), error(ErrorCode.LEADER_NOT_AVAILABLE), late(0.2))
+    deliveries = [producer.send("late", b"%d" % number) for number in range(1, 50)]
+    deliveries += [producer.send("known", b"%d" % number) for number in range(1, 50)]
+    for delivery in deliveries:
+        delivery.result(SECONDS)
+    for topic in ("known", "late"):
+        assert brokers.values(topic, 0) == [b"%d" % number for number in range(50)]
+
+
+def test_while_known_partitions_are_renewed(brokers: ScriptedCluster) -> None:
+    settings = {"bootstrap.servers": brokers.bootstrap_servers, "metadata.max.age.ms": "1", **LONG}
+    with Producer(settings) as producer:
+        producer.send("known", b"0").result(SECONDS)
+        brokers.on("Metadata", *[silent()] * 1000)
+        before = _asked_for(brokers, "known")
+        number = 0
+        while _asked_for(brokers, "known") == before:
+            number += 1
+            producer.send("known", b"%d" % number).result(SECONDS)
+        for more in range(number + 1, number + 20):
+            producer.send("known", b"%d" % more).result(SECONDS)
+        brokers.clear()
+    assert brokers.values("known", 0) == [b"%d" % one for one in range(number + 20)]
+
+
+def test_errors_of_a_look_up(brokers: ScriptedCluster) -> None:
+    quick = {"request.timeout.ms": "1000", "retry.backoff.ms": "1", "linger.ms": "0"}
+    with Producer({"bootstrap.servers": brokers.bootstrap_servers, **quick}) as producer:
+        with pytest.raises(ProtocolError, match="topic no: UNKNOWN_TOPIC_OR_PARTITION"):
+            producer.send("no", b"")
+        brokers.always("Metadata", silent())
+        with pytest.raises(ConnectionFailed, match=r"did not answer in time.*request\.timeout\.ms"):
+            producer.send("known", b"")
+        brokers.clear()
+        producer.send("known", b"0").result(SECONDS)
+    assert brokers.values("known", 0) == [b"0"]
