@@ -632,6 +632,50 @@ def test_the_log_cleaners_table_is_given_back_in_a_thread(tmp_path: Path, monkey
     asyncio.run(run())
 
 
+def test_a_thread_gives_way_to_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a slice of its work it waits until the loop has had its turn; not if the loop is closed."""
+    monkeypatch.setattr(background, "_LONGEST_REST_SECONDS", 60.0)
+    has_rested = threading.Event()
+
+    async def run() -> background.ThreadPace:
+        pace = background.ThreadPace(asyncio.get_running_loop())
+
+        def work() -> None:
+            time.sleep(2 * background._SLICE_SECONDS)
+            pace.rest()
+            has_rested.set()
+
+        working = asyncio.get_running_loop().run_in_executor(None, work)
+        assert not has_rested.wait(0.2)  # this is the loop's thread
+        await working
+        return pace
+
+    pace = asyncio.run(run())
+    assert has_rested.is_set()
+    time.sleep(2 * background._SLICE_SECONDS)
+    pace.rest()
+
+
+def test_the_log_cleaner_gives_way_to_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[int] = []
+    monkeypatch.setattr(background.ThreadPace, "rest", lambda _: rests.append(threading.get_ident()))
+
+    async def run() -> None:
+        async with running(tmp_path, cleaner_backoff_ms=20) as broker:
+            settings = {"cleanup.policy": "compact", "segment.bytes": "2000", "min.cleanable.dirty.ratio": "0.0"}
+            await broker.create_topic("t", 1, settings)
+            for number in range(60):
+                records = make_batch([(b"key", b"%d" % number)], [system_ms()])
+                broker.logs.logs["t", 0].append(memoryview(bytearray(records)))
+            cleaner = asyncio.create_task(clean_logs(broker.logs, broker.config))
+            await until(lambda: len(rests) > 60, "a rest after each batch, in both passes")
+            cleaner.cancel()
+            await asyncio.wait([cleaner])
+        assert threading.get_ident() not in rests
+
+    asyncio.run(run())
+
+
 def test_indexes_of_many_segments_are_read_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a restart, the first look-up by time and the first plan of the log cleaner need those of all segments."""
     settings = {"segment.bytes": "200", "cleanup.policy": "compact"}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -18,7 +19,7 @@ from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.index_memory import IndexMemory
 from spark_klog.records.formats.batch import read_header
 from spark_klog.records.reading.reader import read_records
-from tests.log.faulty_files import Faults, FaultyFiles, Killed
+from tests.log.faulty_files import Faults, FaultyFile, FaultyFiles, Killed
 from tests.log.test_faults import FOLDER, NOW, Clock, check_indexes, content
 from tests.support.batches import make_batch
 from tests.support.compaction_logs import dumped_with_holes
@@ -267,6 +268,28 @@ def test_a_round_that_is_given_up_changes_nothing() -> None:
         assert now == before or limit > 40
         assert {key: (offset, value) for offset, key, value in now} == last
         check_compacted(log, last, clean(log, None), now)
+
+
+def test_batches_are_read_many_at_once() -> None:
+    """Each read lets other threads run for so short a time that none gets to, but delays their turn."""
+    files = FaultyFiles()
+    log = PartitionLog(FOLDER, replace(CONFIG, segment_bytes=1 << 20), files=files, now_ms=Clock())
+    for number in range(300):
+        log.append(memoryview(make_batch([(b"key-%d" % (number % 10), bytes(2000))], [NOW])))
+    log.roll()
+    reads: list[int] = []
+    read_at = FaultyFile.read_at
+
+    def counted(file: FaultyFile, position: int, size: int) -> bytes:
+        reads.append(size)
+        return read_at(file, position, size)
+
+    planned = plan(log, None, NOW)
+    with mock.patch.object(FaultyFile, "read_at", counted):
+        compact(log, planned, OffsetMap(1 << 16), NOW)
+    assert len(records(log)) == 10
+    assert sum(reads) >= 2 * 300 * 2000  # two passes
+    assert len(reads) < 30
 
 
 def test_what_a_full_disk_could_not_hold_is_removed() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from spark_klog.errors import ConfigError, LogRetired
@@ -69,6 +70,29 @@ class Pace:
         if time.perf_counter() - self._since >= _SLICE_SECONDS:
             await asyncio.sleep(0)
             self._since = time.perf_counter()
+
+
+class ThreadPace:
+    """Lets the event loop run after every few milliseconds of Python code in a thread.
+
+    Without it the thread has the interpreter for 5 ms each time the loop needs it (`sys.getswitchinterval`), which is
+    several times in a request, and for longer if the thread makes short system calls: each wakes the loop too late, and
+    its wait begins again.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._since = time.perf_counter()
+
+    def rest(self) -> None:
+        """Wait for a round of the loop if this slice has lasted long enough; not if the loop is closed."""
+        if time.perf_counter() - self._since < _SLICE_SECONDS:
+            return
+        has_run = threading.Event()
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(has_run.set)
+            has_run.wait(_LONGEST_REST_SECONDS)
+        self._since = time.perf_counter()
 
 
 class Rounds:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from spark_klog.broker.event_loop.background import Pace
+from spark_klog.broker.event_loop.background import Pace, ThreadPace
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.clock import system_ms
 from spark_klog.errors import DecodeError, LogCorrupted
@@ -38,10 +38,12 @@ async def clean_logs(logs: LogDirectory, config: BrokerConfig, is_loading: Calla
     offsets: OffsetMap | None = None
 
     stopping = False
+    pace = ThreadPace(loop)
 
     def check() -> None:
         if stopping:
             raise _Stopping
+        pace.rest()
 
     async def result(function: Callable[[], _Result]) -> _Result:
         return function()

@@ -76,8 +76,8 @@ def compact(
 
     If the log or its segments are deleted meanwhile, the round ends without further changes. `in_owner` runs functions
     in the thread that appends to and deletes the log; only there files are opened and renamed, so that none can belong
-    to a new log of that name. `check` is called for each batch and may raise to end the round. `LogCorrupted`, OSError:
-    groups cleaned before stay cleaned.
+    to a new log of that name. `check` is called for each batch: it may wait, or raise to end the round. `LogCorrupted`,
+    OSError: groups cleaned before stay cleaned.
     """
     try:
         return _Round(log, found, offsets, in_owner, check).run(now_ms)
@@ -96,6 +96,24 @@ class Cleaned(NamedTuple):
 
 class _Gone(Exception):
     """The log no longer has the segments."""
+
+
+class _ReadAhead:
+    """A file that is read in large pieces, headers and batches alike.
+
+    With a read for each, the thread would let the others run for a microsecond again and again, and so never give way
+    to them: whoever waits for the interpreter is woken too late each time, and begins to wait again.
+    """
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self._data, self._start = memoryview(b""), 0
+
+    def read_at(self, position: int, size: int) -> memoryview:
+        at = position - self._start
+        if at + size > len(self._data):
+            self._data, self._start, at = memoryview(self._file.read_at(position, max(size, _READ_BYTES))), position, 0
+        return self._data[at : at + size]
 
 
 class _Round:
@@ -201,18 +219,14 @@ class _Round:
 
     def _batches(self, segment: Segment) -> Iterator[tuple[Header, memoryview]]:
         """All batches of a sealed segment; `LogCorrupted` if its last batch is incomplete."""
-        file = self._in_owner(partial(self._opened, segment))
-        data, start, end = memoryview(b""), 0, 0
+        file = _ReadAhead(self._in_owner(partial(self._opened, segment)))
+        end = 0
         for position, header in headers(file, segment.path, 0, segment.size):
             self._check()
             if not self._log.is_open:
                 raise _Gone
             end = position + header.size
-            if end > start + len(data):
-                # Not batch by batch: a thread that lets the others run for a microsecond again and again never gives
-                # way to them, as whoever waits for the interpreter is woken too late each time.
-                data, start = memoryview(file.read_at(position, max(header.size, _READ_BYTES))), position
-            yield header, data[position - start : end - start]
+            yield header, file.read_at(position, header.size)
         if end != segment.size:
             raise LogCorrupted(f"{segment.path}: incomplete batch at position {end}, {segment.size - end} bytes left")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from spark_klog.errors import DecodeError, LogCorrupted
 from spark_klog.log.files.file_system import File
@@ -20,10 +20,18 @@ from spark_klog.records.formats.batch import (
 )
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.kernels.batch_run import MAX_RELATIVE, run_of
+from spark_klog.wire.primitives import Buffer
 
 _SCAN_BYTES = 4 * 1024 * 1024
 #: Bytes per read of headers: one read covers several small batches.
 _HEADER_BYTES = 4096
+
+
+class Reads(Protocol):
+    """What walking headers needs of a file."""
+
+    def read_at(self, position: int, size: int) -> Buffer:
+        """Up to `size` bytes; fewer at the end of the file. OSError."""
 
 
 class DamagedBatch(DecodeError):
@@ -42,7 +50,7 @@ class IndexEntries(NamedTuple):
     state: IndexState
 
 
-def headers(file: File, path: Path, position: int, end: int) -> Iterator[tuple[int, Header]]:
+def headers(file: Reads, path: Path, position: int, end: int) -> Iterator[tuple[int, Header]]:
     """(position, header) of the batches from the start of one on; stops at a partial batch.
 
     `LogCorrupted` at bytes that are not a batch.
