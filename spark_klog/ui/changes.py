@@ -71,9 +71,10 @@ def move_group(admin: Admin, body: Mapping[str, Any]) -> dict[str, Any]:
     group, topic, target = _text(body, "group"), _text(body, "topic"), _target(body)
     store = CoordinatorStore(admin, group)
     current = store.fetch()
-    partitions = [(topic, number) for number in admin.cluster.partitions([topic])[topic]]
-    targets = target_offsets(admin.cluster, target, partitions, current)
-    changes = plan_changes(current, targets, admin.cluster)
+    with admin.exclusive() as cluster:
+        partitions = [(topic, number) for number in cluster.partitions([topic])[topic]]
+        targets = target_offsets(cluster, target, partitions, current)
+        changes = plan_changes(current, targets, cluster)
     is_dry = body.get("dryRun", True)
     if is_dry is not True and is_dry is not False:
         raise ConfigError("dryRun must be true or false")

@@ -46,7 +46,8 @@ def group(
         # a checkpoint does not know its group: it is of interest if it reads the same topics
         if label in stores or not topics or topics & {topic for topic, _ in found}:
             offsets[label] = found
-    lags = partition_lags(admin.cluster, offsets, owners)
+    with admin.exclusive() as cluster:
+        lags = partition_lags(cluster, offsets, owners)
     return {
         "group": name,
         "state": described.state,

@@ -27,11 +27,12 @@ def partition_ranges(
     admin: Admin, topic: str, partition: int | None
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
     """(first, end) offsets of a topic's partitions, or of one; `ConfigError` if it has no such partition."""
-    numbers = list(admin.cluster.partitions([topic])[topic])
-    if partition is not None and partition not in numbers:
-        raise ConfigError(f"topic {topic} has no partition {partition}: it has {len(numbers)}, from 0 on")
-    keys = [(topic, number) for number in numbers if partition in (None, number)]
-    first, end = (list_offsets(admin.cluster, dict.fromkeys(keys, place)) for place in (EARLIEST, LATEST))
+    with admin.exclusive() as cluster:
+        numbers = list(cluster.partitions([topic])[topic])
+        if partition is not None and partition not in numbers:
+            raise ConfigError(f"topic {topic} has no partition {partition}: it has {len(numbers)}, from 0 on")
+        keys = [(topic, number) for number in numbers if partition in (None, number)]
+        first, end = (list_offsets(cluster, dict.fromkeys(keys, place)) for place in (EARLIEST, LATEST))
     return first, end
 
 
@@ -58,7 +59,8 @@ def page(
     elif offset is not None:
         stop = {key: min(end[key], max(first[key], offset + 1)) for key in end}
     elif at_ms is not None:
-        found = list_offsets(admin.cluster, dict.fromkeys(end, at_ms))
+        with admin.exclusive() as cluster:
+            found = list_offsets(cluster, dict.fromkeys(end, at_ms))
         stop = {key: end[key] if found[key] == NO_OFFSET else min(end[key], found[key] + 1) for key in end}
     each = max(10, -(-2 * count // max(1, len(stop))))
     window = min(each, count)

@@ -19,7 +19,7 @@ _MAX_TOPICS = 10_000
 
 def overview(admin: Admin) -> dict[str, Any]:
     """Brokers, and for each topic its partitions, records (offsets between the first and the last) and bytes."""
-    cluster = admin.describe_cluster()
+    described = admin.describe_cluster()
     listed = admin.list_topics(include_internal=True)
     names = [topic.name for topic in listed[:_MAX_TOPICS]]
     found = admin.describe_topics(names) if names else {}
@@ -27,7 +27,7 @@ def overview(admin: Admin) -> dict[str, Any]:
     led = [
         (name, one.partition) for name, topic in topics.items() for one in topic.partitions if one.leader is not None
     ]
-    first, end = (list_offsets(admin.cluster, dict.fromkeys(led, place)) for place in (EARLIEST, LATEST))
+    first, end = _ends(admin, led)
     sizes, logs = _sizes(admin)
     rows = []
     for name, topic in topics.items():
@@ -44,22 +44,32 @@ def overview(admin: Admin) -> dict[str, Any]:
             }
         )
     return {
-        "clusterId": cluster.cluster_id,
+        "clusterId": described.cluster_id,
         "brokers": [
             {
                 "id": broker.node,
                 "host": broker.host,
                 "port": broker.port,
                 "rack": broker.rack,
-                "controller": broker.node == cluster.controller,
+                "controller": broker.node == described.controller,
                 "leads": sum(one.leader == broker.node for topic in topics.values() for one in topic.partitions),
                 "bytes": logs.get(broker.node),
             }
-            for broker in cluster.brokers
+            for broker in described.brokers
         ],
         "topics": rows,
         "topicCount": len(listed),
     }
+
+
+def _ends(
+    admin: Admin, partitions: Iterable[TopicPartition]
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """The first and the end offset of each partition."""
+    wanted = list(partitions)
+    with admin.exclusive() as cluster:
+        first, end = (list_offsets(cluster, dict.fromkeys(wanted, place)) for place in (EARLIEST, LATEST))
+    return first, end
 
 
 def _sizes(admin: Admin) -> tuple[dict[TopicPartition, int] | None, dict[int, int]]:
@@ -85,7 +95,7 @@ def topic(admin: Admin, name: str) -> dict[str, Any]:
     """A topic's partitions and settings; `ProtocolError` if it does not exist."""
     found = admin.describe_topic(name)
     led = [(name, one.partition) for one in found.partitions if one.leader is not None]
-    first, end = (list_offsets(admin.cluster, dict.fromkeys(led, place)) for place in (EARLIEST, LATEST))
+    first, end = _ends(admin, led)
     sizes = _sizes(admin)[0] or {}
     return {
         "name": name,
@@ -124,9 +134,11 @@ def _settings(admin: Admin, name: str) -> list[dict[str, Any]]:
 
 def latest_offsets(admin: Admin, names: Iterable[str]) -> dict[str, dict[str, int]]:
     """The latest offset of each partition, for rates over time."""
-    partitions = admin.cluster.partitions(list(names))
-    keys = [(name, number) for name, numbers in partitions.items() for number in numbers]
+    with admin.exclusive() as cluster:
+        partitions = cluster.partitions(list(names))
+        keys = [(name, number) for name, numbers in partitions.items() for number in numbers]
+        latest = list_offsets(cluster, dict.fromkeys(keys, LATEST))
     found: dict[str, dict[str, int]] = {name: {} for name in partitions}
-    for (name, number), offset in list_offsets(admin.cluster, dict.fromkeys(keys, LATEST)).items():
+    for (name, number), offset in latest.items():
         found[name][str(number)] = offset
     return found

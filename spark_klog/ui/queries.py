@@ -20,7 +20,8 @@ def queries(admin: Admin, checkpoints: Sequence[str]) -> list[dict[str, Any]]:
         try:
             state = checkpoint_state(address)
             keys = {key for source in state.sources for key in source.offsets or {}}
-            latest = list_offsets(admin.cluster, dict.fromkeys(existing(admin.cluster, keys), LATEST))
+            with admin.exclusive() as cluster:
+                latest = list_offsets(cluster, dict.fromkeys(existing(cluster, keys), LATEST))
         except (KlogError, OSError) as error:
             found.append({"checkpoint": address, "error": str(error)})
             continue

@@ -39,7 +39,7 @@ class AdminCalls:
 
     def __init__(self, settings: Mapping[str, Any] | Cluster) -> None:
         if isinstance(settings, Cluster):
-            #: For the package's own use; not thread-safe.
+            #: For the package's own use by one thread; with several, `exclusive` lends it.
             self.cluster = settings
             self._timeout_ms, self._limit = settings.config.request_timeout_ms, "request.timeout.ms"
         else:
@@ -68,6 +68,12 @@ class AdminCalls:
             yield
         finally:
             self._keeps_coordinators = False
+
+    @contextmanager
+    def exclusive(self) -> Iterator[Cluster]:
+        """For the package's own use: the cluster, while the calls of other threads wait; bounded as one call."""
+        with self._call():
+            yield self.cluster
 
     @contextmanager
     def _call(self) -> Iterator[None]:
