@@ -72,6 +72,10 @@ class _Group(click.Group):
                 raise
             click.echo(f"klog: {os_error_text(error)}", err=True)
             sys.exit(1)
+        finally:
+            # Python ends by SIGINT, whatever the exit code, if Ctrl-C came while it executed a string (an import's
+            # named tuple, say); executing another one takes that back
+            exec("")
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:

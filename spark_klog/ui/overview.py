@@ -130,15 +130,3 @@ def _settings(admin: Admin, name: str) -> list[dict[str, Any]]:
         for one in found.values()
     ]
     return sorted(rows, key=lambda row: (bool(row["default"]), str(row["name"])))
-
-
-def latest_offsets(admin: Admin, names: Iterable[str]) -> dict[str, dict[str, int]]:
-    """The latest offset of each partition, for rates over time."""
-    with admin.exclusive() as cluster:
-        partitions = cluster.partitions(list(names))
-        keys = [(name, number) for name, numbers in partitions.items() for number in numbers]
-        latest = list_offsets(cluster, dict.fromkeys(keys, LATEST))
-    found: dict[str, dict[str, int]] = {name: {} for name in partitions}
-    for (name, number), offset in latest.items():
-        found[name][str(number)] = offset
-    return found

@@ -6,8 +6,10 @@ import json
 import platform
 import signal
 import subprocess
+import sys
 import time
 from importlib import metadata
+from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -90,6 +92,19 @@ def test_an_interrupted_one_deletes_its_topic(cluster: EmbeddedCluster, topic: s
                 process.kill()
         assert (process.returncode, out, errors) == (130, "", "klog: interrupted\n")
         assert topic not in topics(servers)
+
+
+def test_an_interrupted_import_leaves_the_exit_code(tmp_path: Path) -> None:
+    # as an import's dataclass: Python then ends by SIGINT, whatever the exit code says
+    (tmp_path / "interrupted.py").write_text(
+        "from spark_klog.cli.main import main\n"
+        "@main.command()\n"
+        "def interrupted():\n"
+        "    exec('raise KeyboardInterrupt')\n"
+        "main(['interrupted'])\n"
+    )
+    found = subprocess.run([sys.executable, "-m", "interrupted"], cwd=tmp_path, capture_output=True, text=True)
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "klog: interrupted\n")
 
 
 def test_what_bench_refuses(cluster: EmbeddedCluster, topic: str) -> None:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,28 @@ def test_changes(changing: Page, cluster: EmbeddedCluster, topic: str) -> None:
     assert row["offsets"]["coordinator"] | {"lagMs": 0} == {"offset": 3, "lag": 7, "lagMs": 0}
     for wrong in ({"to": "nowhere"}, {"value": "4"}, {"topic": 3}, {"dryRun": "no"}, {"to": "time", "value": 2**60}):
         assert changing.post("groups/move", {**move, **wrong})[0] == 400
+
+
+def test_many_readers_at_once(changing: Page, cluster: EmbeddedCluster, topic: str) -> None:
+    make_topic(cluster.bootstrap_servers, topic, 3)
+    produce(cluster.bootstrap_servers, topic, [{"value": b"%d" % number, "partition": 1} for number in range(7)])
+
+    def read(number: int) -> Any:
+        kind = number % 4
+        if kind == 0:
+            (row,) = (row for row in changing.get("overview")["topics"] if row["name"] == topic)
+            return row["records"]
+        if kind == 1:
+            return sum(row["latest"] - row["earliest"] for row in changing.get("topic", name=topic)["partitions"])
+        if kind == 2:
+            return len(changing.get("messages", name=topic)["messages"])
+        body = {"group": topic, "topic": topic, "to": "latest", "dryRun": True}
+        status, answer = changing.post("groups/move", body)
+        assert status == 200, answer
+        return sum(row["new"] for row in answer["changes"])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(read, range(160))) == [7] * 160
 
 
 def test_places_of_a_group_side_by_side(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
