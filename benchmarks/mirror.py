@@ -21,23 +21,18 @@ from benchmarks.sides import SideFailed
 from benchmarks.work import Bench, Work
 from tests.support.kafka import kafka_libs
 from tests.support.klog import klog_command
-from tests.support.maven import resolve
+from tests.support.mirror_maker import mirror_maker, mirror_maker_libs
 
 log = logging.getLogger(__name__)
 
 _TOPIC = "bench"
 _SECONDS = 1800.0
-_MIRROR_MAKER = (
-    "org.apache.kafka:connect-mirror:3.9.1",
-    "org.apache.kafka:connect-runtime:3.9.1",
-    "org.slf4j:slf4j-simple:1.7.36",
-)
 
 
 def _mirror(bench: Bench) -> Iterator[Result]:
     folder = bench.folder("mirror")
     libs = kafka_libs("3.9.1")
-    maker = resolve("connect-mirror-3.9.1", _MIRROR_MAKER)
+    maker = mirror_maker_libs()
     numbers = itertools.count()
     with broker_pair(folder) as (source, target):
         create_topic(source.bootstrap_servers, _TOPIC)
@@ -97,41 +92,14 @@ def _mirror_maker(
 ) -> tuple[int, float]:
     """Records, and the seconds from the first ones at the target to the last."""
     topic = f"{alias}.{_TOPIC}"
-    file = folder / f"{alias}.properties"
-    settings = {
-        "clusters": f"{alias}, target",
-        f"{alias}.bootstrap.servers": source.bootstrap_servers,
-        "target.bootstrap.servers": target.bootstrap_servers,
-        f"{alias}->target.enabled": "true",
-        f"{alias}->target.topics": _TOPIC,
-        f"target->{alias}.enabled": "false",
-        "tasks.max": str(PARTITIONS),
-        "emit.heartbeats.enabled": "false",
-        "emit.checkpoints.enabled": "false",
-        "sync.topic.acls.enabled": "false",
-        "offset-syncs.topic.location": "target",
-        # as the topic was written
+    # as the topic was written
+    more = {
         "target.producer.compression.type": "lz4",
         "target.producer.batch.size": "65536",
         "target.producer.linger.ms": "20",
     }
-    settings |= dict.fromkeys(
-        [
-            *("replication.factor", "offset-syncs.topic.replication.factor"),
-            *(f"{kind}.storage.replication.factor" for kind in ("config", "offset", "status")),
-        ],
-        "1",
-    )
-    file.write_text("".join(f"{name} = {value}\n" for name, value in settings.items()))
-    command = ["java", "-Xmx1g", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", f"{libs}/*"]
-    with (folder / f"{alias}.log").open("w") as output:
-        process = subprocess.Popen(
-            [*command, "org.apache.kafka.connect.mirror.MirrorMaker", str(file)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    try:
+    sides = source.bootstrap_servers, target.bootstrap_servers
+    with mirror_maker(libs, *sides, alias, _TOPIC, folder, more, PARTITIONS) as process:
         first: tuple[int, float] | None = None
         until = time.perf_counter() + _SECONDS
         while True:
@@ -144,13 +112,6 @@ def _mirror_maker(
                 tail = (folder / f"{alias}.log").read_text()[-1000:]
                 raise SideFailed(f"MirrorMaker 2 has copied {count} records: {tail}")
             time.sleep(0.05)
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _ends(broker: Broker, topic: str) -> list[int]:
