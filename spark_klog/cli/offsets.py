@@ -12,11 +12,13 @@ import click
 
 from spark_klog.cli.clusters import client_settings, cluster_settings, command_config_option, quiet_client
 from spark_klog.cli.output import cell, print_json, print_table
+from spark_klog.cli.partitions import parse_topics, partitions_of
+from spark_klog.cli.times import parse_time
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.clock import system_ms
 from spark_klog.directories.trees.addresses import without_user
 from spark_klog.errors import ConfigError
+from spark_klog.groups.export_lines import export_lines, parse_export
 from spark_klog.groups.moves import (
     Change,
     ShiftBy,
@@ -87,18 +89,6 @@ def _store_address(_ctx: click.Context, _parameter: click.Parameter, address: st
     return address
 
 
-def _parse_topics(texts: Sequence[str]) -> dict[str, set[int] | None]:
-    """Parse TOPIC (all partitions: None) or TOPIC:0,1."""
-    found: dict[str, set[int] | None] = {}
-    for text in texts:
-        name, colon, numbers = text.partition(":")
-        parts = numbers.split(",")
-        if not name or (colon and not all(part.isascii() and part.isdecimal() for part in parts)):
-            raise click.UsageError(f"--topic {text} must be TOPIC or TOPIC:0,1")
-        found[name] = {int(part) for part in parts} if colon else None
-    return found
-
-
 def _chosen(offsets: Mapping[TopicPartition, int], topics: Mapping[str, set[int] | None]) -> dict[TopicPartition, int]:
     """The offsets of the topics; all offsets if `topics` is empty."""
 
@@ -124,12 +114,26 @@ def _stored(store: OffsetStore, address: str, group: str, topics: Mapping[str, s
 @click.option("--from", "source", required=True, metavar="STORE", callback=_store_address)
 @_topic_option
 @command_config_option
+@click.option(
+    "--export",
+    "as_lines",
+    is_flag=True,
+    help="Print /consumers/GROUP/offsets/TOPIC/PARTITION:OFFSET, as ExportZkOffsets writes.",
+)
 @_json_option
-def show(group: str, source: str, topics: tuple[str, ...], command_config: Path | None, as_json: bool) -> None:
+def show(
+    group: str, source: str, topics: tuple[str, ...], command_config: Path | None, as_lines: bool, as_json: bool
+) -> None:
     """Show a group's offsets: the next record to read in each partition."""
-    chosen = _parse_topics(topics)
+    if as_lines and as_json:
+        raise click.UsageError("give --export or --json, not both")
+    chosen = parse_topics("--topic ", topics)
     with open_store(source, group, client_settings(command_config)) as store:
         found = sorted(_stored(store, source, group, chosen).items())
+    if as_lines:
+        for text in export_lines(group, dict(found)):
+            click.echo(text)
+        return
     lines = [{"topic": topic, "partition": partition, "offset": offset} for (topic, partition), offset in found]
     _print(as_json, ("topic", "partition", "offset"), lines)
 
@@ -157,7 +161,7 @@ def copy(
     last offset, and partitions that do not exist are skipped. The offsets of a checkpoint are the end of its last
     completed micro-batch.
     """
-    chosen = _parse_topics(topics)
+    chosen = parse_topics("--topic ", topics)
     with _opened(group, target, [source], servers, command_config, force) as (to_store, (from_store,), cluster):
         new_offsets = _stored(from_store, source, group, chosen)
         _apply(to_store, plan_changes(to_store.fetch(), new_offsets, cluster), dry_run, as_json)
@@ -175,8 +179,8 @@ def copy(
 @click.option(
     "--from-file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    metavar="JSON",
-    help='An offset for each partition: {"TOPIC":{"0":23}}.',
+    metavar="FILE",
+    help='An offset for each partition: {"TOPIC":{"0":23}}, or the lines that --export and ExportZkOffsets write.',
 )
 @_writing_options
 def set_(
@@ -199,14 +203,14 @@ def set_(
     targets: list[Target] = []
     targets += [ToTime(EARLIEST)] if to_earliest else []
     targets += [ToTime(LATEST)] if to_latest else []
-    targets += [ToTime(_parse_time(to_time))] if to_time is not None else []
+    targets += [ToTime(parse_time("--to-time", to_time))] if to_time is not None else []
     targets += [ShiftBy(shift_by)] if shift_by is not None else []
     targets += [ToOffset(to_offset)] if to_offset is not None else []
     if len(targets) + (from_file is not None) != 1:
         raise click.UsageError(
             "give exactly one of --to-earliest, --to-latest, --to-time, --shift-by, --to-offset and --from-file"
         )
-    chosen = _parse_topics(topics)
+    chosen = parse_topics("--topic ", topics)
     if not chosen and targets:
         raise click.UsageError("--topic is required")
     with _opened(group, store, [], servers, command_config, force) as (opened, _, cluster):
@@ -214,53 +218,25 @@ def set_(
             raise click.UsageError("--bootstrap-server is required: the cluster that has the topics")
         current = opened.fetch()
         if from_file is not None:
-            new_offsets = _chosen(_parse_file(from_file), chosen)
+            new_offsets = _chosen(_parse_file(from_file, group), chosen)
         else:
-            new_offsets = target_offsets(cluster, targets[0], _partitions(cluster, chosen), current)
+            new_offsets = target_offsets(cluster, targets[0], partitions_of(cluster, chosen), current)
         _apply(opened, plan_changes(current, new_offsets, cluster), dry_run, as_json)
 
 
-def _parse_time(text: str) -> int:
-    """Parse --to-time to ms since the epoch; `ConfigError` for anything else."""
-    from spark_klog.spark.offsets import TimeSpec, parse_offsets, parse_timestamp
-
-    try:
-        if text.strip().isdecimal():
-            spec: object = parse_timestamp("--to-time", text, strict=False)
-        else:
-            spec = parse_offsets("--to-time", text, system_ms)
-    except ConfigError:
-        spec = None
-    if not isinstance(spec, TimeSpec) or spec.everywhere is None:
-        raise ConfigError(
-            f"--to-time {text} must be an ISO time (2026-11-21T10:00:00Z), ms since the epoch, or a time before now "
-            "(-10m; ms, s, m, h, d, w)"
-        )
-    return spec.everywhere
-
-
-def _parse_file(path: Path) -> dict[TopicPartition, int]:
+def _parse_file(path: Path, group: str) -> dict[TopicPartition, int]:
     from spark_klog.spark.offsets import OffsetSpec, parse_offsets
 
     try:
         text = path.read_text()
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} can't be read: {error}") from None
+    if text.lstrip().startswith("/"):
+        return parse_export(text, group, str(path))
     spec = parse_offsets("--from-file", text, lambda: 0)
     if not isinstance(spec, OffsetSpec) or not spec.each or any(offset < 0 for _, offset in spec.each):
         raise ConfigError(f'{path} must have an offset of at least 0 for each partition: {{"TOPIC":{{"0":23}}}}')
     return dict(spec.each)
-
-
-def _partitions(cluster: Cluster, topics: Mapping[str, set[int] | None]) -> list[TopicPartition]:
-    """The chosen partitions; `ProtocolError` if a topic does not exist, `ConfigError` if a partition does not."""
-    found = []
-    for topic, there in cluster.partitions(list(topics)).items():
-        numbers = topics[topic]
-        if missing := (numbers or set()).difference(there):
-            raise ConfigError(f"topic {topic} has no partition {', '.join(map(str, sorted(missing)))}")
-        found += [(topic, partition) for partition in there if numbers is None or partition in numbers]
-    return found
 
 
 @contextmanager

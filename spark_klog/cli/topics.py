@@ -1,4 +1,4 @@
-"""`klog topics`: create, list, describe, alter and delete topics of any cluster."""
+"""`klog topics`: create, list, describe, alter and delete topics of any cluster; their offsets."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ import click
 from spark_klog.broker.settings.config import parse_settings
 from spark_klog.cli.clusters import cluster_options, connected, quiet_client
 from spark_klog.cli.output import cell, print_json, print_table, say
+from spark_klog.cli.partitions import parse_topics, partitions_of
+from spark_klog.cli.times import parse_time
 from spark_klog.client import Admin
 from spark_klog.client.admin.configs import ConfigResource
-from spark_klog.client.offsets import list_offsets
+from spark_klog.client.offsets import NO_OFFSET, list_offsets
 from spark_klog.errors import ErrorCode, ProtocolError
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 
+#: As GetOffsetShell has them, too.
+_NAMED_TIMES = {"latest": LATEST, "-1": LATEST, "earliest": EARLIEST, "-2": EARLIEST}
 _INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 
 @click.group()
 @click.pass_context
 def topics(ctx: click.Context) -> None:
-    """Create, list, describe, alter and delete topics."""
+    """Create, list, describe, alter and delete topics; offsets of their partitions."""
     quiet_client(ctx)
 
 
@@ -93,6 +97,37 @@ def describe(names: tuple[str, ...], servers: str | None, command_config: Path |
         click.echo("  ".join([topic["name"], topic["id"] or "no id", *differing]))
         columns = ("partition", "leader", "replicas", "inSync", "earliest", "latest")
         print_table(columns, [[cell(entry[column]) for column in columns] for entry in topic["partitions"]])
+
+
+@topics.command()
+@click.argument("chosen", nargs=-1, metavar="[TOPIC[:0,1]]...")
+@click.option(
+    "--time",
+    "moment",
+    default="latest",
+    show_default=True,
+    metavar="TIME",
+    help="latest or -1, earliest or -2, or of the first record since: ISO 8601 (UTC without a zone), ms, or -10m.",
+)
+@cluster_options
+def offsets(
+    chosen: tuple[str, ...], moment: str, servers: str | None, command_config: Path | None, as_json: bool
+) -> None:
+    """Print the offset of each partition at a time, as TOPIC:PARTITION:OFFSET (default: all but internal topics).
+
+    The offset is empty if the partition has no record that late.
+    """
+    wanted = parse_topics("", chosen)
+    time = _NAMED_TIMES.get(moment.strip())
+    if time is None:
+        time = parse_time("--time", moment)
+    with connected(servers, command_config) as admin:
+        keys = partitions_of(admin.cluster, wanted or dict.fromkeys(topic.name for topic in admin.list_topics()))
+        found = sorted(list_offsets(admin.cluster, dict.fromkeys(keys, time)).items())
+    for (topic, partition), offset in found:
+        known = None if offset == NO_OFFSET else offset
+        line = {"topic": topic, "partition": partition, "offset": known}
+        say(as_json, line, f"{topic}:{partition}:{'' if known is None else known}")
 
 
 def _describe(admin: Admin, names: Sequence[str]) -> list[Message]:

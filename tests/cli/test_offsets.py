@@ -123,6 +123,30 @@ def test_copy_round(place: Place, topic: str, zookeeper: KazooClient, tmp_path: 
 
 
 @only_ours
+def test_the_lines_of_export_zk_offsets(place: Place, topic: str, tmp_path: Path) -> None:
+    """Kafka's own tools read and write them in tests/zookeeper/test_old_offsets.py."""
+    fill(place, topic)
+    commit(place, topic, "from", 3, 11)
+    shown = klog("offsets", "show", "--group", "from", "--from", place.coordinator, "--topic", topic, "--export")
+    lines = [f"/consumers/from/offsets/{topic}/{number}:{offset}" for number, offset in ((0, 3), (1, 11))]
+    assert (shown.returncode, shown.stdout.splitlines()) == (0, lines)
+    file = tmp_path / "offsets"
+    file.write_text("\n".join([*lines, "", f"/consumers/{topic}/offsets/{topic}/1:7", ""]))
+    to = ("set", "--group", topic, "--to", place.coordinator, "--from-file", str(file))
+    assert changes(*to) == [(1, None, 7, "", True)]
+    assert committed(place, topic, topic) == {1: 7}
+    for text, told in (
+        (lines[0], f"{file} has no offsets of group {topic}"),
+        (f"{lines[0]}\n/consumers/g/offsets/t/0-0:3", f"{file}, line 2: '/consumers/g/offsets/t/0-0:3' must be"),
+        (f"/consumers/{topic}/offsets/t/0:{1 << 63}", "not an offset in decimal"),
+    ):
+        file.write_text(text)
+        assert told in klog_refusal("offsets", *to)
+    show = ("offsets", "show", "--group", "from", "--from", place.coordinator)
+    klog_refusal(*show, "--export", "--json", code=2)
+
+
+@only_ours
 def test_a_dry_run_makes_nothing(place: Place, topic: str, zookeeper: KazooClient, tmp_path: Path) -> None:
     fill(place, topic)
     commit(place, topic, topic, 3)

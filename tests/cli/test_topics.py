@@ -38,8 +38,12 @@ def answers(servers: str, *arguments: str) -> list[dict[str, Any]]:
 
 
 def topic_command(servers: str, *arguments: str) -> str:
+    return java_tool("TopicCommand", servers, *arguments)
+
+
+def java_tool(name: str, servers: str, *arguments: str) -> str:
     java = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", f"{kafka_libs('3.9.1')}/*"]
-    command = [*java, "org.apache.kafka.tools.TopicCommand", "--bootstrap-server", servers, *arguments]
+    command = [*java, f"org.apache.kafka.tools.{name}", "--bootstrap-server", servers, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -77,6 +81,28 @@ def seen_by_us(described: dict[str, Any]) -> dict[str, Any]:
     return {name: described[name] for name in ("name", "id", "settings")} | {"partitions": partitions}
 
 
+def _compare_offsets(servers: str, now: int) -> None:
+    """`klog topics offsets` beside Kafka's GetOffsetShell; record N of the 30 in two partitions is N s after `now`."""
+    for moment in (str(now + 4500), "-1"):
+        told = run(servers, "offsets", "clicks:0,1", "--time", moment)
+        assert (told.returncode, told.stderr) == (0, "")
+        theirs = java_tool("GetOffsetShell", servers, "--topic-partitions", "clicks:0,clicks:1", "--time", moment)
+        assert told.stdout == theirs
+    assert told.stdout.split() == ["clicks:0:15", "clicks:1:15"]
+    assert run(servers, "offsets", "clicks", "--time", str(now + 4500)).stdout.split() == [
+        "clicks:0:3",
+        "clicks:1:2",
+        "clicks:2:",
+    ]
+    assert [line["offset"] for line in answers(servers, "offsets", "--time", "earliest", "clicks")] == [0, 0, 0]
+    everything = answers(servers, "offsets")
+    assert [(line["topic"], line["offset"]) for line in everything] == [
+        *[("clicks", 15), ("clicks", 15), ("clicks", 0)],
+        *[("theirs", 0), ("theirs", 0)],
+    ]
+    assert "--time soon must be an ISO time" in run(servers, "offsets", "clicks", "--time", "soon").stderr
+
+
 @pytest.mark.peer
 def test_the_life_of_a_topic(servers: str) -> None:
     settings = ("--config", "retention.ms=100000000", "--config", "segment.bytes=2000000")
@@ -89,8 +115,9 @@ def test_the_life_of_a_topic(servers: str) -> None:
     topic_command(servers, "--create", "--topic", "theirs", "--partitions", "2")
 
     producer = Producer({"bootstrap.servers": servers, "log_level": 0})
+    now = round(time.time() * 1000)
     for number in range(30):
-        producer.produce("clicks", b"x", partition=number % 2)
+        producer.produce("clicks", b"x", None, number % 2, timestamp=now + 1000 * number)
     assert producer.flush(10) == 0
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "g", "enable.auto.commit": False})
     consumer.commit(offsets=[TopicPartition("clicks", 0, 1)], asynchronous=False)
@@ -109,6 +136,7 @@ def test_the_life_of_a_topic(servers: str) -> None:
     ]
     (described,) = answers(servers, "describe", "clicks")
     assert [(entry["earliest"], entry["latest"]) for entry in described["partitions"]] == watermarks
+    _compare_offsets(servers, now)
     kafka = seen_by_kafka(servers, "clicks")
     assert seen_by_us(described) == kafka
     assert kafka["settings"] == {"retention.ms": "100000000", "segment.bytes": "2000000"}

@@ -75,10 +75,13 @@ def expire_session(tree: KazooClient, path: str) -> None:
     thief.close()
 
 
-def old_tool(name: str, connect: str, *arguments: str) -> str:
-    """Run a main class of Kafka 0.10.2.2 and return its output; AssertionError if it fails."""
+def old_tool(name: str, connect: str, *arguments: str, option: str = "--zookeeper") -> str:
+    """Run a main class of Kafka 0.10.2.2 and return its output; AssertionError if it fails.
+
+    `option` is its name for ZooKeeper's address.
+    """
     command = ["java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
-    command += ["-cp", f"{kafka_libs('0.10.2.2')}/*", name, "--zookeeper", connect, *arguments]
+    command += ["-cp", f"{kafka_libs('0.10.2.2')}/*", name, option, connect, *arguments]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Exception" not in done.stdout, done.stdout

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 from kazoo.client import KazooClient
 
 from tests.support.broker import KlogBroker
-from tests.support.klog import klog_lines, klog_refusal
+from tests.support.klog import klog, klog_lines, klog_refusal
 from tests.support.raw_client import RawClient
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.shared_tree import create_topic, known_brokers, old_tool, wait_for
@@ -122,3 +123,30 @@ def test_a_group_of_old_consumers_moves_to_kafka(tree: KazooClient, chroot: str,
     copied = klog_lines("offsets", "copy", "--group", "old", "--from", coordinator, "--to", zookeeper)
     assert [(line["old"], line["new"]) for line in copied] == [(10, 12)]
     assert consume(1, offsets_storage="zookeeper") == [12]
+
+
+def test_files_of_kafkas_export_and_import(
+    tree: KazooClient, chroot: str, make_broker: MakeBroker, tmp_path: Path
+) -> None:
+    servers = make_broker(0).bootstrap_servers
+    wait_for(lambda: known_brokers(servers) == 1)
+    create_topic(servers, "t", 2)
+    for number, offset in enumerate((b"0", b"17")):
+        tree.create(f"/consumers/theirs/offsets/t/{number}", offset, makepath=True)
+    exported, ours = tmp_path / "theirs", tmp_path / "ours"
+    arguments = ("--group", "theirs", "--output-file", str(exported))
+    old_tool("kafka.tools.ExportZkOffsets", chroot, *arguments, option="--zkconnect")
+    zookeeper = ("--from", f"zookeeper://{chroot}")
+    shown = klog("offsets", "show", "--group", "theirs", *zookeeper, "--export")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert sorted(exported.read_text().splitlines()) == shown.stdout.splitlines()
+
+    store = str(tmp_path / "store")
+    to = ("--to", store, "--bootstrap-server", servers)
+    told = klog_lines("offsets", "set", "--group", "theirs", *to, "--from-file", str(exported))
+    assert [(line["partition"], line["note"]) for line in told] == [(0, ""), (1, "17 is after the last offset")]
+
+    ours.write_text(shown.stdout.replace("/theirs/", "/ours/").replace(":17", ":18"))
+    tree.create("/consumers/ours/offsets/t/1", b"1", makepath=True)
+    old_tool("kafka.tools.ImportZkOffsets", chroot, "--input-file", str(ours), option="--zkconnect")
+    assert [tree.get(f"/consumers/ours/offsets/t/{number}")[0] for number in range(2)] == [b"0", b"18"]
