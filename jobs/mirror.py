@@ -33,9 +33,9 @@ from spark_klog.cli.jobs.running import DONE, FAILED, NOTHING_NEW, complain, spa
 from spark_klog.cli.mirror import pattern, side_settings
 from spark_klog.client import Admin
 from spark_klog.errors import KlogError
+from spark_klog.mirror.clusters import check_clusters, mirror_name
 from spark_klog.mirror.mirror import Mirror
 from spark_klog.mirror.progress import prepare_progress
-from spark_klog.mirror.session import check_clusters, mirror_name
 from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.mirror.topics import MirroredTopics
 from spark_klog.mirror.totals import Totals

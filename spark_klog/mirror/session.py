@@ -21,18 +21,26 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 from spark_klog.client import Admin, Consumer
-from spark_klog.client.cluster import TopicPartition
+from spark_klog.client.cluster import UNKNOWN_TOPIC, TopicPartition
 from spark_klog.client.consumer.decoding.chunk import Chunk
 from spark_klog.client.delivery.receipts import Receipt
 from spark_klog.client.network.readiness import wait_until_ready
 from spark_klog.client.offsets import list_offsets, offsets_of_led
-from spark_klog.errors import ConfigError, DataLossError, LogTruncated, OffsetOutOfRange, TopicRecreated
+from spark_klog.errors import (
+    DataLossError,
+    ErrorCode,
+    LogTruncated,
+    OffsetOutOfRange,
+    ProtocolError,
+    TopicRecreated,
+)
 from spark_klog.mirror.batches import Span, out_batches
 from spark_klog.mirror.beginnings import prefix_record, topic_record
+from spark_klog.mirror.clusters import check_clusters, mirror_name
 from spark_klog.mirror.groups import GroupTranslation
 from spark_klog.mirror.offset_map import PartitionMap, encode_run
 from spark_klog.mirror.progress import load_progress, prepare_progress, slot_of
-from spark_klog.mirror.settings import MirrorSettings, check_name
+from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.mirror.target import Target
 from spark_klog.mirror.topics import MirroredTopics
 from spark_klog.mirror.totals import Totals
@@ -44,6 +52,8 @@ _log = logging.getLogger(__name__)
 _SHORT, _LONG = 0.02, 0.5
 #: Seconds between two looks at the source's ends.
 _LAG_SECONDS = 2.0
+#: Seconds after which a topic that is missing at the source counts as deleted if the mirror is to stop at the end.
+_GONE_SECONDS = 10.0
 #: Bytes of batches that wait for their turn before nothing more is taken from the source.
 _MOST_WAITING = 16 * 1024 * 1024
 #: A commit comes earlier after this many batches, so that what is noted of them stays small.
@@ -60,28 +70,6 @@ class _Noted(NamedTuple):
     receipt: Receipt | None
     spans: Sequence[Span]
     following: int
-
-
-def mirror_name(settings: MirrorSettings, source: Admin) -> str:
-    """The name of the mirror: as set, or else the id of the source's cluster, and the prefix.
-
-    Copies with another prefix have a progress of their own.
-    """
-    source.list_topics()
-    if settings.name is not None:
-        return settings.name
-    name = source.cluster.cluster_id
-    if name is None:
-        raise ConfigError("the source's brokers have no cluster id (before Kafka 0.10.1): name the mirror (--name)")
-    return check_name(f"{name}-{settings.prefix}" if settings.prefix else name)
-
-
-def check_clusters(settings: MirrorSettings, source: Admin, target: Admin) -> None:
-    """Raise `ConfigError` if the mirror would copy topics into themselves."""
-    target.list_topics()
-    cluster = source.cluster.cluster_id
-    if cluster is not None and cluster == target.cluster.cluster_id and not settings.prefix:
-        raise ConfigError(f"source and target are the same cluster, {cluster}: give the copies other names (--prefix)")
 
 
 class Session:
@@ -121,6 +109,8 @@ class Session:
         self._noted_count = 0
         self._commit_at = self._refresh_at = self._groups_at = self._lag_at = 0.0
         self._is_first = self._progress.is_new
+        #: Whether topics and partitions that appear are left out: the mirror stops at the ends that it has seen.
+        self._is_closed = False
         self._has_warned = False
 
     @property
@@ -142,9 +132,10 @@ class Session:
         self._follow()
         if until_end:
             self._until = self._ends(self._assigned)
+            self._is_closed = True
         while not is_stopped():
             now = time.monotonic()
-            if now >= self._refresh_at and not until_end:
+            if now >= self._refresh_at:
                 self._follow()
             if now >= self._lag_at:
                 self._look_at_lag()
@@ -164,13 +155,17 @@ class Session:
         on_progress(self.totals)
 
     def _follow(self) -> None:
-        """Take in new topics and partitions."""
-        found = [key for key in self._topics.refresh() if slot_of(key, self._slots) == self._slot]
+        """Take in new topics and partitions, and let go of those that were deleted."""
+        there = self._topics.refresh(_GONE_SECONDS if self._is_closed else 0.0)
+        found = [key for key in there if slot_of(key, self._slots) == self._slot]
+        if self._is_closed:
+            found = [key for key in found if key in self._positions]
         self._refresh_at = time.monotonic() + self._settings.refresh_seconds
         recreated = self._recreated({topic for topic, _ in found})
         new = [key for key in found if key not in self._positions or key[0] in recreated]
         gone = set(self._assigned).difference(found)
         if new or gone:
+            self._drain()
             self._target.flush()
             self._commit()
         for topic in recreated:
@@ -183,8 +178,6 @@ class Session:
         for key in sorted(gone):
             _log.warning("%s-%d is not at the source any more; its copy stays", *key)
             del self._positions[key]
-        for key in [*new, *gone]:
-            self._waiting.drop(key)
         if new or gone:
             self._begin(new)
             self._assigned = found
@@ -252,11 +245,19 @@ class Session:
                 position = starts[key]
                 known.moved(position)
             elif position > ends[key]:
+                self._check_id(key[0])
                 raise DataLossError(
                     f"{key[0]}-{key[1]} ends at offset {ends[key]} at the source, but was mirrored up to {position}: "
                     f"it was created again or truncated. {_REMEDY}"
                 )
             self._positions[key] = position
+
+    def _check_id(self, topic: str) -> None:
+        """Raise a retriable error if a topic was created again since `_follow` has looked: that one is to be told."""
+        before = self._topics.ids.get(topic)
+        self._topics.refresh()
+        if self._topics.ids.get(topic) != before:
+            raise ProtocolError(ErrorCode.UNKNOWN_TOPIC_ID, f"topic {topic}, which was created again at the source")
 
     def _lose(self, key: TopicPartition, position: int, start: int) -> None:
         _log.warning(
@@ -287,6 +288,13 @@ class Session:
             return
         except LogTruncated as error:
             raise DataLossError(f"{error.what}. {_REMEDY}") from None
+        except ProtocolError as error:
+            before = {topic for topic, _ in self._assigned}
+            if error.code in UNKNOWN_TOPIC:
+                self._follow()
+            if error.code not in UNKNOWN_TOPIC or not before & self._topics.missing:
+                raise
+            return
         if chunk is not None:
             self._take(chunk)
         elif not is_idle:
@@ -368,7 +376,10 @@ class Session:
         cluster = self._source_admin.cluster
         found, failed = offsets_of_led(cluster, dict.fromkeys(self._assigned, LATEST))
         if failed:
-            cluster.metadata({topic for topic, _ in failed})  # for the next time
+            names = {topic for topic, _ in failed}
+            told = cluster.metadata(names)  # for the next time
+            if any(name not in told or told[name]["error_code"] in UNKNOWN_TOPIC for name in names):
+                self._refresh_at = 0.0
         self._seen_ends |= found
         ends = {key: self._seen_ends.get(key, 0) for key in self._assigned}
         self.totals.lag = sum(max(0, end - self._positions[key]) for key, end in ends.items())

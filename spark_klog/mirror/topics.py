@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections.abc import Collection, Iterable, Mapping, Set
 from uuid import UUID
 
 from spark_klog.client import Admin
@@ -38,16 +39,31 @@ class MirroredTopics:
         self._made: dict[str, int] = {}
         #: The ids of the source's topics at the last `refresh`; none from brokers before 2.8.
         self.ids: dict[str, UUID] = {}
+        #: Since when topics of earlier looks are missing at the source, readings of `time.monotonic`.
+        self._missing_since: dict[str, float] = {}
 
-    def refresh(self) -> list[TopicPartition]:
-        """The source's partitions to mirror; each exists at the target when this returns."""
+    def refresh(self, patience: float = 0.0) -> list[TopicPartition]:
+        """The source's partitions to mirror; each exists at the target when this returns.
+
+        A topic of an earlier call counts as there until it has been missing for `patience` seconds: a broker that has
+        just started may not know all topics yet.
+        """
         listed = [one for one in self._source.list_topics() if self._settings.wants(one.name)]
         self.ids = {one.name: one.topic_id for one in listed if one.topic_id is not None}
         found = {one.name: one.partitions for one in listed}
+        now = time.monotonic()
+        missing = self._made.keys() - found.keys()
+        self._missing_since = {name: self._missing_since.get(name, now) for name in missing}
+        found |= {name: self._made[name] for name, since in self._missing_since.items() if now - since < patience}
         changed = {name: count for name, count in found.items() if self._made.get(name, 0) < count}
         if changed:
             self._make(changed)
         return [(name, number) for name, count in sorted(found.items()) for number in range(count)]
+
+    @property
+    def missing(self) -> Set[str]:
+        """Topics of earlier calls of `refresh` that the last one has not found at the source."""
+        return self._missing_since.keys()
 
     def _make(self, counts: Mapping[str, int]) -> None:
         there = {one.name: one.partitions for one in self._target.list_topics(include_internal=True)}

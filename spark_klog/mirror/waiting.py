@@ -40,10 +40,6 @@ class Waiting:
             return key, item
         return None
 
-    def drop(self, key: TopicPartition) -> None:
-        """Forget what waits of a partition."""
-        self.size -= sum(map(_size, self._items.pop(key, ())))
-
 
 def _size(item: OutBatch | int) -> int:
     return 0 if isinstance(item, int) else len(item.data)
