@@ -228,10 +228,8 @@ class ArrowStore:
                 return content
 
     def write(self, path: str, content: bytes) -> None:
-        with _named(self, path, "written"):
-            self._make_folder(path)
-            with self._fs.open_output_stream(self._at(path), compression=None) as stream:
-                stream.write(content)
+        with _named(self, path, "written"), self._stream(path) as stream:
+            stream.write(content)
 
     def create(self, path: str, content: bytes) -> bool:
         # pyarrow has no conditional write: two runs that start at the same moment may both succeed.
@@ -240,16 +238,31 @@ class ArrowStore:
         self.write(path, content)
         return True
 
-    def _make_folder(self, path: str) -> None:
-        if self._fs.type_name == "hdfs":
-            self._fs.create_dir(self._at(path).rpartition("/")[0], recursive=True)
+    @contextmanager
+    def _stream(self, path: str) -> Iterator[Any]:
+        """Write a file, which is there as a whole or not at all. HDFS shows what is being written, but renames."""
+        if self._fs.type_name != "hdfs":
+            with self._fs.open_output_stream(self._at(path), compression=None) as stream:
+                yield stream
+            return
+        folder = self._at(path).rpartition("/")[0]
+        self._fs.create_dir(folder, recursive=True)
+        temporary = f"{folder}/{_HIDDEN}{uuid.uuid4().hex}"
+        try:
+            with self._fs.open_output_stream(temporary, compression=None) as stream:
+                yield stream
+            self._fs.move(temporary, self._at(path))
+        except OSError:
+            with suppress(OSError):
+                self._fs.delete_file(temporary)
+            raise
 
     def names(self, folder: str) -> list[str]:
         from pyarrow.fs import FileSelector
 
         with _named(self, folder, "listed"):
             found = self._fs.get_file_info(FileSelector(self._at(folder), allow_not_found=True))
-            return sorted(info.base_name for info in found)
+            return sorted(info.base_name for info in found if not info.base_name.startswith(_HIDDEN))
 
     def paths_below(self, folder: str) -> list[str]:
         from pyarrow.fs import FileSelector
@@ -265,8 +278,7 @@ class ArrowStore:
 
     def put(self, source: Path, path: str) -> None:
         with _named(self, path, "written"):
-            self._make_folder(path)
-            with source.open("rb") as file, self._fs.open_output_stream(self._at(path), compression=None) as stream:
+            with source.open("rb") as file, self._stream(path) as stream:
                 while piece := file.read(8 * 1024 * 1024):
                     stream.write(piece)
             source.unlink()
