@@ -25,6 +25,7 @@ from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.values.parser import JsonParser
 from spark_klog.load.values.schema import parse_schema, read_schema, schema_text
+from spark_klog.load.values.suspects import why_bad
 from tests.load.support import by_duckdb, run
 from tests.spark.support import Sent, create_topic, produce
 from tests.support.klog import klog
@@ -114,6 +115,41 @@ def test_each_value_is_parsed_or_named(rows: list[bytes]) -> None:
     ]
     assert [item for item, row in zip(found.column.to_pylist(), good, strict=True) if row not in _BAD] == expected
     assert all(rows[index] in _BAD for index in bad)
+
+
+@pytest.mark.parametrize("bad", [b"{", b'{"id":"x"}', b'{"id":1.5}', b'{"at":"noon"}', b'{"tags":[1]}'])
+def test_many_bad_values_cost_no_call_each(monkeypatch: pytest.MonkeyPatch, bad: bytes) -> None:
+    calls, real = [0], JsonParser._parse
+
+    def parse(parser: JsonParser, rows: list[bytes]) -> Any:
+        calls[0] += 1
+        return real(parser, rows)
+
+    monkeypatch.setattr(JsonParser, "_parse", parse)
+    rows = [b"{}" if number % 3 == 0 else bad for number in range(9000)]
+    found = JsonParser(parse_schema(_DDL)).parse(pa.array(rows, pa.binary()))
+    assert [row for row, _ in found.bad] == [number for number in range(9000) if number % 3]
+    assert len(found.column) == 3000
+    assert calls[0] < 100
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["", "1", "2023-11-14", "noon", "-"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abl"), inner, max_size=3),
+    max_leaves=4,
+)
+_TYPES = "bigint", "tinyint", "double", "boolean", "string", "timestamp", "date", "decimal(9,2)", "array<int>"
+
+
+@given(
+    st.sampled_from([*_TYPES, "struct<a: int, b: string>"]), _JSON, st.sampled_from(["%s", "%s ", "%s,", "[%s", "0%s"])
+)
+@hypothesis_settings(deadline=None, max_examples=300, derandomize=True)
+def test_what_is_surely_bad_is_bad_for_arrow(kind: str, value: Any, form: str) -> None:
+    row = b'{"v":' + (form % json.dumps(value)).encode() + b"}"
+    wanted = parse_schema(f"v {kind}")
+    if why_bad(row, wanted):
+        assert isinstance(JsonParser(wanted)._parse([row]), str)
 
 
 @pytest.mark.parametrize(

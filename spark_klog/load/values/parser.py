@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from spark_klog.load.values.suspects import why_bad
+
 #: What is parsed at once.
 _MOST_BYTES = 64 * 1024 * 1024
+#: Values that do not all parse are looked at one by one when they are so many; more are halved.
+_SIFTED = 1024
 _BEGIN, _END = b'{"v":', b"}"
 
 
@@ -37,23 +41,27 @@ class JsonParser:
         rows = [b"null" if value is None else value for value in values.to_pylist()]
         columns: list[pa.Array] = []
         bad: list[tuple[int, str]] = []
-        waiting = [(0, len(rows))]
+        waiting: list[tuple[Sequence[int], bool]] = [(range(len(rows)), False)]
         while waiting:
-            first, last = waiting.pop()
-            if first == last:
+            numbers, is_sifted = waiting.pop()
+            if not numbers:
                 continue
-            part = rows[first:last]
+            part = [rows[number] for number in numbers]
             found: pa.Array | str = "too many bytes"
-            if last - first == 1 or sum(map(len, part)) <= _MOST_BYTES:
+            if len(numbers) == 1 or sum(map(len, part)) <= _MOST_BYTES:
                 found = self._parse(part)
             if not isinstance(found, str):
                 columns.append(found)
-            elif last - first == 1:
-                bad.append((first, found))
+            elif len(numbers) == 1:
+                bad.append((numbers[0], found))
+            elif not is_sifted and len(numbers) <= _SIFTED:
+                reasons = [(number, why_bad(row, self._kind)) for number, row in zip(numbers, part, strict=True)]
+                bad += [item for item in reasons if item[1]]
+                waiting.append(([number for number, reason in reasons if not reason], True))
             else:
-                middle = (first + last) // 2
-                waiting += [(middle, last), (first, middle)]
-        return Parsed(pa.concat_arrays(columns) if columns else pa.array([], self._kind), bad)
+                middle = len(numbers) // 2
+                waiting += [(numbers[middle:], is_sifted), (numbers[:middle], is_sifted)]
+        return Parsed(pa.concat_arrays(columns) if columns else pa.array([], self._kind), sorted(bad))
 
     def _parse(self, rows: list[bytes]) -> pa.Array | str:
         """The rows' column, or why it is none.
@@ -67,7 +75,7 @@ class JsonParser:
         try:
             data.decode()  # Arrow accepts other bytes in strings
             table = json.read_json(
-                io.BytesIO(data),
+                pa.BufferReader(data),
                 read_options=json.ReadOptions(use_threads=False, block_size=len(data) + 1),
                 parse_options=json.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="ignore"),
             )
