@@ -225,10 +225,10 @@ class GroupOffsets:
         self._is_stable = is_stable
         self._coordinators = Coordinators(cluster)
 
-    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, int | Committed]) -> None:
         """Commit offsets without being a member of the group; `ProtocolError` names the partition."""
 
-        wanted = {key: Committed(offset) for key, offset in offsets.items()}
+        wanted = {key: item if isinstance(item, Committed) else Committed(item) for key, item in offsets.items()}
 
         def ask() -> None:
             if failures := self.commit_once(wanted):

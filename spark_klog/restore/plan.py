@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from spark_klog.client import Admin
-from spark_klog.client.offsets import GroupOffsets, list_offsets
+from spark_klog.client.offsets import Committed, GroupOffsets, list_offsets
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.load.journal.committed import CommittedFile, files
-from spark_klog.load.journal.history import open_load
+from spark_klog.load.journal.history import loaded_extents, manifests, open_load
 from spark_klog.load.journal.model import place_of
 from spark_klog.load.settings import JSON_LINES
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 
+#: Extents of a partition that are noted: brokers take 4,096 bytes of metadata.
+_MOST_EXTENTS = 80
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
@@ -39,7 +42,8 @@ class RestoreOptions:
 class Part(NamedTuple):
     """A partition of the target, and the files of its records in the order of offsets.
 
-    Files in one group cover the same offsets: they differ in the time of their records.
+    Files in one group cover the same offsets: they differ in the time of their records. `extents` are the offsets
+    [start, until) that the load has.
     """
 
     topic: str
@@ -47,6 +51,7 @@ class Part(NamedTuple):
     group: str
     incarnation: int
     files: tuple[tuple[CommittedFile, ...], ...]
+    extents: tuple[tuple[int, int], ...]
 
     @property
     def end(self) -> int:
@@ -69,14 +74,20 @@ def plan_restore(options: RestoreOptions) -> list[Part]:
     if unknown:
         raise ConfigError(f"{store.address} has no files of topic {', '.join(unknown)}")
     wanted = [item for item in found if not options.topics or item.topic in options.topics]
-    parts = _parts(wanted, options.prefix, f"klog-restore.{name}")
+    parts = _parts(wanted, loaded_extents(manifests(store)), options.prefix, f"klog-restore.{name}")
     with Admin(options.client) as admin:
         _make_topics(admin, parts)
         _check_targets(admin, parts, options.append)
+        _check_order(admin, parts)
     return parts
 
 
-def _parts(wanted: Sequence[CommittedFile], prefix: str, group: str) -> list[Part]:
+def _parts(
+    wanted: Sequence[CommittedFile],
+    extents: Mapping[tuple[str, int, int], Sequence[tuple[int, int]]],
+    prefix: str,
+    group: str,
+) -> list[Part]:
     """Files of a partition are sorted by `files`; those of a topic that was created again come after the old ones."""
     groups: dict[tuple[str, int, int], dict[tuple[int, int], list[CommittedFile]]] = {}
     for item in wanted:
@@ -91,6 +102,7 @@ def _parts(wanted: Sequence[CommittedFile], prefix: str, group: str) -> list[Par
             f"{group}.{incarnation}" if incarnation else group,
             incarnation,
             tuple(tuple(each[bounds]) for bounds in sorted(each)),
+            tuple(extents.get((topic, partition, incarnation), ())),
         )
         for (topic, partition, incarnation), each in sorted(groups.items())
     ]
@@ -129,6 +141,61 @@ def _check_targets(admin: Admin, parts: Sequence[Part], append: bool) -> None:
             )
         if new:
             offsets.commit(dict.fromkeys(new, 0))
+
+
+def _check_order(admin: Admin, parts: Sequence[Part]) -> None:
+    """`ConfigError` if the load has got offsets before those that are restored; note what it has now.
+
+    The note is the metadata of an offset of the group `GROUP+loaded`: no --name has a "+" in it.
+    """
+    for group in sorted({part.group for part in parts}):
+        of_group = {(part.topic, part.partition): part for part in parts if part.group == group}
+        done = GroupOffsets(admin.cluster, group, is_stable=True).fetch(sorted(of_group))
+        notes = GroupOffsets(admin.cluster, f"{group}+loaded")
+        noted = notes.committed(sorted(of_group))
+        for key, part in of_group.items():
+            end = done.get(key, 0)
+            known = _noted_extents(noted[key].metadata) if key in noted else None
+            if known is not None and (new := _between(part.extents, known, end)):
+                names = ", ".join(f"[{first}, {after})" for first, after in new[:5])
+                raise ConfigError(
+                    f"{key[0]}-{key[1]}: the load has got the offsets {names} since this restore left them out, "
+                    f"and it is at {end}: their records can't be put before others. Restore all to other names, by "
+                    "another --prefix and --name"
+                )
+        current = {
+            key: Committed(part.end, metadata=json.dumps(part.extents[-_MOST_EXTENTS:]))
+            for key, part in of_group.items()
+        }
+        if current != {key: item._replace(leader_epoch=-1) for key, item in noted.items()}:
+            notes.commit(current)
+
+
+def _noted_extents(text: str) -> list[tuple[int, int]] | None:
+    """The extents of a note; None if it is not one of ours."""
+    try:
+        return [(int(start), int(until)) for start, until in json.loads(text)]
+    except (TypeError, ValueError):
+        return None
+
+
+def _between(extents: Sequence[tuple[int, int]], known: Sequence[tuple[int, int]], end: int) -> list[tuple[int, int]]:
+    """The offsets before `end` that are in extents, but not in those that were noted.
+
+    A note of the most extents has the last ones only, so that nothing is known of offsets before them.
+    """
+    at = known[0][0] if len(known) >= _MOST_EXTENTS else 0
+    missing = []
+    for start, until in [*known, (end, end)]:
+        missing.append((at, min(start, end)))
+        at = max(at, until)
+    found = [(max(first, start), min(after, until)) for first, after in missing for start, until in extents]
+    return [(first, after) for first, after in found if first < after]
+
+
+def restored_offsets(parts: Sequence[Part], progress: Mapping[tuple[str, str, int], int]) -> int:
+    """How many offsets of parts are restored; `progress` is by group, topic and partition."""
+    return sum(min(progress.get((part.group, part.topic, part.partition), 0), part.end) for part in parts)
 
 
 def _first_parts(parts: Sequence[Part]) -> list[Part]:

@@ -91,7 +91,7 @@ def test_few_files_are_open_for_many_hours(
 
     monkeypatch.setattr(writers, "_JsonWriter", Counted)
     run(servers, tmp_path, topic, settings=WriteSettings("json", "none", layout="hour"))
-    assert most[0] <= writers._MOST_OPEN
+    assert most[0] <= writers.MOST_OPEN
     assert opened[0] == 0
     lines = [line for path in tmp_path.glob("**/*.jsonl") for line in path.read_text().splitlines()]
     assert len(lines) == len(set(lines)) == count

@@ -14,10 +14,13 @@ import pytest
 from spark_klog.client import Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, LoadError
+from spark_klog.load import files
+from spark_klog.load.places import AtTime
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import WriteSettings
 from spark_klog.restore import reading
-from spark_klog.restore.plan import RestoreOptions, plan_restore
+from spark_klog.restore.plan import Part, RestoreOptions, plan_restore, restored_offsets
+from spark_klog.restore.reading import read_part
 from spark_klog.restore.replay import replay
 from spark_klog.restore.restore import Restored, restore_partition
 from tests.jobs.support import ROOT, environment, spark_submit
@@ -138,6 +141,65 @@ def test_a_topic_that_was_created_again(
     _restore(options)
     assert [item.records for item in _restore(options)] == [0] * _PARTITIONS
     assert _content(target.bootstrap_servers, topic) == [old + new for old, new in zip(*before, strict=True)]
+
+
+def test_how_far_a_restore_is(cluster: EmbeddedCluster, target: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """A partition whose progress is beyond the files (a load again that was cut) hides nothing of another one."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, _PARTITIONS)
+    produce(servers, topic, _records(60))
+    run(servers, tmp_path, topic)
+    parts = plan_restore(RestoreOptions(str(tmp_path), _client(target)))
+    progress = {(part.group, topic, part.partition): (100, 5, 0)[part.partition] for part in parts}
+    assert restored_offsets(parts, progress) == 20 + 5
+
+
+def test_offsets_that_the_load_has_got_later(
+    cluster: EmbeddedCluster, target: EmbeddedCluster, topic: str, tmp_path: Path
+) -> None:
+    """Those before what is restored are refused, also those of a hole; those after it are not."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    produce(servers, topic, [Sent(b"%d" % n, None, 0, _TIME + n * 1000) for n in range(60)])
+    until = AtTime(_TIME + 10_000)
+    run(servers, tmp_path, topic, start=AtTime(_TIME + 40_000))
+    options = RestoreOptions(str(tmp_path), _client(target))
+    assert [item.records for item in _restore(options)] == [20]
+    produce(servers, topic, [Sent(b"new", None, 0, _TIME + 60_000)])
+    run(servers, tmp_path, topic)
+    assert [item.records for item in _restore(options)] == [1]
+    run(servers, tmp_path, topic, start=AtTime(_TIME), until=until)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"-0: the load has got the offsets \[0, 10\) since this restore left"):
+            _restore(options)
+    other = RestoreOptions(str(tmp_path), _client(target), prefix="other.", name=f"other.{topic}")
+    assert [item.records for item in _restore(other)] == [31]
+    run(servers, tmp_path, topic, start=AtTime(_TIME))
+    with pytest.raises(ConfigError, match=r"the offsets \[10, 40\) since this restore left them out, and it is at 61"):
+        _restore(other)
+    third = RestoreOptions(str(tmp_path), _client(target), prefix="third.", name=f"third.{topic}")
+    assert [item.records for item in _restore(third)] == [61]
+    [restored], [sent] = read_topic(target.bootstrap_servers, f"third.{topic}", 1), read_topic(servers, topic, 1)
+    assert [item.value for item in restored] == [item.value for item in sent]
+
+
+@pytest.mark.parametrize("settings", [WriteSettings(layout="hour"), WriteSettings("arrow", layout="hour")])
+@pytest.mark.parametrize("hours", [6, 40])
+def test_large_records_of_several_hours(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, settings: WriteSettings, hours: int
+) -> None:
+    """Files of the same offsets are merged in the order of offsets, with few bytes of them in memory."""
+    servers, count, size = cluster.bootstrap_servers, 480, 100_000
+    create_topic(servers, topic)
+    some = [b"%d" % number + b"x" * size for number in range(count)]
+    produce(servers, topic, [Sent(value, None, 0, _TIME + n % hours * _HOUR_MS) for n, value in enumerate(some)])
+    run(servers, tmp_path, topic, settings=settings)
+    found = files(str(tmp_path))
+    part = Part(topic, 0, "group", 0, tuple(tuple(each) for _, each in groupby(found, key=lambda item: item.first)), ())
+    read = list(read_part(str(tmp_path), part, 7))
+    assert [value for table, _ in read for value in table["value"].to_pylist()] == some[7:]
+    assert [after for _, after in read] == [table["offset"][-1].as_py() + 1 for table, _ in read]
+    assert max(table.nbytes for table, _ in read) < 32e6 < sum(table.nbytes for table, _ in read)
 
 
 def test_what_is_refused(cluster: EmbeddedCluster, target: EmbeddedCluster, topic: str, tmp_path: Path) -> None:

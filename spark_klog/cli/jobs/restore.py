@@ -32,7 +32,7 @@ from spark_klog.cli.jobs.running import (
 )
 from spark_klog.errors import KlogError
 from spark_klog.load.tasks.spark_tasks import cause_of
-from spark_klog.restore.plan import Part, RestoreOptions, plan_restore
+from spark_klog.restore.plan import Part, RestoreOptions, plan_restore, restored_offsets
 from spark_klog.restore.restore import Restored, progress_of, restore_partition
 
 _JOB = "restore"
@@ -60,7 +60,8 @@ def _restore(options: argparse.Namespace) -> int:
     by_group = {group: list(each) for group, each in groupby(sorted(parts, key=_group), key=_group)}
 
     def done() -> int:
-        return sum(sum(progress_of(client, each).values()) for each in by_group.values())
+        found = {(group, *key): at for group, of in by_group.items() for key, at in progress_of(client, of).items()}
+        return restored_offsets(parts, found)
 
     found: list[Restored] = []
     if done() < (total := sum(part.end for part in parts)):

@@ -23,7 +23,7 @@ from spark_klog.load.settings import ARROW, PARQUET, WriteSettings
 
 HOUR_US = 3_600_000_000
 #: Files that are open at a time in one task; records of more hours begin new files.
-_MOST_OPEN = 24
+MOST_OPEN = 24
 _STRFTIME = {"hour": "date=%Y-%m-%d/hour=%H", "day": "date=%Y-%m-%d"}
 _HOURS = {"hour": 1, "day": 24}
 
@@ -178,9 +178,9 @@ class RangeWriter:
         decide on their folders."""
         parts = list(self._by_layout(batch, times, layout_times))
         last = batch["offset"][len(batch) - 1].as_py()
-        if self._files and len(self._files.keys() | {folder for folder, _, _ in parts}) > _MOST_OPEN:
+        if self._files and len(self._files.keys() | {folder for folder, _, _ in parts}) > MOST_OPEN:
             self._roll(self._last)
-        if len(parts) > _MOST_OPEN:
+        if len(parts) > MOST_OPEN:
             self._write_each(parts, last)
             return
         for folder, part, part_times in parts:
