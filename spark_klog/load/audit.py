@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from spark_klog.load.journal.history import committed_files, manifests, open_load, read_idle, read_plan
+from spark_klog.load.journal.history import committed_files, loaded_extents, manifests, open_load, read_idle, read_plan
 from spark_klog.load.journal.model import Manifest, PartitionAudit, RangeResult, run_name, staged_path
 from spark_klog.load.journal.store import Store
 from spark_klog.load.run import Loaded
+from spark_klog.spark.planning.ranges import RETENTION
 
 COLUMNS = ("topic", "partition", "from", "until", "records", "bytes", "gaps", "bad", "lag")
 
@@ -105,7 +107,7 @@ class Status:
 def status(output: str) -> Status:
     """Look through the runs of the load in `output`; `LoadError` if there is none, or its files are damaged.
 
-    It finds offsets between two runs that neither has, offsets without a record or a cause, offsets that were lost, and
+    It finds offsets between others that no run has, offsets without a record or a cause, offsets that were lost, and
     files that are missing or have another size.
     """
     store, _ = open_load(output)
@@ -128,6 +130,11 @@ def status(output: str) -> Status:
             what = f"[{loss['start']}, {loss['end']}) lost before run {run_name(number)}: {loss['cause']}"
             findings.append(Finding(loss["topic"], loss["partition"], what))
             _skip_lost(totals, (loss["topic"], loss["partition"]), manifest)
+    holes = _holes(all_runs)
+    for key in sorted(holes):
+        what = "[{}, {}) is in no run, and offsets after it are: --from-offsets loads it"
+        findings += [Finding(*key, what.format(*hole)) for hole in holes[key]]
+        totals[key]["holes"] = holes[key]
     findings = _missing_files(store, all_runs) + findings
     unfinished = run_name(number + 1) if read_plan(store, number + 1) is not None else ""
     found = {topic: dict(sorted((+each).items())) for topic, each in sorted(hours.items())}
@@ -136,6 +143,24 @@ def status(output: str) -> Status:
         _add_idle(totals, item)
     partitions = [totals[key] for key in sorted(totals)]
     return Status(output, runs, partitions, found, findings, unfinished, idle.finished if idle else "")
+
+
+def _holes(runs: Sequence[Manifest]) -> dict[tuple[str, int], list[tuple[int, int]]]:
+    """The offsets [start, end) between loaded ones that no run has, without those that retention took before a run."""
+    lost: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+    for manifest in runs:
+        for loss in manifest.lost:
+            if loss["cause"] == RETENTION:
+                lost[loss["topic"], loss["partition"]].append((loss["start"], loss["end"]))
+    found: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+    for (topic, partition, _), extents in loaded_extents(runs).items():
+        for (_, at), (end, _) in pairwise(extents):
+            for first, after in sorted(lost[topic, partition]):
+                if first <= at < after:
+                    at = after
+            if at < end:
+                found[topic, partition].append((at, end))
+    return found
 
 
 def _add_idle(totals: dict[tuple[str, int], dict[str, Any]], item: PartitionAudit) -> None:
@@ -189,14 +214,9 @@ def _follow(totals: dict[tuple[str, int], dict[str, Any]], item: PartitionAudit,
     is_same_log = before is not None and before["incarnation"] == progress.incarnation
     # a run of offsets before those that the load has may replace nothing, and stop before them
     is_again = progress.offset > item.until or any((gone.topic, gone.partition) == key for gone in manifest.replaced)
-    if before is not None and is_same_log and before["until"] != item.start:
-        lost = {(loss["topic"], loss["partition"]) for loss in manifest.lost}
-        if before["until"] < item.start and key not in lost:
-            what = f"[{before['until']}, {item.start}) is in no run, before run {run_name(manifest.run)}"
-            findings.append(Finding(*key, what))
-        elif item.start < before["until"] and not is_again and item.until > item.start:
-            what = f"[{item.start}, {before['until']}) is in run {run_name(manifest.run)}, and in one before it"
-            findings.append(Finding(*key, what))
+    if before is not None and is_same_log and item.start < before["until"] and not is_again and item.until > item.start:
+        what = f"[{item.start}, {before['until']}) is in run {run_name(manifest.run)}, and in one before it"
+        findings.append(Finding(*key, what))
     if item.unexplained:
         what = f"{item.unexplained} offsets of run {run_name(manifest.run)} have neither record nor cause"
         findings.append(Finding(*key, what))

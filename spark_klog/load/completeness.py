@@ -44,6 +44,7 @@ def compare(cluster: Cluster, partitions: Sequence[Mapping[str, Any]], hours: in
     not know, of topics that it does, count as well.
     """
     known = {(item["topic"], item["partition"]): (item["from"], item["until"]) for item in partitions}
+    holes = {(item["topic"], item["partition"]): item.get("holes", ()) for item in partitions}
     topics = sorted({topic for topic, _ in known})
     there = cluster.partitions(topics, missing_ok=True)
     keys = [(topic, number) for topic in sorted(there) for number in there[topic]]
@@ -63,6 +64,7 @@ def compare(cluster: Cluster, partitions: Sequence[Mapping[str, Any]], hours: in
                 begin, until = known.get(key, (0, 0))
                 in_log += max(0, after - first)
                 loaded += max(0, min(after, until) - max(first, begin))
+                loaded -= sum(max(0, min(after, end) - max(first, at)) for at, end in holes.get(key, ()))
             if in_log:
                 name = datetime.fromtimestamp(hour * 3600, timezone.utc).strftime("%Y-%m-%dT%H")
                 found.append(HourOfTopic(topic, name, in_log, loaded))

@@ -40,6 +40,14 @@ class Limits:
     max_records: int | None = None
     max_bytes: int | None = None
 
+    def less(self, records: int) -> Limits:
+        """What is left of the limits after so many records. Of `max_bytes` nothing: what those had is not known."""
+        if not records:
+            return self
+        if self.max_bytes is not None:
+            return Limits(0)
+        return Limits(None if self.max_records is None else max(0, self.max_records - records))
+
 
 @dataclass(frozen=True)
 class Extent:

@@ -177,6 +177,7 @@ class _Run:
                 publish(self._store, manifest)
         progress = manifest.progress() if manifest else {}
         killed = read_plan(self._store, number + 1)
+        limits = self._options.limits
         asked = repr((self._options.start, self._options.until)) if self._options.start else ""
         if killed is not None:
             if killed.run != number + 1:
@@ -184,8 +185,9 @@ class _Run:
             _log.info("finishing run %s, which was killed", run_name(killed.run))
             progress = self._execute(killed, progress, self._log_ends(killed), is_resumed=True)
             number = last_committed(self._store)
+            limits = limits.less(sum(item.until - item.start for each in self._loaded for item in each.partitions))
         is_done = killed is not None and killed.asked == asked != ""
-        extent = self._extent(progress, is_again=not is_done)
+        extent = self._extent(progress, limits, is_again=not is_done)
         if is_new:
             settings = self._options.settings
             claim_output(self._store, self._cluster.cluster_id, settings.format, settings.schema)
@@ -199,7 +201,7 @@ class _Run:
             self._store.write(IDLE, to_json(as_json(idle)))
         return summary
 
-    def _extent(self, progress: Mapping[Key, Progress], *, is_again: bool) -> Extent:
+    def _extent(self, progress: Mapping[Key, Progress], limits: Limits, *, is_again: bool) -> Extent:
         """What there is to load; with `is_again` also what the load has, from the place that was asked for on."""
         options, cluster = self._options, self._cluster
         extent = find_extent(cluster, options.topics, progress, options.fail_on_loss)
@@ -207,7 +209,7 @@ class _Run:
             extent = begin_at(extent, cluster, self._store, progress, options.start, options.fail_on_loss)
         if options.until is not None:
             extent = end_at(extent, cluster, self._store, options.until)
-        return whole_ranges(bounded(extent, cluster, options.limits))
+        return whole_ranges(bounded(extent, cluster, limits))
 
     def _plan(self, number: int, extent: Extent, asked: str) -> Plan:
         tasks = make_tasks(extent, self._runner.cores(), self._options.max_task_records) if extent.records else []

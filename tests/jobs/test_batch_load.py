@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from spark_klog.cli.jobs.batch_load import _arguments as arguments_of_load
+from spark_klog.cli.jobs.batch_load import _arguments as arguments_of_load, main as batch_load
 from spark_klog.embedded import EmbeddedCluster
 from tests.jobs.support import BATCH_LOAD, DONE, NOTHING_NEW, Driver, Load, environment, rows_of, wait_until
 from tests.jobs.truth import Truth, check_each_once, reported, zookeeper_offsets
@@ -126,6 +126,28 @@ def test_times_before_now_are_no_options() -> None:
     assert arguments_of_load([*given, "--from-time=-500ms"]).from_time == "-500ms"
     with pytest.raises(SystemExit):
         arguments_of_load([*given, "--from-time", "--json"])
+
+
+@pytest.mark.parametrize("text", ["nofile.json", "runs/until", "noon"])
+def test_until_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    topic, output, servers = (
+        ("--topics", "t"),
+        ("--output", str(tmp_path / "out")),
+        ("--bootstrap-servers", "127.0.0.1:1"),
+    )
+    assert batch_load([*topic, *output, *servers, "--until", text]) == 1
+    said = capsys.readouterr().err
+    assert f"--until {text}: there is no such file, and it is no time: give a file of offsets" in said
+
+
+def test_a_run_with_nothing_new_imports_no_spark(tmp_path: Path) -> None:
+    """Its start to exit is that of Python and of the client."""
+    program = "import sys; import spark_klog.cli.jobs.batch_load; print('pyspark' in sys.modules)"
+    command = [sys.executable, "-c", program]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=environment(tmp_path), timeout=60, check=False
+    )
+    assert ran.stdout == "False\n", ran
 
 
 def test_no_broker(make_load: Callable[..., Load], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,11 @@ def _content(output: Path) -> dict[str, bytes]:
     return {str(path.relative_to(output)): path.read_bytes() for path in output.rglob("*.parquet")}
 
 
-def _check(output: Path, records: list[tuple[str, int, int]]) -> None:
+def _check(output: Path, records: list[tuple[str, int, int]], missing: Sequence[str] = ()) -> None:
     assert by_pyarrow(output) == by_duckdb(output) == records
     assert by_pyarrow([item.path for item in files(str(output))]) == records
     found = status(str(output))
-    assert (found.findings, found.unfinished) == ([], "")
+    assert ([item.what for item in found.findings], found.unfinished) == ([*missing], "")
     assert sum(item["records"] for item in found.partitions) == len(records)
     assert sum(sum(each.values()) for each in found.hours.values()) == len(records)
 
@@ -113,7 +114,10 @@ def test_into_another_output(cluster: EmbeddedCluster, topic: str, tmp_path: Pat
 def test_offsets_before_the_first_run(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, bound: dict[str, Any]
 ) -> None:
-    """Loaded later, and not up to where the load begins: the next run goes on where it was, and doubles nothing."""
+    """Loaded later, and not up to where the load begins: the next run goes on where it was, and doubles nothing.
+
+    The status names the hole, until it is loaded.
+    """
     servers = cluster.bootstrap_servers
     create_topic(servers, topic)
     produce(servers, topic, [Sent(b"%d" % n, None, 0, _TIME + n * 1000) for n in range(60)])
@@ -123,8 +127,13 @@ def test_offsets_before_the_first_run(
     assert loaded.offsets == {(topic, 0): 60}
     produce(servers, topic, [Sent(b"new", None, 0, _TIME)])
     assert [item.records for item in run(servers, tmp_path, topic).partitions] == [1]
-    _check(tmp_path, [item for item in expected(topic, {0: 61}) if not 20 <= item[2] < 40])
-    run(servers, tmp_path, topic, start=AtTime(_TIME))
+    hole = "[20, 40) is in no run, and offsets after it are: --from-offsets loads it"
+    _check(tmp_path, [item for item in expected(topic, {0: 61}) if not 20 <= item[2] < 40], [hole])
+    [line] = json.loads(klog("load", "status", str(tmp_path), "--json").stdout)["partitions"]
+    assert (line["from"], line["until"], line["holes"]) == (0, 61, [[20, 40]])
+    asked = tmp_path / "_hole.json"
+    asked.write_text(json.dumps({"offsets": {topic: {"0": 20}}}))
+    run(servers, tmp_path, topic, start=read_offsets("--from-offsets", asked))
     _check(tmp_path, expected(topic, {0: 61}))
 
 

@@ -17,6 +17,7 @@ from spark_klog.load.audit import status
 from spark_klog.load.journal.history import read_manifest
 from spark_klog.load.journal.model import LATEST, staging_path
 from spark_klog.load.journal.store import LocalStore, open_store
+from spark_klog.load.planning import Limits
 from spark_klog.load.tasks import task
 from tests.load.support import by_duckdb, by_pyarrow, expected, failing, in_child, run
 from tests.spark.support import create_topic, delete_topic, produce, values
@@ -106,6 +107,22 @@ def test_tasks_that_are_complete_do_not_run_again(cluster: EmbeddedCluster, topi
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert kept
     assert by_pyarrow(tmp_path) == expected(topic, {0: 100})
+
+
+@pytest.mark.parametrize("limits", [Limits(max_records=60), Limits(max_bytes=1)], ids=["records", "bytes"])
+def test_a_bound_is_of_the_call(cluster: EmbeddedCluster, topic: str, tmp_path: Path, limits: Limits) -> None:
+    """It finishes a run that was killed, and plans another one with what is left of the bound only."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 1)
+    produce(servers, topic, values(40))
+    assert _dies(servers, tmp_path, topic, 3)
+    produce(servers, topic, values(100, start=40))
+    left = 20 if limits.max_records else 0
+    loaded = run(servers, tmp_path, topic, limits=limits)
+    assert [item.records for item in loaded.partitions] == [40 + left]
+    assert loaded.runs == ([1, 2] if left else [1])
+    run(servers, tmp_path, topic)
+    assert by_duckdb(tmp_path) == expected(topic, {0: 140})
 
 
 def test_the_pointer_is_a_run_behind(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:

@@ -362,8 +362,8 @@ def test_the_audit_finds_what_is_missing(cluster: EmbeddedCluster, topic: str, t
     assert [word.split(" ", 2)[2] if word.startswith("file") else word for word in words] == [
         "is missing",
         f"has 5 bytes, not {second.size}",
-        "[20, 25) is in no run, before run 00000003",
         "1 offsets of run 00000003 have neither record nor cause",
+        "[20, 25) is in no run, and offsets after it are: --from-offsets loads it",
     ]
 
 

@@ -42,7 +42,7 @@ from spark_klog.cli.jobs.running import (
     complain,
     spark_session,
 )
-from spark_klog.errors import KlogError
+from spark_klog.errors import ConfigError, KlogError
 from spark_klog.load.audit import COLUMNS, loaded_json, table_rows
 from spark_klog.load.groups import GroupPlace, publish_offsets
 from spark_klog.load.places import Place, parse_run, parse_time, read_offsets
@@ -52,10 +52,10 @@ from spark_klog.load.settings import CODECS, LAYOUTS, WriteSettings
 from spark_klog.load.tasks.spark_tasks import SparkRunner, cause_of
 from spark_klog.load.values.event_time import UTC
 from spark_klog.load.values.schema import read_schema, schema_text
-from spark_klog.spark.versions import HAS_ADMISSION_CONTROL
 
 _JOB = "batch_load"
 _BEFORE_NOW = re.compile(r"-[0-9]+[a-z]*")
+_LIKE_A_TIME = re.compile(r"-?[0-9]+($|[-a-z:T])")
 
 
 def _table(loaded: Loaded) -> Table:
@@ -128,12 +128,20 @@ def _start(options: argparse.Namespace) -> Place | None:
 def _until(text: str | None, zone: str) -> Place | None:
     if text is None:
         return None
-    file = Path(text)
-    return read_offsets("--until", file) if file.is_file() else parse_time("--until", text, ZoneInfo(zone))
+    if Path(text).is_file():
+        return read_offsets("--until", Path(text))
+    if not _LIKE_A_TIME.match(text):
+        raise ConfigError(
+            f"--until {text}: there is no such file, and it is no time: give a file of offsets, an ISO time "
+            "(2026-11-21T10:00:00Z) or a time before now (-1h)"
+        )
+    return parse_time("--until", text, ZoneInfo(zone))
 
 
 def _load_table(options: argparse.Namespace) -> int:
     """Append to a table by Spark's own streaming sink, which is exactly once by its own means."""
+    from spark_klog.spark.versions import HAS_ADMISSION_CONTROL
+
     spark = spark_session("klog batch load")
     reader = (
         spark.readStream.format("klog")

@@ -104,6 +104,33 @@ def committed_files(runs: Iterable[Manifest]) -> dict[str, tuple[FileEntry, int]
     return found
 
 
+def loaded_extents(runs: Iterable[Manifest]) -> dict[tuple[str, int, int], list[tuple[int, int]]]:
+    """The offsets [start, until) that runs have, by topic, partition and incarnation; those that meet are one."""
+    found: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
+    for manifest in runs:
+        progress = manifest.progress()
+        for item in manifest.partitions:
+            if item.until > item.start:
+                key = item.topic, item.partition, progress[item.topic, item.partition].incarnation
+                each = found.setdefault(key, [])
+                if each and each[-1][0] <= item.start <= each[-1][1]:
+                    each[-1] = each[-1][0], max(each[-1][1], item.until)
+                else:  # offsets before those that the load has, or after a hole
+                    found[key] = _joined(sorted([*each, (item.start, item.until)]))
+    return found
+
+
+def _joined(extents: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Sorted extents, with those as one that overlap or meet."""
+    made: list[tuple[int, int]] = []
+    for start, until in extents:
+        if made and start <= made[-1][1]:
+            made[-1] = made[-1][0], max(made[-1][1], until)
+        else:
+            made.append((start, until))
+    return made
+
+
 def read_identity(store: Store) -> Identity | None:
     """The load that the output belongs to; None if there is none yet."""
     value = read_json(store, LOAD)

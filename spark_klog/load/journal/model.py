@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from functools import cache
 from typing import Any, TypeVar
 
 from spark_klog.errors import LoadError
@@ -260,21 +261,24 @@ def _build(kind: Any, value: Any) -> Any:
         raise TypeError(f"no JSON object for {kind.__name__}")
     if value.get("version", VERSION) != VERSION:
         raise ValueError(f"version {value['version']}, this is version {VERSION}")
-    names = {item.name: item.type for item in fields(kind)}
+    names, required = _shape(kind)
     unknown = sorted(value.keys() - names.keys())
     if unknown:
         raise ValueError(f"unknown {', '.join(unknown)}")
-    missing = [
-        item.name
-        for item in fields(kind)
-        if item.name not in value and item.default is MISSING and item.default_factory is MISSING
-    ]
+    missing = [name for name in required if name not in value]
     if missing:
         raise ValueError(f"without {', '.join(missing)}")
     made = {name: _nested(kind, name, item) for name, item in value.items()}
     for name, item in made.items():
-        _check(name, str(names[name]), item)
+        _check(name, names[name], item)
     return kind(**made)
+
+
+@cache
+def _shape(kind: Any) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The types of a dataclass's fields by name, and the fields without a default."""
+    required = (item.name for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING)
+    return {item.name: str(item.type) for item in fields(kind)}, tuple(required)
 
 
 def _check(name: str, annotation: str, value: Any) -> None:
