@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shlex
 import shutil
 import subprocess
@@ -151,8 +152,8 @@ class Running:
         self._process.wait()
 
 
-def _spark_arguments(settings: Sequence[str]) -> list[str]:
-    arguments = ["--master", "local[2]", "--driver-memory", "1g"]
+def _spark_arguments(settings: Sequence[str], master: str = "local[2]") -> list[str]:
+    arguments = ["--master", master, "--driver-memory", "1g"]
     for setting in (*_SETTINGS, *settings):
         arguments += ["--conf", setting]
     return arguments
@@ -221,15 +222,21 @@ class Load:
     """One load: its output, and the runs of batch_load.py on it."""
 
     def __init__(
-        self, servers: str, topics: str, folder: Path, driver: Driver | None = None, settings: Sequence[str] = ()
+        self,
+        servers: str,
+        topics: str,
+        folder: Path,
+        driver: Driver | None = None,
+        settings: Sequence[str] = (),
+        master: str = "local[2]",
     ) -> None:
-        """`driver` is for the runs that need no process of their own; `settings` of Spark's are for the others."""
+        """`driver` is for the runs that need no process of their own; `settings` and `master` are for the others."""
         folder.mkdir(parents=True, exist_ok=True)
         self._servers = servers
         self._topics = topics
         self._folder = folder.resolve()
         self._driver = driver
-        self._settings = settings
+        self._settings, self._master = settings, master
         self._runs: list[Running] = []
         self.output = self._folder / "out"
 
@@ -245,7 +252,7 @@ class Load:
 
     def start(self, *options: str, **replaced: str) -> Running:
         """Start a run by spark-submit."""
-        command = [spark_submit(), *_spark_arguments(self._settings), str(BATCH_LOAD)]
+        command = [spark_submit(), *_spark_arguments(self._settings, self._master), str(BATCH_LOAD)]
         running = Running([*command, *self._arguments(options, replaced)], self._folder, len(self._runs))
         self._runs.append(running)
         return running
@@ -314,3 +321,15 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 480.0)
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
         time.sleep(0.02)
+
+
+def wait_for_the_moment(running: Running, load: Load, chance: random.Random) -> None:
+    """Some time after the start, or some time after the run has done some tasks; or the run has ended."""
+    if chance.random() < 0.2:
+        running.ends_within(chance.uniform(0, 8))
+        return
+    planned = len(load.planned())
+    wait_until(lambda: running.ended or len(load.planned()) > planned or planned > len(load.committed()), "a plan")
+    goal = len(load.tasks()) + chance.randint(0, 20)
+    wait_until(lambda: running.ended or len(load.tasks()) >= goal, "some tasks are done")
+    running.ends_within(chance.uniform(0, 0.2))

@@ -16,7 +16,7 @@ import pytest
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.load import files
 from spark_klog.load.audit import status
-from tests.jobs.support import BATCH_LOAD, DONE, NOTHING_NEW, Load, Running, kill, named, rows_of, wait_until
+from tests.jobs.support import BATCH_LOAD, DONE, NOTHING_NEW, Load, kill, named, rows_of, wait_for_the_moment
 from tests.jobs.truth import Truth, check_each_once, zookeeper_offsets
 
 #: Whom to kill, by the processes of a run.
@@ -27,18 +27,6 @@ _TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
     "everything": lambda tree: tree,
     "a worker": lambda tree: named(tree[1:], "pyspark.daemon")[-1:],
 }
-
-
-def _wait_for_the_moment(running: Running, load: Load, chance: random.Random) -> None:
-    """Some time after the start, or some time after the run has done some tasks; or the run has ended."""
-    if chance.random() < 0.2:
-        running.ends_within(chance.uniform(0, 8))
-        return
-    planned = len(load.planned())
-    wait_until(lambda: running.ended or len(load.planned()) > planned or planned > len(load.committed()), "a plan")
-    goal = len(load.tasks()) + chance.randint(0, 20)
-    wait_until(lambda: running.ended or len(load.tasks()) >= goal, "some tasks are done")
-    running.ends_within(chance.uniform(0, 0.2))
 
 
 @pytest.mark.slow
@@ -60,7 +48,7 @@ def test_killed_at_any_moment(
         truth.send(topic, chance.randint(600, 1_500), 3)
         target = [*_TARGETS][killed.total() % len(_TARGETS)]
         running = load.start("--json", *options, "--max-file-records", "10")
-        _wait_for_the_moment(running, load, chance)
+        wait_for_the_moment(running, load, chance)
         hit = 0 if running.ended else kill(_TARGETS[target](running.tree()))
         if hit:
             killed[target] += 1

@@ -39,7 +39,7 @@ def s3() -> Iterator[str]:
     server.stop()
 
 
-def _bucket(s3: str, name: str) -> str:
+def bucket(s3: str, name: str) -> str:
     """The URI of a load in a new bucket."""
     options = f"endpoint_override={quote(f'http://{s3}')}&region=us-east-1&allow_bucket_creation=true"
     uri = f"s3://key:secret@{name}?{options}"
@@ -48,7 +48,7 @@ def _bucket(s3: str, name: str) -> str:
     return f"s3://key:secret@{name}/out?{options}"
 
 
-def _seen(uri: str) -> list[Place]:
+def seen(uri: str) -> list[Place]:
     """What a plain reader of the bucket sees."""
     filesystem, path = FileSystem.from_uri(uri)
     found = filesystem.get_file_info(FileSelector(path, recursive=True, allow_not_found=True))
@@ -63,7 +63,7 @@ def _records(filesystem: FileSystem, names: list[str]) -> list[Place]:
     return sorted(zip(*(table[name].to_pylist() for name in table.column_names), strict=True))
 
 
-def _committed(uri: str) -> list[Place]:
+def committed(uri: str) -> list[Place]:
     filesystem, _ = FileSystem.from_uri(uri)
     return _records(filesystem, [item.path.removeprefix("s3://") for item in files(uri)])
 
@@ -81,18 +81,18 @@ def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, s3: str, si
     number, died = 0, True
     while died:
         number += 1 if kills() else 4
-        uri = _bucket(s3, f"b{number}{'ab'[side > 0]}")
+        uri = bucket(s3, f"b{number}{'ab'[side > 0]}")
         try:
             with failing(ArrowStore, side * number, _die):
                 run(servers, uri, topic, max_task_records=40)
             died = False
         except Killed:
             pass
-        seen = _seen(uri)
-        assert len(set(seen)) == len(seen)
-        assert set(seen) <= set(whole)
+        there = seen(uri)
+        assert len(set(there)) == len(there)
+        assert set(there) <= set(whole)
         run(servers, uri, topic, max_task_records=40)
-        assert _seen(uri) == _committed(uri) == whole
+        assert seen(uri) == committed(uri) == whole
         assert status(uri).findings == []
     assert number > 8
 
@@ -102,15 +102,13 @@ def test_a_store_that_fails(cluster: EmbeddedCluster, topic: str, s3: str) -> No
     create_topic(servers, topic)
     produce(servers, topic, values(10))
     with pytest.raises(LoadError, match="can't be") as found:
-        run(
-            servers, _bucket(s3, "there").replace("@there", "@missing").replace("allow_bucket_creation=true", ""), topic
-        )
+        run(servers, bucket(s3, "there").replace("@there", "@missing").replace("allow_bucket_creation=true", ""), topic)
     assert "secret" not in str(found.value)
 
 
 def test_an_attempt_that_fails_beside_one_that_is_done(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
     """What the first one has written has the names of the second one's files."""
-    servers, uri = cluster.bootstrap_servers, _bucket(s3, "twins")
+    servers, uri = cluster.bootstrap_servers, bucket(s3, "twins")
     create_topic(servers, topic)
     for start in range(0, 200, 50):
         send_batch(servers, topic, 50, start)
@@ -119,14 +117,14 @@ def test_an_attempt_that_fails_beside_one_that_is_done(cluster: EmbeddedCluster,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode, "ROWS", 50)
         assert load(options, TwinFails()).failed == []
-    assert _seen(uri) == _committed(uri) == expected(topic, {0: 200})
+    assert seen(uri) == committed(uri) == expected(topic, {0: 200})
     assert len(files(uri)) == 4
     assert status(uri).findings == []
 
 
 def test_files_of_an_attempt_that_read_less(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
     """An attempt runs out of time, writes the file of what it has, and dies; the next one reads all."""
-    servers, uri = cluster.bootstrap_servers, _bucket(s3, "times")
+    servers, uri = cluster.bootstrap_servers, bucket(s3, "times")
     create_topic(servers, topic)
     for start in (0, 100):
         send_batch(servers, topic, 100, start)
@@ -143,9 +141,9 @@ def test_files_of_an_attempt_that_read_less(cluster: EmbeddedCluster, topic: str
         client = {"bootstrap.servers": servers, "max.partition.fetch.bytes": "100"}  # a batch at a time
         with pytest.raises(Killed):
             load(LoadOptions(client, [topic], uri, max_seconds=1000), InProcess())
-    assert _seen(uri) == expected(topic, {0: 100})
+    assert seen(uri) == expected(topic, {0: 100})
     run(servers, uri, topic)
-    assert _seen(uri) == _committed(uri) == expected(topic, {0: 200})
+    assert seen(uri) == committed(uri) == expected(topic, {0: 200})
 
 
 _FETCHED = task._Observer.fetched
@@ -157,7 +155,7 @@ def _out_of_time(observer: task._Observer, batches: Any, start: int, records: in
 
 
 def test_killed_before_the_pointer_twice(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
-    servers, uri = cluster.bootstrap_servers, _bucket(s3, "pointer")
+    servers, uri = cluster.bootstrap_servers, bucket(s3, "pointer")
     create_topic(servers, topic)
     produce(servers, topic, values(10))
     run(servers, uri, topic)
@@ -168,7 +166,7 @@ def test_killed_before_the_pointer_twice(cluster: EmbeddedCluster, topic: str, s
             with pytest.raises(Killed):
                 run(servers, uri, topic)
     run(servers, uri, topic)
-    assert _seen(uri) == _committed(uri) == expected(topic, {0: 30})
+    assert seen(uri) == committed(uri) == expected(topic, {0: 30})
 
 
 def _not_the_pointer(run_number: int) -> Callable[..., None]:
@@ -184,7 +182,7 @@ def _not_the_pointer(run_number: int) -> Callable[..., None]:
 
 def test_ranges_after_one_that_failed(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
     """Their files are not of the run: they go with its commit, whenever it is killed."""
-    servers, uri = cluster.bootstrap_servers, _bucket(s3, "failed")
+    servers, uri = cluster.bootstrap_servers, bucket(s3, "failed")
     create_topic(servers, topic)
     produce(servers, topic, values(200))
 
@@ -195,6 +193,6 @@ def test_ranges_after_one_that_failed(cluster: EmbeddedCluster, topic: str, s3: 
 
     options = LoadOptions({"bootstrap.servers": servers}, [topic], uri, max_task_records=50)
     assert [item.until for item in load(options, Late()).partitions] == [0]
-    assert _seen(uri) == []
+    assert seen(uri) == []
     run(servers, uri, topic, fail_on_loss=False)
-    assert _seen(uri) == _committed(uri) == expected(topic, {0: 200})[20:]
+    assert seen(uri) == committed(uri) == expected(topic, {0: 200})[20:]

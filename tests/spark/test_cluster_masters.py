@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 
 from spark_klog.embedded import EmbeddedCluster
-from tests.jobs.support import ROOT, spark_submit
+from spark_klog.load.audit import status
+from tests.jobs.support import DONE, NOTHING_NEW, ROOT, Load, rows_of, spark_submit
+from tests.jobs.truth import Truth
 
 from .standalone import environment, standalone
 from .support import consume, create_topic, produce, values
@@ -129,6 +131,25 @@ def test_standalone_with_a_packed_environment(
     found = _submit(tmp_path, cluster, topic, driver / "bin" / "python", arguments)
     assert {kernel for _, kernel in found["packages"]} == {"native"} or not _has_native()
     assert all("/environment/lib/" in file for file, _ in found["packages"])
+
+
+@pytest.mark.parametrize("kind", ["local-cluster", "standalone"])
+def test_a_load(cluster: EmbeddedCluster, topic: str, tmp_path: Path, master: str, kind: str) -> None:
+    """jobs/batch_load.py on executors in processes of their own, twice; what it wrote, as pyarrow reads it."""
+    truth = Truth(cluster.bootstrap_servers)
+    truth.create(topic, PARTITIONS)
+    url = master if kind == "standalone" else "local-cluster[2,1,1024]"
+    load = Load(cluster.bootstrap_servers, topic, tmp_path, settings=["spark.executor.memory=1g"], master=url)
+    try:
+        for _ in range(2):
+            truth.send(topic, RECORDS, PARTITIONS)
+            ran = load.submit("--json", "--max-file-records", "50")
+            assert ran.code == DONE, ran.stdout + ran.stderr
+            assert rows_of(load.output) == truth.rows()
+        assert load.submit("--json").code == NOTHING_NEW
+    finally:
+        load.stop()
+    assert status(str(load.output)).findings == []
 
 
 def _has_native() -> bool:
