@@ -35,6 +35,7 @@ from benchmarks.event_loop import EVENT_LOOP
 from benchmarks.figures import Result, Side, failures
 from benchmarks.groups import GROUPS
 from benchmarks.latency import LATENCY
+from benchmarks.loading import LOAD
 from benchmarks.log import LOG
 from benchmarks.machine import code_state, commit, describe
 from benchmarks.memory import MEMORY
@@ -60,6 +61,7 @@ WORK: tuple[Work, ...] = (
     LATENCY,
     WRITE,
     WRITE_LATENCY,
+    LOAD,
     WORKER_MEMORY,
     BREAKDOWN,
     DECODE,

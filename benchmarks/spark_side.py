@@ -5,7 +5,7 @@
 A line of JSON on standard input is one run, {"work": "count_sum", "options": {...}}; the answer is a line of
 JSON on standard output, {"seconds": 1.2, ...} or {"error": "..."}. The first line says that the session is
 up. The end of standard input ends the process. It runs on any pyspark and imports nothing of the project, but
-`no_op_source.py` with --format no-op.
+`no_op_source.py` with --format no-op, and what the work `load` needs.
 """
 
 from __future__ import annotations
@@ -40,11 +40,24 @@ def count_sum(spark: SparkSession, source: str, request: Request) -> dict[str, A
 def parquet(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
     """Read all columns into Parquet files, in a folder that is made anew; only that is timed."""
     started = time.perf_counter()
-    _frame(spark, source, request).write.mode("overwrite").parquet(request["folder"])
+    writer = _frame(spark, source, request).write.mode("overwrite").options(**request.get("write", {}))
+    writer.parquet(request["folder"])
     seconds = time.perf_counter() - started
     written = spark.read.parquet(request["folder"])
     row = written.agg(F.count("*"), F.sum(F.length("value"))).collect()[0]
     return {"seconds": seconds, "rows": row[0], "bytes": row[1] or 0}
+
+
+def load(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """Run the project's load of a topic into a new folder, as jobs/batch_load.py does."""
+    from spark_klog.load.run import LoadOptions, load as run_load
+    from spark_klog.load.tasks.spark_tasks import SparkRunner
+
+    options = request["options"]
+    asked = LoadOptions({"bootstrap.servers": options["servers"]}, [options["topic"]], request["folder"])
+    started = time.perf_counter()
+    loaded = run_load(asked, SparkRunner(lambda: spark))
+    return {"seconds": time.perf_counter() - started, "rows": sum(item.records for item in loaded.partitions)}
 
 
 def plan(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
@@ -135,7 +148,7 @@ def stop(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
 #: What a line of input may ask for.
 WORK: dict[str, Callable[[SparkSession, str, Request], dict[str, Any]]] = {
     work.__name__: work
-    for work in (count_sum, parquet, plan, stream, make_rows, write, write_stream, copy, probes, stop)
+    for work in (count_sum, parquet, load, plan, stream, make_rows, write, write_stream, copy, probes, stop)
 }
 _queries: list[StreamingQuery] = []
 _answers: list[TextIO] = []

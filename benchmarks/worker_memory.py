@@ -41,7 +41,7 @@ def _worker_memory(bench: Bench) -> Iterator[Result]:
             with recorded(result.klog), klog_side(folder / codec) as side:
                 side.start()
                 options = topic_options(kafka.bootstrap_servers, topic)
-                peak = _peak(side, partial(read_all, side, options, records, _SIZE))
+                peak = peak_memory(side, partial(read_all, side, options, records, _SIZE))
                 if peak > _LIMIT_MB:
                     raise SideFailed(f"{peak:.0f} MB; {_LIMIT_MB} are allowed")
                 result.klog.samples.append(peak)
@@ -57,7 +57,7 @@ def _writing(bench: Bench, kafka: Kafka, folder: Path, records: int, codec: str)
         side.start()
         options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": name, "kafka.compression.type": codec}
         rows = {"rows": str(records), "size": str(_SIZE), "files": "4"}
-        peak = _peak(side, partial(side.ask, "write", options, **rows))
+        peak = peak_memory(side, partial(side.ask, "write", options, **rows))
         check_count(kafka, name, records)
         if peak > _WRITE_LIMIT_MB:
             raise SideFailed(f"{peak:.0f} MB; {_WRITE_LIMIT_MB} are allowed")
@@ -65,7 +65,7 @@ def _writing(bench: Bench, kafka: Kafka, folder: Path, records: int, codec: str)
     return result
 
 
-def _peak(side: SparkSide, run: Callable[[], object]) -> float:
+def peak_memory(side: SparkSide, run: Callable[[], object]) -> float:
     """The largest VmHWM of a process under the side's JVM that runs Python, in MB."""
     peaks: dict[int, float] = {}
     done = threading.Event()

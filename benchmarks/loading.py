@@ -1,0 +1,162 @@
+"""From a log to Parquet by the load: beside the JVM connector with Spark's writer, and beside a bare loop."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from benchmarks.bare_load import NAME as BARE, bare_load
+from benchmarks.broker_pair import check_count, create_topic
+from benchmarks.data import PARTITIONS, RECORD_SIZE, produce
+from benchmarks.figures import Result, Side
+from benchmarks.jvm_connector import NAME as JVM, jvm_side
+from benchmarks.record_batches import take_turns
+from benchmarks.short_reads import fill_evenly
+from benchmarks.sides import SideFailed, SparkSide, klog_side, project_environment, recorded, topic_options
+from benchmarks.work import Bench, Work
+from benchmarks.worker_memory import peak_memory
+from tests.jobs.support import BATCH_LOAD, spark_submit
+from tests.support.kafka import Kafka
+from tests.support.pyspark_versions import child_environment
+
+#: With 4,000,000 records as the setting: 1,000 partitions of 1,000 records, and 10 GB for the memory.
+_RECORDS_A_PARTITION, _LARGE, _RECORDS_FOR_EACH = 1_000, 1024, 2.62144
+_LIMIT_MB = 400
+_SECONDS = 600.0
+_NAMES = itertools.count()
+_NOTHING = "from pyspark.sql import SparkSession\n"
+
+
+def _load(bench: Bench) -> Iterator[Result]:
+    folder = bench.folder("load")
+    with Kafka("3.9.1", folder / "broker", {"log.retention.ms": "-1"}, heap="1g") as kafka:
+        servers = kafka.bootstrap_servers
+        create_topic(servers, "long")
+        produce(kafka.libs, servers, "long", bench.records, "lz4", folder)
+        with klog_side(folder / "klog") as klog, jvm_side(folder / "jvm") as jvm:
+            klog.start()
+            jvm.start()
+            yield from _long(bench, kafka, klog, jvm, folder)
+            yield _wide(bench, kafka, klog, jvm, folder)
+        yield _idle(bench, kafka, folder / "idle")
+        yield _memory(bench, kafka, folder / "memory")
+
+
+def _ours(side: SparkSide, kafka: Kafka, topic: str, records: int, folder: Path) -> float:
+    place = str(folder / f"load-{next(_NAMES)}")
+    answer = side.ask("load", {"servers": kafka.bootstrap_servers, "topic": topic}, folder=place)
+    return _checked(answer["seconds"], answer["rows"], records)
+
+
+def _theirs(side: SparkSide, kafka: Kafka, topic: str, records: int, folder: Path) -> float:
+    options = topic_options(kafka.bootstrap_servers, topic) | {"includeHeaders": "true"}
+    answer = side.ask("parquet", options, folder=str(folder / "jvm-out"), write={"compression": "zstd"})
+    return _checked(answer["seconds"], answer["rows"], records)
+
+
+def _checked(seconds: float, found: int, records: int) -> float:
+    if found != records:
+        raise SideFailed(f"{found} records were written; there are {records}")
+    return seconds
+
+
+def _long(bench: Bench, kafka: Kafka, klog: SparkSide, jvm: SparkSide, folder: Path) -> Iterator[Result]:
+    ours, theirs, bare = Side("klog"), Side(f"{JVM}, Spark's writer"), Side(BARE)
+
+    def rate(seconds: Callable[[], float]) -> float:
+        return bench.records / 1e6 / seconds()
+
+    out = folder / "bare"
+    loop = partial(bare_load, kafka.bootstrap_servers, "long", PARTITIONS, bench.records, out)
+    runs = (
+        (ours, partial(_ours, klog, kafka, "long", bench.records, folder)),
+        (theirs, partial(_theirs, jvm, kafka, "long", bench.records, folder)),
+        (bare, loop),
+    )
+    take_turns([(side, partial(rate, run)) for side, run in runs], bench.repeat)
+    work = f"log to Parquet, all columns, zstd, {bench.records:,} records of {RECORD_SIZE} B, lz4"
+    yield Result(f"{work}, local[2]", "M records/s", ours, theirs, bench.command)
+    yield Result(f"{work}, and a bare loop", "M records/s", ours, bare, bench.command)
+
+
+def _wide(bench: Bench, kafka: Kafka, klog: SparkSide, jvm: SparkSide, folder: Path) -> Result:
+    partitions = max(1, bench.records // 4 // _RECORDS_A_PARTITION)
+    records = partitions * _RECORDS_A_PARTITION
+    create_topic(kafka.bootstrap_servers, "wide", partitions)
+    fill_evenly(kafka.bootstrap_servers, "wide", partitions, _RECORDS_A_PARTITION)
+    check_count(kafka, "wide", records, partitions)
+    work = f"log to Parquet, all columns, zstd, {partitions:,} partitions of {_RECORDS_A_PARTITION:,} records, local[2]"
+    result = Result(work, "s", Side("klog"), peer := Side(f"{JVM}, Spark's writer"), bench.command, False)
+    runs = (
+        (result.klog, partial(_ours, klog, kafka, "wide", records, folder)),
+        (peer, partial(_theirs, jvm, kafka, "wide", records, folder)),
+    )
+    take_turns(runs, bench.repeat)
+    return result
+
+
+def _idle(bench: Bench, kafka: Kafka, folder: Path) -> Result:
+    """Start to exit of a run that finds nothing new, and of a program that does nothing."""
+    folder.mkdir(parents=True)
+    nothing = folder / "nothing.py"
+    nothing.write_text(_NOTHING)
+    create_topic(kafka.bootstrap_servers, "idle")
+    options = ["--bootstrap-servers", kafka.bootstrap_servers, "--topics", "idle", "--output", str(folder / "out")]
+
+    def submit(code: int, *program: str) -> float:
+        started = time.perf_counter()
+        done = subprocess.run(
+            [spark_submit(), *program],
+            cwd=folder,
+            env={**child_environment(sys.executable), **project_environment()},
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+        if done.returncode != code:
+            raise SideFailed(f"spark-submit ended with {done.returncode}: {(done.stdout + done.stderr)[-1000:]}")
+        return time.perf_counter() - started
+
+    work = "start to exit of a run of the load with nothing new, and of a spark-submit that imports pyspark"
+    result = Result(work, "s", Side("klog"), peer := Side("spark-submit"), bench.command, False)
+    runs = (
+        (result.klog, lambda: submit(3, str(BATCH_LOAD), *options)),
+        (peer, lambda: submit(0, str(nothing))),
+    )
+    take_turns(runs, bench.repeat)
+    return result
+
+
+def _memory(bench: Bench, kafka: Kafka, folder: Path) -> Result:
+    records = int(bench.records * _RECORDS_FOR_EACH)
+    create_topic(kafka.bootstrap_servers, "large")
+    produce(kafka.libs, kafka.bootstrap_servers, "large", records, "lz4", folder.parent, _LARGE)
+    work = f"peak memory of a Python worker that loads {records * _LARGE / 1e9:.1f} GB of {_LARGE:,} B records, lz4"
+    result = Result(work, "MB", Side("klog"), None, bench.command, False)
+    with recorded(result.klog), klog_side(folder) as side:
+        side.start()
+        peak = peak_memory(side, partial(_ours, side, kafka, "large", records, folder))
+        if peak > _LIMIT_MB:
+            raise SideFailed(f"{peak:.0f} MB; {_LIMIT_MB} are allowed")
+        result.klog.samples.append(peak)
+    return result
+
+
+LOAD = Work(
+    "load",
+    _load,
+    (
+        "Load: topics of Kafka 3.9.1 on the same machine into new folders of Parquet with zstd, all columns with "
+        "headers, each side in a session that is up: ours from the call of the load to its commit (plan, tasks, files "
+        "synced to the disk, manifest), Spark's from `read` to the end of `write.parquet`. The bare loop is in two "
+        "processes that have imported and connected before. Runs with nothing new are whole processes.",
+        "Wanted: 4 times the JVM connector, 0.6 of the bare loop, 20 times with 1,000 partitions, at most 1.5 times a "
+        "spark-submit that does nothing (a ratio of 0.67), 400 MB.",
+    ),
+)
