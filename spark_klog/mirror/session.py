@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -25,10 +25,9 @@ from spark_klog.client.cluster import UNKNOWN_TOPIC, TopicPartition
 from spark_klog.client.consumer.decoding.chunk import Chunk
 from spark_klog.client.delivery.receipts import Receipt
 from spark_klog.client.network.readiness import wait_until_ready
-from spark_klog.client.offsets import list_offsets, offsets_of_led
+from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import (
     DataLossError,
-    ErrorCode,
     LogTruncated,
     OffsetOutOfRange,
     ProtocolError,
@@ -36,6 +35,7 @@ from spark_klog.errors import (
 )
 from spark_klog.mirror.batches import Span, out_batches
 from spark_klog.mirror.beginnings import prefix_record, topic_record
+from spark_klog.mirror.bounds import Bounds, ends_now, find_bounds
 from spark_klog.mirror.clusters import check_clusters, mirror_name
 from spark_klog.mirror.groups import GroupTranslation
 from spark_klog.mirror.offset_map import PartitionMap, encode_run
@@ -45,7 +45,7 @@ from spark_klog.mirror.target import Target
 from spark_klog.mirror.topics import MirroredTopics
 from spark_klog.mirror.totals import Totals
 from spark_klog.mirror.waiting import Waiting
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.protocol.tables.list_offsets import LATEST
 
 _log = logging.getLogger(__name__)
 #: Seconds that the loop waits for one side while the other may have work.
@@ -111,6 +111,10 @@ class Session:
         self._is_first = self._progress.is_new
         #: Whether topics and partitions that appear are left out: the mirror stops at the ends that it has seen.
         self._is_closed = False
+        #: Whether to wait for the leaders of new partitions.
+        self._must_find = False
+        #: New partitions whose leaders have not answered.
+        self._left_out: set[TopicPartition] = set()
         self._has_warned = False
 
     @property
@@ -129,10 +133,13 @@ class Session:
 
         `on_progress` is called after each commit, at least once a second.
         """
+        # a partition that is left out could be missed by --until-end, and --start latest would copy what it has now
+        self._must_find = until_end or (self._is_first and self._settings.start == "latest")
         self._follow()
         if until_end:
             self._until = self._ends(self._assigned)
             self._is_closed = True
+        self._must_find = until_end
         while not is_stopped():
             now = time.monotonic()
             if now >= self._refresh_at:
@@ -163,6 +170,10 @@ class Session:
         self._refresh_at = time.monotonic() + self._settings.refresh_seconds
         recreated = self._recreated({topic for topic, _ in found})
         new = [key for key in found if key not in self._positions or key[0] in recreated]
+        bounds = find_bounds(self._source_admin.cluster, new, waits=self._must_find)
+        self._leave_out({key for key in new if key not in bounds})
+        found = [key for key in found if key not in self._left_out]
+        new = list(bounds)
         gone = set(self._assigned).difference(found)
         if new or gone:
             self._drain()
@@ -176,10 +187,11 @@ class Session:
             for key in [key for key in self._noted if key[0] == topic]:
                 del self._noted[key]  # `_commit` has taken all of it
         for key in sorted(gone):
-            _log.warning("%s-%d is not at the source any more; its copy stays", *key)
+            if key not in self._left_out:
+                _log.warning("%s-%d is not at the source any more; its copy stays", *key)
             del self._positions[key]
         if new or gone:
-            self._begin(new)
+            self._begin(bounds)
             self._assigned = found
             self._consumer.assign([(*key, self._positions[key]) if key in new else key for key in found])
             self._consumer.expect(self._topics.ids)
@@ -228,36 +240,34 @@ class Session:
         """Records of the runs that have changed; partitions that are gone, too: this transaction may have theirs."""
         return [encode_run(key, run) for key, known in self._maps.items() for run in known.take_changes()]
 
-    def _begin(self, keys: Sequence[TopicPartition]) -> None:
+    def _leave_out(self, keys: set[TopicPartition]) -> None:
+        """Look again soon for partitions whose leaders do not answer: they must not hold up the others."""
+        for key in sorted(keys - self._left_out):
+            _log.warning("%s-%d has no leader that answers: it is mirrored as soon as it has one", *key)
+        self._left_out = keys
+        if keys:
+            self._refresh_at = time.monotonic() + _LAG_SECONDS
+
+    def _begin(self, bounds: Mapping[TopicPartition, Bounds]) -> None:
         """Find where to begin with new partitions."""
-        cluster = self._source_admin.cluster
-        starts = list_offsets(cluster, dict.fromkeys(keys, EARLIEST))
-        ends = list_offsets(cluster, dict.fromkeys(keys, LATEST))
-        for key in keys:
+        for key, (start, end) in bounds.items():
             known = self._maps.setdefault(key, PartitionMap())
             position = known.position
             if position is None:
                 begins_late = self._is_first and self._settings.start == "latest"
-                position = ends[key] if begins_late else starts[key]
+                position = end if begins_late else start
                 known.moved(position)
-            elif position < starts[key]:
-                self._lose(key, position, starts[key])
-                position = starts[key]
+            elif position < start:
+                self._lose(key, position, start)
+                position = start
                 known.moved(position)
-            elif position > ends[key]:
-                self._check_id(key[0])
+            elif position > end:
+                self._topics.check_id(key[0])
                 raise DataLossError(
-                    f"{key[0]}-{key[1]} ends at offset {ends[key]} at the source, but was mirrored up to {position}: "
+                    f"{key[0]}-{key[1]} ends at offset {end} at the source, but was mirrored up to {position}: "
                     f"it was created again or truncated. {_REMEDY}"
                 )
             self._positions[key] = position
-
-    def _check_id(self, topic: str) -> None:
-        """Raise a retriable error if a topic was created again since `_follow` has looked: that one is to be told."""
-        before = self._topics.ids.get(topic)
-        self._topics.refresh()
-        if self._topics.ids.get(topic) != before:
-            raise ProtocolError(ErrorCode.UNKNOWN_TOPIC_ID, f"topic {topic}, which was created again at the source")
 
     def _lose(self, key: TopicPartition, position: int, start: int) -> None:
         _log.warning(
@@ -372,14 +382,10 @@ class Session:
         return list_offsets(self._source_admin.cluster, dict.fromkeys(keys, LATEST))
 
     def _look_at_lag(self) -> None:
-        """Ask each leader once: a topic that is deleted just now must not hold up the others."""
-        cluster = self._source_admin.cluster
-        found, failed = offsets_of_led(cluster, dict.fromkeys(self._assigned, LATEST))
-        if failed:
-            names = {topic for topic, _ in failed}
-            told = cluster.metadata(names)  # for the next time
-            if any(name not in told or told[name]["error_code"] in UNKNOWN_TOPIC for name in names):
-                self._refresh_at = 0.0
+        """Ask for the source's ends, and look for topics if one is not known there any more."""
+        found, has_unknown = ends_now(self._source_admin.cluster, self._assigned)
+        if has_unknown:
+            self._refresh_at = 0.0
         self._seen_ends |= found
         ends = {key: self._seen_ends.get(key, 0) for key in self._assigned}
         self.totals.lag = sum(max(0, end - self._positions[key]) for key, end in ends.items())

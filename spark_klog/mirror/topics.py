@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from uuid import UUID
 
-from spark_klog.client import Admin
+from spark_klog.client import Admin, NewTopic
 from spark_klog.client.admin.configs import ConfigEntry
-from spark_klog.client.cluster import TopicPartition
-from spark_klog.errors import ConfigError, ErrorCode, ProtocolError, UnsupportedVersionError
+from spark_klog.client.cluster import UNKNOWN_TOPIC, TopicPartition
+from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError, UnsupportedVersionError
 from spark_klog.mirror.settings import MirrorSettings
 
 _log = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ _NOT_COPIED = frozenset(
         "unclean.leader.election.enable",
     }
 )
+#: Topics of one request, each of which may take a broker some time.
+_MOST_CREATED = 100
 _REFUSED = (ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST)
 
 
@@ -58,25 +61,38 @@ class MirroredTopics:
         changed = {name: count for name, count in found.items() if self._made.get(name, 0) < count}
         if changed:
             self._make(changed)
-        return [(name, number) for name, count in sorted(found.items()) for number in range(count)]
+        made = {name: count for name, count in sorted(found.items()) if self._made.get(name, 0) >= count}
+        return [(name, number) for name, count in made.items() for number in range(count)]
 
     @property
     def missing(self) -> Set[str]:
         """Topics of earlier calls of `refresh` that the last one has not found at the source."""
         return self._missing_since.keys()
 
+    def check_id(self, topic: str) -> None:
+        """Raise a retriable error if a topic was created again since `refresh`: another look finds that."""
+        before = self.ids.get(topic)
+        self.refresh()
+        if self.ids.get(topic) != before:
+            raise ProtocolError(ErrorCode.UNKNOWN_TOPIC_ID, f"topic {topic}, which was created again at the source")
+
     def _make(self, counts: Mapping[str, int]) -> None:
         there = {one.name: one.partitions for one in self._target.list_topics(include_internal=True)}
         missing = [name for name in counts if self._settings.prefix + name not in there]
-        configs = self._configs(missing)
         copies = self._copies(missing)
+        configs = self._configs(copies)
+        wanted = [
+            NewTopic(self._settings.prefix + name, counts[name], number, configs.get(name, {}))
+            for name, number in copies.items()
+        ]
+        for start in range(0, len(wanted), _MOST_CREATED):
+            self._create(wanted[start : start + _MOST_CREATED])
         for name, count in counts.items():
             target = self._settings.prefix + name
-            if name in missing:
-                self._create(target, count, copies[name], configs.get(name, {}))
-            elif there[target] < count:
+            if target in there:
                 self._grow(target, there[target], count)
-            self._made[name] = count
+            if target in there or name in copies:
+                self._made[name] = count
 
     def _configs(self, names: Collection[str]) -> dict[str, dict[str, str]]:
         """The settings that the source's topics have of their own; none from brokers before 0.11."""
@@ -92,38 +108,47 @@ class MirroredTopics:
         return {resource.name: _copied(entries.values()) for resource, entries in found.successes.items()}
 
     def _copies(self, names: Collection[str]) -> dict[str, int]:
+        """The replication factors of new topics, without those that were deleted at the source meanwhile."""
         if self._settings.replication_factor is not None or not names:
             return dict.fromkeys(names, self._settings.replication_factor or 1)
         self._target.list_topics()  # for the brokers
         most = max(1, len(self._target.cluster.nodes))
-        described = self._source.describe_topics(names).check()
-        return {name: min(most, max(len(one.replicas) for one in described[name].partitions)) for name in names}
+        described = self._source.describe_topics(names)
+        for failure in described.failures.values():
+            if not (isinstance(failure, ProtocolError) and failure.code in UNKNOWN_TOPIC):
+                raise failure
+        return {
+            name: min(most, max(len(part.replicas) for part in one.partitions))
+            for name, one in described.successes.items()
+        }
 
-    def _create(self, name: str, partitions: int, copies: int, configs: dict[str, str]) -> None:
-        try:
-            try:
-                self._target.create_topic(name, partitions, replication_factor=copies, configs=configs)
-            except ProtocolError as error:
-                if error.code not in _REFUSED or not configs:
-                    raise
-                taken = self._taken(name, partitions, copies, configs)
-                refused = ", ".join(sorted(configs.keys() - taken.keys()))
-                _log.warning("topic %s is made without settings that the target refuses: %s", name, refused)
-                self._target.create_topic(name, partitions, replication_factor=copies, configs=taken)
-        except ProtocolError as error:
-            if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
-                raise
-            self._grow(name, len(self._target.cluster.partitions([name])[name]), partitions)
+    def _create(self, topics: Sequence[NewTopic]) -> None:
+        """Create topics by one request; then those that the target refuses one by one."""
+        for name, failure in self._target.create_topics(topics).failures.items():
+            self._create_refused(next(topic for topic in topics if topic.name == name), failure)
+        _log.info("created at the target: %s", ", ".join(topic.name for topic in topics))
+
+    def _create_refused(self, topic: NewTopic, failure: KlogError) -> None:
+        """Create a topic without the settings that the target refuses, or let one grow that another has created."""
+        code = failure.code if isinstance(failure, ProtocolError) else None
+        count = topic.partitions or 1
+        if code == ErrorCode.TOPIC_ALREADY_EXISTS:
+            self._grow(topic.name, len(self._target.cluster.partitions([topic.name])[topic.name]), count)
+        elif code in _REFUSED and topic.configs:
+            taken = self._taken(topic)
+            refused = ", ".join(sorted(topic.configs.keys() - taken.keys()))
+            _log.warning("topic %s is made without settings that the target refuses: %s", topic.name, refused)
+            self._target.create_topics([replace(topic, configs=taken)]).check()
         else:
-            _log.info("topic %s with %d partitions was created at the target", name, partitions)
+            raise failure
 
-    def _taken(self, name: str, partitions: int, copies: int, configs: Mapping[str, str]) -> dict[str, str]:
+    def _taken(self, topic: NewTopic) -> dict[str, str]:
         """The settings that the target takes, each tried by itself."""
         taken: dict[str, str] = {}
-        for setting, value in configs.items():
+        for setting, value in topic.configs.items():
             one = {setting: value}
             try:
-                self._target.create_topic(name, partitions, replication_factor=copies, configs=one, validate_only=True)
+                self._target.create_topics([replace(topic, configs=one)], validate_only=True).check()
             except UnsupportedVersionError:
                 return {}
             except ProtocolError as error:

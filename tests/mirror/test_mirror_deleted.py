@@ -187,3 +187,29 @@ def test_made_anew_while_the_mirror_begins(
     totals = mirror.run(until_end=True)
     assert totals.records == 6
     assert _copied(target, topics.goes) == [a + b for a, b in zip(old, new, strict=True)]
+
+
+def test_deleted_while_the_mirror_makes_topics(
+    topics: _Topics, target: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mirror has seen a topic in the list, and then cannot ask for its replicas."""
+    real, was_called = Admin.describe_topics, threading.Event()
+
+    def describe_topics(admin: Admin, names: Any) -> Any:
+        if not was_called.is_set():
+            was_called.set()
+            _delete(topics.source, topics.goes)
+        return real(admin, names)
+
+    monkeypatch.setattr(Admin, "describe_topics", describe_topics)
+    mirror = topics.mirror()
+    thread = threading.Thread(target=mirror.run, daemon=True)
+    thread.start()
+    _until(lambda: mirror.totals.records == 20)
+    mirror.stop()
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    assert mirror.totals.restarts == 0
+    assert _copied(target, topics.stays) == topics.old[topics.stays]
+    with Admin({"bootstrap.servers": target.bootstrap_servers}) as admin:
+        assert all(one.name != topics.goes for one in admin.list_topics())

@@ -103,6 +103,32 @@ def test_brokers_that_die_in_the_middle_of_a_transaction(source: EmbeddedCluster
     assert read_topic(target.bootstrap_servers, topic, _PARTITIONS) == before
 
 
+def test_a_partition_without_a_leader_when_the_mirror_begins(server_dir: Path, target: EmbeddedCluster) -> None:
+    """It holds up nobody, and is copied as soon as its broker is back; nothing waits for default.api.timeout.ms."""
+    topic = f"t-{uuid.uuid4().hex[:8]}"
+    with EmbeddedCluster(brokers=2, data_dir=server_dir / "two") as two:
+        servers = two.bootstrap_servers
+        make_topic(servers, topic, _PARTITIONS)
+        _send(servers, topic, 0)
+        with Admin({"bootstrap.servers": servers}) as admin:
+            leaders = {one.partition: one.leader for one in admin.describe_topic(topic).partitions}
+        assert set(leaders.values()) == {0, 1}
+        two.kill(1)
+        first = {"bootstrap.servers": servers, "default.api.timeout.ms": "600000"}
+        second = {"bootstrap.servers": target.bootstrap_servers}
+        running = _Running(MirrorSettings(first, second, name=topic, topics=re.compile(topic), refresh_seconds=3600))
+        running.start()
+        _until(lambda: running.has(_PART // 2))
+        assert running.mirror.totals.partitions == 1
+        two.restart(1)
+        _until(lambda: running.has(_PART))
+        running.finish()
+        assert running.mirror.totals.restarts == 0
+        before = read_topic(servers, topic, _PARTITIONS)
+    assert sum(map(len, before)) == _PART
+    assert read_topic(target.bootstrap_servers, topic, _PARTITIONS) == before
+
+
 def test_a_transaction_that_lasted_too_long(
     source: EmbeddedCluster, target: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,9 +51,9 @@ def test_a_topic_that_is_hidden_for_a_moment(
     mirror = Mirror(settings)
     real = MirroredTopics.refresh
 
-    def refresh(topics: MirroredTopics) -> list[tuple[str, int]]:
+    def refresh(topics: MirroredTopics, patience: float = 0.0) -> list[tuple[str, int]]:
         if not mirror.totals.records:
-            return real(topics)
+            return real(topics, patience)
         mirror.stop()
         return []
 
