@@ -28,6 +28,7 @@ from spark_klog.spark.options.writes import SinkOptions
 from spark_klog.spark.producer_cache import PRODUCERS
 from spark_klog.spark.sink_producer import SinkProducer
 from spark_klog.spark.sink_progress import Counts, count_rows, log_written, total
+from spark_klog.spark.tasks.worker_process import prepare_worker
 from spark_klog.spark.versions import StreamArrowWriter
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
@@ -73,6 +74,7 @@ def _is_headers(kind: DataType) -> bool:
 
 
 def _write(options: SinkOptions, arrow_batches: Iterator[pa.RecordBatch]) -> Written:
+    prepare_worker()
     warn_if_slow()
     with PRODUCERS.borrow(options.client) as producer:
         return Written(send_all(producer, options, arrow_batches))

@@ -25,6 +25,7 @@ from spark_klog.spark.exactly_once.protocol import Transaction
 from spark_klog.spark.options.writes import SinkOptions
 from spark_klog.spark.producer_cache import PRODUCERS
 from spark_klog.spark.sink import StreamWriter, Written, log_progress, send_all
+from spark_klog.spark.tasks.worker_process import prepare_worker
 
 _log = logging.getLogger(__name__)
 #: The local property of a task that has the number of its micro-batch.
@@ -68,6 +69,7 @@ class ExactlyOnceWriter(StreamWriter):
         self._claimed = claim(self._options.client, self._checkpoint, self._options.id_prefix)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenInTransaction:
+        prepare_worker()
         warn_if_slow()
         claimed, context = self._claimed, TaskContext.get()
         assert claimed is not None, "the data source has claimed the micro-batch"

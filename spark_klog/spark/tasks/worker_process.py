@@ -26,20 +26,26 @@ _DAEMON = "pyspark.daemon"
 _QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 _OLDEST_GENERATION = 2
 
-_is_prepared = False
+#: Modules there were at the last gc.freeze(); 0 before the first task.
+_frozen_modules = 0
 
 
 def prepare_worker() -> None:
-    """Set up a worker forked by `pyspark.daemon`, once, at its first task; do nothing in other processes."""
-    global _is_prepared
+    """Set up a worker forked by `pyspark.daemon`, at the start of a task; do nothing in other processes.
+
+    The connections are set once; objects are frozen again when the task before has imported modules.
+    """
+    global _frozen_modules
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if main is None or main.name != _DAEMON or _is_prepared:
+    if main is None or main.name != _DAEMON:
         return
-    _is_prepared = True
-    set_on_connections(socket.TCP_NODELAY)
-    gc.freeze()
-    if _QUICKACK is not None:
-        gc.callbacks.append(_acknowledge_at_once)
+    if not _frozen_modules:
+        set_on_connections(socket.TCP_NODELAY)
+        if _QUICKACK is not None:
+            gc.callbacks.append(_acknowledge_at_once)
+    if len(sys.modules) != _frozen_modules:
+        _frozen_modules = len(sys.modules)
+        gc.freeze()
 
 
 def _acknowledge_at_once(phase: str, info: dict[str, int]) -> None:
