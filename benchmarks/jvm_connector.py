@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.figures import Result, Side
@@ -28,9 +28,10 @@ def beside_jvm(
     repeat: int | None = None,
     *,
     higher_is_better: bool = True,
+    confs: Mapping[str, str] | None = None,
 ) -> Result:
-    """The same work by klog and by the connector, in sessions of their own that take turns."""
+    """The same work by klog and by the connector, in sessions of their own that take turns; `confs` of klog's."""
     result = Result(work, unit, Side("klog"), peer := Side(NAME), bench.command, higher_is_better)
-    makers = [(result.klog, lambda: klog_side(folder)), (peer, lambda: jvm_side(folder))]
+    makers = [(result.klog, lambda: klog_side(folder, confs)), (peer, lambda: jvm_side(folder))]
     alternate(makers, bench.repeat if repeat is None else repeat, run)
     return result

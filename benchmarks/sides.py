@@ -146,9 +146,9 @@ class SparkSide:
             self._process.wait()
 
 
-def klog_side(work_dir: Path) -> SparkSide:
+def klog_side(work_dir: Path, confs: Mapping[str, str] | None = None) -> SparkSide:
     """The project's own connector, in the environment that runs the benchmark."""
-    return SparkSide("klog", "klog", work_dir, environment=project_environment())
+    return SparkSide("klog", "klog", work_dir, confs=confs, environment=project_environment())
 
 
 def project_environment() -> dict[str, str]:
