@@ -103,6 +103,8 @@ def _commands(command: click.Command, path: tuple[str, ...]) -> Iterator[str]:
     yield f"## {' '.join(path)}"
     yield f"```\n{usage}\n```"
     yield _help(command.help or "")
+    if command.epilog:
+        yield _help(command.epilog)
     rows = [_option(option) for option in command.params if isinstance(option, click.Option) and not option.hidden]
     if rows:
         yield _table(("option", "default", ""), rows)

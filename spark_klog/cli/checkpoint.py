@@ -19,7 +19,13 @@ def checkpoint() -> None:
     """Look at the checkpoint of a Spark query."""
 
 
-@checkpoint.command()
+@checkpoint.command(
+    epilog="""\b
+Examples:
+  klog checkpoint show /mnt/checkpoints/clean
+  klog checkpoint show /mnt/checkpoints/clean --to klog && spark-submit job.py
+"""
+)
 @click.argument("directory")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 @click.option("--to", type=click.Choice(["klog", "kafka"]), help="Exit with 2 if this switch is not safe.")

@@ -14,7 +14,13 @@ from spark_klog.cli.checkups import Finding, machine, round_trip, run, way_to
 from spark_klog.cli.clusters import cluster_options, cluster_settings, quiet_client
 
 
-@click.command()
+@click.command(
+    epilog="""\b
+Examples:
+  klog doctor                                        this machine
+  klog doctor -b broker:9093 --command-config client.properties --no-spark
+"""
+)
 @cluster_options
 @click.option("--no-spark", is_flag=True, help="Leave out the round trip through Spark, which starts a JVM.")
 @click.pass_context

@@ -45,7 +45,14 @@ def _stores_options(function: _F) -> _F:
     return function
 
 
-@groups.command("list")
+@groups.command(
+    "list",
+    epilog="""\b
+Examples:
+  klog groups list -b broker:9092
+  klog groups list --json | jq -r .group
+""",
+)
 @cluster_options
 def list_(servers: str | None, command_config: Path | None, as_json: bool) -> None:
     """List all groups, including those that only have offsets."""
@@ -147,7 +154,13 @@ def _duration(ms: int | None) -> str:
     return f"{ms / 1000:.1f}s"
 
 
-@groups.command()
+@groups.command(
+    epilog="""\b
+Examples:
+  klog groups describe billing
+  klog groups describe billing --zookeeper zk:2181 --json
+"""
+)
 @click.argument("group")
 @_stores_options
 @cluster_options

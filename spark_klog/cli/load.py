@@ -17,7 +17,14 @@ def load() -> None:
     """Look at loads of topics into files."""
 
 
-@load.command("status")
+@load.command(
+    "status",
+    epilog="""\b
+Examples:
+  klog load status /data/clicks --bars
+  klog load status /data/clicks -b broker:9092 --hours 48    compare with the log
+""",
+)
 @click.argument("output")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the records by hour as a PNG.")
 @click.option("--bars", "with_bars", is_flag=True, help="Draw the records by hour in the terminal.")
@@ -111,7 +118,14 @@ def status_command(
         raise SystemExit(1)
 
 
-@load.command("files")
+@load.command(
+    "files",
+    epilog="""\b
+Examples:
+  klog load files /data/clicks --topic clicks
+  klog load files /data/clicks --json | jq -r .path
+""",
+)
 @click.argument("output")
 @click.option("--topic", help="Only the files of this topic.")
 @click.option("--json", "as_json", is_flag=True, help="Print lines of JSON with all that is known of a file.")
@@ -129,7 +143,13 @@ def files_command(output: str, topic: str | None, as_json: bool) -> None:
             click.echo(item.path)
 
 
-@load.command("offsets")
+@load.command(
+    "offsets",
+    epilog="""\b
+Examples:
+  klog load offsets /data/clicks --run 3 > begin.json
+""",
+)
 @click.argument("output")
 @click.option("--run", "run", metavar="RUN", help="Where this run has begun. Default: where the next one begins.")
 def offsets_command(output: str, run: str | None) -> None:
@@ -142,7 +162,13 @@ def offsets_command(output: str, run: str | None) -> None:
     click.echo(json.dumps(offsets_text(identity.cluster_id, number, offsets_of_run(store, number)), indent=1))
 
 
-@load.command("replay")
+@load.command(
+    "replay",
+    epilog="""\b
+Examples:
+  klog load replay /data/clicks --topic clicks-again -b broker:9092
+""",
+)
 @click.argument("output")
 @click.option("--topic", required=True, help="Where to send the records to.")
 @click.option("--from-topic", "source", help="Only the dead letters of this topic of the load.")

@@ -29,7 +29,12 @@ def log() -> None:
     """Dump, verify, repair and upgrade log files."""
 
 
-@log.command()
+@log.command(
+    epilog="""\b
+Examples:
+  klog log upgrade /var/kafka-0.7 /var/klog
+"""
+)
 @click.argument("old", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("new", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--no-topic-ids", is_flag=True, help="Write no partition.metadata: Apache Kafka then writes its own.")
@@ -71,7 +76,13 @@ def upgrade(old: Path, new: Path, no_topic_ids: bool, as_json: bool) -> None:
         sys.exit(1)
 
 
-@log.command()
+@log.command(
+    epilog="""\b
+Examples:
+  klog log verify /var/klog
+  klog log verify /var/klog/clicks-0 --json
+"""
+)
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
 @click.option("--json", "as_json", is_flag=True, help="Print findings as lines of JSON on stdout, and no progress.")
 def verify(paths: tuple[Path, ...], as_json: bool) -> None:
@@ -109,7 +120,12 @@ def verify(paths: tuple[Path, ...], as_json: bool) -> None:
         sys.exit(1)
 
 
-@log.command()
+@log.command(
+    epilog="""\b
+Examples:
+  klog log repair /var/klog/clicks-0                the broker must not run
+"""
+)
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
 def repair(folder: Path, as_json: bool) -> None:
@@ -132,7 +148,13 @@ def _say(line: dict[str, object] | str, err: bool) -> None:
     click.echo(line if isinstance(line, str) else json.dumps(line), err=err)
 
 
-@log.command()
+@log.command(
+    epilog="""\b
+Examples:
+  klog log dump /var/klog/clicks-0 | head
+  klog log dump --batches 00000000000000000000.log
+"""
+)
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
 @click.option("--batches", is_flag=True, help="Print a line per record batch, including control batches.")
 @click.option("--json", "as_json", is_flag=True, help="Show no progress.")

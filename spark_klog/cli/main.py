@@ -107,7 +107,14 @@ def main(log_level: str) -> None:
     log_to_stderr(log_level, TEXT)
 
 
-@main.command()
+@main.command(
+    epilog="""\b
+Examples:
+  klog broker --data-dir /var/klog
+  klog broker --config server.properties --metrics 127.0.0.1:9400
+  klog broker --data-dir /var/klog --listen 0.0.0.0:9092 --set log.retention.hours=24
+"""
+)
 @click.option(
     "--config",
     "properties",
@@ -236,7 +243,13 @@ def _read_stdin() -> None:
         pass
 
 
-@main.command()
+@main.command(
+    epilog="""\b
+Examples:
+  klog cluster --data-dir /tmp/klog --brokers 3
+  klog cluster --data-dir /tmp/klog --zookeeper --listen 127.0.0.1:9092
+"""
+)
 @click.option("--data-dir", required=True, type=click.Path(path_type=Path, file_okay=False))
 @click.option("--brokers", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--listen", metavar="HOST:PORT", help="Address of broker 0; the others use free ports of that host.")

@@ -27,7 +27,13 @@ _COLLECTED_AFTER = 20_000
 _EARLIEST, _LATEST = "earliest", "latest"
 
 
-@click.command()
+@click.command(
+    epilog="""\b
+Examples:
+  klog mirror --from old:9092 --to new:9092 --topics 'clicks.*' --until-end
+  klog mirror --from prod --to backup --exactly-once --groups '.*'
+"""
+)
 @click.option(
     "--from",
     "source",

@@ -109,7 +109,13 @@ def _stored(store: OffsetStore, address: str, group: str, topics: Mapping[str, s
     return found
 
 
-@offsets.command()
+@offsets.command(
+    epilog="""\b
+Examples:
+  klog offsets show --group billing --from kafka://broker:9092
+  klog offsets show --group billing --from zookeeper://zk:2181 --topic clicks:0,1
+"""
+)
 @_group_option
 @click.option("--from", "source", required=True, metavar="STORE", callback=_store_address)
 @_topic_option
@@ -138,7 +144,13 @@ def show(
     _print(as_json, ("topic", "partition", "offset"), lines)
 
 
-@offsets.command("copy")
+@offsets.command(
+    "copy",
+    epilog="""\b
+Examples:
+  klog offsets copy --group billing --from zookeeper://zk:2181 --to kafka://broker:9092 --dry-run
+""",
+)
 @_group_option
 @click.option("--from", "source", required=True, metavar="STORE", callback=_store_address)
 @click.option("--to", "target", required=True, metavar="STORE", callback=_store_address)
@@ -167,7 +179,14 @@ def copy(
         _apply(to_store, plan_changes(to_store.fetch(), new_offsets, cluster), dry_run, as_json)
 
 
-@offsets.command("set")
+@offsets.command(
+    "set",
+    epilog="""\b
+Examples:
+  klog offsets set --group billing --to kafka://broker:9092 --topic clicks --to-time -1h --dry-run
+  klog offsets set --group billing --to kafka://broker:9092 --topic clicks:0 --to-offset 42
+""",
+)
 @_group_option
 @click.option("--to", "store", required=True, metavar="STORE", callback=_store_address)
 @_topic_option

@@ -33,7 +33,13 @@ def topics(ctx: click.Context) -> None:
     quiet_client(ctx)
 
 
-@topics.command()
+@topics.command(
+    epilog="""\b
+Examples:
+  klog topics create clicks --partitions 6
+  klog topics create prices --config cleanup.policy=compact --if-not-exists
+"""
+)
 @click.argument("name")
 @click.option("--partitions", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--replication-factor", default=1, show_default=True, type=click.IntRange(1))
@@ -64,7 +70,14 @@ def create(
     say(as_json, {"name": name, "created": created}, f"{name} {'created' if created else 'already exists'}")
 
 
-@topics.command("list")
+@topics.command(
+    "list",
+    epilog="""\b
+Examples:
+  klog topics list -b broker:9092
+  klog topics list --json | jq -r .name
+""",
+)
 @click.option("--all", "internal_too", is_flag=True, help="Include internal topics.")
 @cluster_options
 def list_(internal_too: bool, servers: str | None, command_config: Path | None, as_json: bool) -> None:
@@ -78,7 +91,13 @@ def list_(internal_too: bool, servers: str | None, command_config: Path | None, 
         print_table(("topic", "partitions"), [(str(line["name"]), str(line["partitions"])) for line in lines])
 
 
-@topics.command()
+@topics.command(
+    epilog="""\b
+Examples:
+  klog topics describe clicks
+  klog topics describe --json | jq '.partitions[].latest'
+"""
+)
 @click.argument("names", nargs=-1)
 @cluster_options
 def describe(names: tuple[str, ...], servers: str | None, command_config: Path | None, as_json: bool) -> None:
@@ -169,7 +188,13 @@ def _id(topic_id: UUID | None) -> str | None:
     return None if topic_id is None else urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
 
 
-@topics.command()
+@topics.command(
+    epilog="""\b
+Examples:
+  klog topics alter clicks --config retention.ms=86400000
+  klog topics alter clicks --partitions 12 --delete-config retention.ms
+"""
+)
 @click.argument("name")
 @click.option("--partitions", type=click.IntRange(1), help="The new number of partitions; it can only grow.")
 @click.option("--config", "settings", multiple=True, metavar="NAME=VALUE", help="Set a setting; repeatable.")
@@ -199,7 +224,13 @@ def alter(
     say(as_json, {"name": name, "altered": True}, f"{name} altered")
 
 
-@topics.command()
+@topics.command(
+    epilog="""\b
+Examples:
+  klog topics delete clicks
+  klog topics delete clicks visits --yes --if-exists
+"""
+)
 @click.argument("names", nargs=-1, required=True)
 @click.option("--if-exists", is_flag=True, help="Do nothing for a topic that does not exist.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")

@@ -22,7 +22,13 @@ def users() -> None:
     """Add, list and remove the users of a broker and their SCRAM credentials, in a file."""
 
 
-@users.command()
+@users.command(
+    epilog="""\b
+Examples:
+  klog users add alice --file users.conf              asks for the password
+  klog users add alice --file users.conf --password-stdin < password
+"""
+)
 @click.argument("name")
 @_file
 @click.option(
@@ -56,7 +62,13 @@ def _ask() -> str:
     return password
 
 
-@users.command("list")
+@users.command(
+    "list",
+    epilog="""\b
+Examples:
+  klog users list --file users.conf
+""",
+)
 @_file
 def list_users(path: Path) -> None:
     """List names, mechanisms and rules, without credentials."""
@@ -67,7 +79,12 @@ def list_users(path: Path) -> None:
         click.echo("\t".join(parts))
 
 
-@users.command()
+@users.command(
+    epilog="""\b
+Examples:
+  klog users remove alice --file users.conf
+"""
+)
 @click.argument("name")
 @_file
 def remove(name: str, path: Path) -> None:
