@@ -21,6 +21,7 @@ from spark_klog.errors import ConfigError, KlogError
 from spark_klog.ui import changes, groups, overview, queries
 from spark_klog.ui.guard import Guard, RequestRefused, Session
 from spark_klog.ui.messages import MAX_COUNT, page
+from spark_klog.ui.outage import OutageWatch
 from spark_klog.ui.search import FIELDS, MAX_MATCHES, MAX_RECORDS, Search, search
 from spark_klog.ui.streams import Streams
 
@@ -30,6 +31,9 @@ _LIVE_SECONDS = 2.0
 _MESSAGES_SECONDS = 1.0
 #: What a command file for another program's consumer must not do here: join its group, and commit for it.
 _GROUP_SETTINGS = ("group.id", "group.instance.id")
+
+#: Views that need no broker.
+_WITHOUT_BROKERS = ("session", "loads")
 
 
 class Sources(NamedTuple):
@@ -44,8 +48,9 @@ class Sources(NamedTuple):
 class Pages:
     """Answers requests about one cluster. Each slow call runs in a thread."""
 
-    def __init__(self, admin: Admin, sources: Sources, session: Session, streams: Streams) -> None:
-        self._admin, self._sources, self._session, self._streams = admin, sources, session, streams
+    def __init__(self, admin: Admin, watch: OutageWatch, sources: Sources, session: Session, streams: Streams) -> None:
+        self._admin, self._watch, self._sources, self._session = admin, watch, sources, session
+        self._streams = streams
         self._consumer_settings = {
             **{name: text for name, text in sources.settings.items() if name not in _GROUP_SETTINGS},
             "enable.auto.commit": "false",
@@ -64,6 +69,7 @@ class Pages:
             "queries": lambda _: queries.queries(self._admin, self._sources.checkpoints),
             "loads": lambda _: queries.loads(self._sources.loads),
         }
+        views |= {name: self._checked(look) for name, look in views.items() if name not in _WITHOUT_BROKERS}
         made: dict[str, Callable[[Mapping[str, Any]], Any]] = {
             "topics/create": partial(changes.create_topic, self._admin),
             "topics/alter": partial(changes.alter_topic, self._admin),
@@ -73,6 +79,7 @@ class Pages:
         return [
             *(Route(f"/api/{name}", _view(look)) for name, look in views.items()),
             *(Route(f"/api/live/{name}", self._live(look, name)) for name, look in views.items() if name != "session"),
+            Route("/api/outage", self._outage),
             Route("/api/search", self._search),
             *(Route(f"/api/{name}", self._change(work), methods=["POST"]) for name, work in made.items()),
         ]
@@ -86,6 +93,9 @@ class Pages:
             "checkpoints": len(self._sources.checkpoints),
             "loads": len(self._sources.loads),
         }
+
+    async def _outage(self, _: Request) -> Response:
+        return JSONResponse(self._watch.outage())
 
     def _new_consumer(self) -> Consumer:
         return Consumer(self._consumer_settings, include_headers=True)
@@ -106,6 +116,13 @@ class Pages:
     def _group(self, asked: Request) -> dict[str, Any]:
         sources = self._sources
         return groups.group(self._admin, _name(asked), sources.stores, sources.checkpoints, sources.settings)
+
+    def _checked(self, look: Callable[[Request], Any]) -> Callable[[Request], Any]:
+        def checked(asked: Request) -> Any:
+            self._watch.check()
+            return look(asked)
+
+        return checked
 
     def _live(self, look: Callable[[Request], Any], name: str) -> Callable[[Request], Awaitable[Response]]:
         async def answer(asked: Request) -> Response:
@@ -171,9 +188,11 @@ async def _failed(_: Request, error: Exception) -> Response:
     return JSONResponse({"error": str(error)}, status)
 
 
-def make_app(admin: Admin, sources: Sources, host: str, allows_changes: bool, streams: Streams) -> Starlette:
+def make_app(
+    admin: Admin, watch: OutageWatch, sources: Sources, host: str, allows_changes: bool, streams: Streams
+) -> Starlette:
     """The application; `host` is the name that it listens on."""
-    pages = Pages(admin, sources, Session(allows_changes), streams)
+    pages = Pages(admin, watch, sources, Session(allows_changes), streams)
 
     async def index(_: Request) -> Response:
         return FileResponse(_STATIC / "index.html")

@@ -48,20 +48,24 @@ def page(
 ) -> dict[str, Any]:
     """At most `count` messages, the newest first.
 
-    They end at the offsets `before` (by partition), or with the message at `offset`, or with the first one of each
-    partition at or after `at_ms`; by default at the end. `before` of the answer is where the next page ends, None if
-    there is nothing older.
+    They end at the offsets `before` (by partition), or with the message at `offset` or the nearest one, or with the
+    first one of each partition at or after `at_ms`; by default at the end. `before` of the answer is where the next
+    page ends, None if there is nothing older; `note` says that what was asked for does not exist, None if it does.
     """
     first, end = partition_ranges(admin, topic, partition)
     stop = dict(end)
+    note = None
     if before is not None:
         stop = {key: min(end[key], max(first[key], before.get(key[1], end[key]))) for key in end}
     elif offset is not None:
-        stop = {key: min(end[key], max(first[key], offset + 1)) for key in end}
+        stop = {key: min(end[key], max(first[key], offset) + 1) for key in end}
+        note = _no_offset(offset, first, end)
     elif at_ms is not None:
         with admin.exclusive() as cluster:
             found = list_offsets(cluster, dict.fromkeys(end, at_ms))
         stop = {key: end[key] if found[key] == NO_OFFSET else min(end[key], found[key] + 1) for key in end}
+        if all(place == NO_OFFSET for place in found.values()):
+            note = "no message has this time or a later one: the newest are shown"
     each = max(10, -(-2 * count // max(1, len(stop))))
     window = min(each, count)
     messages: list[dict[str, Any]] = []
@@ -88,11 +92,39 @@ def page(
     is_more = any(lowest[number] > first[topic, number] for _, number in stop)
     return {
         "topic": topic,
+        "note": note,
         "messages": kept,
         "before": {str(number): place for number, place in lowest.items()} if is_more else None,
         "first": {str(key[1]): place for key, place in first.items()},
         "end": {str(key[1]): place for key, place in end.items()},
     }
+
+
+def _no_offset(offset: int, first: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> str | None:
+    """Which partitions do not reach to the offset, and what is shown of them."""
+    there = {key: (first[key], end[key]) for key in sorted(end) if first[key] < end[key]}
+    beyond = [number for (_, number), (_, stop) in there.items() if offset >= stop]
+    earlier = [number for (_, number), (start, _) in there.items() if offset < start]
+    said = []
+    if beyond:
+        last = max(stop for _, stop in there.values() if offset >= stop) - 1
+        most = "" if len(beyond) == 1 else "at most "
+        said.append(
+            f"offset {offset} is beyond the end of {_named(beyond)}, whose last offset is {most}{last}: the newest "
+            "messages are shown"
+        )
+    if earlier:
+        begin = min(start for start, _ in there.values() if offset < start)
+        least = "" if len(earlier) == 1 else "at least "
+        said.append(
+            f"offset {offset} is before the start of {_named(earlier)}, whose first offset is {least}{begin}: the "
+            "oldest message is shown"
+        )
+    return "; ".join(said) or None
+
+
+def _named(partitions: list[int]) -> str:
+    return f"partition {partitions[0]}" if len(partitions) == 1 else f"{len(partitions)} partitions"
 
 
 def _read(new_consumer: NewConsumer, ranges: Mapping[TopicPartition, tuple[int, int]]) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from spark_klog.client import Admin
 from spark_klog.directories.paths import host_and_port
 from spark_klog.errors import ConfigError
 from spark_klog.ui.app import Sources, make_app
+from spark_klog.ui.outage import OutageWatch
 from spark_klog.ui.streams import Streams
 from spark_klog.wire.listening import bind, is_loopback, parse_listen
 
@@ -24,6 +25,8 @@ _OPTION = "--listen"
 _MAX_CONNECTIONS = 200
 _CLOSE_SECONDS = 3
 _THREAD_SECONDS = 0.5
+#: Time of a call, unless the settings say otherwise: a view should say soon that a broker is away.
+_TIMEOUTS = {"default.api.timeout.ms": "10000", "request.timeout.ms": "10000"}
 
 
 class _Server(uvicorn.Server):
@@ -56,10 +59,13 @@ def serve(
             f"{_OPTION} {listen} is not a loopback address, and everybody who reaches it sees all records: give "
             "--allow-remote if that is what you want"
         )
-    with bind(host, port, _OPTION) as listener, Admin(sources.settings) as admin:
+    timeouts = {} if sources.settings.keys() & _TIMEOUTS.keys() else _TIMEOUTS
+    with bind(host, port, _OPTION) as listener, Admin({**sources.settings, **timeouts}) as admin:
         admin.describe_cluster()
         address = host_and_port(*listener.getsockname()[:2])
-        asyncio.run(_run(admin, sources, host, allows_changes, listener, lambda: ready(f"http://{address}/")))
+        with OutageWatch(sources.settings) as watch:
+            run = _run(admin, watch, sources, host, allows_changes, listener, lambda: ready(f"http://{address}/"))
+            asyncio.run(run)
         _leave_calls()
 
 
@@ -78,10 +84,16 @@ def _leave_calls() -> None:
 
 
 async def _run(
-    admin: Admin, sources: Sources, host: str, allows_changes: bool, listener: object, ready: Callable[[], None]
+    admin: Admin,
+    watch: OutageWatch,
+    sources: Sources,
+    host: str,
+    allows_changes: bool,
+    listener: object,
+    ready: Callable[[], None],
 ) -> None:
     streams = Streams()
-    app = make_app(admin, sources, host, allows_changes, streams)
+    app = make_app(admin, watch, sources, host, allows_changes, streams)
     config = uvicorn.Config(
         app,
         log_config=None,

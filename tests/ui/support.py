@@ -69,6 +69,6 @@ def serving(*arguments: str) -> Iterator[Page]:
             yield Page(match[1], process.pid)
             process.terminate()
             _, errors = process.communicate(timeout=30)
-            assert (process.returncode, errors) == (0, "")
+            assert (process.returncode, errors) == (0, ""), errors
         finally:
             process.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import threading
 import time
 import urllib.parse
@@ -24,6 +25,7 @@ from spark_klog.client import Producer as KlogProducer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.load.journal.history import claim_output
 from spark_klog.load.journal.store import open_store
+from tests.support.klog import klog_command
 from tests.support.topics import make_topic
 from tests.ui.support import Page, serving
 
@@ -321,6 +323,35 @@ def test_the_overview_is_live(browser: Browser, cluster: EmbeddedCluster, topic:
         producer.produce(topic, b"x")
     assert producer.flush(30) == 0
     browser.wait(lambda: "1,234" in browser.text("#main table:has(a)"))
+
+
+def test_an_outage_is_said_and_ends(
+    chromium: webdriver.Chrome, make_cluster: Callable[..., EmbeddedCluster], topic: str
+) -> None:
+    cluster = make_cluster()
+    make_topic(cluster.bootstrap_servers, topic, 1)
+    command = klog_command("ui", "--listen", "0", "-b", cluster.bootstrap_servers)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            page = Page(process.stdout.readline().split()[-1], process.pid)
+            browser = Browser(chromium, page)
+            browser.open("overview")
+            assert browser.text("#outage") == ""
+            cluster.kill(0)
+            browser.wait(lambda: f"The broker at {cluster.bootstrap_servers} has not answered since" in browser.text())
+            # a view that is opened now says so, too, and is shown when the broker is back
+            browser.js("location.hash = arguments[0]", f"#/topic/{topic}")
+            browser.wait(lambda: "do not answer" in browser.text("#main") or "tried for" in browser.text("#main"))
+            cluster.restart(0)
+            browser.wait(lambda: browser.text("#outage") == "" and browser.text("h1") == topic)
+            process.terminate()
+            browser.wait(lambda: "klog ui at 127.0.0.1" in browser.text("#outage"))
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            chromium.get("about:blank")
+            chromium.get_log("browser")  # of requests that failed, as they had to
 
 
 def test_changes_by_the_page(browser: Browser, topic: str) -> None:

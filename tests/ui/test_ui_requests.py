@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from spark_klog.embedded import EmbeddedCluster
 from tests.support.klog import klog_command, klog_refusal
@@ -66,6 +67,32 @@ def test_pages_of_messages_are_all_messages(page: Page, cluster: EmbeddedCluster
     assert (at["partition"], at["offset"]) == (1, 7)
     jumped = page.get("messages", name=topic, time=start + 100_000, count=10)["messages"]
     assert jumped[0]["timestamp"] >= start + 100_000 > jumped[5]["timestamp"]
+
+
+def test_a_jump_to_nowhere_says_so(page: Page, cluster: EmbeddedCluster, topic: str) -> None:
+    servers = cluster.bootstrap_servers
+    make_topic(servers, topic, 2)
+    produce(servers, topic, [{"value": b"%d" % number, "partition": 0, "timestamp": 1000} for number in range(10)])
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    for future in admin.delete_records([TopicPartition(topic, 0, 4)]).values():
+        future.result(timeout=30)
+
+    def jump(**place: object) -> tuple[str | None, list[int]]:
+        found = page.get("messages", name=topic, count=3, **place)
+        return found["note"], [row["offset"] for row in found["messages"]]
+
+    beyond = "offset 10 is beyond the end of partition 0, whose last offset is 9: the newest messages are shown"
+    before = "offset 3 is before the start of partition 0, whose first offset is 4: the oldest message is shown"
+    assert jump(offset=10) == (beyond, [9, 8, 7])
+    assert jump(offset=9, partition=0) == (None, [9, 8, 7])
+    assert jump(offset=4) == (None, [4])
+    assert jump(offset=3) == (before, [4])
+    assert jump(time=1000) == (None, [4])
+    assert jump(time=1001) == ("no message has this time or a later one: the newest are shown", [9, 8, 7])
+    assert jump(offset=0, partition=1) == (None, [])
+    produce(servers, topic, [{"value": b"x", "partition": 1}])
+    both = "offset 12 is beyond the end of 2 partitions, whose last offset is at most 9: the newest messages are shown"
+    assert jump(offset=12)[0] == both
 
 
 def test_keys_values_and_headers(page: Page, cluster: EmbeddedCluster, topic: str) -> None:

@@ -2,6 +2,7 @@
 
 import { openSession } from "./api.js";
 import { el, link, say } from "./dom.js";
+import { watchOutages } from "./outage.js";
 import { groupView, groupsView } from "./groups.js";
 import { loadsView, queriesView } from "./jobs.js";
 import { messagesView } from "./messages.js";
@@ -86,5 +87,6 @@ document.getElementById("skip").addEventListener("click", (event) => {
 openSession().then((session) => {
   document.getElementById("servers").textContent = `${session.servers}${session.allowsChanges ? " · changes allowed" : ""}`;
   addEventListener("hashchange", show);
+  watchOutages(() => { if (main.dataset.view === "error") show(); });
   show();
 }, (error) => say(error.message));

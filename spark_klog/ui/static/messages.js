@@ -17,6 +17,7 @@ export async function messagesView(until, name) {
   let before = null;
   let stopLive = null;
   let stopSearch = null;
+  let again = null;  // the last request, if it failed
 
   const places = (value) => (value === null ? null : Object.entries(value).map((pair) => pair.join(":")).join(","));
 
@@ -38,8 +39,10 @@ export async function messagesView(until, name) {
       messages = isMore ? [...messages, ...found.messages].slice(-1000) : found.messages;
       before = found.before;
       draw(`${number(messages.length)} messages, the newest first`);
-      say(messages.length ? "" : "no messages there");
+      again = null;
+      say(found.note ?? (messages.length ? "" : "no messages there"));
     } catch (error) {
+      again = () => load(where, isMore);
       say(error.message);
     }
   }
@@ -117,7 +120,9 @@ export async function messagesView(until, name) {
     });
   }
 
-  until(end);
+  const renew = () => again?.();
+  document.addEventListener("recovered", renew);
+  until(() => { end(); document.removeEventListener("recovered", renew); });
   await load({});
   return [el("h1", {}, "Messages of ", link(name, "topic", name)),
     el("form", { id: "jump", on: { submit: jump } }, field("Partition", partition), field("Offset", offset), field("Time (UTC)", at),
