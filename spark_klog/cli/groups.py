@@ -312,7 +312,12 @@ def _with_totals(line: _Line) -> list[_Line]:
     return [*line["partitions"], total]
 
 
-@groups.command()
+@groups.command(
+    epilog="""\b
+Examples:
+  klog groups dashboard > klog-lag.json
+"""
+)
 def dashboard() -> None:
     """Print a Grafana dashboard of the metrics of `klog groups lag --metrics`.
 

@@ -118,7 +118,14 @@ def describe(names: tuple[str, ...], servers: str | None, command_config: Path |
         print_table(columns, [[cell(entry[column]) for column in columns] for entry in topic["partitions"]])
 
 
-@topics.command()
+@topics.command(
+    epilog="""\b
+Examples:
+  klog topics offsets clicks
+  klog topics offsets clicks:0,1 --time earliest
+  klog topics offsets --time 2026-11-21T10:00 --json
+"""
+)
 @click.argument("chosen", nargs=-1, metavar="[TOPIC[:0,1]]...")
 @click.option(
     "--time",

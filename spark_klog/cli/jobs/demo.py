@@ -176,7 +176,12 @@ def _remove_last_output() -> None:
         path.unlink(missing_ok=True)
 
 
-@click.command()
+@click.command(
+    epilog="""\b
+Examples:
+  klog demo
+"""
+)
 @click.pass_context
 def demo(ctx: click.Context) -> None:
     """Load a year of flights through a topic into Parquet, twice, on a cluster of its own, into demo/out.

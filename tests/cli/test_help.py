@@ -1,0 +1,50 @@
+"""`--help`: every command teaches by examples, and they are commands that there are."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from spark_klog.cli.main import main
+
+#: What ends a command within a line: of a shell, or before what it does.
+_END = re.compile(r"\s[|>&;<]|\s{3,}")
+
+
+def commands(command: click.Command, context: click.Context) -> Iterator[tuple[click.Command, click.Context]]:
+    """All commands that are no groups."""
+    if not isinstance(command, click.Group):
+        yield command, context
+        return
+    for name in command.list_commands(context):
+        one = command.get_command(context, name)
+        assert one is not None
+        yield from commands(one, click.Context(one, context, name))
+
+
+COMMANDS = {context.command_path: (one, context) for one, context in commands(main, click.Context(main, None, "klog"))}
+
+
+def examples(text: str) -> list[str]:
+    """The command lines that a help shows, without what they are piped to."""
+    found = re.findall(r"^ *(?:[^`]*[|;] )?(klog .*)", text.replace("\\\n", " "), re.MULTILINE)
+    return [_END.split(line, maxsplit=1)[0] for line in found]
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_examples(path: str) -> None:
+    command, _ = COMMANDS[path]
+    shown = examples(f"{command.help or ''}\n{command.epilog or ''}")
+    own = [line for line in shown if line.startswith(path)]
+    assert own, "no example"
+    for line in shown:
+        words = shlex.split(line)
+        matching = [known for known in COMMANDS if words[: len(known.split())] == known.split()]
+        assert matching, f"{line}: no such command"
+        known = max(matching, key=len)
+        used, place = COMMANDS[known]
+        used.make_parser(place).parse_args(words[len(known.split()) :])
