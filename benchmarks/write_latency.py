@@ -20,7 +20,8 @@ from tests.support.kafka import Kafka
 _RECORDS = 100
 #: Probes for each repeat; as many come before the first that counts.
 _PROBES = 20
-_SECONDS = 60.0
+#: Finds a stream that hangs. The first probes wait for Python workers to start.
+_SECONDS = 240.0
 _GUARANTEES = ("exactly-once", "at-least-once")
 
 

@@ -6,6 +6,7 @@ Tasks are producers of this process; the results are what librdkafka reads with 
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from spark_klog.client.admin.admin import Admin
+from spark_klog.client.admin.topics import NewTopic
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.delivery.transactions import PreparedTransaction
 from spark_klog.client.producer import Producer
@@ -47,7 +49,7 @@ class Query:
         self.topic, self.prefix = topic, "klog-"
         self.settings = {"bootstrap.servers": servers, "transaction.timeout.ms": "60000"}
         self._checkpoint = checkpoint
-        self._producers: list[Producer] = []
+        self.producers: list[Producer] = []
         with Admin({"bootstrap.servers": servers}) as admin:
             admin.create_topic(topic, 1)
 
@@ -58,7 +60,7 @@ class Query:
         """A task whose worker is new."""
         name = f"{claimed.identity.id_prefix}{number}-{time.time_ns()}"
         producer = Producer({**self.settings, "transactional.id": name})
-        self._producers.append(producer)
+        self.producers.append(producer)
         producer.init_transactions()
         producer.begin_transaction()
         for value in values:
@@ -93,7 +95,7 @@ class Query:
         assert sorted(found) == sorted(["end", *values])
 
     def close(self) -> None:
-        for producer in self._producers:
+        for producer in self.producers:
             producer.close()
 
 
@@ -179,6 +181,70 @@ def test_a_decision_log_that_is_emptied_while_a_run_is_alive(query: Query, tmp_p
     with Admin({"bootstrap.servers": query.settings["bootstrap.servers"]}) as admin:  # nobody can know of it
         admin.end_transactions([_prepared(late)], commits=False).check()
     query.read_until("new")
+
+
+def _ended(query: Query, one: Transaction, *, commits: bool) -> str:
+    """The name of the broker's error, or an empty text."""
+    with Admin({"bootstrap.servers": query.settings["bootstrap.servers"]}) as admin:
+        error = admin.end_transactions([_prepared(one)], commits=commits).failures.get(_prepared(one))
+    if error is None:
+        return ""
+    assert isinstance(error, ProtocolError)
+    return error.code.name
+
+
+def test_ends_that_are_repeated(query: Query) -> None:
+    """With transaction.version 2, too (Kafka 4.1.0): only the transaction's own producer and epoch end it."""
+    claimed = query.claim()
+    first = query.task(claimed, 0, b"a")
+    assert [_ended(query, first, commits=True) for _ in range(3)] == ["", "", ""]
+    assert _ended(query, first, commits=False) == "INVALID_TXN_STATE"
+    producer = query.producers[-1]
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send(query.topic, b"b")
+    found = producer.prepare_transaction()
+    assert found is not None
+    assert found.epoch > first.epoch
+    fenced = {"PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"}
+    assert {_ended(query, first, commits=commits) for commits in (True, False)} <= fenced
+    second = dataclasses.replace(first, epoch=found.epoch)
+    assert query.state(second) == "Ongoing"
+    assert [_ended(query, second, commits=False) for _ in range(2)] == ["", ""]
+    assert _ended(query, second, commits=True) == "INVALID_TXN_STATE"
+    query.read_until("a")
+
+
+def test_a_topic_that_is_created_again_between_decision_and_commits(query: Query) -> None:
+    claimed = query.claim()
+    query.append_decision(claimed, query.task(claimed, 0, b"gone"))
+    with Admin({"bootstrap.servers": query.settings["bootstrap.servers"]}) as admin:
+        admin.delete_topic(query.topic)
+        deadline = time.monotonic() + _SECONDS
+        while True:
+            error = admin.create_topics([NewTopic(query.topic, 1)]).failures.get(query.topic)
+            if error is None:
+                break
+            assert time.monotonic() < deadline, error  # Kafka deletes it bit by bit
+            time.sleep(0.1)
+    again = query.claim()
+    assert again.begun.decided == 0
+    query.decide(again, 1, query.task(again, 0, b"new"))
+    query.read_until("new")
+
+
+def test_a_copy_of_a_checkpoint_beside_it(query: Query, tmp_path: Path) -> None:
+    """Both have the same log, so each aborts what the other has open, and that is an error."""
+    query.decide(query.claim(), 0)
+    shutil.copytree(tmp_path / "klog_sink", tmp_path / "copy" / "klog_sink")
+    claimed = query.claim()
+    task = query.task(claimed, 0, b"aborted")
+    of_copy = claim(query.settings, tmp_path / "copy", query.prefix)
+    with pytest.raises(NotDecided, match="the transaction of task 0 is over"):
+        query.decide(claimed, 1, task)
+    other = query.task(of_copy, 0, b"of the copy")
+    decide(query.settings, tmp_path / "copy", of_copy, 1, [other])
+    query.read_until("of the copy")
 
 
 def _prepared(one: Transaction) -> PreparedTransaction:
