@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import os
 import sys
 import threading
@@ -387,9 +388,17 @@ def test_close_while_another_thread_waits() -> None:
                 except KlogError as error:
                     ended.append(error)
 
+            has_turn = threading.Event()
+            wait = producer._sender.flush
+
+            def flush_in_turn(until: float = math.inf) -> None:
+                has_turn.set()
+                wait(until)
+
+            producer._sender.flush = flush_in_turn  # type: ignore[method-assign]
             flusher = threading.Thread(target=flush)
             flusher.start()
-            wait_until(lambda: producer._turns._is_taken)
+            assert has_turn.wait(SECONDS)
             with pytest.raises(RequestTimedOut):
                 producer.close()
             flusher.join(SECONDS)
