@@ -4,7 +4,8 @@ data, and allocates as much as a frame claims to hold.
     magic       UINT32  0xFD2FB528 (little endian, as all of the format); 0x184D2A5x is a skippable frame: UINT32 size
     header      2-14 bytes: window size, dictionary id, content size if known, whether there is a checksum
     blocks      UINT24  bit 0 the last one, bits 1-2 type, bits 3-23 size; then the bytes
-                        type 0: `size` bytes as they are, 1: one byte, `size` times, 2: compressed into `size` bytes
+                        type 0: `size` bytes as they are, 1: one byte, `size` times, 2: compressed into `size` bytes,
+                        3: reserved
     [checksum UINT32]   lowest bytes of the content's XXH64
 
 Source: RFC 8878, 3.1.
@@ -18,7 +19,7 @@ from typing import NamedTuple
 from spark_klog.errors import DecodeError
 
 _SKIPPABLE = 0x184D2A50
-_RUN, _COMPRESSED = 1, 2
+_RUN, _COMPRESSED, _RESERVED = 1, 2, 3
 _MOST_OF_A_BLOCK = 128 * 1024
 _CHECKSUM_OF_NOTHING = bytes.fromhex("99e9d851")
 
@@ -76,6 +77,8 @@ def _blocks(view: memoryview, position: int) -> tuple[int, int]:
             raise _cut_off()
         block = view[position] | view[position + 1] << 8 | view[position + 2] << 16
         kind, size = block >> 1 & 3, block >> 3
+        if kind == _RESERVED:
+            raise DecodeError(f"zstd block at byte {position} is damaged: reserved type 3")
         most += _MOST_OF_A_BLOCK if kind == _COMPRESSED else size
         position += 3 + (1 if kind == _RUN else size)
         if block & 1:

@@ -47,6 +47,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--trace", action="store_true", help="compile the native kernel so that its coverage guides, too"
     )
+    parser.add_argument("--seed", type=int, default=0, help="the same inputs each time; 0: others each time")
     parser.add_argument("--merge", action="store_true")
     return parser.parse_args(arguments)
 
@@ -132,6 +133,7 @@ def main() -> None:
         flags += passed_on
     else:
         flags += [f"-max_total_time={arguments.seconds}", f"-max_len={_MAX_LEN}", "-use_value_profile=1"]
+        flags += [f"-seed={arguments.seed}"]
         flags += [
             "-print_final_stats=1",
             f"-dict={CORPUS.parent / 'tokens.dict'}",

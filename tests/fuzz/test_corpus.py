@@ -15,7 +15,7 @@ from .run import bounded_memory
 from .targets import TARGETS
 
 SECONDS = int(os.environ.get("SPARK_KLOG_FUZZ_SECONDS", "5"))
-_WORTH_A_BUILD = 60
+_LONG = 60
 _ROOT = Path(__file__).parent.parent.parent
 
 
@@ -40,8 +40,8 @@ def test_corpus(target: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_fuzz(target: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.fuzz.run", target, "--seconds", str(SECONDS), "--work", str(tmp_path)]
-    if SECONDS >= _WORTH_A_BUILD:
-        command.append("--trace")
+    # a short slice says of a change whether it broke something, and says it twice; a long one is worth a build
+    command += ["--trace"] if SECONDS >= _LONG else ["--seed", "1"]
     # a shell in between: a process's peak of memory, which libFuzzer bounds, begins with that of who starts it
     done = subprocess.run(
         ["sh", "-c", '"$@"; exit $?', "sh", *command],

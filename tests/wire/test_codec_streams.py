@@ -252,6 +252,29 @@ def test_zstd_frames_by_hand() -> None:
         ZSTD.decompress(_zstd_frame(None, raw, (3, 0, b"")), MB)  # a reserved type of block
 
 
+def test_empty_zstd_frames_are_what_the_library_calls_so() -> None:
+    # they are never decompressed: every header of nothing, each with all pairs of blocks of nothing
+    blocks = [bytes([last | kind << 1, 0, 0]) + b"x" * (kind == 1) for kind in (0, 1, 3) for last in (0, 1)]
+    bodies = [b"".join(some) for count in (1, 2) for some in itertools.product(blocks, repeat=count)]
+    empty = 0
+    for head, body, tail in itertools.product(range(256), bodies, (b"", b"\x99\xe9\xd8\x51", bytes(4))):
+        single = head >> 5 & 1
+        sizes = (single, 2, 4, 8)[head >> 6] + (0, 1, 2, 4)[head & 3] + (not single)
+        stored = b"\x28\xb5\x2f\xfd" + bytes([head]) + bytes(sizes) + body + tail
+        try:
+            with zstandard.ZstdDecompressor().stream_reader(stored, read_across_frames=True) as reader:
+                whole = reader.read() == b""
+        except zstandard.ZstdError:
+            whole = False
+        try:
+            taken = ZSTD.decompress(stored, 0) == b""
+        except DecodeError:
+            taken = False
+        empty += taken
+        assert taken <= whole, stored.hex()
+    assert empty > 200
+
+
 def test_zstd_that_needs_a_dictionary_is_refused() -> None:
     dictionary = b"\x07"
     for blocks in (b"\x01\x00\x00", b"\x19\x00\x00abc"):
