@@ -22,15 +22,13 @@ import argparse
 import json
 import re
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from rich.console import Console
 from rich.table import Table
 
-from spark_klog.cli.clusters import cluster_settings
 from spark_klog.cli.jobs.running import (
     DONE,
     DONE_WITH_BAD,
@@ -39,17 +37,19 @@ from spark_klog.cli.jobs.running import (
     Bar,
     add_cluster_options,
     check_cluster_options,
+    client_settings,
     complain,
+    exit_code,
     spark_session,
 )
-from spark_klog.errors import ConfigError, KlogError
+from spark_klog.errors import ConfigError
 from spark_klog.load.audit import COLUMNS, loaded_json, table_rows
 from spark_klog.load.groups import GroupPlace, publish_offsets
 from spark_klog.load.places import Place, parse_run, parse_time, read_offsets
 from spark_klog.load.planning import Limits
 from spark_klog.load.run import Loaded, LoadOptions, MaxBad, load
 from spark_klog.load.settings import CODECS, LAYOUTS, WriteSettings
-from spark_klog.load.tasks.spark_tasks import SparkRunner, cause_of
+from spark_klog.load.tasks.spark_tasks import SparkRunner
 from spark_klog.load.values.event_time import UTC
 from spark_klog.load.values.schema import read_schema, schema_text
 
@@ -70,10 +70,10 @@ def _table(loaded: Loaded) -> Table:
     return table
 
 
-def _load_files(options: argparse.Namespace) -> int:
+def _load_files(options: argparse.Namespace, client: Mapping[str, str]) -> int:
     runner = SparkRunner(lambda: spark_session("klog batch load"))
     asked = LoadOptions(
-        options.settings,
+        client,
         options.topics,
         options.output,
         WriteSettings(
@@ -101,7 +101,7 @@ def _load_files(options: argparse.Namespace) -> int:
         loaded = load(asked, runner, Bar(Console(stderr=True, quiet=options.json)))
         if options.group:
             place = GroupPlace(options.group, options.zookeeper, options.offsets_path)
-            publish_offsets(options.settings, place, loaded.offsets)
+            publish_offsets(client, place, loaded.offsets)
     finally:
         runner.stop()
     if options.json:
@@ -138,14 +138,14 @@ def _until(text: str | None, zone: str) -> Place | None:
     return parse_time("--until", text, ZoneInfo(zone))
 
 
-def _load_table(options: argparse.Namespace) -> int:
+def _load_table(options: argparse.Namespace, client: Mapping[str, str]) -> int:
     """Append to a table by Spark's own streaming sink, which is exactly once by its own means."""
     from spark_klog.spark.versions import HAS_ADMISSION_CONTROL
 
     spark = spark_session("klog batch load")
     reader = (
         spark.readStream.format("klog")
-        .options(**{f"kafka.{name}": value for name, value in options.settings.items()})
+        .options(**{f"kafka.{name}": value for name, value in client.items()})
         .option("subscribe", ",".join(options.topics))
         .option("startingOffsets", "earliest")
         .option("failOnDataLoss", options.fail_on_data_loss)
@@ -170,7 +170,7 @@ def _load_table(options: argparse.Namespace) -> int:
             .start()
         )
         while not query.awaitTermination(1):
-            time.sleep(0)
+            pass  # Python handles signals between two calls
         records = sum(item["numInputRows"] for item in query.recentProgress)
     finally:
         spark.stop()
@@ -284,16 +284,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _arguments(argv)
-    try:
-        options.settings = cluster_settings(
-            options.bootstrap_servers, options.command_config, "--bootstrap-servers", options.cluster
-        )
-        return _load_files(options) if options.format in CODECS else _load_table(options)
-    except (KlogError, OSError) as error:
-        complain(_JOB, str(error))
-    except Exception as error:
-        complain(_JOB, cause_of(error))
-    return FAILED
+    work = _load_files if options.format in CODECS else _load_table
+    return exit_code(_JOB, lambda: work(options, client_settings(options)))
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 
 from rich.console import Console
 
-from spark_klog.cli.clusters import cluster_settings
 from spark_klog.cli.jobs.running import (
     DONE,
     FAILED,
@@ -27,12 +27,12 @@ from spark_klog.cli.jobs.running import (
     Bar,
     add_cluster_options,
     check_cluster_options,
+    client_settings,
     complain,
+    exit_code,
     spark_session,
 )
-from spark_klog.errors import KlogError
-from spark_klog.load.tasks.spark_tasks import cause_of
-from spark_klog.restore.plan import Part, RestoreOptions, plan_restore, restored_offsets
+from spark_klog.restore.plan import RestoreOptions, plan_restore, restored_offsets
 from spark_klog.restore.restore import Restored, progress_of, restore_partition
 
 _JOB = "restore"
@@ -53,19 +53,20 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _restore(options: argparse.Namespace) -> int:
-    client = cluster_settings(options.bootstrap_servers, options.command_config, "--bootstrap-servers", options.cluster)
+    client = client_settings(options)
     topics = [topic.strip() for topic in options.topics.split(",") if topic.strip()]
     asked = RestoreOptions(options.load, client, topics, options.prefix, options.name, options.append)
     parts = plan_restore(asked)
-    by_group = {group: list(each) for group, each in groupby(sorted(parts, key=_group), key=_group)}
+    group = attrgetter("group")
+    by_group = {name: list(each) for name, each in groupby(sorted(parts, key=group), key=group)}
 
     def done() -> int:
-        found = {(group, *key): at for group, of in by_group.items() for key, at in progress_of(client, of).items()}
+        found = {(name, *key): at for name, of in by_group.items() for key, at in progress_of(client, of).items()}
         return restored_offsets(parts, found)
 
     found: list[Restored] = []
     if done() < (total := sum(part.end for part in parts)):
-        partitions = [list(each) for _, each in groupby(parts, key=lambda part: (part.topic, part.partition))]
+        partitions = [list(each) for _, each in groupby(parts, key=attrgetter("topic", "partition"))]
         spark = spark_session("klog restore")
         try:
             with Bar(Console(stderr=True, quiet=options.json)).follow(total, done):
@@ -87,19 +88,9 @@ def _restore(options: argparse.Namespace) -> int:
     return DONE if records else NOTHING_NEW
 
 
-def _group(part: Part) -> str:
-    return part.group
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     options = _arguments(argv)
-    try:
-        return _restore(options)
-    except (KlogError, OSError) as error:
-        complain(_JOB, str(error))
-    except Exception as error:
-        complain(_JOB, cause_of(error))
-    return FAILED
+    return exit_code(_JOB, lambda: _restore(options))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What jobs share: exit codes, the Spark session, a progress bar, and how they say why they failed."""
+"""What jobs share: options of the cluster, exit codes, the Spark session, a progress bar, the message of a failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from spark_klog.cli.clusters import cluster_settings
 from spark_klog.errors import KlogError
+from spark_klog.load.tasks.spark_tasks import cause_of
 
 #: Exit codes. 2 is for arguments that can't be read or exclude each other.
 DONE, FAILED, NOTHING_NEW, DONE_WITH_BAD = 0, 1, 3, 4
@@ -41,9 +43,25 @@ def check_cluster_options(parser: argparse.ArgumentParser, options: argparse.Nam
         parser.error("give --bootstrap-servers, --cluster, or bootstrap.servers in the file of --command-config")
 
 
+def client_settings(options: argparse.Namespace) -> dict[str, str]:
+    """The client settings of the cluster that the options name; `ConfigError`."""
+    return cluster_settings(options.bootstrap_servers, options.command_config, "--bootstrap-servers", options.cluster)
+
+
 def complain(job: str, text: str) -> None:
     """Say on stderr, in one line, why a job has failed."""
     Console(stderr=True).print(f"{job}: {text}", style="red", markup=False, soft_wrap=True)
+
+
+def exit_code(job: str, work: Callable[[], int]) -> int:
+    """What `work` returns, or FAILED if it raises: then the cause is on stderr."""
+    try:
+        return work()
+    except (KlogError, OSError) as error:
+        complain(job, str(error))
+    except Exception as error:
+        complain(job, cause_of(error))
+    return FAILED
 
 
 class Bar:
