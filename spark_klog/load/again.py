@@ -12,11 +12,11 @@ from dataclasses import replace
 from spark_klog.client.cluster import Cluster
 from spark_klog.errors import ConfigError, DataLossError
 from spark_klog.load.journal.history import manifests
-from spark_klog.load.journal.model import Manifest, Progress, RangeResult, run_path
+from spark_klog.load.journal.model import Manifest, Progress, RangeResult
 from spark_klog.load.journal.store import Store
 from spark_klog.load.places import AtOffsets, Key, Place, resolve
 from spark_klog.load.planning import Extent
-from spark_klog.load.tasks.task import task_results
+from spark_klog.load.tasks.task import complete_tasks, task_results
 from spark_klog.spark.planning.ranges import RETENTION, Lost
 
 
@@ -118,6 +118,5 @@ def ranges_of_runs(store: Store, wanted: Mapping[Key, Progress]) -> dict[Key, li
 
 
 def _results(store: Store, manifest: Manifest) -> list[RangeResult]:
-    names = store.names(run_path(manifest.run, "x").rpartition("/")[0])
-    numbers = [int(name[8:-5]) for name in names if name.startswith("offsets-") and name.endswith(".json")]
+    numbers = complete_tasks(store, manifest.run)
     return [item for number in numbers for item in task_results(store, manifest.run, number) or ()]

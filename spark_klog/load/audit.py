@@ -165,21 +165,21 @@ def _holes(runs: Sequence[Manifest]) -> dict[tuple[str, int], list[tuple[int, in
 
 def _add_idle(totals: dict[tuple[str, int], dict[str, Any]], item: PartitionAudit) -> None:
     """Take what a run without anything new has found: partitions without records, and the lag."""
-    line = totals.setdefault(
-        (item.topic, item.partition),
-        {
-            "topic": item.topic,
-            "partition": item.partition,
-            "from": item.start,
-            "records": 0,
-            "bytes": 0,
-            "bad": 0,
-            "gaps": {},
-            "until": item.until,
-            "incarnation": 0,
-        },
-    )
-    line["lag"] = item.lag
+    new = {**_nothing(item), "until": item.until, "incarnation": 0}
+    totals.setdefault((item.topic, item.partition), new)["lag"] = item.lag
+
+
+def _nothing(item: PartitionAudit) -> dict[str, Any]:
+    """The line of a partition of which no run has loaded anything yet."""
+    return {
+        "topic": item.topic,
+        "partition": item.partition,
+        "from": item.start,
+        "records": 0,
+        "bytes": 0,
+        "bad": 0,
+        "gaps": {},
+    }
 
 
 def _run_json(manifest: Manifest) -> dict[str, Any]:
@@ -202,15 +202,7 @@ def _follow(totals: dict[tuple[str, int], dict[str, Any]], item: PartitionAudit,
     before = totals.get(key)
     findings = []
     progress = manifest.progress()[key]
-    line = before or {
-        "topic": item.topic,
-        "partition": item.partition,
-        "from": item.start,
-        "records": 0,
-        "bytes": 0,
-        "bad": 0,
-        "gaps": {},
-    }
+    line = before or _nothing(item)
     is_same_log = before is not None and before["incarnation"] == progress.incarnation
     # a run of offsets before those that the load has may replace nothing, and stop before them
     is_again = progress.offset > item.until or any((gone.topic, gone.partition) == key for gone in manifest.replaced)

@@ -39,7 +39,6 @@ from spark_klog.load.journal.model import (
     plan_path,
     run_name,
     staging_path,
-    task_path,
 )
 from spark_klog.load.journal.store import Store, open_store, to_json
 from spark_klog.load.places import Place
@@ -54,7 +53,7 @@ from spark_klog.load.planning import (
     partitions_of,
 )
 from spark_klog.load.settings import WriteSettings
-from spark_klog.load.tasks.task import Job, task_results
+from spark_klog.load.tasks.task import Job, complete_tasks, task_results
 from spark_klog.protocol.tables.list_offsets import LATEST
 from spark_klog.spark.options.names import PREFIX
 from spark_klog.spark.options.reads import source_options
@@ -268,19 +267,16 @@ class _Run:
     def _results(self, plan: Plan) -> dict[int, list[RangeResult]]:
         """The results of the tasks that are complete, checked."""
         found = {}
-        names = set(self._store.names(plan_path(plan.run).rpartition("/")[0]))
+        complete = set(complete_tasks(self._store, plan.run))
         for number, ranges in enumerate(plan.tasks):
-            if task_path(plan.run, number).rpartition("/")[2] not in names:
-                continue
-            results = task_results(self._store, plan.run, number)
+            results = task_results(self._store, plan.run, number) if number in complete else None
             if results is not None:
                 check_results(self._store, plan.run, number, ranges, results)
                 found[number] = results
         return found
 
     def _done(self, plan: Plan) -> int:
-        names = self._store.names(plan_path(plan.run).rpartition("/")[0])
-        numbers = [int(name[8:-5]) for name in names if name.startswith("offsets-") and name.endswith(".json")]
+        numbers = complete_tasks(self._store, plan.run)
         return sum(item.end - item.start for number in numbers for item in plan.tasks[number])
 
     def _job(self, plan: Plan) -> Job:

@@ -22,7 +22,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -70,7 +70,7 @@ def _table(loaded: Loaded) -> Table:
     return table
 
 
-def _load_files(options: argparse.Namespace, client: Mapping[str, str]) -> int:
+def _load_files(options: argparse.Namespace, client: dict[str, str]) -> int:
     runner = SparkRunner(lambda: spark_session("klog batch load"))
     asked = LoadOptions(
         client,
@@ -138,7 +138,7 @@ def _until(text: str | None, zone: str) -> Place | None:
     return parse_time("--until", text, ZoneInfo(zone))
 
 
-def _load_table(options: argparse.Namespace, client: Mapping[str, str]) -> int:
+def _load_table(options: argparse.Namespace, client: dict[str, str]) -> int:
     """Append to a table by Spark's own streaming sink, which is exactly once by its own means."""
     from spark_klog.spark.versions import HAS_ADMISSION_CONTROL
 

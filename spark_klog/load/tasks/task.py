@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -39,6 +40,7 @@ from spark_klog.spark.planning.ranges import RECREATED, Lost, OffsetRange
 from spark_klog.spark.tasks.reading import RangeReader, ReadObserver, RecordBatches, in_reading_order, read_ranges
 
 TRANSACTIONS, COMPACTION, CORRUPT, UNPARSED = "transactions", "compaction", "corrupt", "unparsed"
+_RESULTS = re.compile(r"offsets-([0-9]{5,})\.json")  # the name that `task_path` makes
 _HOUR_FORM = "%Y-%m-%dT%H"
 
 
@@ -126,6 +128,12 @@ def run_task(number: int, ranges: Sequence[Range], job: Job) -> list[RangeResult
     if store.create(task_path(job.run, number), to_json({"ranges": [asdict(item) for item in results]})):
         return results
     return task_results(store, job.run, number) or results  # another attempt was first: its files count
+
+
+def complete_tasks(store: Store, run: int) -> list[int]:
+    """The numbers of the tasks of a run that have their file of offsets, in order."""
+    names = store.names(task_path(run, 0).rpartition("/")[0])
+    return [int(found[1]) for name in names if (found := _RESULTS.fullmatch(name))]
 
 
 def task_results(store: Store, run: int, number: int) -> list[RangeResult] | None:
