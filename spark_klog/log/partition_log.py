@@ -116,6 +116,8 @@ class PartitionLog(ReadableLog):
         self.flushed = Flushed(files, directory, min(recovery_point, self.end_offset), now_ms, has_new_name=is_new_name)
         self.failure: OSError | None = None
         self.is_open = True
+        #: Compacted segments are replacing others: their files have no other use until that is done.
+        self.is_swapping = False
         self.deleted_files = DeletedFiles(files, now_ms)
         #: Since it was opened: offsets before the appends, bytes appended, segments that retention deleted.
         self.opened_at, self.appended_bytes, self.expired_segments = self.end_offset, 0, 0
@@ -303,11 +305,12 @@ class PartitionLog(ReadableLog):
     def delete_expired(self, most: int | None = None) -> int:
         """Delete the segments that retention does not keep, at most `most`; returns how many.
 
-        Deletes nothing after a `failure`: an unfinished swap of compacted segments may need them at the next start.
+        Deletes nothing during a swap of compacted segments, nor after a `failure`: an unfinished swap may need them at
+        the next start.
         `LogRetired`: a new log may own the file names. OSError: the segments before the failed one were deleted.
         """
         self.check_open()
-        if self.failure is not None:
+        if self.failure is not None or self.is_swapping:
             return 0
         count = self._count_expired()
         if most is not None and count > most:

@@ -103,13 +103,22 @@ def test_a_topic_made_anew_before_its_deletion_is_noticed_keeps_its_metrics(tmp_
             await broker.delete_topic("t")
             broker.metrics.fetched("t", 0, late, broker.logs)
             assert not broker.metrics.bytes_out
+            await broker.create_topic("t", 1)
+            append(await _log(broker), 3)
+            broker.metrics.fetched("t", 0, late, broker.logs)
+            assert not broker.metrics.bytes_out
 
     asyncio.run(run())
 
 
-async def _fetch(broker: Broker, records: int) -> PartitionLog:
+async def _log(broker: Broker) -> PartitionLog:
     log = await broker.leader_log("t", 0)
     assert isinstance(log, PartitionLog)
+    return log
+
+
+async def _fetch(broker: Broker, records: int) -> PartitionLog:
+    log = await _log(broker)
     append(log, records)
     broker.metrics.fetched("t", 0, log.read(0, 1 << 20), broker.logs)
     assert broker.metrics.records_out["t"] == records

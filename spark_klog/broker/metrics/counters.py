@@ -71,15 +71,19 @@ class Metrics:
         log = logs.get(topic, partition)
         if log is None:
             return  # the topic was deleted meanwhile
-        self.bytes_out[topic] += len(records)
+        count = 0
         try:
-            if not isinstance(records, FileRange):
-                first = read_header(records).base_offset
-                self.records_out[topic] += next_offset_after(records, first) - first
+            if isinstance(records, FileRange):
+                count = log.records_in(records)
+                if not count:
+                    return  # the topic was made anew meanwhile, or the segment removed
             else:
-                self.records_out[topic] += log.records_in(records)
+                first = read_header(records).base_offset
+                count = next_offset_after(records, first) - first
         except (KlogError, OSError):
             pass  # the log is damaged; the client finds out, and the log reports it
+        self.bytes_out[topic] += len(records)
+        self.records_out[topic] += count
 
     def forget_topic(self, topic: str) -> None:
         """Drop the counters of a deleted topic."""

@@ -3,8 +3,9 @@
     *.log.cleaned   being written: not part of the log
     *.log.swap      complete and flushed: replaces its group of segments, also after a crash (recovery.py)
 
-The passes only read sealed segments, so they can run beside appends and reads; `swap` runs in the thread that changes
-the log. A damaged batch ends a round with `LogCorrupted`; segments cleaned before it stay cleaned.
+The passes only read sealed segments, so they can run beside appends and reads. Files of the log are renamed in the
+thread that changes it, which never waits for the disk. A damaged batch ends a round with `LogCorrupted`; segments
+cleaned before it stay cleaned.
 """
 
 from __future__ import annotations
@@ -157,16 +158,78 @@ class _Round:
             old = tuple(by_base[info.base_offset] for info in group)
             kept = [retains_legacy_tombstones(infos, info, found.first_dirty_offset, retention) for info in group]
             try:
-                cleaned = self._write_cleaned(cleaner, old, kept)
-                indexes = self._in_owner(partial(swap, log, old, cleaned))
-                if indexes is None:
-                    raise _Gone
+                self._swap(old, self._write_cleaned(cleaner, old, kept))
             except Exception:
                 self._remove_cleaned(old)
                 raise
-            self._sync(indexes)
         _log.info("%s compacted up to offset %d: %s", log.directory.name, end, cleaner.stats)
         return end
+
+    def _swap(self, old: tuple[Segment, ...], cleaned: Cleaned) -> None:
+        """Replace `old` by the cleaned segment.
+
+        After an OSError the log is unchanged, or rejects appends until reopening it completes the swap.
+        """
+        self._write_transactions(old, cleaned.aborted)
+        self._in_owner(partial(self._begin_swap, old))
+        self._sync_folder()
+        indexes = self._in_owner(partial(self._end_swap, old, cleaned))
+        self._sync_folder()
+        self._sync(indexes)
+
+    def _write_transactions(self, old: Sequence[Segment], aborted: Sequence[AbortedTransaction]) -> None:
+        paths = self._log.flushed.paths
+        with paths.lock:  # it waits for the disk, so not in the owner's thread
+            if not paths.are_ours:
+                raise _Gone
+            if aborted:
+                self._log.files.replace(_swapped(_transactions_path(old)), encode_transaction_index(aborted))
+            else:
+                self._log.files.remove(_swapped(_transactions_path(old)))
+
+    def _begin_swap(self, old: Sequence[Segment]) -> None:
+        self._check_there(old)
+        self._log.files.rename(_cleaned_path(old), _swapped(old[0].path))  # from here on the swap is in force
+        self._log.is_swapping = True
+
+    def _sync_folder(self) -> None:
+        try:
+            self._log.files.sync_folder(self._log.directory)
+        except OSError as error:
+            self._in_owner(partial(self._fail_swap, error))
+            raise
+
+    def _fail_swap(self, error: OSError) -> None:
+        self._check_there(())
+        self._log.fail(error, "a swap of compacted segments was not completed")
+
+    def _end_swap(self, old: tuple[Segment, ...], cleaned: Cleaned) -> list[File]:
+        """Returns the indexes to sync in any thread."""
+        self._check_there(old)
+        log, files, base = self._log, self._log.files, old[0]
+        size, aborted, entries = cleaned
+        try:
+            for segment in old:
+                log.deleted_files.add(segment, log.config.file_delete_delay_ms)
+            for index in set(base.paths()) - {base.path}:
+                files.remove(index)  # an index of `old` that could not be renamed would be taken for the new segment's
+            if aborted:
+                files.rename(_swapped(_transactions_path(old)), _transactions_path(old))
+            files.rename(_swapped(base.path), base.path)
+        except OSError as error:
+            self._fail_swap(error)
+            raise
+        info = FileInfo(size, old[-1].made_ms)
+        new = log.segment(base.base_offset, info, has_transactions=bool(aborted))
+        indexes: list[File] = []
+        if size:
+            try:
+                indexes = new.set_indexes(entries)
+            except OSError as error:
+                _log.warning("%s: no indexes of a compacted segment yet: %s", log.directory, error)
+        log.replace_segments(old, new)
+        log.is_swapping = False
+        return indexes
 
     def _sync(self, indexes: Sequence[File]) -> None:
         try:
@@ -269,6 +332,14 @@ def _cleaned_path(old: Sequence[Segment]) -> Path:
     return old[0].path.with_name(old[0].path.name + CLEANED)
 
 
+def _swapped(path: Path) -> Path:
+    return path.with_name(path.name + SWAP)
+
+
+def _transactions_path(old: Sequence[Segment]) -> Path:
+    return old[0].transaction_index.path
+
+
 def _info(segment: Segment) -> SegmentInfo:
     timestamp = segment.max_timestamp
     return SegmentInfo(
@@ -280,44 +351,3 @@ def _info(segment: Segment) -> SegmentInfo:
         segment.offset_index.size,
         segment.time_index.size,
     )
-
-
-def swap(log: PartitionLog, old: tuple[Segment, ...], cleaned: Cleaned) -> list[File] | None:
-    """Replace `old` by the cleaned segment; None if the log no longer has them, else indexes to sync in any thread.
-
-    After an OSError the log is unchanged, or rejects appends until reopening it completes the swap.
-    """
-    files, base = log.files, old[0]
-    if not (log.is_open and set(old) <= set(log.segments)):
-        return None
-    size, aborted, entries = cleaned
-    transactions = base.transaction_index.path
-    if aborted:
-        files.replace(transactions.with_name(transactions.name + SWAP), encode_transaction_index(aborted))
-    else:
-        files.remove(transactions.with_name(transactions.name + SWAP))
-    swapped = base.path.with_name(base.path.name + SWAP)
-    files.rename(_cleaned_path(old), swapped)  # from here on the swap is in force
-    try:
-        files.sync_folder(log.directory)
-        for segment in old:
-            log.deleted_files.add(segment, log.config.file_delete_delay_ms)
-        for index in set(base.paths()) - {base.path}:
-            files.remove(index)  # an index of `old` that could not be renamed would be taken for the new segment's
-        if aborted:
-            files.rename(transactions.with_name(transactions.name + SWAP), transactions)
-        files.rename(swapped, base.path)
-        files.sync_folder(log.directory)
-    except OSError as error:
-        log.fail(error, "a swap of compacted segments was not completed")
-        raise
-    info = FileInfo(size, old[-1].made_ms)
-    new = log.segment(base.base_offset, info, has_transactions=bool(aborted))
-    indexes: list[File] = []
-    if size:
-        try:
-            indexes = new.set_indexes(entries)
-        except OSError as error:
-            _log.warning("%s: no indexes of a compacted segment yet: %s", log.directory, error)
-    log.replace_segments(old, new)
-    return indexes
