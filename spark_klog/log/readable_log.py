@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from spark_klog.errors import OffsetOutOfRange
 from spark_klog.log.append_run import is_full
@@ -12,9 +13,20 @@ from spark_klog.log.flushing import Flushed
 from spark_klog.log.producer_state import ProducerState
 from spark_klog.log.retention import expired, facts_of
 from spark_klog.log.segments import lookup, timestamp_lookup
-from spark_klog.log.segments.segment import Segment
+from spark_klog.log.segments.segment import Segment, Steps
 from spark_klog.log.segments.segment_files import FileRange
 from spark_klog.log.segments.transaction_index import AbortedTransaction
+
+_Result = TypeVar("_Result")
+
+
+def _result(steps: Steps[_Result]) -> _Result:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
 
 
 class ReadableLog:
@@ -100,6 +112,15 @@ class ReadableLog:
 
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
         """(timestamp, offset) of the first record with a timestamp (ms) of `timestamp` or more, or None."""
+        return _result(self.search(timestamp))
+
+    def search(self, timestamp: int | None) -> Steps[tuple[int, int] | None]:
+        """`offset_for_timestamp` in steps, or for None `max_timestamp`; the log may change between.
+
+        The walk is long if records before the log's start have larger timestamps than those after it.
+        """
+        if timestamp is None:
+            return timestamp_lookup.max_timestamp(self._segments, self.start_offset)
         return timestamp_lookup.offset_for_timestamp(self._segments, self.start_offset, timestamp)
 
     def offsets_before(self, timestamp: int, count: int) -> list[int]:
@@ -108,7 +129,7 @@ class ReadableLog:
 
     def max_timestamp(self) -> tuple[int, int] | None:
         """(timestamp, offset) of the record with the largest timestamp; None for an empty log."""
-        return timestamp_lookup.max_timestamp(self._segments, self.start_offset)
+        return _result(self.search(None))
 
     @property
     def has_many_unflushed(self) -> bool:

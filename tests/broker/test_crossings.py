@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.event_loop import large_requests
 from spark_klog.broker.groups.member import Join
 from spark_klog.broker.handlers import (
     alter_configs,
@@ -44,6 +45,8 @@ from tests.log.test_producer_state import ABORT, batch, marker
 from tests.support.batches import make_batch
 from tests.support.raw_client import error_codes
 
+#: ms; never too old for retention.
+_FAR = 4_000_000_000_000
 REQUEST = Request(
     7, "client", Session(Listener(PLAINTEXT, PLAINTEXT, "127.0.0.1", 1000), "peer", [], lambda mechanism, name: None)
 )
@@ -491,11 +494,48 @@ def test_a_disk_that_fails_as_offsets_are_looked_up(tmp_path: Path, monkeypatch:
             def fail(_: int) -> None:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-            monkeypatch.setattr(broker.logs.logs["t", 0], "offset_for_timestamp", fail)
+            monkeypatch.setattr(broker.logs.logs["t", 0], "search", fail)
             entry = {"partition_index": 0, "timestamp": 5, "current_leader_epoch": -1}
             message = {"isolation_level": 0, "topics": [{"name": "t", "partitions": [entry]}]}
             answer = await list_offsets.handle(broker, REQUEST, message)
             assert answer["topics"][0]["partitions"][0]["error_code"] == ErrorCode.KAFKA_STORAGE_ERROR
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("timestamp", [_FAR + 5, -3])
+def test_others_are_served_while_a_time_is_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timestamp: int
+) -> None:
+    """What a deleted record's larger timestamp hides is found by a walk of the whole segment."""
+    batches = 500
+
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.create_topic("t", 1)
+            log = broker.logs.logs["t", 0]
+            for time_ms in (_FAR + 9, *[_FAR] * batches):
+                log.append(memoryview(make_batch([(b"k", b"v")], [time_ms])))
+            log.delete_records(1)
+            rounds = 0
+
+            async def others() -> None:
+                nonlocal rounds
+                while True:
+                    rounds += 1
+                    log.append(memoryview(make_batch([(b"k", b"v")], [_FAR])))
+                    await asyncio.sleep(0)
+
+            monkeypatch.setattr(large_requests, "_TURN_SECONDS", 0)
+            task = asyncio.create_task(others())
+            entry = {"partition_index": 0, "timestamp": timestamp, "current_leader_epoch": -1}
+            message = {"isolation_level": 0, "topics": [{"name": "t", "partitions": [entry]}]}
+            answer = await list_offsets.handle(broker, REQUEST, message)
+            task.cancel()
+            assert rounds >= batches
+            (found,) = answer["topics"][0]["partitions"]
+            expected = (_FAR, 1) if timestamp < 0 else (-1, -1)
+            assert (found["error_code"], found["timestamp"], found["offset"]) == (ErrorCode.NONE, *expected)
 
     asyncio.run(run())
 

@@ -536,6 +536,20 @@ def test_static_members_that_are_away_have_their_sessions() -> None:
     assert "i1" not in talk.group.instances
 
 
+def test_who_waits_for_static_members_without_a_rebalance_timeout_does_not_spin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    talk = Talk()
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{__name__}.REBALANCE", 0)
+        (a,) = talk.stable("i0")
+        talk.take(talk.group.lost(talk.join(), talk.now))
+    talk.sleep(SESSION / 2)
+    assert (talk.group.state, list(talk.group.members)) == (State.PREPARING, [a])
+    talk.sleep(SESSION)
+    assert talk.group.state is State.EMPTY
+
+
 # ----- connections that end
 
 

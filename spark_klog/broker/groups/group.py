@@ -19,6 +19,8 @@ from spark_klog.broker.groups.state import State
 from spark_klog.errors import ErrorCode
 
 _log = logging.getLogger(__name__)
+#: Seconds between two looks at whether a static member has come back.
+_SHORTEST_WAIT = 1.0
 
 
 class Group(Membership):
@@ -309,7 +311,8 @@ class Group(Membership):
                 self._forget(member)
         joined = [member for member in self.members.values() if member.join_token is not None]
         if self.members and not joined:  # only static members are left: wait for them until their sessions end
-            self._rebalance_until = now + max(item.rebalance_timeout_ms for item in self.members.values()) / 1000
+            longest = max(item.rebalance_timeout_ms for item in self.members.values()) / 1000
+            self._rebalance_until = now + max(longest, _SHORTEST_WAIT)  # clients may send a timeout of 0
             return
         self.generation += 1
         if not joined:

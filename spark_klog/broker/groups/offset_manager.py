@@ -324,9 +324,9 @@ class OffsetManager:
     def _overtake(self, group: str, keys: Iterable[tuple[str, int]]) -> None:
         """Drop pending offsets of these partitions: a later record supersedes them."""
         for groups in self._pending.values():
-            staged = groups.get(group, {})
-            for key in keys:
-                staged.pop(key, None)
+            if staged := groups.get(group):
+                for key in keys:
+                    staged.pop(key, None)
 
 
 def write_group(log: PartitionLog, group: str, stored: StoredGroup | None) -> ErrorCode:

@@ -52,8 +52,7 @@ async def _partition(
             for _ in log.check_indexes():
                 await broker.turns.take()
             log.check_open()
-        end = log.last_stable_offset if is_committed else log.high_watermark
-        timestamp, offset = _find(log, entry["timestamp"], end)
+        timestamp, offset = await _find(broker, log, entry["timestamp"], is_committed=is_committed)
     except (LogCorrupted, DecodeError) as error:
         _log.error("%s-%d can't be searched: %s", topic, index, error)
         return {"partition_index": index, "error_code": ErrorCode.CORRUPT_MESSAGE}
@@ -71,15 +70,22 @@ async def _partition(
     }
 
 
-def _find(log: PartitionLog, timestamp: int, end: int) -> tuple[int, int]:
+async def _find(broker: Broker, log: PartitionLog, timestamp: int, *, is_committed: bool) -> tuple[int, int]:
     """(timestamp, offset); the timestamp is -1 for latest and earliest, both are -1 if no record is found."""
-    if timestamp == LATEST:
-        return -1, end
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return -1, log.start_offset
     found = None
-    if timestamp == MAX_TIMESTAMP:
-        found = log.max_timestamp()
-    elif timestamp >= 0:
-        found = log.offset_for_timestamp(timestamp)
+    if timestamp >= 0 or timestamp == MAX_TIMESTAMP:
+        steps = log.search(None if timestamp == MAX_TIMESTAMP else timestamp)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as ended:
+                found = ended.value
+                break
+            await broker.turns.take()
+        log.check_open()
+    end = log.last_stable_offset if is_committed else log.high_watermark
+    if timestamp == LATEST:
+        return -1, end
     return found if found is not None and found[1] < end else _UNKNOWN

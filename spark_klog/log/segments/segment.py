@@ -7,8 +7,9 @@ index files that are missing or belong to another log, and rebuilds them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from spark_klog.errors import LogCorrupted
 from spark_klog.log.files.file_system import File, FileInfo, FileSystem, write_all
@@ -22,6 +23,9 @@ from spark_klog.records.reading.reader import records_of
 from spark_klog.wire.primitives import Buffer
 
 _log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+#: Work in steps, between which other work may be done; returns its result.
+Steps = Generator[None, None, _Result]
 #: The largest timestamp of no records, and its offset.
 _NO_TIMESTAMP = (-1, -1)
 #: The largest offset relative to a segment's base: indexes have 32 bits for it.
@@ -112,11 +116,12 @@ class Segment(SegmentFiles):
 
     def _headers(self, position: int) -> Iterator[tuple[int, Header]]:
         """(position, header) of the batches from a position on; `LogCorrupted` at an incomplete batch."""
-        for found in headers(self.file, self.path, position, self.size):
+        end = self.size  # batches may be appended meanwhile
+        for found in headers(self.file, self.path, position, end):
             yield found
             position = found[0] + found[1].size
-        if position != self.size:
-            left = self.size - position
+        if position != end:
+            left = end - position
             raise LogCorrupted(f"{self.path}: incomplete batch at position {position}, {left} bytes left")
 
     def read(self, offset: int, max_bytes: int, end: int | None = None) -> FileRange | None:
@@ -173,10 +178,10 @@ class Segment(SegmentFiles):
             next_offset = header.next_offset
         return next_offset
 
-    def record_at(self, timestamp: int, first: int) -> tuple[int, int] | None:
+    def record_at(self, timestamp: int, first: int) -> Steps[tuple[int, int] | None]:
         """(timestamp, offset) of the first record from offset `first` on with a timestamp (ms) of at least `timestamp`.
 
-        None if there is no such record.
+        None if there is no such record. A step is at most one batch.
         """
         if self.max_timestamp < timestamp:
             return None
@@ -186,6 +191,7 @@ class Segment(SegmentFiles):
             self.rebuild_indexes()
             entry = self.time_index.before(timestamp)
         for position, header in self._headers_from(max(first, entry[1] if entry else 0)):
+            yield
             if header.max_timestamp < timestamp:
                 continue
             for record in records_of(header, memoryview(self.file.read_at(position, header.size))):
@@ -193,12 +199,13 @@ class Segment(SegmentFiles):
                     return record.timestamp, record.offset
         return None
 
-    def max_timestamp_from(self, first: int) -> int:
-        """The largest timestamp (ms) of the records from offset `first` on, or -1."""
+    def max_timestamp_from(self, first: int) -> Steps[int]:
+        """The largest timestamp (ms) of the records from offset `first` on, or -1. A step is at most one batch."""
         if first <= self.base_offset:
             return self.max_timestamp
         largest = -1
         for position, header in self._headers_from(first):
+            yield
             if header.max_timestamp <= largest:
                 continue
             if isinstance(header, BatchHeader) and header.base_offset >= first:

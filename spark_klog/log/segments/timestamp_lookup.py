@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from spark_klog.log.segments.segment import Segment
+from spark_klog.log.segments.segment import Segment, Steps
 
 _LATEST, _EARLIEST = -1, -2
+_Found = tuple[int, int] | None
 
 
-def offset_for_timestamp(segments: Sequence[Segment], start_offset: int, timestamp: int) -> tuple[int, int] | None:
+def offset_for_timestamp(segments: Sequence[Segment], start_offset: int, timestamp: int) -> Steps[_Found]:
     """(timestamp, offset) of the first record with a timestamp (ms) of at least `timestamp`, or None."""
     for segment in _with_records(segments, start_offset):
-        found = segment.record_at(timestamp, start_offset)
+        found = yield from segment.record_at(timestamp, start_offset)
         if found is not None:
             return found
     return None
 
 
-def max_timestamp(segments: Sequence[Segment], start_offset: int) -> tuple[int, int] | None:
+def max_timestamp(segments: Sequence[Segment], start_offset: int) -> Steps[_Found]:
     """(timestamp, offset) of the record with the largest timestamp; None for an empty log."""
-    found = _with_records(segments, start_offset)
-    timestamp = max((segment.max_timestamp_from(start_offset) for segment in found), default=-1)
-    return offset_for_timestamp(segments, start_offset, timestamp) if timestamp >= 0 else None
+    timestamp = -1
+    for segment in _with_records(segments, start_offset):
+        timestamp = max(timestamp, (yield from segment.max_timestamp_from(start_offset)))
+    return (yield from offset_for_timestamp(segments, start_offset, timestamp)) if timestamp >= 0 else None
 
 
 def offsets_before(
