@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -91,6 +92,8 @@ class Broker:
             topics_07 = Topics07(tree, config.broker_id) if has_07 else None
             self.purgatory = Purgatory()
             self.turns = Turns()
+            #: Held while a request's records are decompressed in a thread.
+            self.decompressing = asyncio.Lock()
             self._topic_logs = TopicLogs(self.logs, self.registry, self.purgatory.wake, self._set_aside)
             self._changes = BackgroundTasks()
             self.follower = RegistryFollower(

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -40,6 +41,7 @@ from spark_klog.broker.transactions.markers import MarkerEntry, write_marker
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
+from spark_klog.records.reading.produced import check_keys
 from tests.broker.test_event_loop import append, running, synced_by, until
 from tests.log.test_producer_state import ABORT, batch, marker
 from tests.support.batches import make_batch
@@ -536,6 +538,37 @@ def test_others_are_served_while_a_time_is_looked_up(
             (found,) = answer["topics"][0]["partitions"]
             expected = (_FAR, 1) if timestamp < 0 else (-1, -1)
             assert (found["error_code"], found["timestamp"], found["offset"]) == (ErrorCode.NONE, *expected)
+
+    asyncio.run(run())
+
+
+def test_others_are_served_while_keys_are_searched_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small request may have millions of records, if the topic is compacted and they are compressed."""
+
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.create_topic("t", 1, {"cleanup.policy": "compact"})
+            served = threading.Event()
+
+            def check(records: memoryview, limit: int) -> None:
+                assert served.wait(20)
+                check_keys(records, limit)
+
+            monkeypatch.setattr(produce, "check_keys", check)
+            answers = []
+            for key, code in ((b"k", ErrorCode.NONE), (None, ErrorCode.INVALID_RECORD)):
+                served.clear()
+                data = {"index": 0, "records": memoryview(make_batch([(b"k", b"v"), (key, b"v")], [_FAR] * 2, "gzip"))}
+                topics = [{"name": "t", "topic_id": UUID(int=0), "partition_data": [data]}]
+                message = {"acks": -1, "transactional_id": None, "topic_data": topics}
+                request = dataclasses.replace(REQUEST, version=9)
+                answer = asyncio.create_task(produce.handle(broker, request, message))
+                await asyncio.sleep(0)
+                asyncio.get_running_loop().call_soon(served.set)
+                answers.append((await asyncio.wait_for(answer, 30), code))
+            for found, code in answers:
+                assert found is not None
+                assert found["responses"][0]["partition_responses"][0]["error_code"] == code
 
     asyncio.run(run())
 

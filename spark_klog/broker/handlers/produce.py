@@ -8,6 +8,7 @@ accepted only if its partition is in the transaction (KIP-890), so a late batch 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -25,10 +26,11 @@ from spark_klog.protocol.codec import Message
 from spark_klog.records.building.conversion import up_convert
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
-from spark_klog.records.reading.produced import check_produced
+from spark_klog.records.reading.produced import check_keys, check_produced
 
 _log = logging.getLogger(__name__)
 _NO_ANSWER, _LEADER, _ALL = 0, 1, -1
+_NO_CODEC = 0
 #: Earlier versions carry message sets of magic 0 or 1.
 _FIRST_MAGIC_2 = 3
 #: From this version on topics are named by id (KIP-516).
@@ -85,7 +87,9 @@ async def _append(
         if request.version < _FIRST_MAGIC_2:
             records = memoryview(up_convert(records, renumber=True, limit=limit))
         is_one = request.version >= _FIRST_MAGIC_2
-        is_transactional = check_produced(records, is_one=is_one, needs_keys=log.config.compacts, limit=limit)
+        is_transactional = check_produced(records, is_one=is_one, limit=limit)
+        if log.config.compacts:
+            await _check_keys(broker, records, limit)
         verified = await _verified(broker, log, records, transactional_id) if is_transactional else []
         await broker.flushes.make_room(log, len(records), _timestamp(records))
         for header, verification in verified:  # no await between this and the append: the transaction could end
@@ -115,6 +119,15 @@ async def _append(
         }
     _log.warning("%s (%s): %s, nothing appended: %s", request.client_id, request.peer, code.name, reason)
     return _failed(index, code, reason)
+
+
+async def _check_keys(broker: Broker, records: memoryview, limit: int) -> None:
+    """Compressed batches may take a second: they are checked in a thread, one at a time because of their memory."""
+    if all(header.codec_id == _NO_CODEC for header, _ in iter_batches(records)):
+        check_keys(records, limit)
+    else:
+        async with broker.decompressing:
+            await asyncio.to_thread(check_keys, records, limit)
 
 
 def _timestamp(records: memoryview) -> int:

@@ -13,8 +13,7 @@ from spark_klog.errors import DecodeError
 from spark_klog.records import kernels
 from spark_klog.records.contract import NO_TIMESTAMP
 from spark_klog.records.formats.batch import check_crc, iter_batches, magic_of, whole_batch_size
-from spark_klog.records.formats.batch_v2 import CONTROL_BIT, HEADER_SIZE, BatchHeader, read_batch_header
-from spark_klog.records.reading.reader import records_of
+from spark_klog.records.formats.batch_v2 import CONTROL_BIT, HEADER_SIZE, BatchHeader, body, read_batch_header
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.lz4_frames import has_linked_blocks
 from spark_klog.wire.primitives import Buffer
@@ -26,13 +25,11 @@ _SMALLEST_RECORD = 7
 #: Bytes that one byte can decompress to at most, by codec. zstd has no such bound, only `limit`.
 _MOST_EXPANDED = {_NO_CODEC: 1, _GZIP: 1032, _SNAPPY: 22, _LZ4: 256}
 _MAX_OFFSET = (1 << 63) - 1
-_OFFSETS = frozenset({"offset"})
+_OFFSETS, _KEYS = frozenset({"offset"}), frozenset({"key"})
 _FEW_OFFSETS = memoryview(array("q", range(1 << 14))).cast("B")
 
 
-def check_produced(
-    data: Buffer, *, is_one: bool = False, needs_keys: bool = False, limit: int = MAX_DECOMPRESSED
-) -> bool:
+def check_produced(data: Buffer, *, is_one: bool = False, limit: int = MAX_DECOMPRESSED) -> bool:
     """Validate produced batches; return whether any is part of a transaction.
 
     `DecodeError` for
@@ -43,8 +40,7 @@ def check_produced(
       whose offset deltas are not 0, 1, 2 and so on;
     - a negative timestamp other than -1 (none);
     - an lz4 frame with linked blocks: Java clients can't read it, Apache Kafka rejects it;
-    - more than one batch, if `is_one` (Produce 3 and later);
-    - a record without a key, if `needs_keys` (compacted topics); this decompresses the batch to at most `limit` bytes.
+    - more than one batch, if `is_one` (Produce 3 and later).
 
     `CorruptBatchError` if the CRC of a rejected batch is wrong. The log itself rejects anything but whole batches.
     """
@@ -65,8 +61,6 @@ def check_produced(
         position += size
         if is_one and position < len(view):
             raise DecodeError("more than one record batch for a partition in a request")
-    if needs_keys:
-        _check_keys(view, limit)
     return is_transactional
 
 
@@ -98,9 +92,18 @@ def _check_records(header: BatchHeader, batch: memoryview) -> None:
         raise DecodeError(f"the records of a batch of {header.count} do not have the offset deltas 0, 1, 2 and so on")
 
 
-def _check_keys(view: memoryview, limit: int) -> None:
-    for header, batch in iter_batches(view):
+def check_keys(data: Buffer, limit: int = MAX_DECOMPRESSED) -> None:
+    """`DecodeError` for a record without a key, which a compacted topic can't have; `CorruptBatchError`.
+
+    Decompresses each batch to at most `limit` bytes.
+    """
+    builder = kernels.load().builder(_KEYS)
+    for header, batch in iter_batches(data):
+        assert isinstance(header, BatchHeader)
         check_crc(header, batch)
-        for number, record in enumerate(records_of(header, batch, limit)):
-            if record.key is None:
-                raise DecodeError(f"record {number} of a batch has no key, which a compacted topic must have")
+        builder.append(body(header, batch, limit), header.count, 0, header.base_timestamp, None, 0, _MAX_OFFSET)
+        keys = builder.finish().key
+        assert keys is not None
+        if keys.null_count:
+            count = f"{keys.null_count} of {header.count} records of a batch"
+            raise DecodeError(f"{count} have no key, which those of a compacted topic must have")
