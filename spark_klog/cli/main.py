@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -57,6 +58,16 @@ class _Group(click.Group):
             return super().get_command(ctx, name)
         command: click.Command = getattr(import_module(_MODULES[name]), name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # click would suggest those of its own commands only
+        if not ctx.resilient_parsing and args and args[0].isidentifier() and self.get_command(ctx, args[0]) is None:
+            near = get_close_matches(args[0], self.list_commands(ctx))
+            hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import subprocess
 import sys
 from base64 import b64decode, b64encode
@@ -219,6 +220,12 @@ def test_the_users_command(tmp_path: Path) -> None:
         "ANONYMOUS\t-\twrite=b,c*",
         "CN=ü,O=x=y\tSCRAM-SHA-512",
         "user\tSCRAM-SHA-256,SCRAM-SHA-512\tread=a*",
+    ]
+    both = ["SCRAM-SHA-256", "SCRAM-SHA-512"]
+    assert [json.loads(line) for line in _klog("list", "--file", file, "--json").stdout.splitlines()] == [
+        {"name": "ANONYMOUS", "mechanisms": [], "admin": False, "read": [], "write": ["b", "c*"]},
+        {"name": "CN=ü,O=x=y", "mechanisms": ["SCRAM-SHA-512"], "admin": False, "read": [], "write": []},
+        {"name": "user", "mechanisms": both, "admin": False, "read": ["a*"], "write": []},
     ]
     assert "pencil" not in file.read_text()
     users = read_users(file)

@@ -10,6 +10,7 @@ import click
 import pytest
 
 from spark_klog.cli.main import main
+from tests.support.klog import klog
 
 #: What ends a command within a line: of a shell, or before what it does.
 _END = re.compile(r"\s[|>&;<]|\s{3,}")
@@ -48,3 +49,14 @@ def test_examples(path: str) -> None:
         known = max(matching, key=len)
         used, place = COMMANDS[known]
         used.make_parser(place).parse_args(words[len(known.split()) :])
+
+
+def test_a_mistyped_command_is_suggested() -> None:
+    # topics, consume and users have modules of their own
+    for typed, meant in (("topic", "'topics'"), ("consme", "'consume'"), ("brokr", "'broker'")):
+        done = klog(typed)
+        assert (done.returncode, done.stderr.splitlines()[-1]) == (
+            2,
+            f"Error: No such command {typed!r}. Did you mean {meant}?",
+        )
+    assert klog("xyzzy").stderr.splitlines()[-1] == "Error: No such command 'xyzzy'."
