@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,11 @@ from spark_klog.broker.transactions.markers import MarkerEntry, write_marker
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
+from spark_klog.records.contract import CREATE_TIME, Record
+from spark_klog.records.formats.message_set import build_message_set
 from spark_klog.records.reading.produced import check_keys
+from spark_klog.records.reading.reader import read_records
+from spark_klog.wire.codecs import codec_by_id
 from tests.broker.test_event_loop import append, running, synced_by, until
 from tests.log.test_producer_state import ABORT, batch, marker
 from tests.support.batches import make_batch
@@ -569,6 +573,40 @@ def test_others_are_served_while_keys_are_searched_for(tmp_path: Path, monkeypat
             for found, code in answers:
                 assert found is not None
                 assert found["responses"][0]["partition_responses"][0]["error_code"] == code
+
+    asyncio.run(run())
+
+
+def test_others_are_served_while_old_formats_are_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small wrapper may have millions of messages."""
+
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.create_topic("t", 1)
+            loop, served = asyncio.get_running_loop(), threading.Event()
+
+            def waiting(convert: Callable[..., Any]) -> Callable[..., Any]:
+                def converted(*args: Any, **options: Any) -> Any:
+                    loop.call_soon_threadsafe(served.set)
+                    assert served.wait(20)
+                    served.clear()
+                    return convert(*args, **options)
+
+                return converted
+
+            monkeypatch.setattr(produce, "up_convert", waiting(produce.up_convert))
+            monkeypatch.setattr(fetch, "down_convert", waiting(fetch.down_convert))
+            messages = [Record(number, _FAR, CREATE_TIME, b"k", b"v", ()) for number in range(3)]
+            data = {"index": 0, "records": memoryview(bytearray(build_message_set(messages, 1, codec_by_id(1))))}
+            topics = [{"name": "t", "topic_id": UUID(int=0), "partition_data": [data]}]
+            message = {"acks": -1, "transactional_id": None, "topic_data": topics}
+            request = dataclasses.replace(REQUEST, version=2)
+            answer = await asyncio.wait_for(produce.handle(broker, request, message), 30)
+            assert answer is not None
+            assert answer["responses"][0]["partition_responses"][0]["error_code"] == ErrorCode.NONE
+            answer = await asyncio.wait_for(fetch.handle(broker, request, fetch_message([0], 0)), 30)
+            found = answer["responses"][0]["partitions"][0]["records"]
+            assert [record.value for record in read_records(bytes(found))] == [b"v"] * 3
 
     asyncio.run(run())
 

@@ -8,6 +8,7 @@ batches are converted instead of sent from the file.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from typing import Any
@@ -158,7 +159,7 @@ async def _partition(
                 {"producer_id": item.producer_id, "first_offset": item.first_offset} for item in aborted
             ]
         if request.version < _FIRST_MAGIC_2 and found is not None:
-            found = _converted(broker, request, log, offset, max_bytes)
+            found = await _converted(broker, request, log, offset, max_bytes)
             if request.version < _FIRST_WHOLE_BATCH:
                 del found[max(0, max_bytes) :]
     except ProtocolError as error:
@@ -187,12 +188,14 @@ def _convertible(data: Buffer) -> memoryview:
     return memoryview(data)[:size]
 
 
-def _converted(broker: Broker, request: Request, log: PartitionLog, offset: int, max_bytes: int) -> bytearray:
-    """Convert batches from `offset` on to an old magic; empty if only control batches are left."""
+async def _converted(broker: Broker, request: Request, log: PartitionLog, offset: int, max_bytes: int) -> bytearray:
+    """Convert batches from `offset` on to an old magic, in a thread; empty if only control batches are left."""
     magic = 1 if request.version >= _FIRST_MAGIC_1 else 0
     while (found := log.read(offset, max_bytes)) is not None:
         data = _convertible(found.read())
-        converted = down_convert(data, magic, offset, broker.config.decompressed_max_bytes)
+        limit = broker.config.decompressed_max_bytes
+        async with broker.decompressing:
+            converted = await asyncio.to_thread(down_convert, data, magic, offset, limit)
         if converted.lost_headers:
             _log.info(
                 "%s (%s) fetches %s with version %d: left out %d headers of %d records",

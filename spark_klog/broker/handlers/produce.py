@@ -85,7 +85,8 @@ async def _append(
     try:
         limit = broker.config.decompressed_max_bytes
         if request.version < _FIRST_MAGIC_2:
-            records = memoryview(up_convert(records, renumber=True, limit=limit))
+            async with broker.decompressing:
+                records = memoryview(await asyncio.to_thread(up_convert, records, renumber=True, limit=limit))
         is_one = request.version >= _FIRST_MAGIC_2
         is_transactional = check_produced(records, is_one=is_one, limit=limit)
         if log.config.compacts:
