@@ -96,6 +96,16 @@ def test_a_retired_log_takes_no_changes_and_makes_no_files(tmp_path: Path) -> No
     directory.close()
 
 
+def test_times_are_looked_up_in_steps() -> None:
+    """A batch of 1 MB may have a million records."""
+    log = PartitionLog(FOLDER, LogConfig(), files=FaultyFiles(), now_ms=Clock())
+    log.append(memoryview(make_batch([(b"k", b"v")] * 300, [NOW] * 299 + [NOW + 5], "gzip")))
+    log.delete_records(2)
+    assert sum(1 for _ in log.search(NOW + 5)) >= 300
+    assert sum(1 for _ in log.search(None)) >= 600
+    assert log.offset_for_timestamp(NOW + 5) == log.max_timestamp() == (NOW + 5, 299)
+
+
 @pytest.mark.parametrize("operation", ["open", "write", "sync", "read"])
 def test_an_append_that_fails_is_not_there_or_the_log_takes_no_more(operation: str) -> None:
     """Whichever call fails: those of the flush that flush.messages asks for, too, and of what begins it."""

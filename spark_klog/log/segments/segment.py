@@ -181,7 +181,7 @@ class Segment(SegmentFiles):
     def record_at(self, timestamp: int, first: int) -> Steps[tuple[int, int] | None]:
         """(timestamp, offset) of the first record from offset `first` on with a timestamp (ms) of at least `timestamp`.
 
-        None if there is no such record. A step is at most one batch.
+        None if there is no such record. A step is a batch's header or a record.
         """
         if self.max_timestamp < timestamp:
             return None
@@ -195,12 +195,13 @@ class Segment(SegmentFiles):
             if header.max_timestamp < timestamp:
                 continue
             for record in records_of(header, memoryview(self.file.read_at(position, header.size))):
+                yield
                 if record.timestamp >= timestamp and record.offset >= first:
                     return record.timestamp, record.offset
         return None
 
     def max_timestamp_from(self, first: int) -> Steps[int]:
-        """The largest timestamp (ms) of the records from offset `first` on, or -1. A step is at most one batch."""
+        """The largest timestamp (ms) of the records from offset `first` on, or -1; steps as in `record_at`."""
         if first <= self.base_offset:
             return self.max_timestamp
         largest = -1
@@ -212,6 +213,7 @@ class Segment(SegmentFiles):
                 largest = header.max_timestamp
                 continue
             for record in records_of(header, memoryview(self.file.read_at(position, header.size))):
+                yield
                 if record.offset >= first:
                     largest = max(largest, record.timestamp)
         return largest
