@@ -228,7 +228,7 @@ class Broker:
             self._topic_logs.check(topic)
         except DirectoryError:
             with suppress(UnknownTopic):  # it was deleted, and another topic of its name was created
-                await self._delete_topic(name, topic.topic_id)
+                await self._remove_topic(name, topic.topic_id)
             raise
         _log.info("created topic %s with %d partitions", name, len(assignment))
         return topic.topic_id
@@ -299,9 +299,15 @@ class Broker:
         await self._changes.finish(self._delete_topic(name, topic_id))
 
     async def _delete_topic(self, name: str, topic_id: UUID | None = None) -> None:
-        if await self.follower.change(partial(self._unregister, name, topic_id)):
-            await self._topic_logs.follow()
+        if await self._remove_topic(name, topic_id):
             _log.info("deleted topic %s", name)
+
+    async def _remove_topic(self, name: str, topic_id: UUID | None) -> bool:
+        """Remove a topic and its logs; False if it is not there."""
+        is_there = await self.follower.change(partial(self._unregister, name, topic_id))
+        if is_there:
+            await self._topic_logs.follow()
+        return is_there
 
     def _unregister(self, name: str, topic_id: UUID | None) -> bool:
         """Remove a topic from the registry; False if it is not there."""

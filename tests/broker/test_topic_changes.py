@@ -459,6 +459,41 @@ def _fail_to_make(*_: object) -> PartitionLog:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def test_a_log_that_can_not_be_made_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A group's client asks for a coordinator each second, and each time the topic of offsets is created."""
+
+    def logged() -> list[str]:
+        found = [
+            record.getMessage() for record in caplog.records if "t-0" in record.message or "topic t" in record.message
+        ]
+        caplog.clear()
+        return found
+
+    async def run() -> None:
+        async with _running(tmp_path, 0) as broker:
+            with monkeypatch.context() as full:
+                full.setattr(broker.logs, "make", _fail_to_make)
+                for _ in range(3):
+                    with pytest.raises(DirectoryError, match="No space left"):
+                        await broker.create_topic("t", 1)
+                (line,) = logged()  # and none says that a topic was deleted
+                assert "t-0 can't be created" in line
+                assert "No space left" in line
+            await broker.create_topic("t", 1)
+            assert logged() == ["created topic t with 1 partitions"]
+            await broker.delete_topic("t")
+            assert logged() == ["deleted topic t"]
+            monkeypatch.setattr(broker.logs, "make", _fail_to_make)
+            with pytest.raises(DirectoryError, match="No space left"):
+                await broker.create_topic("t", 1)
+            assert len(logged()) == 1  # it was well meanwhile
+
+    caplog.set_level("INFO", "spark_klog.broker")
+    asyncio.run(run())
+
+
 def test_settings_that_two_brokers_alter_one_after_the_other_are_both_kept(tmp_path: Path) -> None:
     """The second one has not seen yet what the first one has changed."""
 

@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 #: Partitions changed in one call of a thread; after each call the new logs are served.
 _AT_ONCE = 64
 _SETTLE_SECONDS = 5.0
+_MOST_LOGGED = 1000
 _Overrides = Mapping[str, Any]
 #: (topic, partition), and the function that renames its folder.
 _Dropped = tuple[tuple[str, int], Callable[[], Path]]
@@ -58,6 +59,8 @@ class TopicLogs:
         self._dropped: list[_Dropped] = []
         self._not_renamed: list[_Dropped] = []
         self._failures: dict[tuple[str, int], str] = {}
+        #: Failures that were logged, by partition, until its log is made: clients and housekeeping retry every second.
+        self._logged: dict[tuple[str, int], str] = {}
         self._tasks = BackgroundTasks()
 
     @property
@@ -205,14 +208,24 @@ class TopicLogs:
         try:
             return work()
         except Exception as error:
-            is_expected = isinstance(error, (OSError, LogCorrupted))
-            text = "the log of %s-%d can't be created or changed: %s"
-            _log.error(text, topic.name, partition, error, exc_info=not is_expected)
+            self._log_failure((topic.name, partition), error)
             return error
+
+    def _log_failure(self, key: tuple[str, int], error: Exception) -> None:
+        if self._logged.get(key) == str(error):
+            return
+        if len(self._logged) >= _MOST_LOGGED:
+            self._logged.clear()
+        self._logged[key] = str(error)
+        text = "the log of %s-%d can't be created or changed in %s, trying again without another line: %s"
+        is_expected = isinstance(error, (OSError, LogCorrupted))
+        _log.error(text, *key, self._logs.path, error, exc_info=not is_expected)
 
     def _note(self, topic: Topic, partition: int, result: PartitionLog | Exception | None) -> None:
         key = topic.name, partition
         self._failures.pop(key, None)
+        if not isinstance(result, Exception):
+            self._logged.pop(key, None)
         if isinstance(result, PartitionLog):
             if self._is_current(topic):
                 self._logs.logs[key] = result
