@@ -6,6 +6,7 @@ Two brokers of Kafka 3.9.1 take long to start: they run with SPARK_KLOG_PRODUCER
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from spark_klog.broker.faults import Drop, Fault
+from spark_klog.broker.faults import Drop, ErrorAnswer, Fault
 from spark_klog.client.producer import Producer
 from spark_klog.embedded import EmbeddedCluster
 from tests.spark.support import consume, create_topic
@@ -84,3 +85,19 @@ def test_a_leader_of_kafkas_that_moves(tmp_path: Path) -> None:
         _write(servers, {ROWS // 5 * 2: two.kill})
         wait_for(lambda: leaders() == {one.broker_id})
         _check(servers)
+
+
+def test_a_broker_that_refuses_for_long_is_logged_a_few_times(caplog: pytest.LogCaptureFixture) -> None:
+    """A full disk refuses each partition's batches about once a second until delivery.timeout.ms is over."""
+    full = Fault(ErrorAnswer("KAFKA_STORAGE_ERROR"), api="Produce", count=12)
+    with EmbeddedCluster(faults=[full]) as cluster:
+        create_topic(cluster.bootstrap_servers, "full", 1)
+        settings = {"bootstrap.servers": cluster.bootstrap_servers, "retry.backoff.max.ms": "100"}
+        with Producer(settings) as producer:
+            assert producer.send("full", b"x", partition=0).result(60).offset == 0
+        assert cluster.faults_fired()[full] == 12
+    lines = [
+        record for record in caplog.records if record.levelname == "WARNING" and "are sent again" in record.getMessage()
+    ]
+    attempts = [int(match[1]) for record in lines if (match := re.search(r"attempt (\d+)\)", record.getMessage()))]
+    assert attempts == [1, 2, 4, 8]

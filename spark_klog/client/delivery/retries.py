@@ -98,9 +98,12 @@ class Retries:
             queue.is_open = False
             self._cluster.forget_leader(*queue.key)
         # one pause for all, so that they share one metadata request
-        pause = pause_seconds(self._cluster.config, max(queue.attempts for queue in queues))
+        attempts = max(queue.attempts for queue in queues)
+        pause = pause_seconds(self._cluster.config, attempts)
         not_before = time.monotonic() + pause
         for queue in queues:
             queue.not_before = not_before
         names = ", ".join(sorted(queue.name for queue in queues))
-        _log.warning("records for %s are sent again in %.1f s: %s", names, pause, error)
+        # a warning at attempts 1, 2, 4, 8, ...: a broker whose disk is full refuses each partition once a second
+        level = logging.INFO if attempts & (attempts - 1) else logging.WARNING
+        _log.log(level, "records for %s are sent again in %.1f s (attempt %d): %s", names, pause, attempts, error)
