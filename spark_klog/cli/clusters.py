@@ -116,6 +116,17 @@ def cluster_settings(
     return settings | {"bootstrap.servers": servers}
 
 
+def set_settings(settings: tuple[str, ...], servers: str | None) -> dict[str, str]:
+    """The settings of --set; `ConfigError` if one is no NAME=VALUE, or names other servers than --bootstrap-server."""
+    from spark_klog.broker.settings.config import parse_settings
+
+    found = parse_settings(settings)
+    own = found.get("bootstrap.servers")
+    if servers is not None and own is not None and own != servers:
+        raise ConfigError(f"--bootstrap-server {servers} and --set bootstrap.servers={own} differ: remove one of them")
+    return found
+
+
 @contextmanager
 def connected(servers: str | None, command_config: Path | None) -> Iterator[Admin]:
     """Connect to a cluster for the duration of the block; errors as of `cluster_settings` and `Admin`."""

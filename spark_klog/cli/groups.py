@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from spark_klog.cli.clusters import client_settings, cluster_options, connected, quiet_client
+from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.lag_server import serve_lag
 from spark_klog.cli.output import cell, console, print_json, print_table, table
 from spark_klog.client import Admin
@@ -28,7 +29,7 @@ _Line = dict[str, Any]
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"))
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 @click.pass_context
 def groups(ctx: click.Context) -> None:
     """List and describe groups, and show their lag."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.log_format import FORMATS, JSON, LEVELS, TEXT, log_to_stderr
 from spark_klog.cli.output import INTERRUPTED, os_error_text
 from spark_klog.errors import ConfigError, KlogError
@@ -47,7 +48,7 @@ _log_format_option = click.option(
 )
 
 
-class _Group(click.Group):
+class _Group(CommandGroup):
     """Prints the package's errors as a line on stderr, without a traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from spark_klog.cli.clusters import client_settings, cluster_settings, command_config_option, quiet_client
+from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.output import cell, print_json, print_table
 from spark_klog.cli.partitions import parse_topics, partitions_of
 from spark_klog.cli.times import parse_time
@@ -37,7 +38,7 @@ _WITH_USER = re.compile(r"(?:(?:kafka|(?:sasl_)?(?:plaintext|ssl))://[^/]*|[^/]*
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 @click.pass_context
 def offsets(ctx: click.Context) -> None:
     """Show, set and copy the offsets of groups.

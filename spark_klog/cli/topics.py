@@ -11,6 +11,7 @@ import click
 
 from spark_klog.broker.settings.config import parse_settings
 from spark_klog.cli.clusters import cluster_options, connected, quiet_client
+from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.output import cell, print_json, print_table, say
 from spark_klog.cli.partitions import parse_topics, partitions_of
 from spark_klog.cli.times import parse_time
@@ -26,7 +27,7 @@ _NAMED_TIMES = {"latest": LATEST, "-1": LATEST, "earliest": EARLIEST, "-2": EARL
 _INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 @click.pass_context
 def topics(ctx: click.Context) -> None:
     """Create, list, describe, alter and delete topics; offsets of their partitions."""

@@ -117,6 +117,14 @@ def test_what_bench_refuses(cluster: EmbeddedCluster, topic: str) -> None:
     assert not any(name.startswith("klog-bench-") for name in topics(servers))
 
 
+def test_settings_of_connections_are_for_all_clients(cluster: EmbeddedCluster) -> None:
+    servers = f"bootstrap.servers={cluster.bootstrap_servers}"
+    found = json.loads(klog("bench", "-X", servers, "-n", "10", "--probes", "0", "--json").stdout)
+    assert found["consume"]["recordsPerSecond"] > 0
+    refused = klog_refusal("bench", "-X", servers, "-X", "security.protocol=SASL_PLAINTEXT", "-n", "1")
+    assert "sasl.mechanism" in refused
+
+
 def test_version() -> None:
     found = json.loads(klog("version", "--json").stdout)
     assert found == {

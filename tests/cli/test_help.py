@@ -60,3 +60,38 @@ def test_a_mistyped_command_is_suggested() -> None:
             f"Error: No such command {typed!r}. Did you mean {meant}?",
         )
     assert klog("xyzzy").stderr.splitlines()[-1] == "Error: No such command 'xyzzy'."
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("consume -C -t clicks -e", "'-C': klog consume is a command of its own; leave the option out."),
+        ("consume -t clicks", "'-t': the topic is an argument, as in klog consume TOPIC."),
+        ("produce --topic clicks", "'--topic': the topic is an argument, as in klog produce TOPIC."),
+        ("consume clicks --from-beginning", "'--from-beginning': reading begins at the first record, unless --from"),
+        ("topics --bootstrap-server h:1 --list", "'--bootstrap-server': options follow the command, klog topics list"),
+        ("groups --describe --group g", "'--describe': options follow the command, klog groups describe"),
+        ("-b h:1 topics list", "'-b': options follow the command, klog COMMAND"),
+    ],
+)
+def test_options_of_other_tools(typed: str, hint: str) -> None:
+    done = klog(*typed.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"Error: No such option {hint}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("consume t -X auto.offset.reset=latest", "--set auto.offset.reset=latest has no effect here: use --from"),
+        ("consume t -X group.id=g", "--set group.id=g has no effect here: use --group"),
+        ("consume t -G a -X group.id=g", "--set group.id=g has no effect here: use --group"),
+        ("consume t -b h:1 -X bootstrap.servers=i:1", "--set bootstrap.servers=i:1 differ: remove one of them"),
+        ("produce t -b h:1 -X bootstrap.servers=i:1", "--set bootstrap.servers=i:1 differ: remove one of them"),
+        ("bench -b h:1 -X bootstrap.servers=i:1", "--set bootstrap.servers=i:1 differ: remove one of them"),
+    ],
+)
+def test_settings_without_effect_are_refused(typed: str, hint: str) -> None:
+    done = klog(*typed.split())
+    assert done.returncode in (1, 2)
+    assert hint in done.stderr

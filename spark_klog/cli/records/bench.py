@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
-from spark_klog.broker.settings.config import parse_settings
-from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, quiet_client
+from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, quiet_client, set_settings
 from spark_klog.cli.output import print_table
 from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.offsets import list_offsets
@@ -37,6 +36,8 @@ _POLL_SECONDS = 0.5
 _MISSING_SECONDS = 30.0
 #: Seconds after which no further latency is measured.
 _PROBE_SECONDS = 10.0
+#: How the settings begin that the consumer and the admin client need as well.
+_OF_CONNECTIONS = ("bootstrap.servers", "security.protocol", "ssl.", "sasl.", "enable.ssl.", "https.")
 
 
 @click.command(
@@ -64,7 +65,14 @@ Examples:
     "--probes", default=200, show_default=True, type=click.IntRange(0, 10_000), help="Records sent alone for latency."
 )
 @click.option("--keep", is_flag=True, help="Do not delete the created topic.")
-@click.option("--set", "-X", "settings", multiple=True, metavar="NAME=VALUE", help="A producer setting; repeatable.")
+@click.option(
+    "--set",
+    "-X",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A producer setting; repeatable. Those of connections are for all.",
+)
 @cluster_options
 @click.pass_context
 def bench(
@@ -97,7 +105,9 @@ def bench(
         raise click.UsageError("--keep is of a created topic; one that exists is never deleted")
     shared = {"bootstrap.servers": DEFAULT_SERVERS, **cluster_settings(servers, command_config)}
     shared = {name: value for name, value in shared.items() if name not in _NOT_OURS}
-    own = {"linger.ms": "0", **shared, **parse_settings(settings)}
+    given = set_settings(settings, servers)
+    shared |= {name: value for name, value in given.items() if name.startswith(_OF_CONNECTIONS)}
+    own = {"linger.ms": "0", **shared, **given}
     if compression is not None:
         own["compression.type"] = compression
     if acks is not None:

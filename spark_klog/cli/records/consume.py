@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from spark_klog.broker.settings.config import parse_settings
-from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, quiet_client
+from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, quiet_client, set_settings
+from spark_klog.cli.foreign import RecordsCommand
 from spark_klog.cli.records.counter import Counter
 from spark_klog.cli.records.places import Place, check_until, parse_place, ranges
 from spark_klog.client import Admin, Consumer, RebalanceListener
@@ -33,9 +33,12 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.5
 #: What a command file for another program's consumer must not do here: join its group, and commit for it.
 _GROUP_SETTINGS = ("group.id", "group.instance.id")
+#: What --set can't do, as an option of the command does it.
+_OF_OPTIONS = {"group.id": "--group", "group.instance.id": "--group", "auto.offset.reset": "--from"}
 
 
 @click.command(
+    cls=RecordsCommand,
     epilog="""\b
 Examples:
   klog consume clicks                              all records, their values a line each
@@ -43,7 +46,7 @@ Examples:
   klog consume clicks --from -1h --json | jq .key  those of the last hour, as JSON
   klog consume clicks -f '%o %k=%s\\n' -p 0 -n 5    offset, key and value of five records
   klog consume clicks --where '.user.id=42' --where 'header.trace~^ab'
-"""
+""",
 )
 @click.argument("topics", nargs=-1, required=True)
 @click.option("--partition", "-p", "partitions", multiple=True, type=click.IntRange(0), help="Only this; repeatable.")
@@ -106,7 +109,9 @@ def consume(
     filters = [Where(text) for text in where]
     printer = _Printer(form, key_separator, delimiter, shows_null, as_json)
     chosen = {"bootstrap.servers": DEFAULT_SERVERS, "auto.offset.reset": "earliest"}
-    chosen |= cluster_settings(servers, command_config) | parse_settings(settings)
+    own = set_settings(settings, servers)
+    _check_own(own, group)
+    chosen |= cluster_settings(servers, command_config) | own
     if isolation is not None:
         chosen["isolation.level"] = isolation
     # a mistyped argument must not wait for a broker
@@ -131,6 +136,15 @@ def consume(
         with counter, Consumer(reading.settings, include_headers=needs_headers) as consumer, _signals(consumer):
             reading.start(consumer)
             _copy(consumer, reading, filters, count, printer, counter)
+
+
+def _check_own(own: dict[str, str], group: str | None) -> None:
+    """Refuse settings of --set that would have no effect."""
+    for name in own:
+        if (name == "group.id" and own[name] == group) or (name != "group.id" and group is not None):
+            continue
+        if option := _OF_OPTIONS.get(name):
+            raise click.UsageError(f"--set {name}={own[name]} has no effect here: use {option}")
 
 
 class _Printer:

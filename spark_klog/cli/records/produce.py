@@ -13,8 +13,8 @@ from typing import NoReturn
 
 import click
 
-from spark_klog.broker.settings.config import parse_settings
-from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, quiet_client
+from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, quiet_client, set_settings
+from spark_klog.cli.foreign import RecordsCommand
 from spark_klog.cli.output import INTERRUPTED
 from spark_klog.cli.records.counter import Counter
 from spark_klog.cli.records.form import unescape
@@ -30,6 +30,7 @@ _LONGEST = 1 << 30
 
 
 @click.command(
+    cls=RecordsCommand,
     epilog="""\b
 Examples:
   klog produce clicks < lines.txt                  each line is a record
@@ -37,7 +38,7 @@ Examples:
   klog produce clicks -k user1 photo.jpg           each file is a record
   klog consume clicks --json | klog produce copy --json
   klog produce clicks -l lines.txt --transaction nightly   all lines or none, for read_committed consumers
-"""
+""",
 )
 @click.argument("topic")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
@@ -88,7 +89,7 @@ def produce(
     if as_json and (key is not None or key_separator is not None or headers or partition is not None or empty_is_null):
         raise click.UsageError("with --json each record has its own key, headers and partition, and its own nulls")
     chosen = {"bootstrap.servers": DEFAULT_SERVERS, **cluster_settings(servers, command_config)}
-    chosen |= parse_settings(settings)
+    chosen |= set_settings(settings, servers)
     if compression is not None:
         chosen["compression.type"] = compression
     if transaction is not None:
