@@ -142,7 +142,7 @@ def test_follow(servers: str, topic: str) -> None:
     assert running.returncode == 0
 
 
-def test_a_group_goes_on_where_it_stopped(servers: str, topic: str) -> None:
+def test_a_group_goes_on_where_it_stopped(servers: str, topic: str, tmp_path: Path) -> None:
     write(servers, topic, numbered(20))
     way = (topic, "--group", "printers", "--json")
     first = [json.loads(line) for line in klog("consume", servers, *way, "-n", "7").splitlines()]
@@ -152,8 +152,10 @@ def test_a_group_goes_on_where_it_stopped(servers: str, topic: str) -> None:
         (p, o) for p in (0, 1) for o in range(10)
     }
     assert klog("consume", servers, *way) == b""
-    # without the option nobody's offsets move, also if the settings are a group's
-    assert len(klog("consume", servers, topic, "-X", "group.id=printers").splitlines()) == 20
+    # without the option nobody's offsets move, also if the file is that of a group's program
+    file = tmp_path / "consumer.properties"
+    file.write_text("group.id=printers\nauto.offset.reset=latest\n")
+    assert len(klog("consume", servers, topic, "--command-config", str(file)).splitlines()) == 20
 
 
 def test_produce_lines(servers: str, topic: str) -> None:
