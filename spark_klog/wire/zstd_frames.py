@@ -21,6 +21,8 @@ from spark_klog.errors import DecodeError
 _SKIPPABLE = 0x184D2A50
 _RUN, _COMPRESSED, _RESERVED = 1, 2, 3
 _MOST_OF_A_BLOCK = 128 * 1024
+#: What a stream of libzstd, Java's too, takes at most; compressors use it from level 20 on.
+_LARGEST_WINDOW = 128 << 20
 _CHECKSUM_OF_NOTHING = bytes.fromhex("99e9d851")
 
 
@@ -36,8 +38,9 @@ class ZstdFrame(NamedTuple):
 def zstd_frames(view: memoryview) -> Iterator[ZstdFrame]:
     """The frames of `view` without skippable ones.
 
-    `DecodeError` or `zstandard.ZstdError` if one is cut off or invalid, or claims more than its blocks can hold. An
-    empty frame (`most` is 0) has been verified; the others must be decompressed to find damage.
+    `DecodeError` or `zstandard.ZstdError` if one is cut off or invalid, needs a window above 128 MB, or claims more
+    than its blocks can hold. An empty frame (`most` is 0) has been verified; the others must be decompressed to find
+    damage.
     """
     import zstandard
 
@@ -52,6 +55,9 @@ def zstd_frames(view: memoryview) -> Iterator[ZstdFrame]:
         header = zstandard.get_frame_parameters(view[start:])
         if header.dict_id:
             raise DecodeError(f"zstd frame at byte {start} needs dictionary {header.dict_id}; Kafka knows none")
+        if header.window_size > _LARGEST_WINDOW:
+            needed = f"needs a window of {header.window_size} bytes"
+            raise DecodeError(f"zstd frame at byte {start} {needed}; Kafka reads at most {_LARGEST_WINDOW}")
         position += zstandard.frame_header_size(view[start:])
         position, most = _blocks(view, position)
         position += 4 * header.has_checksum

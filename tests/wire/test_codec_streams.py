@@ -257,10 +257,11 @@ def test_empty_zstd_frames_are_what_the_library_calls_so() -> None:
     blocks = [bytes([last | kind << 1, 0, 0]) + b"x" * (kind == 1) for kind in (0, 1, 3) for last in (0, 1)]
     bodies = [b"".join(some) for count in (1, 2) for some in itertools.product(blocks, repeat=count)]
     empty = 0
-    for head, body, tail in itertools.product(range(256), bodies, (b"", b"\x99\xe9\xd8\x51", bytes(4))):
+    windows, tails = (0x00, 0x88, 0x89), (b"", b"\x99\xe9\xd8\x51", bytes(4))  # 1 KB, 128 MB, 144 MB
+    for head, window, body, tail in itertools.product(range(256), windows, bodies, tails):
         single = head >> 5 & 1
-        sizes = (single, 2, 4, 8)[head >> 6] + (0, 1, 2, 4)[head & 3] + (not single)
-        stored = b"\x28\xb5\x2f\xfd" + bytes([head]) + bytes(sizes) + body + tail
+        sizes = bytes((single, 2, 4, 8)[head >> 6] + (0, 1, 2, 4)[head & 3])
+        stored = b"\x28\xb5\x2f\xfd" + bytes([head]) + bytes([window])[single:] + sizes + body + tail
         try:
             with zstandard.ZstdDecompressor().stream_reader(stored, read_across_frames=True) as reader:
                 whole = reader.read() == b""
@@ -289,3 +290,7 @@ def test_zstd_of_a_window_of_128_mb() -> None:
     stored = stream.compress(SAMPLE) + stream.flush()
     assert zstandard.get_frame_parameters(stored).window_size == 128 * MB
     assert ZSTD.decompress(stored + stored, MB) == SAMPLE + SAMPLE
+    larger = stored[:5] + b"\x89" + stored[6:]
+    assert zstandard.get_frame_parameters(larger).window_size == 144 * MB
+    with pytest.raises(DecodeError, match="window of 150994944 bytes"):
+        ZSTD.decompress(larger, MB)
