@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from kafka.record.memory_records import MemoryRecords
 from kafka.record.util import calc_crc32c
 
 from spark_klog.errors import CorruptBatchError, DecodeError, ErrorCode, ProtocolError
+from spark_klog.records.building import conversion
 from spark_klog.records.building.conversion import Converted, batch_of, down_convert, up_convert
 from spark_klog.records.reading.reader import read_records
 from spark_klog.wire.codecs import CODECS
@@ -419,6 +421,78 @@ def test_what_is_compressed_grows_to_the_limit_only() -> None:
         convert(4000)
         with pytest.raises(DecodeError, match="beyond 2000 bytes"):
             convert(2000)
+
+
+def test_all_wrappers_of_a_producer_share_the_limit() -> None:
+    """A request of many small wrappers would otherwise become as many times the limit."""
+    one = _set(1, GZIP)
+    assert len(_read(up_convert(one, renumber=True, limit=4000))) == len(ROWS)
+    assert len(_read(up_convert(one * 2, renumber=True, limit=8000))) == 2 * len(ROWS)
+    with pytest.raises(DecodeError, match="beyond"):
+        up_convert(one * 2, renumber=True, limit=4000)
+
+
+# ----- very many records
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("codec", OLD_CODECS)
+def test_many_records_are_converted_in_slices(codec: int, magic: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One message is larger than a slice."""
+    monkeypatch.setattr(conversion, "_SLICE_BYTES", 100)
+    monkeypatch.setattr(conversion, "_SLICE_RECORDS", 2)
+    rows = [row._replace(offset=number) for number, row in enumerate(ROWS * 3)]
+    data = _set(magic, codec, rows)
+    up = up_convert(data, renumber=True)
+    assert _read(up) == _new(_old(rows, magic))
+    assert len(_shallow(up)) > 5
+    down = down_convert(_batch(rows, codec), magic)
+    assert _read(down.data) == _old(rows, magic)
+    assert (down.records, down.lost_headers) == (len(rows), 3 * HEADERS)
+
+
+def test_slices_keep_the_append_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversion, "_SLICE_BYTES", 100)
+    found = list(read_records(up_convert(_set(1, GZIP, append_time=APPEND_TIME), renumber=True)))
+    assert [(record.timestamp, record.timestamp_type) for record in found] == [(APPEND_TIME, 1)] * len(ROWS)
+
+
+@pytest.mark.parametrize("name", _REFUSED)
+def test_damage_in_a_slice_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversion, "_SLICE_BYTES", 100)
+    data, kind = _REFUSED[name]
+    for before in (b"", _batch(), _set(1), _set(0, GZIP)):
+        with pytest.raises(kind):
+            up_convert(before + data, renumber=True)
+    inner = _set(1, NONE, ROWS[:2])
+    for bad in (
+        inner[:-1],
+        inner[:70],
+        inner + _set(0),
+        inner + bytes(50),
+        inner + _message(1, 2**63 - 1, 0, None, b""),
+    ):
+        with pytest.raises(DecodeError):
+            up_convert(_message(1, 0, 0, None, gzip.compress(bad), GZIP), renumber=True)
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_the_memory_of_many_records_is_bounded(is_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kilobyte may decompress to a million messages: they are not all objects at a time."""
+    monkeypatch.setattr(conversion, "_SLICE_BYTES", 1 << 16)
+    monkeypatch.setattr(conversion, "_SLICE_RECORDS", 2000)
+    messages = _message(0, 0, None, None, None) * 50_000
+    data = _message(0, 0, None, None, gzip.compress(messages), GZIP)
+    if not is_up:
+        data = bytes(up_convert(data, renumber=True))
+    tracemalloc.start()
+    try:
+        out = up_convert(data, renumber=True) if is_up else down_convert(data, 0).data
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(_read(out)) == 50_000
+    assert peak < 4 * len(messages)  # an object for each: some 20 times
 
 
 # ----- down and up again

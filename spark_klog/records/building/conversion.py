@@ -2,18 +2,31 @@
 
 Conversion keeps the codec, offsets and gaps between offsets. It drops what an older magic can't hold: headers (magic 2
 only), timestamps (magic 1 and 2), and control batches, which consumers never see.
+
+A few bytes can decompress to millions of records, so a batch of very many is converted in slices, each to a batch of
+its own: the memory is that of the decompressed bytes and of one slice.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
 
 from spark_klog.errors import DecodeError, ErrorCode, ProtocolError
-from spark_klog.records.contract import LOG_APPEND_TIME, NO_TIMESTAMP, Record
-from spark_klog.records.formats.batch import Header, check_crc, iter_batches, whole_batches
+from spark_klog.records import kernels
+from spark_klog.records.contract import LOG_APPEND_TIME, NO_TIMESTAMP, Record, RecordColumns
+from spark_klog.records.formats.batch import Header, check_crc, iter_batches, whole_batch_size, whole_batches
 from spark_klog.records.formats.batch_v2 import LOG_APPEND_TIME_BIT, BatchHeader, build_batch
-from spark_klog.records.formats.message_set import build_message_set, message_records
+from spark_klog.records.formats.message_set import (
+    MessageHeader,
+    build_message_set,
+    inner_set,
+    message_records,
+    read_message_header,
+)
 from spark_klog.records.kernels.reference import append_record
 from spark_klog.records.reading.reader import records_of
 from spark_klog.wire.codecs import MAX_DECOMPRESSED, NONE, Codec, codec_by_id
@@ -22,6 +35,11 @@ from spark_klog.wire.primitives import Buffer
 _ZSTD = 4
 _MAX_OFFSET = (1 << 63) - 1
 _MAX_OFFSET_DELTA = (1 << 31) - 1
+#: The most records that are objects at a time, some 20 MB.
+_SLICE_RECORDS = 1 << 16
+#: The most bytes of a wrapper's messages that become one batch, unless one message has more.
+_SLICE_BYTES = 1 << 24
+_COLUMNS = frozenset({"key", "value", "timestamp"})
 
 
 @dataclass
@@ -52,59 +70,110 @@ def down_convert(data: Buffer, magic: int, first_offset: int = 0, limit: int = M
             raise ProtocolError(
                 ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"batch of offset {header.base_offset} as magic {magic}: zstd"
             )
-        records = list(records_of(header, batch, limit))
+        found = records_of(header, batch, limit)
         if not header.codec_id:
-            records = [record for record in records if record.offset >= first_offset]
-        if not records:
-            continue
-        _check_offsets(records)
-        result.data += build_message_set(records, magic, codec_by_id(header.codec_id))
-        result.records += len(records)
-        result.lost_headers += sum(len(record.headers) for record in records)
-        if magic == 0:
-            result.lost_timestamps += sum(record.timestamp != NO_TIMESTAMP for record in records)
+            found = (record for record in found if record.offset >= first_offset)
+        for records in _sliced(found):
+            _check_offsets(records)
+            result.data += build_message_set(records, magic, codec_by_id(header.codec_id))
+            result.records += len(records)
+            result.lost_headers += sum(len(record.headers) for record in records)
+            if magic == 0:
+                result.lost_timestamps += sum(record.timestamp != NO_TIMESTAMP for record in records)
     return result
+
+
+def _sliced(records: Iterator[Record]) -> Iterator[list[Record]]:
+    while found := list(islice(records, _SLICE_RECORDS)):
+        yield found
 
 
 def up_convert(data: Buffer, *, renumber: bool = False, limit: int = MAX_DECOMPRESSED) -> bytearray:
     """Convert whole batches to magic 2: each wrapper, and each run of uncompressed messages, becomes one batch.
 
-    With `renumber` offsets count from 0, since producers may send any. Batches of magic 2 stay as they are.
-    `CorruptBatchError`, `DecodeError`.
+    With `renumber` offsets count from 0, since producers may send any, and all wrappers together may decompress to
+    `limit` bytes; else each one. Batches of magic 2 stay as they are. `CorruptBatchError`, `DecodeError`.
     """
     result = bytearray()
     following = 0
     for codec, records in _groups(data, renumber, limit):
         if isinstance(records, memoryview):
             result += records
-            continue
-        if renumber:
+        elif isinstance(records, _Slice):
+            result += _renumbered(records, codec, following)
+            following += records.columns.count
+        elif renumber:
             records = [record._replace(offset=following + delta) for delta, record in enumerate(records)]
             following += len(records)
+            result += batch_of(records, codec)
         else:
             _check_offsets(records)
             _check_order(records)
-        result += batch_of(records, codec)
+            result += batch_of(records, codec)
     return result
 
 
-def _groups(data: Buffer, renumber: bool, limit: int) -> Iterator[tuple[Codec, Sequence[Record] | memoryview]]:
+class _Slice(NamedTuple):
+    """Records of a wrapper, whose offsets do not matter."""
+
+    columns: RecordColumns
+    has_append_time: bool
+
+
+def _groups(data: Buffer, renumber: bool, limit: int) -> Iterator[tuple[Codec, Sequence[Record] | _Slice | memoryview]]:
     """(codec, records of a batch to build) or (codec, a batch to keep)."""
     waiting: list[Record] = []
     for header, batch in whole_batches(data):
         check_crc(header, batch)
         is_plain = not isinstance(header, BatchHeader) and not header.codec_id
-        if waiting and not (is_plain and _fits(waiting, header) and (renumber or _follows(waiting, header))):
+        is_next = is_plain and len(waiting) < _SLICE_RECORDS
+        if waiting and not (is_next and _fits(waiting, header) and (renumber or _follows(waiting, header))):
             yield NONE, waiting
             waiting = []
         if isinstance(header, BatchHeader):
             yield NONE, batch
-        elif header.codec_id:
-            yield codec_by_id(header.codec_id), list(message_records(header, batch, limit))
-        else:
+        elif not header.codec_id:
             waiting += message_records(header, batch, limit)
+        elif renumber:
+            inner = memoryview(inner_set(header, batch, limit))
+            limit -= len(inner)
+            for found in _slices(header, inner):
+                yield codec_by_id(header.codec_id), found
+        else:
+            yield codec_by_id(header.codec_id), list(message_records(header, batch, limit))
     if waiting:
         yield NONE, waiting
+
+
+def _slices(header: MessageHeader, inner: memoryview) -> Iterator[_Slice]:
+    """The records of a wrapper, whose decompressed messages are given; `CorruptBatchError`, `DecodeError`."""
+    kernel, position = kernels.load(), 0
+    builder = kernel.builder(_COLUMNS)
+    append_time = header.timestamp if header.timestamp_type == LOG_APPEND_TIME else None
+    while position < len(inner):
+        size = kernel.message_run(inner[position : position + _SLICE_BYTES], 0, _MAX_OFFSET)
+        if not size:  # a message that is larger than a slice, or a bad one, which the builder refuses
+            size = whole_batch_size(inner, position) or len(inner) - position
+            if size <= _SLICE_BYTES and read_message_header(inner, position).offset == _MAX_OFFSET:
+                raise DecodeError(f"message of offset {_MAX_OFFSET} inside a compressed message")
+        messages = inner[position : position + size]
+        builder.append_messages(messages, header.magic, None, append_time, ~_MAX_OFFSET, _MAX_OFFSET + 1)
+        yield _Slice(builder.finish(), append_time is not None)
+        position += size
+
+
+def _renumbered(records: _Slice, codec: Codec, base_offset: int) -> bytes:
+    """Build a batch whose offsets count from `base_offset`."""
+    body, count, base_timestamp, max_timestamp = kernels.load().encode(records.columns, 0, sys.maxsize)
+    return build_batch(
+        body,
+        count,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        codec=codec,
+        base_offset=base_offset,
+        attributes=LOG_APPEND_TIME_BIT if records.has_append_time else 0,
+    )
 
 
 def _fits(records: Sequence[Record], header: Header) -> bool:
