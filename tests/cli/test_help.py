@@ -10,7 +10,7 @@ import click
 import pytest
 
 from spark_klog.cli.main import main
-from tests.support.klog import klog
+from tests.support.klog import klog, klog_refusal
 
 #: What ends a command within a line: of a shell, or before what it does.
 _END = re.compile(r"\s[|>&;<]|\s{3,}")
@@ -60,6 +60,11 @@ def test_a_mistyped_command_is_suggested() -> None:
             f"Error: No such command {typed!r}. Did you mean {meant}?",
         )
     assert klog("xyzzy").stderr.splitlines()[-1] == "Error: No such command 'xyzzy'."
+
+
+def test_a_log_level_that_does_not_exist() -> None:
+    told = klog_refusal("--log-level", "foo", "topics", "list", code=2)
+    assert "Invalid value for '--log-level': 'foo' is not one of " in told
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,20 @@ def ranges_of(partitions: Sequence[InputPartition]) -> list[tuple[int, int]]:
     return sorted(found)
 
 
+@needs_admission_control
+def test_latest_offsets_are_those_of_topics(servers: str, topic: str) -> None:
+    """Monitors read them as numbers; an estimate has to be asked for, and its name can't be a topic's."""
+    create_topic(servers, topic)
+    produce(servers, topic, values(5))
+    latest = {topic: {"0": 5}}
+    for options, more in (({}, set()), ({"estimateRecordBytes": "true"}, {"record bytes"})):
+        reader = stream_reader(servers, topic, startingOffsets="earliest", **options)
+        reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        shown = reader.reportLatestOffset()
+        assert {name: value for name, value in shown.items() if " " not in name} == latest
+        assert shown.keys() - latest.keys() == more
+
+
 @pytest.mark.parametrize("records", [3, 5, 9])
 @needs_admission_control
 def test_a_batch_of_a_topic_made_anew_is_the_same_when_it_is_run_again(servers: str, topic: str, records: int) -> None:
