@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,16 +20,9 @@ from spark_klog.broker.groups.offset_manager import partition_for
 from spark_klog.broker.logs.log_flushes import LogFlushes
 from spark_klog.broker.logs.topic_logs import TopicLogs, register_logs
 from spark_klog.broker.metadata.controller import Controller
+from spark_klog.broker.metadata.errors import InvalidPartitions, TopicExists, UnknownTopic
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS, with_internal_settings
-from spark_klog.broker.metadata.registry import (
-    MAX_PARTITIONS,
-    Alter,
-    InvalidPartitions,
-    Registry,
-    Topic,
-    TopicExists,
-    UnknownTopic,
-)
+from spark_klog.broker.metadata.registry import MAX_PARTITIONS, Alter, Registry, Topic
 from spark_klog.broker.metadata.topics_07 import Topics07
 from spark_klog.broker.metrics.counters import Metrics
 from spark_klog.broker.registry_follower import RegistryFollower
@@ -56,6 +50,7 @@ from spark_klog.records.topic_names import check_topic_name
 _log = logging.getLogger(__name__)
 #: The client did not send a leader epoch.
 ANY_EPOCH = -1
+_DELETION_POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
@@ -236,6 +231,8 @@ class Broker:
     def _register(self, name: str, assignment: dict[int, list[int]], settings: dict[str, str]) -> Topic:
         self.registry.check_collision(name)
         if not self.registry.create_topic(name, assignment, settings):
+            if name in self.registry.deletions.pending:
+                raise TopicExists(f"topic {name} is being deleted; create it when that is over")
             raise TopicExists(f"topic {name} exists")
         return self.registry.topics[name]
 
@@ -292,7 +289,7 @@ class Broker:
         self.registry.alter_settings(name, checked, validate_only=validate_only)
 
     async def delete_topic(self, name: str, topic_id: UUID | None = None) -> None:
-        """Delete a topic and its logs here; the other brokers follow the tree.
+        """Delete a topic and its logs here; the other brokers follow the tree, see `deletion`.
 
         Raises `UnknownTopic` if `topic_id` is given and the topic has another id by now.
         """
@@ -304,17 +301,23 @@ class Broker:
 
     async def _remove_topic(self, name: str, topic_id: UUID | None) -> bool:
         """Remove a topic and its logs; False if it is not there."""
-        is_there = await self.follower.change(partial(self._unregister, name, topic_id))
+        is_there = await self.follower.delete_topic(name, topic_id)
         if is_there:
             await self._topic_logs.follow()
         return is_there
 
-    def _unregister(self, name: str, topic_id: UUID | None) -> bool:
-        """Remove a topic from the registry; False if it is not there."""
-        if name not in self.registry.topics:
-            return False
-        self.registry.delete_topic(name, topic_id)
-        return True
+    async def deletion(self, name: str, deadline: float) -> list[int]:
+        """Wait until a topic's deletion is over, in all brokers; those that may still serve it after `deadline`.
+
+        `deadline` is in the time of `time.monotonic`. Raises `DirectoryError`.
+        """
+        deletions = self.registry.deletions
+        topic_id = deletions.pending.get(name)
+        while topic_id is not None and deletions.pending.get(name) == topic_id:
+            if time.monotonic() >= deadline:
+                return await asyncio.to_thread(deletions.waits_for, name)
+            await asyncio.sleep(_DELETION_POLL_SECONDS)
+        return []
 
     async def care_for_topic_logs(self) -> None:
         """Retry failed changes of logs."""

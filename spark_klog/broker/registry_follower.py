@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
@@ -22,6 +23,8 @@ from spark_klog.errors import DirectoryError
 
 _log = logging.getLogger(__name__)
 _LOOK_AGAIN_SECONDS = 0.05
+#: One round gives ids to topics and to requests for their deletion, the next one ends deletions.
+_MOST_ROUNDS = 3
 _T = TypeVar("_T")
 
 
@@ -46,7 +49,10 @@ class RegistryFollower:
 
     def start(self) -> None:
         """Read the tree and create the logs; blocks during the requests to the tree."""
-        self._read_tree()
+        self._registry.refresh()
+        for _ in range(_MOST_ROUNDS):
+            if not self._work():  # nothing is served yet
+                break
         self._topic_logs.follow_now()
 
     def watch(self) -> None:
@@ -93,6 +99,19 @@ class RegistryFollower:
         async with self._tree_lock:
             return await self._in_tree(work)
 
+    async def delete_topic(self, name: str, topic_id: UUID | None) -> bool:
+        """Drop a topic's logs, and then delete it in the tree; False if it is not known here. The caller follows.
+
+        If other live brokers lead partitions of it, it is only `pending` in the registry's `deletions` after that.
+        Raises `UnknownTopic` if `topic_id` is given and the topic has another id by now.
+        """
+        async with self._tree_lock:
+            if name not in self._registry.topics:
+                return False
+            if await self._in_tree(partial(self._registry.begin_deletion, name, topic_id)):
+                await self._in_tree(partial(self._registry.deletions.finish, name))
+            return True
+
     async def _refresh_and_follow(self, *, waits: bool = True) -> None:
         async with self._tree_lock:
             await self._refresh()
@@ -103,7 +122,10 @@ class RegistryFollower:
 
     async def _refresh(self) -> None:
         try:
-            await self._in_tree(self._follow_tree)
+            await self._in_tree(self._registry.refresh)
+            for _ in range(_MOST_ROUNDS):
+                if not await self._in_tree(self._work):
+                    break
         except DirectoryError as error:
             _log.error("reading the directories failed; answering from the last view of them: %s", error)
         except Exception:
@@ -131,12 +153,15 @@ class RegistryFollower:
         topic = self._seen.get(name)
         return None if topic is None else topic.topic_id
 
-    def _follow_tree(self) -> None:
-        self._read_tree()
-        if self._topics_07 is not None:
-            self._topics_07.follow(self._registry.topics)
+    def _work(self) -> bool:
+        """What this broker does for others in the tree; whether it changed topics, so that it must be called again.
 
-    def _read_tree(self) -> None:
-        self._registry.refresh()
-        if self._controller is not None and self._controller.work():
+        Call it when the topics that are gone have been dropped: other brokers count on that.
+        """
+        changed = self._controller is not None and self._controller.work()
+        self._registry.deletions.acknowledge()
+        if changed:
             self._registry.refresh()
+        elif self._topics_07 is not None:
+            self._topics_07.follow(self._registry.topics)
+        return changed

@@ -8,7 +8,8 @@
     /controller                                  id of the broker that is the controller (ephemeral)
     /controller_epoch                            number of controllers so far, in ASCII decimal
     /latest_producer_id_block                    the last block of producer ids that was allocated (KIP-98)
-    /admin/delete_topics/T                       asks the controller to delete the topic
+    /admin/delete_topics/T                       asks for the topic's deletion: empty, as tools write it, or
+                                                 {"version":1,"topic_id":"...","dropped":[N,...]}
     /config/topics/T                             {"version":1,"config":{...}}
     /config/changes/config_change_NNNNNNNNNN     created by tools after a change of a node of /config
     /consumers/G/offsets/T/P                     the offset in ASCII decimal
@@ -24,7 +25,7 @@ from __future__ import annotations
 import json
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -64,6 +65,13 @@ class Endpoint(NamedTuple):
     security_protocol: str
     host: str
     port: int
+
+
+class DeletionRequest(NamedTuple):
+    """The topic to delete, None if only its name was given, and the brokers that serve it no more."""
+
+    topic_id: UUID | None
+    dropped: frozenset[int]
 
 
 class PartitionState(NamedTuple):
@@ -141,7 +149,7 @@ def topic_payload(assignment: Mapping[int, Sequence[int]], topic_id: UUID | None
         {
             "removing_replicas": {},
             "partitions": partitions,
-            "topic_id": urlsafe_b64encode(topic_id.bytes).decode().rstrip("="),
+            "topic_id": _base64(topic_id),
             "adding_replicas": {},
             "version": 3,
         }
@@ -161,12 +169,7 @@ def parse_topic(payload: bytes, path: str = "/brokers/topics/[topic]") -> tuple[
         if not (partition.isascii() and partition.isdigit()) or int(partition[:11]) >= 2**31:
             raise _malformed(path, f"partition {partition!r} is not a number", payload)
         assignment[int(partition)] = _ints(replicas, f"partitions.{partition}", payload, path)
-    topic_id = fields.get("topic_id")
-    if topic_id is None:
-        return assignment, None
-    if not isinstance(topic_id, str) or not _TOPIC_ID.fullmatch(topic_id):
-        raise _malformed(path, f"topic_id {topic_id!r} is not 16 bytes in base64", payload)
-    return assignment, UUID(bytes=urlsafe_b64decode(f"{topic_id}=="))
+    return assignment, _topic_id(fields, payload, path) if fields.get("topic_id") is not None else None
 
 
 def topic_broker_path(topic: str, broker_id: int) -> str:
@@ -230,6 +233,20 @@ def parse_topic_config(payload: bytes, path: str = "/config/topics/[topic]") -> 
 def delete_topic_path(topic: str) -> str:
     """The node that asks for a topic's deletion; ConfigError."""
     return f"{DELETE_TOPICS_PATH}/{_name('topic', topic)}"
+
+
+def deletion_payload(topic_id: UUID, dropped: Iterable[int]) -> bytes:
+    """A request to delete the topic with that id, and the brokers that serve it no more; only klog's brokers use it."""
+    return _json({"version": 1, "topic_id": _base64(topic_id), "dropped": sorted(dropped)})
+
+
+def parse_deletion(payload: bytes, path: str = "/admin/delete_topics/[topic]") -> DeletionRequest:
+    """A request to delete a topic; an empty one, of a tool, has no topic id; DecodeError."""
+    if not payload:
+        return DeletionRequest(None, frozenset())
+    fields = _fields(payload, path)
+    dropped = _ints(fields.get("dropped"), "dropped", payload, path)
+    return DeletionRequest(_topic_id(fields, payload, path), frozenset(dropped))
 
 
 def controller_payload(broker_id: int, timestamp_ms: int) -> bytes:
@@ -321,6 +338,17 @@ def _fields(payload: bytes, path: str) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise _malformed(path, "not a JSON object", payload)
     return fields
+
+
+def _base64(topic_id: UUID) -> str:
+    return urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
+
+
+def _topic_id(fields: Mapping[str, Any], payload: bytes, path: str) -> UUID:
+    topic_id = fields.get("topic_id")
+    if not isinstance(topic_id, str) or not _TOPIC_ID.fullmatch(topic_id):
+        raise _malformed(path, f"topic_id {topic_id!r} is not 16 bytes in base64", payload)
+    return UUID(bytes=urlsafe_b64decode(f"{topic_id}=="))
 
 
 def _is_int(value: object) -> bool:

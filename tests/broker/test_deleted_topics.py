@@ -63,7 +63,8 @@ async def _made_anew(broker: Broker, name: str) -> AsyncIterator[None]:
     is_made, goes_on = threading.Event(), threading.Event()
 
     def read() -> None:
-        broker.registry.delete_topic(name)
+        assert broker.registry.begin_deletion(name)
+        assert broker.registry.deletions.finish(name)
         assert broker.registry.create_topic(name, {0: [broker.config.broker_id]}, {})
         is_made.set()
         assert goes_on.wait(60)

@@ -21,7 +21,7 @@ import pytest
 from spark_klog.broker.broker import Broker
 from spark_klog.broker.event_loop.background import BackgroundTasks
 from spark_klog.broker.housekeeping import keep_house
-from spark_klog.broker.metadata.registry import UnknownTopic
+from spark_klog.broker.metadata.errors import UnknownTopic
 from spark_klog.broker.network.acceptor import Acceptor
 from spark_klog.broker.network.server import Server
 from spark_klog.broker.network.watchdog import watch

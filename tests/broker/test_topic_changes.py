@@ -12,19 +12,21 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
-from spark_klog.broker.broker import Broker, Request, TopicExists
+from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.handlers import create_topics, delete_topics
 from spark_klog.broker.metadata.controller import Controller
-from spark_klog.broker.metadata.registry import (
+from spark_klog.broker.metadata.errors import (
     InvalidAssignment,
     InvalidPartitions,
-    Registry,
     TopicCollides,
+    TopicExists,
     UnknownTopic,
 )
+from spark_klog.broker.metadata.registry import Registry
 from spark_klog.broker.security.config import PLAINTEXT, Listener
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.settings.config import BrokerConfig
@@ -193,6 +195,7 @@ def test_brokers_that_share_a_folder(tmp_path: Path) -> None:
 
                 tree.put("/admin/delete_topics/u", b"")
                 await _until(lambda: all("u" not in {name for name, _ in b.logs.logs} for b in (first, second)))
+                await _until(lambda: not tree.children("/admin/delete_topics"))
                 assert (tree.get("/brokers/topics/u"), tree.get("/config/topics/u")) == (None, None)
 
             # one leaves
@@ -246,7 +249,7 @@ def test_a_flood_of_unknown_names_reads_the_tree_a_few_times(tmp_path: Path, mon
 
             monkeypatch.setattr(broker.registry, "refresh", counted)
             request = Request(4, None, session)
-            deleted = await delete_topics.handle(broker, request, {"topic_names": names})
+            deleted = await delete_topics.handle(broker, request, {"topic_names": names, "timeout_ms": 1000})
             assert {answer["error_code"] for answer in deleted["responses"]} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
             topics = [entry | {"name": name} for name in names]
             created = await create_topics.handle(broker, request, {"topics": topics, "validate_only": True})
@@ -254,7 +257,7 @@ def test_a_flood_of_unknown_names_reads_the_tree_a_few_times(tmp_path: Path, mon
             assert 1 <= reads < 100
             await other.create_topic("there", 1)
             await asyncio.sleep(0.1)  # or it was looked for just now
-            deleted = await delete_topics.handle(broker, request, {"topic_names": ["there"]})
+            deleted = await delete_topics.handle(broker, request, {"topic_names": ["there"], "timeout_ms": 1000})
             assert [answer["error_code"] for answer in deleted["responses"]] == [0]
 
     asyncio.run(scenario())
@@ -326,6 +329,11 @@ def _registries(
     return first, second
 
 
+def _delete(registry: Registry, name: str, topic_id: UUID | None = None) -> None:
+    if registry.begin_deletion(name, topic_id):
+        assert registry.deletions.finish(name)
+
+
 def test_settings_that_two_brokers_alter_at_once_are_both_kept(tmp_path: Path) -> None:
     first, second = _registries(tmp_path, lambda one: one.alter_settings("t", partial(_with, "retention.ms", "5")))
     assert second.create_topic("t", {0: [0]}, {"segment.bytes": "1"})
@@ -356,10 +364,10 @@ def test_a_topic_that_one_broker_creates_while_another_deletes_it_keeps_its_sett
 
     first, second = _registries(tmp_path, create)
     assert second.create_topic("t", {0: [0]}, {"retention.ms": "5"})
-    second.delete_topic("t")
+    _delete(second, "t")
     assert second.create_topic("t", {0: [0]}, {"retention.ms": "5"})
     first.refresh()
-    first.delete_topic("t")
+    _delete(first, "t")
     second.refresh()
     assert second.settings("t") == {"cleanup.policy": "compact"}
 
@@ -369,18 +377,14 @@ def test_a_deletion_leaves_a_topic_that_another_broker_has_created_again_meanwhi
     """The name is the same, and the deletion has found the earlier topic."""
 
     def create_again(other: Registry) -> None:
-        other.delete_topic("t")
+        _delete(other, "t")
         assert other.create_topic("t", {0: [1]}, {"cleanup.policy": "compact"})
 
     first, second = _registries(tmp_path, create_again, _LateDeletion)
     assert second.create_topic("t", {0: [0]}, {})
     first.refresh()
     topic_id = first.topics["t"].topic_id
-    if by == "id":
-        with pytest.raises(UnknownTopic):
-            first.delete_topic("t", topic_id)
-    else:
-        first.delete_topic("t")
+    _delete(first, "t", topic_id if by == "id" else None)  # whoever has deleted it, it is gone
     for registry in (first, second):
         registry.refresh()
         assert (registry.topics["t"].assignment, registry.settings("t")) == ({0: [1]}, {"cleanup.policy": "compact"})
@@ -392,7 +396,7 @@ def test_a_deletion_while_another_broker_changes_the_topic(tmp_path: Path, by: s
     first, second = _registries(tmp_path, lambda other: other.add_partitions("t", 3), _LateDeletion)
     assert second.create_topic("t", {0: [0]}, {})
     first.refresh()
-    first.delete_topic("t", first.topics["t"].topic_id if by == "id" else None)
+    _delete(first, "t", first.topics["t"].topic_id if by == "id" else None)
     for registry in (first, second):
         registry.refresh()
         assert not registry.topics
@@ -403,30 +407,37 @@ def test_a_request_for_deletion_that_two_controllers_see_deletes_one_topic(tmp_p
     """One of them does not know yet that it no longer is the controller; a tool creates the topic again."""
 
     def work_and_create(other: Registry) -> None:
-        other.refresh()
-        other.controller = other.broker_id
-        Controller(other._tree, other, lambda name, assignment: None).work()
+        _work_as_controller(other)
+        _work_as_controller(other)
         assert other.create_topic("t", {0: [1]}, {})
 
     first, second = _registries(tmp_path, work_and_create, _LateDeletion)
     assert second.create_topic("t", {0: [0]}, {})
-    first.refresh()
     first._tree.put("/admin/delete_topics/t", b"")
-    late = Controller(first._tree, first, lambda name, assignment: None)
+    late = _work_as_controller(first)
+    first.refresh()
+    assert list(first.deletions.pending) == ["t"]
     first.controller = first.broker_id
     if finds == "the next one":
-        children = first._tree.children("/admin/delete_topics")
-        first._tree.children = lambda path: children if path == "/admin/delete_topics" else []  # type: ignore[method-assign]
         work_and_create(second)
     late.work()
+    assert not first._tree.children("/admin/delete_topics")
     second.refresh()
     assert second.topics["t"].assignment == {0: [1]}
+
+
+def _work_as_controller(registry: Registry) -> Controller:
+    registry.refresh()
+    registry.controller = registry.broker_id
+    controller = Controller(registry._tree, registry, lambda name, assignment: None)
+    controller.work()
+    return controller
 
 
 def test_a_creation_that_fails_leaves_a_topic_of_its_name_that_was_created_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another broker has deleted what could not be created, and has created the topic for itself."""
+    """Somebody has removed what could not be created from the tree, and another broker has created it for itself."""
 
     async def run() -> None:
         async with (
@@ -440,8 +451,8 @@ def test_a_creation_that_fails_leaves_a_topic_of_its_name_that_was_created_since
                 nonlocal is_late
                 if is_late:
                     is_late = False
+                    second.registry._tree.delete("/brokers/topics/t")
                     await second.follower.refresh()
-                    await second.delete_topic("t")
                     await second.create_topic("t", 1, None, {0: [1]})
                 await follow()
 
@@ -494,6 +505,11 @@ def test_a_log_that_can_not_be_made_is_logged_once(
     asyncio.run(run())
 
 
+def _delete(registry: Registry, name: str, topic_id: UUID | None = None) -> None:
+    if registry.begin_deletion(name, topic_id):
+        assert registry.deletions.finish(name)
+
+
 def test_settings_that_two_brokers_alter_one_after_the_other_are_both_kept(tmp_path: Path) -> None:
     """The second one has not seen yet what the first one has changed."""
 
@@ -511,6 +527,9 @@ def test_settings_that_two_brokers_alter_one_after_the_other_are_both_kept(tmp_p
 def test_a_topic_is_deleted_by_the_id_that_was_named(tmp_path: Path) -> None:
     """Another broker has created it again since: what is there now is not what the client has seen."""
 
+    def by_id(topic_id: UUID) -> dict[str, Any]:
+        return {"topics": [{"name": None, "topic_id": topic_id}], "timeout_ms": 20_000}
+
     async def run() -> None:
         async with (
             _running(tmp_path, 0, shared=True) as first,
@@ -522,12 +541,13 @@ def test_a_topic_is_deleted_by_the_id_that_was_named(tmp_path: Path) -> None:
             new_id = await first.create_topic("t", 1)
             session = Session(Listener(PLAINTEXT, PLAINTEXT, "h", 1), "h:2", [], lambda mechanism, name: None)
             request = Request(6, "client", session)
-            answer = await delete_topics.handle(second, request, {"topics": [{"name": None, "topic_id": topic_id}]})
+            answer = await delete_topics.handle(second, request, by_id(topic_id))
             assert answer["responses"][0]["error_code"] == ErrorCode.UNKNOWN_TOPIC_ID
             await first.follower.refresh()
             assert first.registry.topics["t"].topic_id == new_id
+            second.follower.watch()
             await second.follower.refresh()
-            answer = await delete_topics.handle(second, request, {"topics": [{"name": None, "topic_id": new_id}]})
+            answer = await delete_topics.handle(second, request, by_id(new_id))
             assert answer["responses"][0]["error_code"] == ErrorCode.NONE
 
     asyncio.run(run())
@@ -563,7 +583,7 @@ def test_a_topic_created_again_before_its_deletion_is_noticed_keeps_its_folder(
                 return make(name, *arguments)
 
             monkeypatch.setattr(broker.logs, "make", make_late)
-            registry.delete_topic("b")
+            _delete(registry, "b")
             for name in ("a", "b", "c"):
                 assert registry.create_topic(name, {0: [registry.broker_id]}, {})
             assert list(registry.topics) == ["a", "b", "c"]

@@ -74,6 +74,10 @@ GOLDEN = {
         paths.topic_payload({0: [0]}, None),
         b'{"version":2,"partitions":{"0":[0]},"adding_replicas":{},"removing_replicas":{}}',
     ),
+    "deletion": (
+        paths.deletion_payload(TOPIC_ID, {2, 0}),
+        b'{"version":1,"topic_id":"AAECAwQFBgcICQoLDA0ODw","dropped":[0,2]}',
+    ),
     "state": (
         paths.partition_state_payload(1, [1, 2], controller_epoch=1, leader_epoch=4),
         b'{"controller_epoch":1,"leader":1,"version":1,"leader_epoch":4,"isr":[1,2]}',
@@ -138,6 +142,8 @@ def test_round_trips() -> None:
     endpoints = [plain("::1", 9092), paths.Endpoint("OUT", "SASL_SSL", "::1", 9093)]
     assert paths.parse_broker(paths.broker_payload(endpoints, 1)) == endpoints
     assert paths.parse_topic(GOLDEN["topic"][0]) == ({0: [0, 1], 1: [1, 0]}, TOPIC_ID)
+    assert paths.parse_deletion(GOLDEN["deletion"][0]) == (TOPIC_ID, {0, 2})
+    assert paths.parse_deletion(b"") == (None, frozenset())
     assert paths.parse_topic_config(paths.topic_config_payload({"a": "ü"})) == {"a": "ü"}
     assert paths.parse_cluster_id(paths.cluster_id_payload("x")) == "x"
     assert paths.parse_offset(paths.offset_payload(2**63 - 1)) == 2**63 - 1
@@ -181,6 +187,10 @@ MALFORMED: list[tuple[Callable[..., object], list[bytes]]] = [
             b'{"leader":1,"controller_epoch":0,"leader_epoch":0}',
             b'{"leader":"1","controller_epoch":0,"leader_epoch":0,"isr":[]}',
         ],
+    ),
+    (
+        paths.parse_deletion,
+        [b"{}", b'{"dropped":[]}', b'{"topic_id":"short","dropped":[]}', GOLDEN["deletion"][0].replace(b"0,", b"{},")],
     ),
     (paths.parse_topic_config, [b"{}", b'{"version":1,"config":[]}', b'{"version":1,"config":{"a":1}}']),
     (paths.parse_cluster_id, [b"{}", b'{"id":1}', b'{"id":""}']),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.metadata.registry import UnknownTopic
+from spark_klog.broker.metadata.errors import UnknownTopic
 from spark_klog.broker.settings.log_settings import is_list, setting_texts
 from spark_klog.broker.settings.loggers import set_levels
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.metadata.registry import InvalidAssignment, InvalidPartitions, UnknownTopic
+from spark_klog.broker.metadata.errors import InvalidAssignment, InvalidPartitions, UnknownTopic
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
 

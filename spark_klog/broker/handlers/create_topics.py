@@ -10,7 +10,8 @@ from typing import Any
 from uuid import UUID
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.metadata.registry import MAX_PARTITIONS, TopicCollides, TopicExists
+from spark_klog.broker.metadata.errors import TopicCollides, TopicExists
+from spark_klog.broker.metadata.registry import MAX_PARTITIONS
 from spark_klog.broker.settings.described_settings import topic_entries
 from spark_klog.broker.settings.log_settings import topic_settings
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode

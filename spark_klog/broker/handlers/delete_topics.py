@@ -1,11 +1,15 @@
-"""DeleteTopics v0-6: delete topics by name or (v6) by topic id. Their logs are removed at once."""
+"""DeleteTopics v0-6: delete topics by name or (v6) by topic id.
+
+Their logs are removed here at once. The answer waits until all live leaders have dropped theirs, or for `timeout_ms`.
+"""
 
 from __future__ import annotations
 
+import time
 from uuid import UUID
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.metadata.registry import UnknownTopic
+from spark_klog.broker.metadata.errors import UnknownTopic
 from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
 
@@ -18,7 +22,24 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     if not broker.authorizer.is_admin(request.session):
         code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return {"responses": [{"name": name, "topic_id": topic_id, "error_code": code} for name, topic_id in requested]}
-    return {"responses": [await _delete(broker, name, topic_id) for name, topic_id in requested]}
+    deadline = time.monotonic() + message["timeout_ms"] / 1000
+    responses = [await _delete(broker, name, topic_id) for name, topic_id in requested]
+    return {"responses": [await _finish(broker, response, deadline) for response in responses]}
+
+
+async def _finish(broker: Broker, response: Message, deadline: float) -> Message:
+    """The answer to a deletion that has begun."""
+    name = response["name"]
+    if response["error_code"] or name is None:
+        return response
+    try:
+        brokers = await broker.deletion(name, deadline)
+    except DirectoryError as error:
+        return response | {"error_code": ErrorCode.UNKNOWN_SERVER_ERROR, "error_message": str(error)}
+    if not brokers:
+        return response
+    reason = f"topic {name} is being deleted, but broker {', '.join(map(str, brokers))} may still serve it"
+    return response | {"error_code": ErrorCode.REQUEST_TIMED_OUT, "error_message": reason}
 
 
 async def _delete(broker: Broker, name: str | None, topic_id: UUID) -> Message:
@@ -27,6 +48,8 @@ async def _delete(broker: Broker, name: str | None, topic_id: UUID) -> Message:
         named = await broker.topic_by_id(topic_id)
         name = None if named is None else named.name
     topic = None if name is None else await broker.topic(name)
+    if name is not None and topic is None and (pending := broker.registry.deletions.pending.get(name)) is not None:
+        return {"name": name, "topic_id": pending, "error_code": ErrorCode.NONE}  # an earlier request has begun it
     if topic is None or name is None:
         code = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return {"name": name, "topic_id": topic_id, "error_code": code, "error_message": "no such topic"}

@@ -11,7 +11,7 @@ from typing import Any
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.event_loop.large_requests import distinct
 from spark_klog.broker.metadata.described_topics import missing_topic, topic_message
-from spark_klog.broker.metadata.registry import TopicExists
+from spark_klog.broker.metadata.errors import TopicExists
 from spark_klog.broker.security.authorizer import SEE, WRITE
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message

@@ -48,12 +48,12 @@ class Controller:
         if not is_controller:
             self._leaders.clear()
             return changed
-        deleted = self._delete_topics()
+        deleted, has_deleted = self._delete_topics()
         self._write_states(without=deleted)
         for name in self._tree.children(paths.CONFIG_CHANGES_PATH):
             # a change notification of Kafka's: brokers here watch /config/topics themselves
             self._tree.delete(f"{paths.CONFIG_CHANGES_PATH}/{name}")
-        return changed or bool(deleted)
+        return changed or has_deleted
 
     def _elect(self) -> bool:
         registry = self._registry
@@ -96,25 +96,30 @@ class Controller:
             return uuid4() if leads_first else None
         return known
 
-    def _delete_topics(self) -> set[str]:
-        """Delete the topics whose deletion is requested, and what is left of deleted ones; returns their names."""
-        requested = self._tree.children(paths.DELETE_TOPICS_PATH)
-        for name in requested:
-            value = self._tree.get(paths.topic_path(name))
-            if self._tree.get(paths.delete_topic_path(name)) is not None:  # else an earlier controller has done it
-                _log.info("deleting topic %s, as requested by %s", name, paths.delete_topic_path(name))
-                self._registry.remove_topic(name, value)  # if its node has changed, the next round deletes it
+    def _delete_topics(self) -> tuple[set[str], bool]:
+        """Go on with requested deletions, and remove what is left of deleted topics.
+
+        Returns the names of these topics, and whether the tree has changed.
+        """
+        deletions = self._registry.deletions
+        changed = False
+        for name in deletions.requested:
+            if name not in deletions.pending:
+                deletions.claim(name)
+                changed = True
+            elif deletions.finish(name):
+                changed = True
         # A node without a value was created as the parent of another node while its topic was being deleted.
         # The compare-and-set fails if another broker has deleted the topic and it was created again since.
         left = [name for name in self._registry.empty if self._tree.swap(paths.topic_path(name), b"", _REMOVED)]
         for name in left:
-            self._registry.remove_topic(name, _REMOVED)
-        return {*requested, *left}
+            deletions.remove(name, _REMOVED, None)
+        return {*deletions.requested, *left}, changed or bool(left)
 
     def _write_states(self, without: set[str]) -> None:
         """Write each partition's leader into its state, -1 while the leader is down; the leader epoch is always 0.
 
-        `without` topics that were just deleted: a state would create the topic's node again.
+        `without` topics that are being deleted: a state would create the topic's node again.
         """
         registry = self._registry
         states: dict[_Partition, tuple[int, list[int]]] = {}

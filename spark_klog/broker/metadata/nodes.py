@@ -27,6 +27,13 @@ def replace_node(tree: Tree, path: str, before: bytes | None, value: bytes) -> b
     return create_node(tree, path, value) if before is None else tree.swap(path, before, value)
 
 
+def children_with_values(tree: Tree, path: str) -> list[tuple[str, bytes]]:
+    """Name and value of each child; those deleted meanwhile, and those without a value, are left out."""
+    names = tree.children(path)
+    values = tree.get_many([f"{path}/{name}" for name in names])
+    return [(name, value) for name, value in zip(names, values, strict=True) if value is not None]
+
+
 class NodeDecoder:
     """Decodes values of nodes. Logs an error of a node only if it is not the last one logged for it."""
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
-from spark_klog.broker.metadata.nodes import NodeDecoder, create_node, replace_node
+from spark_klog.broker.metadata.deletions import Deletions
+from spark_klog.broker.metadata.errors import InvalidAssignment, InvalidPartitions, TopicCollides, UnknownTopic
+from spark_klog.broker.metadata.nodes import NodeDecoder, children_with_values, create_node, replace_node
 from spark_klog.broker.metadata.registration import Registration
 from spark_klog.directories import paths
 from spark_klog.directories.offsets import OffsetDirectory
@@ -28,26 +30,6 @@ Alter = Callable[[Mapping[str, str]], Mapping[str, str]]
 
 NO_LEADER = -1
 MAX_PARTITIONS = 10_000
-
-
-class TopicCollides(ConfigError):
-    """The name differs from another topic's only in '.' and '_', which Kafka's metrics do not distinguish."""
-
-
-class TopicExists(ConfigError):
-    """The topic exists already."""
-
-
-class UnknownTopic(ConfigError):
-    """The topic does not exist."""
-
-
-class InvalidPartitions(ConfigError):
-    """The topic can't have that number of partitions."""
-
-
-class InvalidAssignment(ConfigError):
-    """The partitions can't be assigned to these brokers."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +62,7 @@ class Registry:
         self._tree = tree
         self.broker_id = broker_id
         self._decoder = NodeDecoder()
+        self.deletions = Deletions(tree, self._decoder, broker_id)
         self.registration = Registration(tree, self._decoder, broker_id, session_seconds)
         self.brokers: dict[int, list[paths.Endpoint]] = {}
         self.topics: dict[str, Topic] = {}
@@ -111,7 +94,7 @@ class Registry:
         self._tree.watch(paths.BROKER_TOPICS_PATH, changed, values=True)
         self._tree.watch(paths.TOPIC_CONFIGS_PATH, changed, values=True)
         self._tree.watch(paths.CONFIG_CHANGES_PATH, changed)
-        self._tree.watch(paths.DELETE_TOPICS_PATH, changed)
+        self._tree.watch(paths.DELETE_TOPICS_PATH, changed, values=True)
 
     def refresh(self) -> None:
         """Read everything again. Make one call at a time: a slow read must not overwrite a later one.
@@ -129,7 +112,7 @@ class Registry:
             )
         self.registration.keep()
         brokers = {}
-        for name, value in self._values(paths.BROKER_IDS_PATH):
+        for name, value in children_with_values(self._tree, paths.BROKER_IDS_PATH):
             endpoints = self._decoder.decode(paths.parse_broker, value, f"{paths.BROKER_IDS_PATH}/{name}")
             if endpoints is not None and name.isdecimal():
                 brokers[int(name)] = endpoints
@@ -139,25 +122,23 @@ class Registry:
         )
         topics: dict[str, Topic] = {}
         nameless: dict[str, Nameless] = {}
-        found = self._values(paths.BROKER_TOPICS_PATH)
+        found = children_with_values(self._tree, paths.BROKER_TOPICS_PATH)
         configs = self._tree.get_many([paths.topic_config_path(name) for name, _ in found])
         for (name, value), config in zip(found, configs, strict=True):
             topic = self._topic(name, value, config, nameless)
             if topic is not None:
                 topics[name] = topic
         self.brokers, self.nameless = brokers, nameless
-        self._take_topics(topics)
+        # a request that is there once the topics are read is seen: a broker that is not waited for would serve them on
+        self.deletions.read({name: topic.topic_id for name, topic in topics.items()})
+        pending = self.deletions.pending
+        self._take_topics({name: topic for name, topic in topics.items() if name not in pending})
         self.empty = [name for name, value in found if not value]
 
     def _take_topics(self, topics: dict[str, Topic]) -> None:
         self.topics = topics
         self.names = {topic.topic_id: name for name, topic in topics.items()}
         self._sources = {name: source for name, source in self._sources.items() if name in topics}
-
-    def _values(self, path: str) -> list[tuple[str, bytes]]:
-        names = self._tree.children(path)
-        values = self._tree.get_many([f"{path}/{name}" for name in names])
-        return [(name, value) for name, value in zip(names, values, strict=True) if value is not None]
 
     def _topic(self, name: str, value: bytes, config: bytes | None, nameless: dict[str, Nameless]) -> Topic | None:
         path, known = paths.topic_path(name), self.topics.get(name)
@@ -344,39 +325,17 @@ class Registry:
         _log.info("topic %s now has the settings %s", name, dict(settings))
         self.refresh()
 
-    def delete_topic(self, name: str, topic_id: UUID | None = None) -> None:
-        """Delete a topic as `remove_topic` does, and drop it here: rereading all topics after each would take minutes.
+    def begin_deletion(self, name: str, topic_id: UUID | None = None) -> bool:
+        """Ask for a topic's deletion, and forget the topic; False if its nodes are gone already.
 
-        Deletes the topic that has the name when this begins, never one that another broker creates meanwhile. Raises
-        `UnknownTopic` if `topic_id` is given and the topic has another id by now.
+        When its logs are dropped, `deletions.finish` goes on. Raises `UnknownTopic` if `topic_id` is given and the
+        topic has another id by now.
         """
-        path = paths.topic_path(name)
-        begun_with: UUID | None = None
-        while True:
-            value = self._tree.get(path)
-            now = self._decoder.decode(paths.parse_topic, value, path) if value else None
-            if topic_id is not None and (now is None or now[1] not in (None, topic_id)):
-                raise UnknownTopic(f"topic {name} is no longer the one of id {topic_id}")
-            if begun_with is not None and (now is None or now[1] not in (None, begun_with)):
-                break  # another broker has deleted it
-            if self.remove_topic(name, value):
-                break
-            begun_with = begun_with or (now[1] if now is not None else None)
+        asked = self.deletions.request(name, topic_id)
+        if asked is not None:
+            self.deletions.add(name, asked)
         self._take_topics({other: topic for other, topic in self.topics.items() if other != name})
-
-    def remove_topic(self, name: str, value: bytes | None) -> bool:
-        """Remove a topic's nodes, the deletion request last; missing nodes are no error.
-
-        `value` is what the topic's node was found with, None if there was none. If the node has another value by now,
-        nothing is removed, and the result is False.
-        """
-        path = paths.topic_path(name)
-        if value is not None and not self._tree.delete_if(path, value):
-            return False
-        if self._tree.get(path) is None:  # else another broker has created it again
-            self._tree.delete(paths.topic_config_path(name))
-        self._tree.delete(paths.delete_topic_path(name))
-        return True
+        return asked is not None
 
     def group_offsets(self, group: str) -> OffsetDirectory:
         """Committed offsets of a group, in the place where consumers older than Kafka 0.9 keep them."""

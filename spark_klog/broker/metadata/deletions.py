@@ -1,0 +1,166 @@
+"""Topics that are being deleted: their nodes stay until no live broker serves their logs.
+
+A topic whose nodes were removed at once could be created again while the leader of one of its partitions has not heard
+of it: that leader would append the new topic's records to the old log, acknowledge them, and drop them with the log.
+
+1. A request in the tree names the topic's id. A tool's has none: the controller adds the id.
+2. Each broker that reads the request stops serving the topic, and its leaders write their ids into the request.
+3. When all live ones have, the controller, or the broker that was asked if it waits for no other, removes the nodes.
+
+Source: Kafka keeps a topic's nodes likewise until all live replicas are deleted (`TopicDeletionManager`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+from spark_klog.broker.metadata.errors import UnknownTopic
+from spark_klog.broker.metadata.nodes import NodeDecoder, children_with_values, replace_node
+from spark_klog.directories import paths
+from spark_klog.directories.paths import DeletionRequest
+from spark_klog.directories.trees.tree import Tree
+
+_log = logging.getLogger(__name__)
+_NONE = DeletionRequest(None, frozenset())
+
+
+class Deletions:
+    """Deletions as one broker sees them. Methods block, and one runs at a time.
+
+    `pending` is read in another thread: it is replaced, never changed.
+    """
+
+    def __init__(self, tree: Tree, decoder: NodeDecoder, broker_id: int) -> None:
+        self._tree, self._decoder, self._broker_id = tree, decoder, broker_id
+        #: Ids, by name, of the topics that are being deleted, and that this broker serves no more.
+        self.pending: Mapping[str, UUID] = {}
+        #: Topics whose deletion is requested, with or without an id.
+        self.requested: Sequence[str] = ()
+
+    def read(self, topic_ids: Mapping[str, UUID]) -> None:
+        """Read the requests again; `topic_ids` are those of the topics that were in the tree before this."""
+        requests = children_with_values(self._tree, paths.DELETE_TOPICS_PATH)
+        self.requested = [name for name, _ in requests]
+        asked = {name: self._parse(name, value).topic_id for name, value in requests}
+        self.pending = {
+            name: topic_id
+            for name, topic_id in asked.items()
+            if topic_id is not None and topic_ids.get(name) == topic_id
+        }
+
+    def request(self, name: str, topic_id: UUID | None = None) -> UUID | None:
+        """Ask for the deletion of the topic that has the name now; its id, None if it is gone or needed no request.
+
+        Raises `UnknownTopic` if `topic_id` is given and the topic has another id by now.
+        """
+        path = paths.delete_topic_path(name)
+        while True:
+            value, found = self._topic(name)
+            now = None if found is None else found[1]
+            if topic_id is not None and (found is None or now not in (None, topic_id)):
+                raise UnknownTopic(f"topic {name} is no longer the one of id {topic_id}")
+            request = self._tree.get(path)
+            if now is None:  # no request can tell it from a later topic
+                if self.remove(name, value, request):
+                    return None
+            elif self._parse(name, request).topic_id == now or replace_node(
+                self._tree, path, request, paths.deletion_payload(now, ())
+            ):
+                return now
+
+    def add(self, name: str, topic_id: UUID) -> None:
+        """Note a deletion that was asked for here, without reading all requests again."""
+        self.pending = {**self.pending, name: topic_id}
+
+    def claim(self, name: str) -> None:
+        """The controller's part for a request that is not pending: add the topic's id, or remove what is left."""
+        path = paths.delete_topic_path(name)
+        value, found = self._topic(name)
+        request = self._tree.get(path)
+        if request is None:
+            return  # an earlier controller has done it
+        now, asked = None if found is None else found[1], self._parse(name, request).topic_id
+        if now is None:
+            _log.info("deleting topic %s, as requested by %s", name, path)
+            self.remove(name, value, request)  # if its node has changed, the next round deletes it
+        elif asked is None:
+            _log.info("deleting topic %s, as requested by %s", name, path)
+            self._tree.swap(path, request, paths.deletion_payload(now, ()))
+        elif asked != now:
+            self._tree.delete_if(path, request)  # its topic is gone, this is a later one
+
+    def acknowledge(self) -> None:
+        """Tell the other brokers that this one serves the pending topics no more: their logs have been dropped."""
+        for name, topic_id in self.pending.items():
+            _, found = self._topic(name)
+            if found is None or found[1] != topic_id or self._broker_id not in _leaders(found[0]):
+                continue
+            path = paths.delete_topic_path(name)
+            while True:
+                value = self._tree.get(path)
+                request = self._parse(name, value)
+                if value is None or request.topic_id != topic_id or self._broker_id in request.dropped:
+                    break
+                if self._tree.swap(path, value, paths.deletion_payload(topic_id, {*request.dropped, self._broker_id})):
+                    break
+
+    def finish(self, name: str) -> bool:
+        """Remove the nodes of a pending topic, unless another live broker may still serve it; whether it is over."""
+        topic_id, path = self.pending[name], paths.delete_topic_path(name)
+        while True:
+            value, found = self._topic(name)
+            request = self._tree.get(path)
+            asked = self._parse(name, request).topic_id
+            if found is not None and found[1] not in (None, topic_id):  # it is gone, this is a later one
+                if request is not None and asked == topic_id:
+                    self._tree.delete_if(path, request)
+                break
+            if found is not None and asked != topic_id:
+                break  # the request was withdrawn, by hand
+            if self.waits_for(name):
+                return False
+            if self.remove(name, value, request):
+                break
+        self.pending = {other: pending for other, pending in self.pending.items() if other != name}
+        return True
+
+    def waits_for(self, name: str) -> list[int]:
+        """The live leaders of a topic, other than this broker, that may still serve it."""
+        _, found = self._topic(name)
+        request = self._parse(name, self._tree.get(paths.delete_topic_path(name)))
+        # Read last: a broker registers before it reads the requests. One that is not there yet will see this one.
+        live = {int(number) for number in self._tree.children(paths.BROKER_IDS_PATH) if number.isdecimal()}
+        leaders = set() if found is None else _leaders(found[0])
+        return sorted((leaders & live) - request.dropped - {self._broker_id})
+
+    def remove(self, name: str, value: bytes | None, request: bytes | None) -> bool:
+        """Remove a topic's nodes, the request last; missing nodes are no error.
+
+        `value` and `request` are what the nodes were found with, None if there was none. If the topic's node has
+        another value by now, nothing is removed, and the result is False.
+        """
+        path = paths.topic_path(name)
+        if value is not None and not self._tree.delete_if(path, value):
+            return False
+        if self._tree.get(path) is None:  # else another broker has created it again
+            self._tree.delete(paths.topic_config_path(name))
+        if request is not None:
+            self._tree.delete_if(paths.delete_topic_path(name), request)
+        return True
+
+    def _topic(self, name: str) -> tuple[bytes | None, tuple[dict[int, list[int]], UUID | None] | None]:
+        """The value of a topic's node, and what it says; None if there is none, or it does not decode."""
+        path = paths.topic_path(name)
+        value = self._tree.get(path)
+        return value, self._decoder.decode(paths.parse_topic, value, path) if value else None
+
+    def _parse(self, name: str, request: bytes | None) -> DeletionRequest:
+        """A request that does not decode asks by the name, as a tool's does."""
+        path = paths.delete_topic_path(name)
+        return (self._decoder.decode(paths.parse_deletion, request, path) if request else None) or _NONE
+
+
+def _leaders(assignment: Mapping[int, Sequence[int]]) -> set[int]:
+    return {broker for replicas in assignment.values() for broker in replicas[:1]}

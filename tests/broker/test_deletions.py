@@ -1,0 +1,193 @@
+"""A topic's nodes stay until no live broker serves it: a record that a broker acknowledges is in the topic of then."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from spark_klog.broker.broker import Broker
+from spark_klog.broker.handlers import delete_topics
+from spark_klog.broker.metadata.errors import TopicExists
+from spark_klog.directories import paths
+from spark_klog.directories.trees.opening import open_tree
+from spark_klog.errors import ErrorCode
+from spark_klog.log.partition_log import PartitionLog
+from tests.broker.test_crossings import REQUEST as ANY_REQUEST
+from tests.broker.test_topic_changes import _append, _running, _until
+
+REQUEST = replace(ANY_REQUEST, version=5)
+NODE, REQUESTED = "/brokers/topics/t", "/admin/delete_topics/t"
+
+
+async def _delete(broker: Broker, timeout_ms: int) -> tuple[int, str | None]:
+    """Error code and message."""
+    message = {"topic_names": ["t"], "timeout_ms": timeout_ms}
+    (answer,) = (await delete_topics.handle(broker, REQUEST, message))["responses"]
+    return answer["error_code"], answer.get("error_message")
+
+
+def test_the_leader_hears_late_of_the_deletion(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with (
+            _running(tmp_path, 0, shared=True) as first,
+            _running(tmp_path, 1, shared=True, watches=False) as second,
+        ):
+            await first.follower.refresh()
+            old = await first.create_topic("t", 2, None, {0: [0], 1: [1]})
+            await second.follower.refresh()
+            code, text = await _delete(first, 100)
+            assert (code, text) == (
+                ErrorCode.REQUEST_TIMED_OUT,
+                "topic t is being deleted, but broker 1 may still serve it",
+            )
+            assert await first.leader_log("t", 0) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert isinstance(await second.leader_log("t", 1), PartitionLog), "it has not heard of it"
+            with pytest.raises(TopicExists, match="topic t is being deleted"):
+                await first.create_topic("t", 2, None, {0: [0], 1: [1]})
+            # as a client does that asks again
+            again = asyncio.create_task(_delete(first, 20_000))
+            await asyncio.sleep(0.2)
+            assert not again.done()
+            await second.follower.refresh()
+            assert await again == (ErrorCode.NONE, None)
+            assert tree.children("/admin/delete_topics") == []
+            new = await first.create_topic("t", 2, None, {0: [0], 1: [1]})
+            assert new != old
+            log = await second.leader_log("t", 1)
+            assert isinstance(log, PartitionLog)
+            assert (log.topic_id, log.end_offset) == (new, 0)
+
+    tree = open_tree(str(tmp_path / "directories"))
+    asyncio.run(run())
+    tree.close()
+
+
+def test_a_leader_that_leaves_is_not_waited_for(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with _running(tmp_path, 0, shared=True) as first:
+            async with _running(tmp_path, 1, shared=True, watches=False):
+                await first.follower.refresh()
+                await first.create_topic("t", 1, None, {0: [1]})
+                waiting = asyncio.create_task(_delete(first, 20_000))
+                await asyncio.sleep(0.2)
+                assert not waiting.done()
+            assert await waiting == (ErrorCode.NONE, None)
+
+    asyncio.run(run())
+
+
+def test_a_tool_asks_while_the_leader_hears_late(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with (
+            _running(tmp_path, 0, shared=True) as first,
+            _running(tmp_path, 1, shared=True, watches=False) as second,
+        ):
+            await first.follower.refresh()
+            topic_id = await first.create_topic("t", 1, None, {0: [1]})
+            await second.follower.refresh()
+            tree.put(REQUESTED, b"")
+            await _until(lambda: "t" in first.registry.deletions.pending)
+            assert paths.parse_deletion(tree.get(REQUESTED) or b"") == (topic_id, frozenset())
+            await asyncio.sleep(0.2)
+            assert tree.get(NODE)
+            await second.follower.refresh()
+            await _until(lambda: not tree.children("/admin/delete_topics"))
+            assert (tree.get(NODE), tree.get("/config/topics/t")) == (None, None)
+
+    tree = open_tree(str(tmp_path / "directories"))
+    asyncio.run(run())
+    tree.close()
+
+
+@pytest.mark.parametrize("request_", ["earlier topic", "not JSON"])
+def test_requests_that_name_no_topic_of_today(tmp_path: Path, request_: str) -> None:
+    """One for an earlier topic of the name is dropped; what does not decode asks by the name, as a tool's does."""
+
+    async def run() -> None:
+        async with _running(tmp_path, 0, shared=True) as broker:
+            await broker.create_topic("t", 1, {"retention.ms": "5"})
+            value = paths.deletion_payload(uuid4(), [7]) if request_ == "earlier topic" else b"{"
+            tree.put(REQUESTED, value)
+            await _until(lambda: not tree.children("/admin/delete_topics"))
+            await broker.follower.refresh()
+            assert ("t" in broker.registry.topics) == (request_ == "earlier topic")
+            assert (tree.get("/config/topics/t") is not None) == (request_ == "earlier topic")
+
+    tree = open_tree(str(tmp_path / "directories"))
+    asyncio.run(run())
+    tree.close()
+
+
+def test_a_broker_that_starts_while_a_topic_is_being_deleted(tmp_path: Path) -> None:
+    """It never serves the topic, and is not waited for."""
+
+    async def run() -> None:
+        async with _running(tmp_path, 0, shared=True, watches=False) as first:
+            async with _running(tmp_path, 1, shared=True, watches=False):
+                await first.follower.refresh()
+                topic_id = await first.create_topic("t", 1, None, {0: [1]})
+            tree.put(REQUESTED, paths.deletion_payload(topic_id, ()))
+            async with _running(tmp_path, 1, shared=True, watches=False) as second:
+                assert await second.leader_log("t", 0) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                assert paths.parse_deletion(tree.get(REQUESTED) or b"").dropped == {1}
+                await first.follower.refresh()
+                assert tree.get(NODE) is None
+
+    tree = open_tree(str(tmp_path / "directories"))
+    asyncio.run(run())
+    tree.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_acknowledged_records_in_any_order_of_changes(tmp_path: Path, seed: int) -> None:
+    """Two brokers that hear of changes late, one of which leads: what is acknowledged is there until a deletion."""
+    choice = random.Random(seed)
+
+    async def hear(brokers: list[Broker], acknowledged: list[int]) -> None:
+        await brokers[choice.random() < 0.5].follower.refresh()
+        if acknowledged:
+            await brokers[1].follower.refresh()
+            log = await brokers[1].leader_log("t", 0)
+            assert isinstance(log, PartitionLog)
+            assert log.end_offset == acknowledged[0]
+
+    async def step(brokers: list[Broker], acknowledged: list[int]) -> None:
+        broker = brokers[choice.random() < 0.2]
+        what = choice.choice(["create", "delete", "produce", "produce", "hear"])
+        if what == "create":
+            try:
+                await broker.create_topic("t", 1, None, {0: [1]})
+            except TopicExists:
+                return
+            acknowledged[:] = [0]
+        elif what == "delete":
+            if await broker.topic("t") is not None:
+                acknowledged.clear()
+                await broker.delete_topic("t")
+        elif what == "hear":
+            await hear(brokers, acknowledged)
+        elif acknowledged:
+            log = await brokers[1].leader_log("t", 0)
+            if isinstance(log, PartitionLog):
+                _append(log, 1)
+                acknowledged[0] += 1
+
+    async def run() -> None:
+        async with (
+            _running(tmp_path, 0, shared=True, watches=False) as first,
+            _running(tmp_path, 1, shared=True, watches=False) as second,
+        ):
+            await first.follower.refresh()
+            acknowledged: list[int] = []
+            for _ in range(60):
+                await step([first, second], acknowledged)
+                if choice.random() < 0.1:
+                    await asyncio.sleep(0.06)  # an unknown name may be looked for again
+            await hear([first, second], acknowledged)
+
+    asyncio.run(run())
