@@ -21,12 +21,14 @@ _Result = TypeVar("_Result")
 
 
 def _result(steps: Steps[_Result]) -> _Result:
+    answer: object = None
     while True:
         try:
-            next(steps)
+            work = steps.send(answer)
         except StopIteration as end:
             result: _Result = end.value
             return result
+        answer = None if work is None else work()
 
 
 class ReadableLog:

@@ -41,6 +41,7 @@ from spark_klog.broker.transactions.markers import MarkerEntry, write_marker
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
+from spark_klog.log.segments import segment
 from spark_klog.records.contract import CREATE_TIME, Record
 from spark_klog.records.formats.message_set import build_message_set
 from spark_klog.records.reading.produced import check_keys
@@ -542,6 +543,37 @@ def test_others_are_served_while_a_time_is_looked_up(
             (found,) = answer["topics"][0]["partitions"]
             expected = (_FAR, 1) if timestamp < 0 else (-1, -1)
             assert (found["error_code"], found["timestamp"], found["offset"]) == (ErrorCode.NONE, *expected)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("timestamp", "look"), [(_FAR + 5, "_first_since"), (-3, "_largest_from")])
+@pytest.mark.parametrize("kind", ["compressed", "large"])
+def test_others_are_served_while_a_batch_is_looked_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, timestamp: int, look: str
+) -> None:
+    """A batch of some KB may have a million records, if it is compressed."""
+    codec, size = ("gzip", 1) if kind == "compressed" else ("none", 5000)
+
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.create_topic("t", 1)
+            log = broker.logs.logs["t", 0]
+            times = [_FAR + 9, _FAR, _FAR + 5]
+            log.append(memoryview(make_batch([(b"k", bytes(size))] * 3, times, codec)))
+            log.delete_records(1)
+            served, called = threading.Event(), getattr(segment, look)
+
+            def late(*arguments: object) -> object:
+                assert served.wait(20)
+                return called(*arguments)
+
+            monkeypatch.setattr(segment, look, late)
+            asyncio.get_running_loop().call_later(0.05, served.set)
+            entry = {"partition_index": 0, "timestamp": timestamp, "current_leader_epoch": -1}
+            message = {"isolation_level": 0, "topics": [{"name": "t", "partitions": [entry]}]}
+            (found,) = (await list_offsets.handle(broker, REQUEST, message))["topics"][0]["partitions"]
+            assert (found["error_code"], found["timestamp"], found["offset"]) == (ErrorCode.NONE, _FAR + 5, 2)
 
     asyncio.run(run())
 

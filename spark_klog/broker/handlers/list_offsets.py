@@ -7,6 +7,7 @@ local offset, equals -2; -5 (v9), the last tiered offset, is never found.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -77,13 +78,18 @@ async def _find(broker: Broker, log: PartitionLog, timestamp: int, *, is_committ
     found = None
     if timestamp >= 0 or timestamp == MAX_TIMESTAMP:
         steps = log.search(None if timestamp == MAX_TIMESTAMP else timestamp)
+        answer: object = None
         while True:
             try:
-                next(steps)
+                work = steps.send(answer)
             except StopIteration as ended:
                 found = ended.value
                 break
             await broker.turns.take()
+            answer = None
+            if work is not None:
+                async with broker.decompressing:
+                    answer = await asyncio.to_thread(work)
         log.check_open()
     end = log.last_stable_offset if is_committed else log.high_watermark
     if timestamp == LATEST:

@@ -7,9 +7,10 @@ index files that are missing or belong to another log, and rebuilds them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from spark_klog.errors import LogCorrupted
 from spark_klog.log.files.file_system import File, FileInfo, FileSystem, write_all
@@ -20,12 +21,16 @@ from spark_klog.records.contract import BatchRun, IndexState, IndexTarget
 from spark_klog.records.formats.batch import Header
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.reader import records_of
+from spark_klog.wire.codecs import NONE
 from spark_klog.wire.primitives import Buffer
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-#: Work in steps, between which other work may be done; returns its result.
-Steps = Generator[None, None, _Result]
+#: Work in steps, between which other work may be done; returns its result. A step may ask for something long, which
+#: needs neither the log nor its files, and is sent what that returns.
+Steps = Generator[Callable[[], Any] | None, Any, _Result]
+#: A batch without compression, of up to that many bytes, is looked through in less than a millisecond.
+_SHORT_BATCH = 4096
 #: The largest timestamp of no records, and its offset.
 _NO_TIMESTAMP = (-1, -1)
 #: The largest offset relative to a segment's base: indexes have 32 bits for it.
@@ -181,7 +186,7 @@ class Segment(SegmentFiles):
     def record_at(self, timestamp: int, first: int) -> Steps[tuple[int, int] | None]:
         """(timestamp, offset) of the first record from offset `first` on with a timestamp (ms) of at least `timestamp`.
 
-        None if there is no such record. A step is a batch's header or a record.
+        None if there is no such record. A step is a batch's header, or the records of a large or compressed batch.
         """
         if self.max_timestamp < timestamp:
             return None
@@ -191,13 +196,12 @@ class Segment(SegmentFiles):
             self.rebuild_indexes()
             entry = self.time_index.before(timestamp)
         for position, header in self._headers_from(max(first, entry[1] if entry else 0)):
-            yield
+            yield None
             if header.max_timestamp < timestamp:
                 continue
-            for record in records_of(header, memoryview(self.file.read_at(position, header.size))):
-                yield
-                if record.timestamp >= timestamp and record.offset >= first:
-                    return record.timestamp, record.offset
+            found: tuple[int, int] | None = yield from self._look(_first_since, position, header, first, timestamp)
+            if found is not None:
+                return found
         return None
 
     def max_timestamp_from(self, first: int) -> Steps[int]:
@@ -206,17 +210,21 @@ class Segment(SegmentFiles):
             return self.max_timestamp
         largest = -1
         for position, header in self._headers_from(first):
-            yield
+            yield None
             if header.max_timestamp <= largest:
                 continue
             if isinstance(header, BatchHeader) and header.base_offset >= first:
                 largest = header.max_timestamp
-                continue
-            for record in records_of(header, memoryview(self.file.read_at(position, header.size))):
-                yield
-                if record.offset >= first:
-                    largest = max(largest, record.timestamp)
+            else:
+                largest = max(largest, (yield from self._look(_largest_from, position, header, first)))
         return largest
+
+    def _look(self, look: Callable[..., _Result], position: int, header: Header, *arguments: int) -> Steps[_Result]:
+        """Look through the records of a batch."""
+        work = partial(look, header, memoryview(self.file.read_at(position, header.size)), *arguments)
+        is_long = header.codec_id != NONE.id or header.size > _SHORT_BATCH
+        found: _Result = (yield work) if is_long else work()
+        return found
 
     def _headers_from(self, offset: int) -> Iterator[tuple[int, Header]]:
         """(position, header) from the batch with `offset` on."""
@@ -333,3 +341,16 @@ class Segment(SegmentFiles):
         state = self.state
         self.time_index.append_last(state.max_timestamp, state.timestamp_offset)
         self._state = state._replace(indexed_timestamp=state.max_timestamp)
+
+
+def _first_since(header: Header, batch: memoryview, first: int, timestamp: int) -> tuple[int, int] | None:
+    """(timestamp, offset) of a batch's first record from offset `first` on with at least that timestamp (ms)."""
+    for record in records_of(header, batch):
+        if record.timestamp >= timestamp and record.offset >= first:
+            return record.timestamp, record.offset
+    return None
+
+
+def _largest_from(header: Header, batch: memoryview, first: int) -> int:
+    """The largest timestamp (ms) of a batch's records from offset `first` on, or -1."""
+    return max((record.timestamp for record in records_of(header, batch) if record.offset >= first), default=-1)
