@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ from kazoo.client import KazooClient
 from spark_klog.client.config import client_config
 from spark_klog.client.network.connection import Connection
 from spark_klog.errors import ErrorCode
-from spark_klog.protocol.apis import FETCH, METADATA, PRODUCE
+from spark_klog.protocol.apis import DELETE_TOPICS, FETCH, METADATA, PRODUCE
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker, broker_command, refusal
 from tests.support.kafka import HOST, free_port
@@ -190,3 +192,28 @@ def test_no_zookeeper_is_a_clear_error(server_dir: Path) -> None:
     nowhere = f"{HOST}:{free_port()}"
     command = broker_command(server_dir / "data", free_port(), "--zookeeper", nowhere)
     assert refusal(command).startswith(f"klog: no ZooKeeper answers at {nowhere}")
+
+
+def test_a_deletion_waits_for_a_leader_that_stands_still(make_broker: Callable[[int], KlogBroker]) -> None:
+    """Until its session ends; a broker that waits for it can be stopped."""
+    brokers = first, second = make_broker(0), make_broker(1)
+    wait_for(lambda: known_brokers(first.bootstrap_servers) == 2)
+    create_topic(first.bootstrap_servers, "t", 2)
+    wait_for(lambda: set(leaders(second.bootstrap_servers, "t").values()) == {0, 1})
+    os.kill(second.pid, signal.SIGSTOP)
+    try:
+        with Connection(HOST, first.port, client_config({"bootstrap.servers": first.bootstrap_servers})) as connection:
+            answer = connection.request(DELETE_TOPICS, {"topics": [{"name": "t"}], "timeout_ms": 500})
+            (deleted,) = answer["responses"]
+            assert deleted["error_code"] == ErrorCode.REQUEST_TIMED_OUT
+            assert deleted["error_message"] == "topic t is being deleted, but broker 1 may still serve it"
+            connection.send(DELETE_TOPICS, {"topics": [{"name": "t"}], "timeout_ms": 2**31 - 1})
+            time.sleep(0.5)
+            begun = time.monotonic()
+            assert first.stop() == 0
+            assert time.monotonic() - begun < 10
+    finally:
+        os.kill(second.pid, signal.SIGCONT)
+    brokers[0].start()
+    wait_for(lambda: not (brokers[0].data_dir / "t-0").exists() and not (brokers[1].data_dir / "t-1").exists())
+    create_topic(first.bootstrap_servers, "t", 2)
