@@ -150,7 +150,7 @@ def kernel() -> str:
         raise NotWell(f"the native kernel {trouble}", "pip install -e . in the folder of the sources")
     if name != "native":
         raise NotWell(
-            f"{name}: records are decoded and encoded in Python, some forty times slower",
+            f"{name}: records are decoded and encoded in Python, some hundred times slower",
             "install a wheel, or a C compiler (apt-get install gcc python3-dev) and then the package again",
         )
     return name

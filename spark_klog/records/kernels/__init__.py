@@ -56,6 +56,6 @@ def warn_if_slow() -> None:
     if not os.environ.get("SPARK_KLOG_KERNEL") and load() is importlib.import_module(_MODULES["reference"]):
         _log.warning(
             "the native kernel %s, or set SPARK_KLOG_KERNEL=reference to silence this; records are decoded and encoded "
-            "in Python, some forty times slower",
+            "in Python, some hundred times slower",
             native_trouble(),
         )
