@@ -70,7 +70,7 @@ def quiet_client(ctx: click.Context) -> None:
         logging.getLogger("spark_klog.client.admin.settings").setLevel(logging.ERROR)
 
 
-def _chosen_cluster() -> str | None:
+def chosen_cluster() -> str | None:
     """The command's --cluster."""
     context = click.get_current_context(silent=True)
     return None if context is None else context.meta.get(_CLUSTER)
@@ -82,7 +82,7 @@ def client_settings(command_config: Path | None, cluster: str | None = None) -> 
     `ConfigError` for bad syntax, an unknown cluster, or both.
     """
     if cluster is None:
-        cluster = _chosen_cluster()
+        cluster = chosen_cluster()
     if cluster is not None:
         if command_config is not None:
             raise ConfigError("give only one of --cluster and --command-config")
@@ -106,7 +106,7 @@ def cluster_settings(
     settings = client_settings(command_config, cluster)
     own = settings.get("bootstrap.servers")
     if servers is None:
-        if own is None and (named_one := cluster or _chosen_cluster()):
+        if own is None and (named_one := cluster or chosen_cluster()):
             raise ConfigError(f"cluster {named_one} has no bootstrap.servers: set them in its table")
         return settings
     given = set(parse_bootstrap(servers, option))

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import click
 
-from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_settings, command_config_option, quiet_client
+from spark_klog.cli.clusters import (
+    DEFAULT_SERVERS,
+    chosen_cluster,
+    cluster_settings,
+    command_config_option,
+    quiet_client,
+)
 from spark_klog.errors import ConfigError
 
 
@@ -62,5 +68,6 @@ def ui(
     quiet_client(ctx)
     settings = {"bootstrap.servers": DEFAULT_SERVERS, **cluster_settings(servers, command_config)}
     stores = [*([f"zookeeper://{zookeeper}"] if zookeeper else []), *([offsets_path] if offsets_path else [])]
-    sources = Sources(settings, stores, checkpoints, loads)
+    config = None if command_config is None else command_config.absolute()
+    sources = Sources(settings, stores, checkpoints, loads, chosen_cluster(), config)
     serve(sources, listen, allow_changes, allow_remote, lambda address: click.echo(f"the page is at {address}"))

@@ -37,12 +37,17 @@ _WITHOUT_BROKERS = ("session", "loads")
 
 
 class Sources(NamedTuple):
-    """What the page shows: a cluster by its client settings, stores of offsets, checkpoints, outputs of loads."""
+    """What the page shows: a cluster by its client settings, stores of offsets, checkpoints, outputs of loads.
+
+    `cluster` or `command_config` is where the settings are from: the lines to copy name it, and no secret.
+    """
 
     settings: Mapping[str, str]
     stores: Sequence[str] = ()
     checkpoints: Sequence[str] = ()
     loads: Sequence[str] = ()
+    cluster: str | None = None
+    command_config: Path | None = None
 
 
 class Pages:
@@ -85,9 +90,12 @@ class Pages:
         ]
 
     def _about(self, _: Request) -> dict[str, Any]:
+        config = self._sources.command_config
         return {
             "version": __version__,
             "servers": self._sources.settings["bootstrap.servers"],
+            "cluster": self._sources.cluster,
+            "commandConfig": None if config is None else str(config),
             "allowsChanges": self._session.allows_changes,
             "token": self._session.token,
             "checkpoints": len(self._sources.checkpoints),

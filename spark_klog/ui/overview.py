@@ -97,11 +97,13 @@ def topic(admin: Admin, name: str) -> dict[str, Any]:
     led = [(name, one.partition) for one in found.partitions if one.leader is not None]
     first, end = _ends(admin, led)
     sizes = _sizes(admin)[0] or {}
+    settings, error = _settings(admin, name)
     return {
         "name": name,
         "id": None if found.topic_id is None else str(found.topic_id),
         "internal": found.is_internal,
-        "settings": _settings(admin, name),
+        "settings": settings,
+        "settingsError": error,
         "partitions": [
             {
                 "partition": one.partition,
@@ -117,16 +119,16 @@ def topic(admin: Admin, name: str) -> dict[str, Any]:
     }
 
 
-def _settings(admin: Admin, name: str) -> list[dict[str, Any]]:
-    """The topic's settings, those that differ from the defaults first; empty if the broker does not tell them."""
+def _settings(admin: Admin, name: str) -> tuple[list[dict[str, Any]], str | None]:
+    """The topic's settings, those that differ from the defaults first; or none, and why the broker refuses them."""
     try:
         found = admin.describe_configs([("topic", name)])[ConfigResource("topic", name)]
-    except KlogError:
-        return []
+    except KlogError as error:  # before Kafka 0.11
+        return [], str(error)
     if isinstance(found, KlogError):
-        return []
+        return [], str(found)
     rows = [
         {"name": one.name, "value": one.value, "source": one.source, "default": one.is_default}
         for one in found.values()
     ]
-    return sorted(rows, key=lambda row: (bool(row["default"]), str(row["name"])))
+    return sorted(rows, key=lambda row: (bool(row["default"]), str(row["name"]))), None

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import (
-    AdminClient,
-    ScramCredentialInfo,
-    ScramMechanism,
-    UserScramCredentialUpsertion,
-)
 
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetcher import fetch_range
 from spark_klog.client.producer import Producer
 from spark_klog.errors import ConfigError, ConnectionFailed, KlogError, SaslError, TlsError
-from tests.support.certificates import KEY_PASSWORD, Certificates, make_certificates
+from tests.support.certificates import Certificates, make_certificates
 from tests.support.kafka import HOST, Kafka, versions
 from tests.support.kafka_python_wire import read_records
+from tests.support.secure_kafka import JAAS, add_scram_users, tls_properties
 from tests.support.token_server import TokenServer, unsigned_token
 from tests.support.topics import create_topic
 
 pytestmark = pytest.mark.peer
-JAAS = "org.apache.kafka.common.security"
 PASSWORD = 'alice\'s, "secret"=1'
 LISTENERS = {"SSL": "SSL", "MUTUAL": "SSL", "SASL_PLAINTEXT": "SASL_PLAINTEXT", "SASL_SSL": "SASL_SSL"}
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
@@ -67,20 +60,8 @@ class SecureKafka:
 
 
 def _properties(certificates: Certificates, folder: Path) -> dict[str, object]:
-    key = folder / "server.pem"
-    plain = subprocess.run(
-        ["openssl", "pkey", "-in", str(certificates.server), "-passin", f"pass:{KEY_PASSWORD}"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    text = certificates.server.read_text()
-    key.write_text(plain + text[text.index("-----BEGIN CERTIFICATE") :])
     properties: dict[str, object] = {
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": key,
-        "ssl.truststore.type": "PEM",
-        "ssl.truststore.location": certificates.ca,
+        **tls_properties(certificates, folder),
         "listener.name.mutual.ssl.client.auth": "required",
         "sasl.enabled.mechanisms": ",".join(MECHANISMS),
     }
@@ -107,14 +88,7 @@ def kafka(
     properties = _properties(certificates, folder)
     server = Kafka(request.param, module_server_dir / request.param, properties, listeners=LISTENERS)
     with server, TokenServer() as tokens:
-        admin = AdminClient({"bootstrap.servers": server.bootstrap_servers, "log_level": 0})
-        users = [
-            UserScramCredentialUpsertion("alice", ScramCredentialInfo(mechanism, 4096), PASSWORD.encode())
-            for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512)
-        ]
-        for user in users:
-            for future in admin.alter_user_scram_credentials([user]).values():
-                future.result(timeout=30)
+        add_scram_users(server, {"alice": PASSWORD})
         yield SecureKafka(server, certificates, tokens)
 
 

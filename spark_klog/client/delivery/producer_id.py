@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from spark_klog.client.answers import check_code
 from spark_klog.client.cluster import Cluster
-from spark_klog.errors import ConnectionFailed, RequestTimedOut, UnsupportedVersionError
+from spark_klog.errors import ConnectionFailed, ErrorCode, RequestTimedOut, UnsupportedVersionError
 from spark_klog.protocol.apis import INIT_PRODUCER_ID
 
 _log = logging.getLogger(__name__)
@@ -80,5 +80,11 @@ class ProducerIds:
         message = {"transactional_id": None, "transaction_timeout_ms": _MAX_INT32}
         answer = self._cluster.any_broker(INIT_PRODUCER_ID, lambda _: message)
         without = self._cluster.config.named("enable.idempotence=false")
-        check_code(INIT_PRODUCER_ID, answer["error_code"], f"a producer id, which {without} does without")
+        code = answer["error_code"]
+        rights = (
+            "the user needs WRITE on a topic, or before Kafka 2.8 IDEMPOTENT_WRITE on the cluster; "
+            if code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+            else ""
+        )
+        check_code(INIT_PRODUCER_ID, code, f"no producer id ({rights}{without} does without one)")
         return answer["producer_id"], answer["producer_epoch"]

@@ -31,6 +31,8 @@ export async function openSession() {
 }
 
 export const allowsChanges = () => session.allowsChanges;
+// Where the cluster is: {servers, cluster, commandConfig}.
+export const access = () => session;
 
 // Calls listeners by the event's name until the returned function is called.
 export function listen(path, parameters, listeners) {

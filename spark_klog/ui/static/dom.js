@@ -51,6 +51,12 @@ export const trouble = {
 const whole = new Intl.NumberFormat("en");
 export const number = (value) => (value === null || value === undefined ? "–" : whole.format(value));
 
+// The sum of the values that are known; null if there are only unknown ones.
+export function sumKnown(values) {
+  const known = values.filter((one) => one !== null && one !== undefined);
+  return values.length && !known.length ? null : known.reduce((all, one) => all + one, 0);
+}
+
 export function bytes(value) {
   if (value === null || value === undefined) return "–";
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];

@@ -2,7 +2,7 @@
 
 import { allowsChanges, get, listen, post } from "./api.js";
 import { Rate, chart } from "./chart.js";
-import { bytes, el, field, link, number, say, table, trouble } from "./dom.js";
+import { bytes, el, field, link, number, say, sumKnown, table, trouble } from "./dom.js";
 
 const MOST = 1000;
 
@@ -38,7 +38,7 @@ export async function overviewView(until) {
         { title: "Messages", cell: (row) => messagesLink(row.name) },
       ], rows.slice(0, MOST), (row) => row.name));
     if (focused !== undefined) [...topics.querySelectorAll("tr")].find((row) => row.dataset.key === focused)?.querySelector("a")?.focus();
-    const sum = (name) => found.topics.reduce((all, topic) => all + (topic[name] ?? 0), 0);
+    const sum = (name) => sumKnown(found.topics.map((topic) => topic[name]));
     total.textContent = `${number(found.topicCount)} topics, ${number(sum("partitions"))} partitions, ${bytes(sum("bytes"))}, ` +
       `${number(Math.round(rate.current ?? 0))} records a second`;
     line.draw();

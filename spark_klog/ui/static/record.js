@@ -1,5 +1,6 @@
 // A record: JSON as a tree, other text as it is, bytes as hex; and how to read it again.
 
+import { access } from "./api.js";
 import { el, number, say } from "./dom.js";
 
 const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
@@ -64,14 +65,18 @@ function whole(title, shown) {
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
-export const consumeLine = (row, servers) =>
-  `klog consume -b ${quoted(servers)} ${quoted(row.topic)} -p ${row.partition} --from ${row.offset} -n 1 --json`;
+function consumeLine(row, { servers, cluster, commandConfig }) {
+  const named = cluster !== null ? ` --cluster ${quoted(cluster)}` : commandConfig !== null ? ` --command-config ${quoted(commandConfig)}` : "";
+  return `klog consume -b ${quoted(servers)}${named} ${quoted(row.topic)} -p ${row.partition} --from ${row.offset} -n 1 --json`;
+}
 
-export function sparkSnippet(row, servers) {
+function sparkSnippet(row, { servers, cluster, commandConfig }) {
   const places = (end) => JSON.stringify({ [row.topic]: { [row.partition]: end } });
+  const option = cluster !== null ? ["cluster", cluster] : ["kafka.bootstrap.servers", servers];
   return [
+    ...(commandConfig === null ? [] : [`# add the settings of ${JSON.stringify(commandConfig)} as options, each with the prefix "kafka."`]),
     'df = (spark.read.format("klog")',
-    `    .option("kafka.bootstrap.servers", ${JSON.stringify(servers)})`,
+    `    .option(${option.map((one) => JSON.stringify(one)).join(", ")})`,
     `    .option("assign", ${JSON.stringify(JSON.stringify({ [row.topic]: [row.partition] }))})`,
     `    .option("startingOffsets", ${JSON.stringify(places(row.offset))})`,
     `    .option("endingOffsets", ${JSON.stringify(places(row.offset + 1))})`,
@@ -98,12 +103,11 @@ export function detail(row) {
   const made = el("details", {}, el("summary", {}, preview(row.value)));
   made.addEventListener("toggle", () => {
     if (!made.open || made.childElementCount > 1) return;
-    const servers = document.getElementById("servers").textContent.split(" · ")[0];
     const headers = row.headers.flatMap((one) => whole(`Header ${visible(one.key)}`, one.value));
     const left = row.headerCount - row.headers.length;
     made.append(...whole("Value", row.value), ...whole("Key", row.key), ...headers,
       ...(left > 0 ? [el("p", { class: "soft" }, `and ${number(left)} more headers`)] : []),
-      copied("klog consume", consumeLine(row, servers)), copied("Spark", sparkSnippet(row, servers)));
+      copied("klog consume", consumeLine(row, access())), copied("Spark", sparkSnippet(row, access())));
   });
   return made;
 }

@@ -2,7 +2,7 @@
 
 import { allowsChanges, get, listen, post } from "./api.js";
 import { Rate, chart } from "./chart.js";
-import { bytes, el, field, link, number, say, table, trouble } from "./dom.js";
+import { bytes, el, field, link, number, say, sumKnown, table, trouble } from "./dom.js";
 
 export async function topicView(until, name) {
   const found = await get("topic", { name });
@@ -13,7 +13,7 @@ export async function topicView(until, name) {
 
   function draw(topic) {
     rate.add(topic.partitions.reduce((all, one) => all + (one.latest ?? 0), 0));
-    const sum = (of) => topic.partitions.reduce((all, one) => all + (of(one) ?? 0), 0);
+    const sum = (of) => sumKnown(topic.partitions.map(of));
     now.textContent = `${number(sum((one) => (one.latest ?? 0) - (one.earliest ?? 0)))} records, ${bytes(sum((one) => one.bytes))}, ` +
       `${number(Math.round(rate.current ?? 0))} records a second`;
     line.draw();
@@ -31,7 +31,7 @@ export async function topicView(until, name) {
   until(listen("live/topic", { name }, { view: (topic) => { trouble.end(); draw(topic); }, trouble: trouble.say }));
   return [el("h1", {}, name), el("p", {}, link("Messages", "messages", name), el("span", { class: "soft" }, ` id ${found.id ?? "–"}`)),
     now, line.node, partitions,
-    table("Settings", [
+    found.settingsError !== null ? el("p", { class: "bad" }, `The broker does not tell the settings: ${found.settingsError}`) : table("Settings", [
       { title: "Setting", cell: (row) => (row.default ? row.name : el("strong", {}, row.name)) },
       { title: "Value", cell: (row) => row.value ?? "–" },
       { title: "From", cell: (row) => row.source },
