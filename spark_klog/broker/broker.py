@@ -307,7 +307,7 @@ class Broker:
         return is_there
 
     async def deletion(self, name: str, deadline: float) -> list[int]:
-        """Wait until a topic's deletion is over, in all brokers; those that may still serve it after `deadline`.
+        """Wait until a topic's deletion is over, in all brokers; those that have not dropped it after `deadline`.
 
         `deadline` is in the time of `time.monotonic`. Raises `DirectoryError`.
         """

@@ -102,7 +102,7 @@ class RegistryFollower:
     async def delete_topic(self, name: str, topic_id: UUID | None) -> bool:
         """Drop a topic's logs, and then delete it in the tree; False if it is not known here. The caller follows.
 
-        If other live brokers lead partitions of it, it is only `pending` in the registry's `deletions` after that.
+        If there are other live brokers, it is only `pending` in the registry's `deletions` after that.
         Raises `UnknownTopic` if `topic_id` is given and the topic has another id by now.
         """
         async with self._tree_lock:

@@ -13,11 +13,13 @@ import pytest
 from spark_klog.broker.broker import Broker
 from spark_klog.broker.handlers import delete_topics
 from spark_klog.broker.metadata.errors import TopicExists
+from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
 from spark_klog.directories import paths
 from spark_klog.directories.trees.opening import open_tree
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import PartitionLog
 from tests.broker.test_crossings import REQUEST as ANY_REQUEST
+from tests.broker.test_deleted_topics import _commit, _offsets
 from tests.broker.test_topic_changes import _append, _running, _until
 
 REQUEST = replace(ANY_REQUEST, version=5)
@@ -43,7 +45,7 @@ def test_the_leader_hears_late_of_the_deletion(tmp_path: Path) -> None:
             code, text = await _delete(first, 100)
             assert (code, text) == (
                 ErrorCode.REQUEST_TIMED_OUT,
-                "topic t is being deleted, but broker 1 may still serve it",
+                "topic t is being deleted, but broker 1 may still know it",
             )
             assert await first.leader_log("t", 0) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             assert isinstance(await second.leader_log("t", 1), PartitionLog), "it has not heard of it"
@@ -92,7 +94,8 @@ def test_a_tool_asks_while_the_leader_hears_late(tmp_path: Path) -> None:
             await second.follower.refresh()
             tree.put(REQUESTED, b"")
             await _until(lambda: "t" in first.registry.deletions.pending)
-            assert paths.parse_deletion(tree.get(REQUESTED) or b"") == (topic_id, frozenset())
+            request = paths.parse_deletion(tree.get(REQUESTED) or b"")
+            assert (request.topic_id, request.dropped - {0}) == (topic_id, frozenset())
             await asyncio.sleep(0.2)
             assert tree.get(NODE)
             await second.follower.refresh()
@@ -189,5 +192,35 @@ def test_acknowledged_records_in_any_order_of_changes(tmp_path: Path, seed: int)
                 if choice.random() < 0.1:
                     await asyncio.sleep(0.06)  # an unknown name may be looked for again
             await hear([first, second], acknowledged)
+
+    asyncio.run(run())
+
+
+def test_a_coordinator_that_hears_late_keeps_offsets_of_the_next_topic(tmp_path: Path) -> None:
+    """It leads no partition of the topic, and would take commits for the next topic for ones of the deleted topic."""
+
+    async def run() -> None:
+        async with (
+            _running(tmp_path, 0, shared=True) as first,
+            _running(tmp_path, 1, shared=True, watches=False) as second,
+        ):
+            await first.follower.refresh()
+            await first.create_topic(OFFSETS_TOPIC, 1, None, {0: [1]})
+            await first.create_topic("t", 1, None, {0: [0]})
+            await second.follower.refresh()
+            await second.coordinator.load()
+            assert await _commit(second, "t", offset=5) == {"t": 0}
+            deleting = asyncio.create_task(_delete(first, 20_000))
+            await asyncio.sleep(0.2)
+            with pytest.raises(TopicExists, match="topic t is being deleted"):
+                await first.create_topic("t", 1, None, {0: [0]})
+            await second.follower.refresh()
+            assert await deleting == (ErrorCode.NONE, None)
+            await first.create_topic("t", 1, None, {0: [0]})
+            await second.follower.refresh()
+            assert await _commit(second, "t", offset=7) == {"t": 0}
+            await second.follower.refresh()
+            await second.changes_ended()
+            assert _offsets(second.offsets) == {"t": 7}
 
     asyncio.run(run())

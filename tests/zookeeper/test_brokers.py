@@ -206,7 +206,7 @@ def test_a_deletion_waits_for_a_leader_that_stands_still(make_broker: Callable[[
             answer = connection.request(DELETE_TOPICS, {"topics": [{"name": "t"}], "timeout_ms": 500})
             (deleted,) = answer["responses"]
             assert deleted["error_code"] == ErrorCode.REQUEST_TIMED_OUT
-            assert deleted["error_message"] == "topic t is being deleted, but broker 1 may still serve it"
+            assert deleted["error_message"] == "topic t is being deleted, but broker 1 may still know it"
             connection.send(DELETE_TOPICS, {"topics": [{"name": "t"}], "timeout_ms": 2**31 - 1})
             time.sleep(0.5)
             begun = time.monotonic()

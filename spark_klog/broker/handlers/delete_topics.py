@@ -1,6 +1,6 @@
 """DeleteTopics v0-6: delete topics by name or (v6) by topic id.
 
-Their logs are removed here at once. The answer waits until all live leaders have dropped theirs, or for `timeout_ms`.
+Their logs are removed here at once. The answer waits until all live brokers have dropped theirs, or for `timeout_ms`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def _finish(broker: Broker, response: Message, deadline: float) -> Message
         return response | {"error_code": ErrorCode.UNKNOWN_SERVER_ERROR, "error_message": str(error)}
     if not brokers:
         return response
-    reason = f"topic {name} is being deleted, but broker {', '.join(map(str, brokers))} may still serve it"
+    reason = f"topic {name} is being deleted, but broker {', '.join(map(str, brokers))} may still know it"
     return response | {"error_code": ErrorCode.REQUEST_TIMED_OUT, "error_message": reason}
 
 

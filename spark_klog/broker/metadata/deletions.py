@@ -1,10 +1,11 @@
-"""Topics that are being deleted: their nodes stay until no live broker serves their logs.
+"""Topics that are being deleted: their nodes stay until each live broker has dropped them.
 
-A topic whose nodes were removed at once could be created again while the leader of one of its partitions has not heard
-of it: that leader would append the new topic's records to the old log, acknowledge them, and drop them with the log.
+A topic whose nodes were removed at once could be created again while a broker has not heard of it. A leader would
+append the new topic's records to the old log, acknowledge them, and drop them with the log; the coordinator of a group
+would drop offsets that were committed for the new topic.
 
 1. A request in the tree names the topic's id. A tool's has none: the controller adds the id.
-2. Each broker that reads the request stops serving the topic, and its leaders write their ids into the request.
+2. Each broker that reads the request drops the topic, and writes its own id into the request.
 3. When all live ones have, the controller, or the broker that was asked if it waits for no other, removes the nodes.
 
 Source: Kafka keeps a topic's nodes likewise until all live replicas are deleted (`TopicDeletionManager`).
@@ -92,11 +93,8 @@ class Deletions:
             self._tree.delete_if(path, request)  # its topic is gone, this is a later one
 
     def acknowledge(self) -> None:
-        """Tell the other brokers that this one serves the pending topics no more: their logs have been dropped."""
+        """Tell the other brokers that this one has dropped the pending topics."""
         for name, topic_id in self.pending.items():
-            _, found = self._topic(name)
-            if found is None or found[1] != topic_id or self._broker_id not in _leaders(found[0]):
-                continue
             path = paths.delete_topic_path(name)
             while True:
                 value = self._tree.get(path)
@@ -107,7 +105,7 @@ class Deletions:
                     break
 
     def finish(self, name: str) -> bool:
-        """Remove the nodes of a pending topic, unless another live broker may still serve it; whether it is over."""
+        """Remove the nodes of a pending topic, unless another live broker may still know it; whether it is over."""
         topic_id, path = self.pending[name], paths.delete_topic_path(name)
         while True:
             value, found = self._topic(name)
@@ -127,13 +125,13 @@ class Deletions:
         return True
 
     def waits_for(self, name: str) -> list[int]:
-        """The live leaders of a topic, other than this broker, that may still serve it."""
-        _, found = self._topic(name)
+        """The live brokers, other than this one, that have not dropped a topic; none if its node is gone."""
+        if self._tree.get(paths.topic_path(name)) is None:
+            return []
         request = self._parse(name, self._tree.get(paths.delete_topic_path(name)))
         # Read last: a broker registers before it reads the requests. One that is not there yet will see this one.
         live = {int(number) for number in self._tree.children(paths.BROKER_IDS_PATH) if number.isdecimal()}
-        leaders = set() if found is None else _leaders(found[0])
-        return sorted((leaders & live) - request.dropped - {self._broker_id})
+        return sorted(live - request.dropped - {self._broker_id})
 
     def remove(self, name: str, value: bytes | None, request: bytes | None) -> bool:
         """Remove a topic's nodes, the request last; missing nodes are no error.
@@ -160,7 +158,3 @@ class Deletions:
         """A request that does not decode asks by the name, as a tool's does."""
         path = paths.delete_topic_path(name)
         return (self._decoder.decode(paths.parse_deletion, request, path) if request else None) or _NONE
-
-
-def _leaders(assignment: Mapping[int, Sequence[int]]) -> set[int]:
-    return {broker for replicas in assignment.values() for broker in replicas[:1]}
