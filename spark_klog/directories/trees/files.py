@@ -19,12 +19,12 @@ import contextlib
 import logging
 import re
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 from urllib.parse import unquote
 
-from spark_klog.directories.trees.tree import NodeExists, components, inner_components
+from spark_klog.directories.trees.tree import NodeExists, SerialTree, components, inner_components
 from spark_klog.errors import DirectoryError
 
 _log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Files(Protocol):
         """Remove the ephemeral files of this object."""
 
 
-class FileTree:
+class FileTree(SerialTree):
     """A tree on `files` (see the module). A polling thread calls the watches."""
 
     def __init__(self, files: Files) -> None:
@@ -102,9 +102,6 @@ class FileTree:
                     return value
             return b"" if self._files.kind(real) == "folder" else None
 
-    def get_many(self, paths: Sequence[str]) -> list[bytes | None]:
-        return [self.get(path) for path in paths]
-
     def put(self, path: str, value: bytes) -> None:
         names = inner_components(path)
         real = _real(names)
@@ -116,12 +113,6 @@ class FileTree:
             if owner == "other":
                 raise DirectoryError(f"{path} under {self._files.root} is the ephemeral node of another process")
             self._write(names, value)
-
-    def put_many(self, values: Mapping[str, bytes]) -> None:
-        for path in values:
-            inner_components(path)
-        for path, value in values.items():
-            self.put(path, value)
 
     def swap(self, path: str, old: bytes, value: bytes) -> bool:
         names = inner_components(path)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from spark_klog.directories.trees.tree import NodeExists, components, inner_components
+from spark_klog.directories.trees.tree import NodeExists, SerialTree, components, inner_components
 from spark_klog.errors import DirectoryError
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class _Store:
         self.watches: list[_Watch] = []
 
 
-class MemoryTree:
+class MemoryTree(SerialTree):
     """A tree in this process. The thread that makes a change calls the watches after it."""
 
     def __init__(self) -> None:
@@ -55,17 +55,8 @@ class MemoryTree:
             node = self._store.nodes.get(names)
             return None if node is None else node.value
 
-    def get_many(self, paths: Sequence[str]) -> list[bytes | None]:
-        return [self.get(path) for path in paths]
-
     def put(self, path: str, value: bytes) -> None:
         self._set(path, value, None, overwrite=True)
-
-    def put_many(self, values: Mapping[str, bytes]) -> None:
-        for path in values:
-            inner_components(path)
-        for path, value in values.items():
-            self.put(path, value)
 
     def swap(self, path: str, old: bytes, value: bytes) -> bool:
         names = inner_components(path)

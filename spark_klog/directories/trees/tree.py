@@ -73,6 +73,19 @@ class Tree(Protocol):
         """End the ephemeral nodes and the watches. A second call does nothing."""
 
 
+class SerialTree(Tree):
+    """A tree that has nothing to pipeline: it reads and writes several nodes one after the other."""
+
+    def get_many(self, paths: Sequence[str]) -> list[bytes | None]:
+        return [self.get(path) for path in paths]
+
+    def put_many(self, values: Mapping[str, bytes]) -> None:
+        for path in values:
+            inner_components(path)
+        for path, value in values.items():
+            self.put(path, value)
+
+
 def components(path: str) -> tuple[str, ...]:
     """The names that make up `path`; ConfigError unless it is absolute and plain."""
     if path == "/":

@@ -9,19 +9,12 @@ from spark_klog.load.journal.model import STAGED, FileEntry, place_of, staged_pa
 
 
 @dataclass(frozen=True)
-class CommittedFile:
-    """A file of a load. `first` and `last` are the offsets that it covers, `records` those that it has, times are ms
-    since the epoch, `path` opens it by pyarrow."""
+class CommittedFile(FileEntry):
+    """A committed file and the run that wrote it; `path` opens it by pyarrow.
 
-    path: str
-    topic: str
-    partition: int
-    first: int
-    last: int
-    records: int
-    size: int
-    min_time: int
-    max_time: int
+    `first` and `last` are the offsets that it covers, `records` those that it has; times are ms since the epoch.
+    """
+
     run: int
 
 
