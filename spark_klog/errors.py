@@ -357,3 +357,10 @@ class ProtocolError(ErrorWithFields):
     def retriable(self) -> bool:
         """Whether another attempt may succeed, see `remedy`."""
         return self.remedy is not Remedy.FAIL
+
+
+def is_retriable(error: object) -> bool:
+    """Whether another attempt may succeed: there was no connection, no response in time, or the code is retriable."""
+    if isinstance(error, ProtocolError):
+        return error.retriable
+    return isinstance(error, ConnectionFailed | RequestTimedOut)

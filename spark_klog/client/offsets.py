@@ -17,6 +17,7 @@ from spark_klog.errors import (
     ProtocolError,
     RequestTimedOut,
     UnsupportedVersionError,
+    is_retriable,
 )
 from spark_klog.protocol.apis import LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH
 from spark_klog.protocol.codec import Message
@@ -81,7 +82,7 @@ def offsets_of_led(
             leaders.setdefault(node, {}).setdefault(topic, []).append(partition)
     found, refused = _offsets_at(cluster, leaders, times, None)
     for refusal in refused.values():
-        if isinstance(refusal, ProtocolError) and not refusal.retriable:
+        if not is_retriable(refusal):
             raise refusal
     return found, failed | refused
 

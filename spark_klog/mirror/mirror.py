@@ -6,7 +6,8 @@ import logging
 import threading
 from collections.abc import Callable
 
-from spark_klog.errors import ConnectionFailed, ErrorCode, KlogError, ProducerFenced, ProtocolError, RequestTimedOut
+from spark_klog.client.delivery.transactions import NEVER_COMMITTED
+from spark_klog.errors import KlogError, ProducerFenced, ProtocolError, is_retriable
 from spark_klog.mirror.session import Session
 from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.mirror.totals import Totals
@@ -14,13 +15,6 @@ from spark_klog.mirror.totals import Totals
 _log = logging.getLogger(__name__)
 #: Seconds before the first attempt after a failure, and the most; each pause is twice the last.
 _FIRST_PAUSE, _LAST_PAUSE = 0.5, 30.0
-#: What a producer is told whose transaction the broker has aborted.
-_ABORTED = (
-    ErrorCode.INVALID_PRODUCER_EPOCH,
-    ErrorCode.INVALID_PRODUCER_ID_MAPPING,
-    ErrorCode.INVALID_TXN_STATE,
-    ErrorCode.TRANSACTION_ABORTABLE,
-)
 #: With `until_end`, failures in a row after which the mirror gives up.
 _MOST_FAILURES = 3
 
@@ -67,7 +61,7 @@ class Mirror:
                 failures = 1 if self.totals.records > before else failures + 1
                 # A broker that aborts a transaction for its age fences the producer, although there is no other one.
                 is_expired = session is not None and session.has_expired
-                if not (_may_pass(error) or (is_expired and _is_abort(error))) or (
+                if not (is_retriable(error) or (is_expired and _is_abort(error))) or (
                     until_end and failures >= _MOST_FAILURES
                 ):
                     raise
@@ -79,10 +73,4 @@ class Mirror:
 
 
 def _is_abort(error: KlogError) -> bool:
-    return isinstance(error, ProducerFenced) or (isinstance(error, ProtocolError) and error.code in _ABORTED)
-
-
-def _may_pass(error: KlogError) -> bool:
-    if isinstance(error, ProtocolError):
-        return error.retriable
-    return isinstance(error, ConnectionFailed | RequestTimedOut)
+    return isinstance(error, ProducerFenced) or (isinstance(error, ProtocolError) and error.code in NEVER_COMMITTED)

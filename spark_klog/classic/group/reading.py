@@ -15,8 +15,13 @@ from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.config import client_config
 from spark_klog.client.offsets import offsets_of_led
 from spark_klog.directories.trees.tree import Tree
-from spark_klog.error_codes import ErrorCode
-from spark_klog.errors import ConnectionFailed, DirectoryError, KlogError, ProtocolError, RequestTimedOut, WokenUp
+from spark_klog.errors import (
+    ConnectionFailed,
+    DirectoryError,
+    KlogError,
+    WokenUp,
+    is_retriable,
+)
 
 _log = logging.getLogger(__name__)
 #: Messages decoded at once.
@@ -25,8 +30,6 @@ _CHUNK = 10_000
 #: then dropped, and fetched again.
 _GRACE = 0.05
 _PLACES = {-1: "latest", -2: "earliest", None: "none"}
-#: A topic that is deleted or not yet known: the next rebalance decides.
-_PASSING = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 class Reading:
@@ -150,9 +153,7 @@ class Reading:
 
     def may_pass(self, error: KlogError) -> bool:
         """Whether an error may pass by itself, so that the thread goes on."""
-        if isinstance(error, ProtocolError):
-            return error.retriable or error.code in _PASSING
-        return isinstance(error, (ConnectionFailed, RequestTimedOut, DirectoryError))
+        return is_retriable(error) or isinstance(error, DirectoryError)
 
     def _close_clients(self) -> None:
         if self._consumer is not None:

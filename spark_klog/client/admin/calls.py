@@ -23,6 +23,7 @@ from spark_klog.errors import (
     ProtocolError,
     RequestTimedOut,
     UnsupportedVersionError,
+    is_retriable,
 )
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
@@ -121,11 +122,9 @@ class AdminCalls:
         unknown_until = time.monotonic() + _UNKNOWN_SECONDS
 
         def is_passing(result: object) -> bool:
-            if not isinstance(result, ProtocolError):
-                return isinstance(result, ConnectionFailed | RequestTimedOut)
-            is_missing = result.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            is_missing = isinstance(result, ProtocolError) and result.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             is_late = is_missing and not waits_for_topics and time.monotonic() > unknown_until
-            return result.retriable and not is_late
+            return is_retriable(result) and not is_late
 
         def ask_rest() -> None:
             nonlocal rest

@@ -27,13 +27,13 @@ from spark_klog.client.network.responses import Handle
 from spark_klog.client.network.wakeup import Waker
 from spark_klog.error_codes import Remedy
 from spark_klog.errors import (
-    ConnectionFailed,
     DecodeError,
     ErrorCode,
     KlogError,
     ProtocolError,
     RecordTooLarge,
     RequestTimedOut,
+    is_retriable,
 )
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import Message
@@ -207,10 +207,10 @@ class Fetches:
             return  # normal if a broker has many clients: send a full request at once
         source.retry_at = time.monotonic() + pause_seconds(self._config.client, source.attempts)
         self._look_at = min(self._look_at, source.retry_at)
-        is_away = isinstance(error, (ConnectionFailed, RequestTimedOut))
-        if not is_away and not (isinstance(error, ProtocolError) and error.retriable):
+        if not is_retriable(error):
             self._failures.append(error)
             return
+        is_away = not isinstance(error, ProtocolError)
         self._troubles.note(f"broker {source.node}", error)
         for item in self._assignment:
             is_led = item.leader is not None and self._node_of(item) == source.node

@@ -27,6 +27,7 @@ from spark_klog.errors import (
     ProtocolError,
     RequestTimedOut,
     TopicRecreated,
+    is_retriable,
 )
 from spark_klog.protocol.apis import METADATA
 from spark_klog.protocol.codec import Message
@@ -185,7 +186,7 @@ class Positions:
                 failure = failed.get(item.key)
                 if failure is not None:
                     self._troubles.note("the group's coordinator", failure)
-                    if isinstance(failure, ProtocolError) and not failure.retriable:
+                    if not is_retriable(failure):
                         raise failure
                     self._failed(item, failure)
             unknown = [item for item in unknown if item.key not in failed]
@@ -232,7 +233,7 @@ class Positions:
         for item in unchecked:
             error = failed.get(item.key)
             if error is not None:
-                if isinstance(error, ProtocolError) and not error.retriable:
+                if not is_retriable(error):
                     self._failures.append(error)
                 self._troubles.note(item.name, error)
                 self._failed(item, error)

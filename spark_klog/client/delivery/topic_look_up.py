@@ -11,7 +11,7 @@ from spark_klog.client.delivery.partitions.topics import PartitionCounts
 from spark_klog.client.metadata_request import MetadataRequest
 from spark_klog.client.network.connection import Connection
 from spark_klog.client.network.readiness import wait_until_ready
-from spark_klog.errors import ConnectionFailed, KlogError, ProtocolError, RequestTimedOut
+from spark_klog.errors import ConnectionFailed, ProtocolError, RequestTimedOut, is_retriable
 
 #: Seconds between looks although no event came: another thread may have read the answer from the connection.
 _LONGEST_WAIT = 0.05
@@ -34,10 +34,8 @@ class TopicLookUp:
         while True:
             try:
                 return self._ask(topic, deadline)
-            except (ConnectionFailed, RequestTimedOut) as error:
-                failure: KlogError = error
-            except ProtocolError as error:
-                if not error.retriable:
+            except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
+                if not is_retriable(error):
                     raise
                 failure = error
             backoff.pause(failure)

@@ -54,7 +54,7 @@ _FIRST_WITH_EPOCH = 3
 #: The first TxnOffsetCommit with the member and its generation (KIP-447).
 _FIRST_WITH_MEMBER = 3
 #: Errors after which the coordinator has not committed and never will: for example it has aborted after the timeout.
-_NOT_ENDED = frozenset(
+NEVER_COMMITTED = frozenset(
     {
         ErrorCode.INVALID_PRODUCER_EPOCH,
         ErrorCode.INVALID_PRODUCER_ID_MAPPING,
@@ -268,7 +268,7 @@ class Transactions:
             try:
                 self._request_end(commits=commits)
             except ProtocolError as error:
-                if error.code in _NOT_ENDED:  # otherwise an earlier attempt may have succeeded
+                if error.code in NEVER_COMMITTED:  # otherwise an earlier attempt may have succeeded
                     self.state = State.FAILED
                 raise
         self._ended()
@@ -295,7 +295,7 @@ class Transactions:
             try:
                 self._request_end(commits=False)
             except ProtocolError as error:
-                if error.code not in _NOT_ENDED:
+                if error.code not in NEVER_COMMITTED:
                     raise
             self._has_aborted = True
         node = self._cluster.attempt(self._node)

@@ -42,6 +42,7 @@ from spark_klog.errors import (
     MemberFenced,
     ProtocolError,
     RequestTimedOut,
+    is_retriable,
 )
 from spark_klog.protocol.apis import JOIN_GROUP, SYNC_GROUP
 from spark_klog.protocol.codec import Message
@@ -135,10 +136,8 @@ class GroupMember:
             self._wants_rejoin |= self._topics.look(now)
             if (self._wants_rejoin or not self._is_stable) and self._handle is None and now >= self._retry_at:
                 self._join()
-        except (ConnectionFailed, RequestTimedOut) as error:
-            self._try_again(error)
-        except ProtocolError as error:
-            if not error.retriable:
+        except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
+            if not is_retriable(error):
                 raise
             self._try_again(error)
 
