@@ -1,4 +1,4 @@
-"""Sends to topics that are known do not wait while the producer asks for metadata of others."""
+"""Sends do not wait while the producer asks for a producer id, or for metadata of other topics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from spark_klog.client import Producer
 from spark_klog.errors import ConnectionFailed, ErrorCode, KlogError, ProducerClosed, ProtocolError
-from tests.support.faults import error, late, silent
+from tests.support.faults import dropped, error, late, silent
 from tests.support.scripted_broker import ScriptedCluster
 
 SECONDS = 60
@@ -120,6 +120,40 @@ def test_while_known_partitions_are_renewed(brokers: ScriptedCluster) -> None:
             producer.send("known", b"%d" % more).result(SECONDS)
         brokers.clear()
     assert brokers.values("known", 0) == [b"%d" % one for one in range(number + 20)]
+
+
+def test_while_the_thread_asks_for_a_producer_id(brokers: ScriptedCluster) -> None:
+    """Calls would end with RequestTimedOut if the thread kept the producer to itself while it waits."""
+    brokers.always("InitProducerId", late(LATE))
+    settings = {"bootstrap.servers": brokers.bootstrap_servers, "max.block.ms": "1000", "batch.size": "100", **LONG}
+    producer = Producer(settings)
+    try:
+        assert [producer.partitions(topic) for topic in ("known", "late")] == [1, 1]
+        deliveries = [producer.send("known", b"0")]
+        wait_until(lambda: brokers.count("InitProducerId"))
+        for number in range(1, 50):  # several batches
+            deliveries += [producer.send(topic, b"%d" % number) for topic in ("known", "late")]
+        assert not any(delivery.done() for delivery in deliveries)
+    finally:
+        producer.abort()
+    for delivery in deliveries:
+        with pytest.raises(ProducerClosed):
+            delivery.result(SECONDS)
+    assert brokers.values("known", 0) == []
+
+
+def test_the_producer_id_comes_in_the_end(brokers: ScriptedCluster) -> None:
+    """After a connection was lost and a broker refused: all records are there once, in order."""
+    brokers.on("InitProducerId", dropped(), error(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS), late(0.2))
+    settings = {"bootstrap.servers": brokers.bootstrap_servers, "retry.backoff.ms": "1", "batch.size": "100", **LONG}
+    with Producer(settings) as producer:
+        for number in range(50):
+            for topic in ("known", "late"):
+                producer.send(topic, b"%d" % number)
+        producer.flush()
+    for topic in ("known", "late"):
+        assert brokers.values(topic, 0) == [b"%d" % number for number in range(50)]
+    assert brokers.count("InitProducerId") == 3
 
 
 def test_errors_of_a_look_up(brokers: ScriptedCluster) -> None:

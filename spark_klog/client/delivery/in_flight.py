@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from spark_klog.client.any_broker import AnyBrokerRequest
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.config import ClientConfig
 from spark_klog.client.delivery.queues import CallClock, Queue, Request
-from spark_klog.client.metadata_request import MetadataRequest
 from spark_klog.client.network.connection import Connection
 from spark_klog.errors import KlogError, RequestTimedOut
 
@@ -29,8 +30,8 @@ class InFlight:
         self._requests: dict[int, deque[Request]] = {}
         #: Connections being opened, by node id.
         self.opening: dict[int, Connection] = {}
-        #: The request for leaders that partitions wait for.
-        self.asking: MetadataRequest | None = None
+        #: The requests that partitions wait for, see `Retries.asking`.
+        self.asking: Sequence[AnyBrokerRequest[Any]] = ()
         self._throttled_until: dict[int, float] = {}
         #: Bytes of the batches in flight.
         self.bytes = 0
@@ -84,9 +85,9 @@ class InFlight:
         return list(lost.values())
 
     def stop_waiting(self) -> None:
-        """Wait for no connection to open and for no metadata: what still needs them says so again."""
+        """Wait for no connection to open and for no `asking`: what still needs them says so again."""
         self.opening.clear()
-        self.asking = None
+        self.asking = ()
 
     def throttled(self, node: int, until: float) -> None:
         """Note until when a broker throttles this client, a reading of `time.monotonic`."""
@@ -103,8 +104,8 @@ class InFlight:
         raise RequestTimedOut(f"broker {request.connection.address} did not answer within {seconds:g} s ({limit})")
 
     def connections(self) -> list[Connection]:
-        """The connections with requests in flight, those being opened, and the one that metadata come from."""
-        asking = [] if self.asking is None else self.asking.connections
+        """The connections with requests in flight, those being opened, and those of `asking`."""
+        asking = [connection for request in self.asking for connection in request.connections]
         return [*(requests[0].connection for requests in self._requests.values()), *self.opening.values(), *asking]
 
     def next_expiry(self) -> float:
@@ -116,9 +117,8 @@ class InFlight:
         return expiry
 
     def look_at(self, after: float) -> Iterator[float]:
-        """When connections being opened or metadata need a step, and when throttling ends, if after `after`."""
-        if self.asking is not None:
-            yield self.asking.look_at
+        """When connections being opened or `asking` need a step, and when throttling ends, if after `after`."""
+        yield from (request.look_at for request in self.asking)
         yield from (connection.look_at for connection in self.opening.values())
         yield from (moment for moment in self._throttled_until.values() if moment > after)
 

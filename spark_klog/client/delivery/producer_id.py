@@ -6,9 +6,11 @@ import logging
 from dataclasses import dataclass
 
 from spark_klog.client.answers import check_code
+from spark_klog.client.any_broker import AnyBrokerRequest
 from spark_klog.client.cluster import Cluster
-from spark_klog.errors import ConnectionFailed, ErrorCode, RequestTimedOut, UnsupportedVersionError
+from spark_klog.errors import ConnectionFailed, ErrorCode, KlogError, RequestTimedOut, UnsupportedVersionError
 from spark_klog.protocol.apis import INIT_PRODUCER_ID
+from spark_klog.protocol.codec import Message
 
 _log = logging.getLogger(__name__)
 _LAST_EPOCH = 0x7FFF
@@ -36,49 +38,64 @@ class Numbering:
 class ProducerIds:
     """Give each partition a numbering from one producer id, or none if the producer is not idempotent.
 
-    It is not idempotent with enable.idempotence=false, without acks=all, or with brokers before 0.11; the latter raise
-    `UnsupportedVersionError` if enable.idempotence=true is set.
+    It is not idempotent with enable.idempotence=false, without acks=all, or with brokers before 0.11; for the latter
+    `step` raises `UnsupportedVersionError` if enable.idempotence=true is set.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._is_idempotent = cluster.config.is_idempotent
         self._current: tuple[int, int] | None = None
+        #: The request for a producer id that is under way.
+        self.asking: AnyBrokerRequest[tuple[int, int]] | None = None
 
-    def numbering(self) -> Numbering | None:
-        """A numbering from 0; the first call asks a broker for a producer id, within delivery.timeout.ms."""
-        if not self._is_idempotent:
+    def must_wait(self, numbering: Numbering | None) -> bool:
+        """Whether `renewed` needs a producer id, for which `step` asks."""
+        if not self._is_idempotent or (numbering is not None and numbering.epoch < _LAST_EPOCH):
+            return False
+        return self._current is None or (numbering is not None and numbering.producer_id == self._current[0])
+
+    def renewed(self, numbering: Numbering | None) -> Numbering | None:
+        """A numbering from 0 that the leader accepts in any state: with the next epoch, or with another producer id.
+
+        None if the producer is not idempotent, or if it `must_wait`.
+        """
+        if self.must_wait(numbering) or not self._is_idempotent:
             return None
-        if self._current is None:
-            try:
-                self._current = self._cluster.attempt(
-                    self._ask, self._cluster.config.delivery_timeout_ms, "delivery.timeout.ms"
-                )
-            except (ConnectionFailed, RequestTimedOut) as error:
-                seconds = self._cluster.config.delivery_timeout_ms / 1000
-                limit = self._cluster.config.named("delivery.timeout.ms")
-                raise RequestTimedOut(f"no producer id within {seconds:g} s ({limit}): {error}") from error
-            except UnsupportedVersionError as error:
-                if self._cluster.config.enable_idempotence:
-                    raise
-                _log.info("records may be written twice when a request is sent again: %s", error)
-                self._is_idempotent = False
-                return None
+        if numbering is not None and numbering.epoch < _LAST_EPOCH:
+            return Numbering(numbering.producer_id, numbering.epoch + 1)
+        assert self._current is not None
         return Numbering(*self._current)
 
-    def renewed(self, numbering: Numbering) -> Numbering:
-        """A numbering from 0 that the leader accepts in any state: with the next epoch, or with a new producer id."""
-        if numbering.epoch < _LAST_EPOCH:
-            return Numbering(numbering.producer_id, numbering.epoch + 1)
-        if self._current is not None and self._current[0] == numbering.producer_id:
-            self._current = None
-        renewed = self.numbering()
-        assert renewed is not None
-        return renewed
+    def step(self) -> bool:
+        """Ask any broker for a producer id, without waiting; return whether none must wait for it any more.
 
-    def _ask(self) -> tuple[int, int]:
-        message = {"transactional_id": None, "transaction_timeout_ms": _MAX_INT32}
-        answer = self._cluster.any_broker(INIT_PRODUCER_ID, lambda _: message)
+        `ConnectionFailed` if no broker answers, `ProtocolError` if one refuses; the next call asks again.
+        """
+        if self.asking is None:
+            message = {"transactional_id": None, "transaction_timeout_ms": _MAX_INT32}
+            self.asking = AnyBrokerRequest(self._cluster, INIT_PRODUCER_ID, lambda _: message, self._taken)
+        try:
+            found = self.asking.step()
+        except UnsupportedVersionError as error:
+            self.asking = None
+            if self._cluster.config.enable_idempotence:
+                raise
+            _log.info("records may be written twice when a request is sent again: %s", error)
+            self._is_idempotent = False
+            return True
+        except (ConnectionFailed, RequestTimedOut) as error:
+            self.asking = None
+            raise ConnectionFailed(f"no producer id: {error}") from error
+        except KlogError:
+            self.asking = None
+            raise
+        if found is None:
+            return False
+        self._current, self.asking = found, None
+        return True
+
+    def _taken(self, answer: Message) -> tuple[int, int]:
         without = self._cluster.config.named("enable.idempotence=false")
         code = answer["error_code"]
         rights = (

@@ -58,7 +58,7 @@ class Queue:
         self.size = self.in_flight = self.in_flight_size = 0
         self.node = -1
         self.is_open = False
-        #: Whether the leader does not know the sequences.
+        #: Whether the leader does not know the sequences, or the batches have none yet.
         self.must_renumber = False
         self.attempts = 0
         #: How often the oldest batch was sent in vain.
@@ -114,9 +114,12 @@ class Queue:
         self.confirmed = confirmed[len(before) :]
         return before
 
-    def renumber(self, numbering: Numbering) -> None:
+    def renumber(self, numbering: Numbering | None) -> None:
+        """Give all batches sequences of this numbering; None leaves them as they are."""
         self.numbering = numbering
         self.must_renumber = False
+        if numbering is None:
+            return
         for batch in self.batches:
             batch.data = bytearray(batch.data)
             sequence = numbering.take(batch.count)

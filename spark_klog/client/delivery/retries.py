@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from spark_klog.client.answers import answer_error
+from spark_klog.client.any_broker import AnyBrokerRequest, MetadataRequest
 from spark_klog.client.backoff import pause_seconds
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.delivery.producer_id import ProducerIds
 from spark_klog.client.delivery.queues import Queue
-from spark_klog.client.metadata_request import MetadataRequest
-from spark_klog.errors import ConnectionFailed, DecodeError, ErrorCode, KlogError, RequestTimedOut
+from spark_klog.errors import ConnectionFailed, DecodeError, ErrorCode, KlogError, ProtocolError, RequestTimedOut
 from spark_klog.protocol.apis import METADATA
 from spark_klog.protocol.codec import Message
 
@@ -27,41 +28,54 @@ class Retries:
     def __init__(self, cluster: Cluster, producer_ids: ProducerIds) -> None:
         self._cluster, self._producer_ids = cluster, producer_ids
         #: The request for the leaders of partitions that wait for it.
-        self.asking: MetadataRequest | None = None
+        self._asking: MetadataRequest | None = None
+
+    @property
+    def asking(self) -> list[AnyBrokerRequest[Any]]:
+        """The requests that partitions wait for: for their leaders, and for a producer id."""
+        return [request for request in (self._asking, self._producer_ids.asking) if request is not None]
 
     def with_numbers(self, queues: list[Queue]) -> list[Queue]:
-        """The queues whose batches have sequences that the leader accepts."""
-        result = []
+        """The queues whose batches have sequences that the leader accepts; others wait for a producer id."""
+        waiting = [queue for queue in queues if queue.must_renumber and self._producer_ids.must_wait(queue.numbering)]
+        if waiting and not self._ask_for_id(waiting):
+            queues = [queue for queue in queues if queue not in waiting]
         for queue in queues:
             if queue.must_renumber:
-                assert queue.numbering is not None
-                try:
-                    queue.renumber(self._producer_ids.renewed(queue.numbering))
-                except UNREACHABLE as error:
-                    self.put_off([queue], error)
-                    continue
-            result.append(queue)
-        return result
+                queue.renumber(self._producer_ids.renewed(queue.numbering))
+        return queues
+
+    def _ask_for_id(self, waiting: list[Queue]) -> bool:
+        """Return whether there is a producer id for partitions now; put them off if there will not be one soon."""
+        try:
+            return self._producer_ids.step()
+        except UNREACHABLE as error:
+            self.put_off(waiting, error)
+        except ProtocolError as error:
+            if not error.retriable:
+                raise
+            self.put_off(waiting, error)
+        return False
 
     def with_leaders(self, queues: list[Queue]) -> list[Queue]:
         """The queues whose partitions have a leader; the others wait for metadata, or are retried after a pause."""
         unknown = self._without_leader(queues)
-        if not unknown and self.asking is not None:
-            self.asking.cancel()
-            self.asking = None
+        if not unknown and self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
         while unknown:
-            if self.asking is None:
-                self.asking = MetadataRequest(self._cluster, {queue.key[0] for queue in unknown})
-            asked = [queue for queue in unknown if queue.key[0] in self.asking.topics]
+            if self._asking is None:
+                self._asking = MetadataRequest(self._cluster, {queue.key[0] for queue in unknown})
+            asked = [queue for queue in unknown if queue.key[0] in self._asking.topics]
             try:
-                found = self.asking.step()
+                found = self._asking.step()
             except UNREACHABLE as error:
                 self.put_off(asked, error)
             else:
                 if found is None:
                     break
                 self._judge(self._without_leader(asked), found)
-            self.asking = None
+            self._asking = None
             unknown = [queue for queue in unknown if queue not in asked]
         return [queue for queue in queues if self._cluster.last_leader(*queue.key) is not None]
 

@@ -36,7 +36,7 @@ from spark_klog.client.answers import answer_error
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.delivery.in_flight import InFlight
 from spark_klog.client.delivery.message import encode_batch, produce_message
-from spark_klog.client.delivery.producer_id import Numbering, ProducerIds
+from spark_klog.client.delivery.producer_id import ProducerIds
 from spark_klog.client.delivery.queues import Batch, CallClock, Queue, Request, expired, next_batches
 from spark_klog.client.delivery.receipts import Receipt, Receipts, fresh
 from spark_klog.client.delivery.retries import UNREACHABLE, Retries
@@ -146,7 +146,7 @@ class Sender:
         self.check()
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = Queue(key, self._numbering())
+            queue = self._queues[key] = self._new_queue(key)
         return queue
 
     def _add(
@@ -174,14 +174,12 @@ class Sender:
         self._deliver(lambda: True)
         return self._pause(now), self._in_flight.connections()
 
-    def _numbering(self) -> Numbering | None:
+    def _new_queue(self, key: TopicPartition) -> Queue:
         if self._transactions is not None:
-            return self._transactions.numbering()
-        try:
-            return self._producer_ids.numbering()
-        except KlogError as error:
-            self.fail(error)
-            raise
+            return Queue(key, self._transactions.numbering())
+        queue = Queue(key, self._producer_ids.renewed(None))
+        queue.must_renumber = self._producer_ids.must_wait(None)  # batches are numbered when the producer id has come
+        return queue
 
     def _may_be_enough(self) -> bool:
         """Whether enough has gathered to send."""
@@ -196,9 +194,10 @@ class Sender:
         return sum(unsent) >= self._enough
 
     def _is_taken_from(self, queue: Queue) -> bool:
-        """False while the partition waits for a retry or a leader, or this is slow, unreachable or throttling."""
+        """False while it waits for a retry, a producer id or a leader, or this is slow, unreachable or throttling."""
         now, node = time.monotonic(), self._cluster.last_leader(*queue.key)
-        return queue.not_before <= now and node is not None and not self._in_flight.is_slow(node, now)
+        is_waiting = queue.must_renumber or queue.not_before > now
+        return not is_waiting and node is not None and not self._in_flight.is_slow(node, now)
 
     def flush(self, until: float = math.inf) -> None:
         """Send all batches and wait until they are confirmed, but not beyond `until`, a reading of `time.monotonic`.

@@ -5,16 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from spark_klog.client.any_broker import MetadataRequest
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.delivery.background import Turns
 from spark_klog.client.delivery.partitions.topics import PartitionCounts
-from spark_klog.client.metadata_request import MetadataRequest
 from spark_klog.client.network.connection import Connection
 from spark_klog.client.network.readiness import wait_until_ready
 from spark_klog.errors import ConnectionFailed, ProtocolError, RequestTimedOut, is_retriable
-
-#: Seconds between looks although no event came: another thread may have read the answer from the connection.
-_LONGEST_WAIT = 0.05
 
 
 class TopicLookUp:
@@ -57,7 +54,7 @@ class TopicLookUp:
                     self._counts.learn(topic, found)
                     return
                 connections, look_at = request.connections, request.look_at
-            _wait(connections, min(_LONGEST_WAIT, look_at - time.monotonic()))
+            _wait(connections, look_at - time.monotonic())
 
 
 def _wait(connections: list[Connection], seconds: float) -> None:

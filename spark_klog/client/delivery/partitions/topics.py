@@ -7,8 +7,8 @@ import math
 import time
 from collections.abc import Mapping
 
+from spark_klog.client.any_broker import MetadataRequest
 from spark_klog.client.cluster import Cluster, numbers_of
-from spark_klog.client.metadata_request import MetadataRequest
 from spark_klog.errors import KlogError
 from spark_klog.protocol.codec import Message
 

@@ -1,10 +1,11 @@
-"""A request for metadata that is made step by step, so that nothing else waits for its answer."""
+"""Requests to any broker that are made step by step, so that nothing else waits for their answers."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Generic, TypeVar
 
 from spark_klog.client.answers import check_code
 from spark_klog.client.cluster import Cluster
@@ -13,18 +14,25 @@ from spark_klog.client.network.responses import Handle
 from spark_klog.errors import ConnectionFailed, DecodeError, KlogError, RequestTimedOut
 from spark_klog.protocol.apis import METADATA
 from spark_klog.protocol.codec import Message
+from spark_klog.protocol.schema import Api
+
+_Result = TypeVar("_Result")
+#: Seconds between steps although no event came: another request may have read the answer from the connection.
+_LONGEST_WAIT = 0.05
 
 
-class MetadataRequest:
-    """Ask any broker, as `Cluster.metadata` does, but without waiting: call `step` until it returns the metadata.
+class AnyBrokerRequest(Generic[_Result]):
+    """Ask any broker, as `Cluster.any_broker` does, but without waiting: call `step` until it returns the result.
 
-    The deadline is that of a request of the cluster which begins now. The brokers share the time that is left.
+    `message` makes the request for a version, `result` makes the result of an answer. The deadline is that of a request
+    of the cluster which begins now. The brokers share the time that is left.
     """
 
-    def __init__(self, cluster: Cluster, topics: Collection[str], *, create: bool = False) -> None:
+    def __init__(
+        self, cluster: Cluster, api: Api, message: Callable[[int], Message], result: Callable[[Message], _Result]
+    ) -> None:
         self._cluster, self._deadline, self._backoff = cluster, cluster.deadline(), cluster.backoff()
-        self.topics = frozenset(topics)
-        self._create = create
+        self._api, self._message, self._result = api, message, result
         self._candidates = deque(cluster.candidates())
         self._failures: list[str] = []
         self._connection: Connection | None = None
@@ -32,10 +40,10 @@ class MetadataRequest:
         #: When the next broker is asked, a reading of `time.monotonic`.
         self._until = 0.0
 
-    def step(self) -> dict[str, Message] | None:
-        """Do what can be done without waiting; the topics by name once a broker has answered, else None.
+    def step(self) -> _Result | None:
+        """Do what can be done without waiting; the result once a broker has answered, else None.
 
-        Raises what `Cluster.metadata` raises, `ConnectionFailed` if no broker answers.
+        Raises what `Cluster.any_broker` and `result` raise, `ConnectionFailed` if no broker answers.
         """
         while True:
             if self._connection is None and time.monotonic() < self._until:
@@ -49,11 +57,9 @@ class MetadataRequest:
                 if answer is None:
                     self._connection.close()
                     raise RequestTimedOut(f"broker {self._connection.address} did not answer in time")
-                check_code(METADATA, answer["error_code"], "metadata")
-                if not answer["brokers"]:  # it has just started
-                    raise ConnectionFailed(f"broker {self._connection.address} lists no brokers in its metadata")
+                result = self._result(answer)
                 self._cluster.answered(self._candidates[0])
-                return self._cluster.learn(answer, self.topics)
+                return result
             except (ConnectionFailed, RequestTimedOut, DecodeError) as error:
                 self._give_up(error)
 
@@ -66,8 +72,8 @@ class MetadataRequest:
         if self._handle is None:
             if not connection.open_step() or connection.is_throttled:
                 return None
-            message = self._cluster.metadata_message(connection.version_of(METADATA), self.topics, self._create)
-            self._handle = connection.send(METADATA, message, deadline=self._until, wait=False)
+            message = self._message(connection.version_of(self._api))
+            self._handle = connection.send(self._api, message, deadline=self._until, wait=False)
             assert self._handle is not None  # it is answered
         return connection.receive(self._handle) if connection.poll(self._handle) else None
 
@@ -95,13 +101,30 @@ class MetadataRequest:
     @property
     def look_at(self) -> float:
         """When to call `step` if no event comes, a reading of `time.monotonic`."""
-        if self._connection is None or self._handle is not None:
+        if self._connection is None:
             return self._until
-        if self._connection.is_throttled:
+        if self._handle is None and self._connection.is_throttled:
             return min(self._until, self._connection.throttled_until)
-        return min(self._until, self._connection.look_at)
+        return min(self._until, time.monotonic() + _LONGEST_WAIT)
 
     def cancel(self) -> None:
         """Drop the answer, which is not needed any more."""
         if self._connection is not None and self._handle is not None and not self._connection.closed:
             self._connection.forget(self._handle)
+
+
+class MetadataRequest(AnyBrokerRequest[dict[str, Message]]):
+    """A request for the metadata of topics, see `Cluster.metadata`. The result has the topics by name."""
+
+    def __init__(self, cluster: Cluster, topics: Collection[str], *, create: bool = False) -> None:
+        self.topics = frozenset(topics)
+        super().__init__(
+            cluster, METADATA, lambda version: cluster.metadata_message(version, self.topics, create), self._learn
+        )
+
+    def _learn(self, answer: Message) -> dict[str, Message]:
+        check_code(METADATA, answer["error_code"], "metadata")
+        if not answer["brokers"]:  # the broker has just started
+            host, port = self._candidates[0]
+            raise ConnectionFailed(f"broker {host}:{port} lists no brokers in its metadata")
+        return self._cluster.learn(answer, self.topics)
