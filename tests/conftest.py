@@ -17,6 +17,7 @@ from _pytest.terminal import TerminalReporter
 
 from spark_klog.broker.faults import Fault
 from spark_klog.embedded import EmbeddedCluster
+from tests.support.certificates import Certificates, make_certificates
 from tests.support.maven import RegistryUnreachable
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.spark_home import make_spark_home
@@ -120,6 +121,12 @@ def cluster(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
     """One broker of ours that the module's tests share: use topics of your own."""
     with EmbeddedCluster(data_dir=module_server_dir / "cluster") as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Certificates of a CA of our own, for the module's tests."""
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,7 @@ from spark_klog.protocol.apis import (
     SASL_HANDSHAKE,
 )
 from tests.support.broker import KlogBroker
-from tests.support.certificates import Certificates, make_certificates
+from tests.support.certificates import Certificates
 from tests.support.java_tools import JavaTools
 from tests.support.kafka import Kafka
 from tests.support.kafka_python_wire import KafkaPythonWire, Message
@@ -218,11 +218,6 @@ def test_credentials_are_altered_as_by_kafka(wire: KafkaPythonWire) -> None:
 
 
 # what the file becomes
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture

@@ -20,9 +20,8 @@ from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.reading.reader import records_of
-from tests.broker.test_crossings import send
-from tests.broker.test_event_loop import running
 from tests.support.batches import make_batch
+from tests.support.loop_broker import running, send
 
 _SECONDS = float(os.environ.get("SPARK_KLOG_FUZZ_SECONDS", "3"))
 TOPICS = [f"t{number}" for number in range(6)]

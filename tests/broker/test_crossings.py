@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import errno
 import logging
 import os
@@ -17,7 +16,6 @@ from uuid import UUID
 
 import pytest
 
-from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.event_loop import large_requests
 from spark_klog.broker.groups.member import Join
 from spark_klog.broker.handlers import (
@@ -30,13 +28,10 @@ from spark_klog.broker.handlers import (
     offset_commit,
     offset_delete,
     produce,
-    txn_offset_commit,
 )
 from spark_klog.broker.housekeeping import keep_house
 from spark_klog.broker.logs.log_cleaner import clean_logs
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from spark_klog.broker.security.config import PLAINTEXT, Listener
-from spark_klog.broker.security.session import Session
 from spark_klog.broker.transactions.markers import MarkerEntry, write_marker
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import ErrorCode
@@ -47,16 +42,22 @@ from spark_klog.records.formats.message_set import build_message_set
 from spark_klog.records.reading.produced import check_keys
 from spark_klog.records.reading.reader import read_records
 from spark_klog.wire.codecs import codec_by_id
-from tests.broker.test_event_loop import append, running, synced_by, until
 from tests.log.test_producer_state import ABORT, batch, marker
 from tests.support.batches import make_batch
+from tests.support.loop_broker import (
+    append,
+    client_request,
+    commit_in_transaction,
+    new_producer,
+    running,
+    send,
+    synced_in_threads,
+    until,
+)
 from tests.support.raw_client import error_codes
 
 #: ms; never too old for retention.
 _FAR = 4_000_000_000_000
-REQUEST = Request(
-    7, "client", Session(Listener(PLAINTEXT, PLAINTEXT, "127.0.0.1", 1000), "peer", [], lambda mechanism, name: None)
-)
 
 
 class Disk:
@@ -89,16 +90,6 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
         disk.goes_on.set()
 
 
-async def send(broker: Broker, topic: str, records: bytes, transactional_id: str | None = None) -> dict[str, Any]:
-    data = [{"index": 0, "records": memoryview(bytearray(records))}]
-    topics = [{"name": topic, "topic_id": None, "partition_data": data}]
-    message = {"acks": 1, "transactional_id": transactional_id, "topic_data": topics}
-    answer = await produce.handle(broker, REQUEST, message)
-    assert answer is not None
-    (partition,) = answer["responses"][0]["partition_responses"]
-    return dict(partition)
-
-
 def test_a_batch_that_waits_for_a_roll_is_of_no_transaction_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,8 +102,7 @@ def test_a_batch_that_waits_for_a_roll_is_of_no_transaction_that_has_ended(
             await until(lambda: not broker.transactions.is_loading, "the transactions")
             await broker.create_topic("t", 1)
             log = broker.logs.logs["t", 0]
-            producer = await broker.transactions.init("x", 60_000, None)
-            assert isinstance(producer, ProducerIdAndEpoch)
+            producer = await new_producer(broker, "x")
             assert not await broker.transactions.add("x", producer, frozenset({("t", 0)}))
             append(log, 2)
             # the end would wait for the same flush, after the batch
@@ -142,8 +132,7 @@ def test_transactions_that_end_while_a_batch_is_verified_do_not_hold_it_up(
             await broker.transactions.load()
             await broker.create_topic("t", 1)
             log = broker.logs.logs["t", 0]
-            found = [await broker.transactions.init(name, 60_000, None) for name in ("x", "other")]
-            own, other = (item for item in found if isinstance(item, ProducerIdAndEpoch))
+            own, other = [await new_producer(broker, name) for name in ("x", "other")]
             assert not await broker.transactions.add("x", own, frozenset({("t", 0)}))
             verify, asked = broker.transactions.verify, 0
 
@@ -173,8 +162,7 @@ def test_a_log_that_others_fill_meanwhile_rolls_without_a_flush_in_the_loop(
             await broker.coordinator.load()
             await broker.transactions.load()
             await broker.create_topic("t", 1)
-            producer = await broker.transactions.init("x", 60_000, None)
-            assert isinstance(producer, ProducerIdAndEpoch)
+            producer = await new_producer(broker, "x")
             await broker.coordinator.find("g")
             for name in (OFFSETS_TOPIC, TRANSACTIONS_TOPIC):
                 await broker.alter_topic_settings(name, lambda before: {**before, "segment.bytes": "2000"})
@@ -197,29 +185,15 @@ def test_a_log_that_others_fill_meanwhile_rolls_without_a_flush_in_the_loop(
 
             monkeypatch.setattr(broker.transactions, "verify", filled(broker.transactions.verify))
             monkeypatch.setattr(broker.transactions, "new_producer_id", filled(broker.transactions.new_producer_id))
-            with synced_by(monkeypatch) as threads:
+            with synced_in_threads(monkeypatch):
                 if what == "records":
                     answer = await send(broker, "t", bytes(batch(producer.producer_id, producer.epoch, 0, 3)), "x")
                     assert not answer["error_code"], answer
                 elif what == "offsets":
-                    entry = {"partition_index": 0, "committed_offset": 1, "committed_leader_epoch": -1}
-                    message = {
-                        "group_id": "g",
-                        "transactional_id": "x",
-                        "producer_id": producer.producer_id,
-                        "producer_epoch": producer.epoch,
-                        "generation_id": -1,
-                        "member_id": "",
-                        "group_instance_id": None,
-                        "topics": [{"name": "t", "partitions": [{**entry, "committed_metadata": ""}]}],
-                    }
-                    answer = await txn_offset_commit.handle(broker, REQUEST, message)
-                    assert not answer["topics"][0]["partitions"][0]["error_code"], answer
+                    assert await commit_in_transaction(broker, "x", producer, "t", offset=1) == {"t": ErrorCode.NONE}
                 else:
-                    assert isinstance(await broker.transactions.init("new", 60_000, None), ProducerIdAndEpoch)
+                    await new_producer(broker, "new")
             assert len(log.segments) > 1
-            assert threads
-            assert threading.get_ident() not in threads
 
     asyncio.run(run())
 
@@ -236,8 +210,7 @@ def test_partitions_that_are_added_again_wait_for_the_same_flush(
             care = asyncio.create_task(broker.transactions.run(asyncio.sleep(0)))
             await until(lambda: not broker.transactions.is_loading, "the transactions")
             await broker.create_topic("t", 1)
-            producer = await broker.transactions.init("x", 60_000, None)
-            assert isinstance(producer, ProducerIdAndEpoch)
+            producer = await new_producer(broker, "x")
 
             def add() -> asyncio.Task[ErrorCode]:
                 return asyncio.create_task(broker.transactions.add("x", producer, frozenset({("t", 0)})))
@@ -365,7 +338,7 @@ def test_settings_that_two_clients_alter_at_once_are_both_kept(tmp_path: Path) -
             await broker.create_topic("t", 1)
             wanted = {"retention.ms": "60000", "segment.bytes": "77777", "max.message.bytes": "5555"}
             answers = await asyncio.gather(
-                *(alter_configs.handle_incremental(broker, REQUEST, message(*item)) for item in wanted.items())
+                *(alter_configs.handle_incremental(broker, client_request(), message(*item)) for item in wanted.items())
             )
             assert [answer["responses"][0]["error_code"] for answer in answers] == [0, 0, 0]
             assert broker.registry.settings("t") == wanted
@@ -406,7 +379,7 @@ def test_a_commit_of_a_member_that_has_left_meanwhile_is_refused(
                 return checked(*arguments)
 
             monkeypatch.setattr(broker.authorizer, "refusal", others_have_their_turn)
-            answer = await offset_commit.handle(broker, REQUEST, message)
+            answer = await offset_commit.handle(broker, client_request(), message)
             codes = [entry["error_code"] for entry in answer["topics"][0]["partitions"]]
             assert codes == [ErrorCode.UNKNOWN_MEMBER_ID] * 2
             assert broker.offsets.fetch("g", "t", 0) is None
@@ -484,7 +457,7 @@ def test_a_record_that_comes_while_a_fetch_looks_at_other_partitions_is_not_wait
 
             with monkeypatch.context() as patch:
                 patch.setattr(broker, "leader_log", others_have_their_turn)
-                request = dataclasses.replace(REQUEST, version=11)
+                request = client_request(11)
                 message = fetch_message([0, 1], 600_000)
                 answer = await asyncio.wait_for(fetch.handle(broker, request, message), 20)
             (topic,) = answer["responses"]
@@ -504,7 +477,7 @@ def test_a_disk_that_fails_as_offsets_are_looked_up(tmp_path: Path, monkeypatch:
             monkeypatch.setattr(broker.logs.logs["t", 0], "search", fail)
             entry = {"partition_index": 0, "timestamp": 5, "current_leader_epoch": -1}
             message = {"isolation_level": 0, "topics": [{"name": "t", "partitions": [entry]}]}
-            answer = await list_offsets.handle(broker, REQUEST, message)
+            answer = await list_offsets.handle(broker, client_request(), message)
             assert answer["topics"][0]["partitions"][0]["error_code"] == ErrorCode.KAFKA_STORAGE_ERROR
 
     asyncio.run(run())
@@ -537,7 +510,7 @@ def test_others_are_served_while_a_time_is_looked_up(
             task = asyncio.create_task(others())
             entry = {"partition_index": 0, "timestamp": timestamp, "current_leader_epoch": -1}
             message = {"isolation_level": 0, "topics": [{"name": "t", "partitions": [entry]}]}
-            answer = await list_offsets.handle(broker, REQUEST, message)
+            answer = await list_offsets.handle(broker, client_request(), message)
             task.cancel()
             assert rounds >= batches
             (found,) = answer["topics"][0]["partitions"]
@@ -572,7 +545,7 @@ def test_others_are_served_while_a_batch_is_looked_through(
             asyncio.get_running_loop().call_later(0.05, served.set)
             entry = {"partition_index": 0, "timestamp": timestamp, "current_leader_epoch": -1}
             message = {"isolation_level": 0, "topics": [{"name": "t", "partitions": [entry]}]}
-            (found,) = (await list_offsets.handle(broker, REQUEST, message))["topics"][0]["partitions"]
+            (found,) = (await list_offsets.handle(broker, client_request(), message))["topics"][0]["partitions"]
             assert (found["error_code"], found["timestamp"], found["offset"]) == (ErrorCode.NONE, _FAR + 5, 2)
 
     asyncio.run(run())
@@ -597,7 +570,7 @@ def test_others_are_served_while_keys_are_searched_for(tmp_path: Path, monkeypat
                 data = {"index": 0, "records": memoryview(make_batch([(b"k", b"v"), (key, b"v")], [_FAR] * 2, "gzip"))}
                 topics = [{"name": "t", "topic_id": UUID(int=0), "partition_data": [data]}]
                 message = {"acks": -1, "transactional_id": None, "topic_data": topics}
-                request = dataclasses.replace(REQUEST, version=9)
+                request = client_request(9)
                 answer = asyncio.create_task(produce.handle(broker, request, message))
                 await asyncio.sleep(0)
                 asyncio.get_running_loop().call_soon(served.set)
@@ -632,7 +605,7 @@ def test_others_are_served_while_old_formats_are_converted(tmp_path: Path, monke
             data = {"index": 0, "records": memoryview(bytearray(build_message_set(messages, 1, codec_by_id(1))))}
             topics = [{"name": "t", "topic_id": UUID(int=0), "partition_data": [data]}]
             message = {"acks": -1, "transactional_id": None, "topic_data": topics}
-            request = dataclasses.replace(REQUEST, version=2)
+            request = client_request(2)
             answer = await asyncio.wait_for(produce.handle(broker, request, message), 30)
             assert answer is not None
             assert answer["responses"][0]["partition_responses"][0]["error_code"] == ErrorCode.NONE
@@ -651,7 +624,7 @@ def test_a_disk_that_fails_as_it_is_measured(tmp_path: Path, monkeypatch: pytest
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
             monkeypatch.setattr(shutil, "disk_usage", fail)
-            (result,) = describe_log_dirs.handle(broker, REQUEST, {"topics": None})["results"]
+            (result,) = describe_log_dirs.handle(broker, client_request(), {"topics": None})["results"]
             assert result["error_code"] == ErrorCode.KAFKA_STORAGE_ERROR
 
     asyncio.run(run())
@@ -671,7 +644,7 @@ def test_offsets_that_their_topic_no_longer_takes_are_not_deleted(tmp_path: Path
             await broker.alter_topic_settings(OFFSETS_TOPIC, lambda before: {**before, "max.message.bytes": "500"})
             topics = [{"name": "t", "partitions": [{"partition_index": 0}]}]
             answer = await handler.handle(
-                broker, REQUEST, {"groups_names": [group], "group_id": group, "topics": topics}
+                broker, client_request(), {"groups_names": [group], "group_id": group, "topics": topics}
             )
             assert ErrorCode.UNKNOWN_SERVER_ERROR in error_codes(answer)
             assert broker.offsets.fetch(group, "t", 0) is not None
@@ -694,10 +667,10 @@ def test_ids_of_transactions_that_are_still_loading_are_not_given(tmp_path: Path
 
     async def second_life(known: int) -> None:
         async with running(tmp_path) as broker:
-            answer = await init_producer_id.handle(broker, REQUEST, message)
+            answer = await init_producer_id.handle(broker, client_request(), message)
             assert answer["error_code"] == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, answer
             await broker.transactions.load()
-            answer = await init_producer_id.handle(broker, REQUEST, message)
+            answer = await init_producer_id.handle(broker, client_request(), message)
             assert (answer["error_code"], answer["producer_id"]) == (ErrorCode.NONE, known + 1)
 
     known = asyncio.run(first_life())
@@ -712,8 +685,7 @@ def test_a_damaged_transaction_index_refuses_the_marker_and_no_other(
         async with running(tmp_path) as broker:
             await broker.coordinator.load()
             await broker.transactions.load()
-            producer = await broker.transactions.init("x", 60_000, None)
-            assert isinstance(producer, ProducerIdAndEpoch)
+            producer = await new_producer(broker, "x")
             keys = {("t", 0), ("t", 1)}
             await broker.create_topic("t", 2)
             log = broker.logs.logs["t", 0]

@@ -13,39 +13,19 @@ import pytest
 
 from spark_klog.broker.broker import Broker
 from spark_klog.broker.groups.offset_manager import OffsetManager
-from spark_klog.broker.handlers import offset_commit, txn_offset_commit
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import ErrorCode, LogCorrupted
 from spark_klog.log.partition_log import PartitionLog
-from tests.broker.test_crossings import REQUEST
-from tests.broker.test_event_loop import append, folders, running, until
-
-
-def _topics(*names: str, offset: int) -> list[dict[str, Any]]:
-    entry = {"partition_index": 0, "committed_offset": offset, "committed_leader_epoch": -1, "committed_metadata": ""}
-    return [{"name": name, "partitions": [entry]} for name in names]
-
-
-async def _commit(broker: Broker, *names: str, offset: int) -> dict[str, int]:
-    """Error codes by topic."""
-    answer = await offset_commit.handle(
-        broker,
-        REQUEST,
-        {
-            "group_id": "g",
-            "member_id": "",
-            "group_instance_id": None,
-            "generation_id_or_member_epoch": -1,
-            "retention_time_ms": -1,
-            "topics": _topics(*names, offset=offset),
-        },
-    )
-    return {topic["name"]: topic["partitions"][0]["error_code"] for topic in answer["topics"]}
-
-
-def _offsets(offsets: OffsetManager) -> dict[str, int]:
-    return {topic: committed.offset for topic, _, committed in offsets.all("g")}
+from tests.support.loop_broker import (
+    append,
+    commit,
+    commit_in_transaction,
+    folders,
+    new_producer,
+    offsets_of,
+    running,
+    until,
+)
 
 
 def _check_offsets(broker: Broker, wanted: dict[str, int]) -> None:
@@ -54,7 +34,7 @@ def _check_offsets(broker: Broker, wanted: dict[str, int]) -> None:
     assert log is not None
     loaded = OffsetManager(lambda group, stored: None)
     loaded.load(log)
-    assert _offsets(broker.offsets) == _offsets(loaded) == wanted
+    assert offsets_of(broker.offsets) == offsets_of(loaded) == wanted
 
 
 @asynccontextmanager
@@ -84,9 +64,9 @@ def test_a_topic_made_anew_before_its_deletion_is_noticed_keeps_its_offsets(tmp_
             await broker.coordinator.load()
             await broker.create_topic("t", 1)
             await broker.create_topic("other", 1)
-            assert await _commit(broker, "t", "other", offset=5) == {"t": 0, "other": 0}
+            assert await commit(broker, "t", "other", offset=5) == {"t": 0, "other": 0}
             async with _made_anew(broker, "t"):
-                assert await _commit(broker, "t", offset=7) == {"t": 0}
+                assert await commit(broker, "t", offset=7) == {"t": 0}
             _check_offsets(broker, {"t": 7, "other": 5})
 
     asyncio.run(run())
@@ -132,13 +112,13 @@ def test_the_next_internal_topic_keeps_what_it_has(tmp_path: Path, way: str) -> 
         async with running(tmp_path) as broker:
             await broker.coordinator.load()
             await broker.transactions.load()
-            assert isinstance(await broker.transactions.init("before", 60_000, None), ProducerIdAndEpoch)
+            await new_producer(broker, "before")
             await broker.create_topic("t", 1)
-            await _commit(broker, "t", offset=5)
+            await commit(broker, "t", offset=5)
             name = TRANSACTIONS_TOPIC if way == "transactions" else OFFSETS_TOPIC
             async with _made_anew(broker, name):
-                assert isinstance(await broker.transactions.init("after", 60_000, None), ProducerIdAndEpoch)
-                await _commit(broker, "t", offset=7)
+                await new_producer(broker, "after")
+                await commit(broker, "t", offset=7)
             assert broker.transactions.known("after")
             assert (broker.transactions.known("before") is None) == (way == "transactions")
             _check_offsets(broker, {"t": 7})
@@ -168,8 +148,8 @@ def test_a_commit_that_was_checked_before_the_deletion(
                 return await log_of(group)
 
             monkeypatch.setattr(broker.coordinator, "log_of", late)
-            commit = _commit_in_transaction(broker) if is_transactional else _commit(broker, "t", "other", offset=5)
-            committed = asyncio.create_task(commit)
+            way = _in_transaction if is_transactional else commit
+            committed = asyncio.create_task(way(broker, "t", "other", offset=5))
             await asyncio.wait_for(waits.wait(), 20)
             await broker.delete_topic("t")
             if then == "made anew":
@@ -182,24 +162,13 @@ def test_a_commit_that_was_checked_before_the_deletion(
     asyncio.run(run())
 
 
-async def _commit_in_transaction(broker: Broker) -> dict[str, int]:
-    producer = await broker.transactions.init("x", 60_000, None)
-    assert isinstance(producer, ProducerIdAndEpoch)
+async def _in_transaction(broker: Broker, *topics: str, offset: int) -> dict[str, int]:
+    producer = await new_producer(broker, "x")
     _, number = await broker.coordinator.find("g")
     assert not await broker.transactions.add("x", producer, frozenset({(OFFSETS_TOPIC, number)}))
-    message = {
-        "group_id": "g",
-        "transactional_id": "x",
-        "producer_id": producer.producer_id,
-        "producer_epoch": producer.epoch,
-        "generation_id": -1,
-        "member_id": "",
-        "group_instance_id": None,
-        "topics": _topics("t", "other", offset=5),
-    }
-    answer = await txn_offset_commit.handle(broker, REQUEST, message)
+    codes = await commit_in_transaction(broker, "x", producer, *topics, offset=offset)
     assert not await broker.transactions.end("x", producer, commits=True)
-    return {topic["name"]: topic["partitions"][0]["error_code"] for topic in answer["topics"]}
+    return codes
 
 
 @pytest.mark.parametrize("again", [False, True])

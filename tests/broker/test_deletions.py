@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -18,11 +17,10 @@ from spark_klog.directories import paths
 from spark_klog.directories.trees.opening import open_tree
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import PartitionLog
-from tests.broker.test_crossings import REQUEST as ANY_REQUEST
-from tests.broker.test_deleted_topics import _commit, _offsets
 from tests.broker.test_topic_changes import _append, _running, _until
+from tests.support.loop_broker import client_request, commit, offsets_of
 
-REQUEST = replace(ANY_REQUEST, version=5)
+REQUEST = client_request(5)
 NODE, REQUESTED = "/brokers/topics/t", "/admin/delete_topics/t"
 
 
@@ -209,7 +207,7 @@ def test_a_coordinator_that_hears_late_keeps_offsets_of_the_next_topic(tmp_path:
             await first.create_topic("t", 1, None, {0: [0]})
             await second.follower.refresh()
             await second.coordinator.load()
-            assert await _commit(second, "t", offset=5) == {"t": 0}
+            assert await commit(second, "t", offset=5) == {"t": 0}
             deleting = asyncio.create_task(_delete(first, 20_000))
             await asyncio.sleep(0.2)
             with pytest.raises(TopicExists, match="topic t is being deleted"):
@@ -218,9 +216,9 @@ def test_a_coordinator_that_hears_late_keeps_offsets_of_the_next_topic(tmp_path:
             assert await deleting == (ErrorCode.NONE, None)
             await first.create_topic("t", 1, None, {0: [0]})
             await second.follower.refresh()
-            assert await _commit(second, "t", offset=7) == {"t": 0}
+            assert await commit(second, "t", offset=7) == {"t": 0}
             await second.follower.refresh()
             await second.changes_ended()
-            assert _offsets(second.offsets) == {"t": 7}
+            assert offsets_of(second.offsets) == {"t": 7}
 
     asyncio.run(run())

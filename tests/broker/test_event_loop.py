@@ -10,15 +10,14 @@ import os
 import struct
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.broker import Broker
 from spark_klog.broker.event_loop import background, large_requests
 from spark_klog.broker.groups import coordinator as coordinator_module
 from spark_klog.broker.groups.member import Join
@@ -27,60 +26,29 @@ from spark_klog.broker.handlers import (
     delete_records,
     join_group,
     list_offsets,
-    offset_commit,
-    produce,
     sync_group,
     write_txn_markers,
 )
 from spark_klog.broker.housekeeping import keep_house
 from spark_klog.broker.logs.log_cleaner import _dirtiest, clean_logs
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from spark_klog.broker.security.config import PLAINTEXT, Listener
-from spark_klog.broker.security.session import Session
-from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.clock import system_ms
-from spark_klog.directories.paths import Endpoint
 from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.log.config import LogConfig
-from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.segment import Segment
 from tests.support.batches import make_batch
-
-
-@asynccontextmanager
-async def running(tmp_path: Path, **settings: Any) -> AsyncIterator[Broker]:
-    config = replace(BrokerConfig("127.0.0.1", 1000, tmp_path / "data"), **settings)
-    broker = Broker(config)
-    try:
-        broker.start([Endpoint("PLAINTEXT", "PLAINTEXT", config.host, config.port)])
-        broker.follower.watch()
-        yield broker
-        await broker.changes_ended()
-    finally:
-        broker.close()
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.001)
-
-
-@contextmanager
-def synced_by(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The threads that wait for the disk."""
-    threads: list[int] = []
-    sync = os.fsync
-
-    def noted(descriptor: int) -> None:
-        threads.append(threading.get_ident())
-        sync(descriptor)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", noted)
-        yield threads
+from tests.support.loop_broker import (
+    append,
+    client_request,
+    commit,
+    folders,
+    new_producer,
+    running,
+    send,
+    synced_in_threads,
+    until,
+)
 
 
 def noted_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable[..., object]) -> list[Any]:
@@ -100,20 +68,14 @@ def partitions(broker: Broker, topic: str) -> list[int]:
     return sorted(partition for name, partition in broker.logs.logs if name == topic)
 
 
-def folders(tmp_path: Path) -> list[str]:
-    return sorted(path.name for path in (tmp_path / "data").iterdir() if path.is_dir())
-
-
 def test_topics_are_changed_in_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with running(tmp_path) as broker:
-            with synced_by(monkeypatch) as threads:
+            with synced_in_threads(monkeypatch):
                 await broker.create_topic("t", 3, {"retention.ms": "1000"})
                 await broker.create_partitions("t", 5)
                 await broker.alter_topic_settings("t", lambda _: {"retention.ms": "2000"})
                 await broker.delete_topic("t")
-            assert threads
-            assert threading.get_ident() not in threads
 
     asyncio.run(run())
 
@@ -179,12 +141,6 @@ def test_a_topic_whose_folder_cannot_be_made_is_refused_and_the_others_go_on(tmp
             assert folders(tmp_path) == ["t-0", "t-1", "t-2", "u-0"]
 
     asyncio.run(run())
-
-
-def append(log: PartitionLog | None, count: int) -> None:
-    assert log is not None
-    for _ in range(count):
-        log.append(memoryview(bytearray(make_batch([(None, b"value")], [1]))))
 
 
 def test_a_log_with_trouble_does_not_end_the_care_of_the_others(
@@ -255,45 +211,19 @@ def test_a_segment_is_rolled_without_a_wait_for_the_disk(tmp_path: Path, monkeyp
         async with running(tmp_path, log=LogConfig(segment_bytes=1000)) as broker:
             await broker.create_topic("t", 1)
             log = broker.logs.logs["t", 0]
-            listener = Listener(PLAINTEXT, PLAINTEXT, "127.0.0.1", 1000)
-            request = Request(7, "client", Session(listener, "peer", [], lambda mechanism, name: None))
             batch = bytes(make_batch([(None, b"v" * 200)], [1]))
-            message = {"acks": 1, "transactional_id": None}
 
-            async def send() -> list[int]:
-                offsets = []
-                for _ in range(20):
-                    data = [{"index": 0, "records": memoryview(bytearray(batch))}]
-                    topic = {"name": "t", "topic_id": None, "partition_data": data}
-                    answer = await produce.handle(broker, request, message | {"topic_data": [topic]})
-                    assert answer is not None
-                    (partition,) = answer["responses"][0]["partition_responses"]
-                    assert partition["error_code"] == 0, partition
-                    offsets.append(partition["base_offset"])
-                return offsets
+            async def send_many() -> list[int]:
+                answers = [await send(broker, "t", batch) for _ in range(20)]
+                assert {answer["error_code"] for answer in answers} == {ErrorCode.NONE}
+                return [answer["base_offset"] for answer in answers]
 
-            with synced_by(monkeypatch) as threads:
-                offsets = await asyncio.gather(*(send() for _ in range(5)))
+            with synced_in_threads(monkeypatch):
+                offsets = await asyncio.gather(*(send_many() for _ in range(5)))
             assert sorted(offset for found in offsets for offset in found) == list(range(100))
             assert len(log.segments) > 20
-            assert threads
-            assert threading.get_ident() not in threads
 
     asyncio.run(run())
-
-
-def produced(records: bytes) -> dict[str, Any]:
-    data = [{"index": 0, "records": memoryview(bytearray(records))}]
-    return {
-        "acks": 1,
-        "transactional_id": None,
-        "topic_data": [{"name": "t", "topic_id": None, "partition_data": data}],
-    }
-
-
-def client_request(version: int) -> Request:
-    listener = Listener(PLAINTEXT, PLAINTEXT, "127.0.0.1", 1000)
-    return Request(version, "client", Session(listener, "peer", [], lambda mechanism, name: None))
 
 
 def test_rolls_by_age_and_flushes_by_count_wait_in_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,16 +231,12 @@ def test_rolls_by_age_and_flushes_by_count_wait_in_threads(tmp_path: Path, monke
         async with running(tmp_path) as broker:
             await broker.create_topic("t", 1, {"segment.ms": "1000", "flush.messages": "3"})
             log = broker.logs.logs["t", 0]
-            with synced_by(monkeypatch) as threads:
+            with synced_in_threads(monkeypatch):
                 for number in range(20):
                     batch = bytes(make_batch([(None, b"value")], [1000 * number]))
-                    answer = await produce.handle(broker, client_request(7), produced(batch))
-                    assert answer is not None
-                    assert answer["responses"][0]["partition_responses"][0]["error_code"] == 0
+                    assert (await send(broker, "t", batch))["error_code"] == ErrorCode.NONE
                     assert log.end_offset - log.recovery_point < 3
             assert len(log.segments) > 5
-            assert threads
-            assert threading.get_ident() not in threads
 
     asyncio.run(run())
 
@@ -323,7 +249,7 @@ def test_what_empties_a_log_waits_in_threads(tmp_path: Path, monkeypatch: pytest
             await broker.create_topic("t", 1)
             log = broker.logs.logs["t", 0]
             append(log, 3)
-            with synced_by(monkeypatch) as threads:
+            with synced_in_threads(monkeypatch):
                 topics = [{"name": "t", "partitions": [{"partition_index": 0, "offset": -1}]}]
                 answer = await delete_records.handle(broker, client_request(1), {"topics": topics})
                 assert answer["topics"][0]["partitions"][0]["low_watermark"] == 3
@@ -332,8 +258,6 @@ def test_what_empties_a_log_waits_in_threads(tmp_path: Path, monkeypatch: pytest
                 await until(lambda: log.start_offset == 6, "retention")
                 house.cancel()
                 await asyncio.gather(house, return_exceptions=True)
-            assert threads
-            assert threading.get_ident() not in threads
 
     asyncio.run(run())
 
@@ -365,14 +289,12 @@ def test_logs_of_internal_topics_roll_without_a_wait_for_the_disk(
                     assert not isinstance(log, ErrorCode)
                     broker.offsets.commit(log, group, {("t", 0): (offset, -1, "")})
 
-            with synced_by(monkeypatch) as threads:
+            with synced_in_threads(monkeypatch):
                 await asyncio.gather(*(commit(f"g-{number}") for number in range(4)))
                 for _ in range(60):
                     added = await broker.transactions.add("id", producer, frozenset({("t", 0)}))
                     assert added is ErrorCode.NONE
                     assert await broker.transactions.end("id", producer, commits=True) is ErrorCode.NONE
-            assert threads
-            assert threading.get_ident() not in threads
             assert min(len(log.segments) for log in logs) > 1
             assert {broker.offsets.fetch(f"g-{number}", "t", 0).offset for number in range(4)} == {39}  # type: ignore[union-attr]
 
@@ -412,15 +334,13 @@ def test_offsets_expire_in_threads_and_slices(tmp_path: Path, monkeypatch: pytes
             before = log.end_offset
             removed = noted_calls(monkeypatch, broker.offsets, "remove", lambda log, group, keys: len(list(keys)))
             monkeypatch.setattr(coordinator_module, "system_ms", lambda: system_ms() + 1000)
-            with synced_by(monkeypatch) as threads:
+            with synced_in_threads(monkeypatch):
                 await broker.coordinator.expire()
             assert broker.offsets.groups == []
             assert log.end_offset == before + 2000
             assert log.end_offset - log.recovery_point < 50
             assert len(log.segments) > 2
             assert max(removed) <= 100
-            assert threads
-            assert threading.get_ident() not in threads
 
     asyncio.run(run())
 
@@ -441,7 +361,7 @@ def test_many_offsets_are_removed_in_threads_and_slices(
                 broker.offsets.commit(log, "g", {("t", start + number): (1, -1, "") for number in range(100)})
             log.config = replace(log.config, segment_bytes=20_000, flush_messages=50)
             removed = noted_calls(monkeypatch, broker.offsets, "remove", lambda log, group, keys: len(list(keys)))
-            with synced_by(monkeypatch) as threads:
+            with synced_in_threads(monkeypatch):
                 if is_deleted:
                     answer = await delete_groups.handle(broker, client_request(2), {"groups_names": ["g"]})
                     assert answer["results"] == [{"group_id": "g", "error_code": ErrorCode.NONE}]
@@ -451,7 +371,6 @@ def test_many_offsets_are_removed_in_threads_and_slices(
             assert not broker.offsets.has("g")
             assert max(removed) <= 100
             assert len(log.segments) > 2
-            assert threading.get_ident() not in threads
 
     asyncio.run(run())
 
@@ -467,16 +386,14 @@ def test_what_the_broker_itself_appends_is_flushed_in_threads(tmp_path: Path, mo
             await until(lambda: not broker.transactions.is_loading, "the transactions")
             await broker.create_topic("t", 2)
             assert await broker.coordinator.code("g") is ErrorCode.NONE
-            producer = await broker.transactions.init("id", 60_000, None)
-            assert isinstance(producer, ProducerIdAndEpoch)
+            producer = await new_producer(broker, "id")
             logs = broker.logs.logs.values()
 
             def check_flushed() -> None:
                 assert {log.directory.name for log in logs if log.recovery_point < log.end_offset} == set()
 
-            with synced_by(monkeypatch) as threads:
-                committed = await offset_commit.handle(broker, client_request(7), commit_message("g"))
-                assert committed["topics"][0]["partitions"][0]["error_code"] == ErrorCode.NONE
+            with synced_in_threads(monkeypatch) as threads:
+                assert await commit(broker, "t", offset=1) == {"t": ErrorCode.NONE}
                 check_flushed()
                 joined = await join_group.handle(broker, client_request(2), join_message("members"))
                 assert joined["error_code"] == ErrorCode.NONE
@@ -504,27 +421,9 @@ def test_what_the_broker_itself_appends_is_flushed_in_threads(tmp_path: Path, mo
                 await until(lambda: broker.logs.logs["t", 1].end_offset == 3, "the transaction is aborted")
                 await until(lambda: all(log.recovery_point == log.end_offset for log in logs), "it is on the disk")
             assert len(threads) > 10
-            assert threading.get_ident() not in threads
             care.cancel()
 
     asyncio.run(run())
-
-
-def commit_message(group: str) -> dict[str, Any]:
-    partition = {
-        "partition_index": 0,
-        "committed_offset": 1,
-        "committed_leader_epoch": -1,
-        "committed_metadata": "",
-    }
-    return {
-        "group_id": group,
-        "member_id": "",
-        "group_instance_id": None,
-        "generation_id_or_member_epoch": -1,
-        "retention_time_ms": -1,
-        "topics": [{"name": "t", "partitions": [partition]}],
-    }
 
 
 def join_message(group: str) -> dict[str, Any]:
@@ -560,8 +459,7 @@ def test_a_marker_waits_until_the_decision_is_on_the_disk(tmp_path: Path, monkey
             care = asyncio.create_task(broker.transactions.run(asyncio.sleep(0)))
             await until(lambda: not broker.transactions.is_loading, "the transactions")
             await broker.create_topic("t", 1)
-            producer = await broker.transactions.init("id", 60_000, None)
-            assert isinstance(producer, ProducerIdAndEpoch)
+            producer = await new_producer(broker, "id")
             assert await broker.transactions.add("id", producer, frozenset({("t", 0)})) is ErrorCode.NONE
             log = broker.logs.logs["t", 0]
             waits, goes_on, sync = threading.Event(), threading.Event(), os.fsync
@@ -708,7 +606,7 @@ def test_indexes_of_many_segments_are_read_in_turns(tmp_path: Path, monkeypatch:
             counting = asyncio.create_task(count_turns())
             partition = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": 1029}
             message = {"isolation_level": 0, "topics": [{"name": "t", "partitions": [partition]}]}
-            answer = await list_offsets.handle(broker, client_request(7), message)
+            answer = await list_offsets.handle(broker, client_request(), message)
             assert answer["topics"][0]["partitions"][0]["offset"] == 29
             assert len(loaded) == len(set(loaded)) == len(broker.logs.logs["t", 0].segments) - 1
             loaded.clear()

@@ -15,13 +15,11 @@ import pytest
 from spark_klog.broker.broker import Broker
 from spark_klog.broker.handlers import create_partitions
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.directories import paths
 from spark_klog.directories.trees.opening import open_tree
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import PartitionLog
-from tests.broker.test_crossings import REQUEST
-from tests.broker.test_event_loop import running, until
+from tests.support.loop_broker import client_request, new_producer, running, until
 
 #: Enough to be read in a thread.
 _MANY = 600
@@ -36,7 +34,7 @@ async def fill(broker: Broker) -> None:
     assert log is not None
     for number in range(_MANY):
         broker.offsets.commit(log, "g", {("t", number): (7, -1, "")})
-        assert isinstance(await broker.transactions.init("x", 60_000, None), ProducerIdAndEpoch)
+        await new_producer(broker, "x")
 
 
 class Reading:
@@ -91,8 +89,7 @@ def test_an_internal_topic_that_is_deleted_while_it_is_read(
                 await broker.create_topic(topic, 1)
             await until(lambda: not broker.transactions.is_loading, "the end of the loading")
             assert await broker.coordinator.code("g") is ErrorCode.NONE
-            producer = await broker.transactions.init("x", 60_000, None)
-            assert isinstance(producer, ProducerIdAndEpoch)
+            producer = await new_producer(broker, "x")
             is_forgotten = topic == OFFSETS_TOPIC, topic == TRANSACTIONS_TOPIC
             assert (broker.offsets.fetch("g", "t", 0) is None, producer.epoch == 0) == is_forgotten
             caring.cancel()
@@ -118,8 +115,7 @@ def test_an_internal_topic_that_was_deleted_while_the_broker_was_away(tmp_path: 
             await until(lambda: not broker.transactions.is_loading, "the end of the loading")
             assert await broker.coordinator.code("g") is ErrorCode.NONE
             assert broker.offsets.fetch("g", "t", 0) is None
-            producer = await broker.transactions.init("x", 60_000, None)
-            assert isinstance(producer, ProducerIdAndEpoch)
+            producer = await new_producer(broker, "x")
             assert producer.epoch == 0
             caring.cancel()
 
@@ -142,7 +138,7 @@ def test_an_internal_topic_gets_no_more_partitions(tmp_path: Path) -> None:
             await fill(broker)
             for topic in (OFFSETS_TOPIC, TRANSACTIONS_TOPIC):
                 message = {"topics": [{"name": topic, "count": 3, "assignments": None}], "validate_only": False}
-                answer = await create_partitions.handle(broker, REQUEST, message)
+                answer = await create_partitions.handle(broker, client_request(), message)
                 assert answer["results"][0]["error_code"] == ErrorCode.INVALID_PARTITIONS
                 assert "can't be changed" in answer["results"][0]["error_message"]
                 assert len(broker.registry.topics[topic].assignment) == 1

@@ -29,9 +29,8 @@ from tests.support.broker import KlogBroker
 from tests.support.kafka import HOST, free_port
 from tests.support.logs import add_log
 from tests.support.raw_client import RawClient
+from tests.support.samples import Samples, ask, parsed, scrape
 from tests.support.tools import kcat
-
-Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 class Measured(KlogBroker):
@@ -42,27 +41,10 @@ class Measured(KlogBroker):
         super().__init__(work_dir, "--metrics", f"{HOST}:{self.metrics_port}", *arguments)
 
     def ask(self, method: str = "GET", target: str = "/metrics") -> tuple[http.client.HTTPResponse, bytes]:
-        connection = http.client.HTTPConnection(HOST, self.metrics_port, timeout=10)
-        connection.request(method, target)
-        response = connection.getresponse()
-        return response, response.read()
+        return ask(f"{HOST}:{self.metrics_port}", method, target)
 
     def samples(self) -> Samples:
-        response, body = self.ask()
-        assert response.status == 200
-        assert response.getheader("Content-Type") == "text/plain; version=0.0.4; charset=utf-8"
-        return parsed(body.decode())
-
-
-def parsed(text: str) -> Samples:
-    """Each sample by its name and labels; none comes twice."""
-    found: Samples = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            key = sample.name, frozenset(sample.labels.items())
-            assert key not in found
-            found[key] = sample.value
-    return found
+        return scrape(f"{HOST}:{self.metrics_port}")
 
 
 def value(samples: Mapping[tuple[str, frozenset[tuple[str, str]]], float], name: str, **labels: str) -> float:

@@ -49,11 +49,6 @@ QUICK = ("-X", "topic.metadata.propagation.max.ms=500", "-X", "message.timeout.m
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
 def broker(module_server_dir: Path, certificates: Certificates) -> Iterator[SecureBroker]:
     with SecureBroker(module_server_dir, certificates) as running:
         yield running

@@ -44,11 +44,6 @@ SOON = 5.0
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     """Of another authority."""
     return make_certificates(tmp_path_factory.mktemp("others"))

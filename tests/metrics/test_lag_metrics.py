@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 import signal
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from prometheus_client.parser import text_string_to_metric_families
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
@@ -22,30 +20,10 @@ from spark_klog.metrics.thread import MetricsThread
 from spark_klog.spark.query_metrics import QueryMetrics
 from spark_klog.spark.source_progress import SourceProgress
 from tests.support.klog import klog, klog_command, klog_refusal
+from tests.support.samples import Samples, parsed, scrape
 from tests.support.topics import make_topic
 
-Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 HOUR_MS = 3_600_000
-
-
-def parsed(text: str) -> Samples:
-    """Each sample by its name and labels; none comes twice."""
-    found: Samples = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            key = sample.name, frozenset(sample.labels.items())
-            assert key not in found
-            found[key] = sample.value
-    return found
-
-
-def scrape(address: str) -> Samples:
-    connection = http.client.HTTPConnection(address, timeout=20)
-    connection.request("GET", "/metrics")
-    response = connection.getresponse()
-    assert response.status == 200
-    assert response.getheader("Content-Type") == "text/plain; version=0.0.4; charset=utf-8"
-    return parsed(response.read().decode())
 
 
 def value(samples: Samples, name: str, **labels: str) -> float | None:

@@ -11,18 +11,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession, functions as f
 
-from tests.support.certificates import Certificates, make_certificates
+from tests.support.certificates import Certificates
 from tests.support.secure_broker import PASSWORDS, SecureBroker
 
 from .conftest import SparkLog
 from .support import Job, create_topic, error_of
 
 SECRETS = (PASSWORDS["alice"], json.dumps(PASSWORDS["alice"])[1:-1], "wrong-secret", "store-secret")
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,131 @@
+"""A broker in the test's own event loop, with requests for its handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.groups.offset_manager import OffsetManager
+from spark_klog.broker.handlers import offset_commit, produce, txn_offset_commit
+from spark_klog.broker.security.config import PLAINTEXT, Listener
+from spark_klog.broker.security.session import Session
+from spark_klog.broker.settings.config import BrokerConfig
+from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
+from spark_klog.directories.paths import Endpoint
+from spark_klog.log.partition_log import PartitionLog
+from tests.support.batches import make_batch
+
+
+@asynccontextmanager
+async def running(tmp_path: Path, **settings: Any) -> AsyncIterator[Broker]:
+    config = replace(BrokerConfig("127.0.0.1", 1000, tmp_path / "data"), **settings)
+    broker = Broker(config)
+    try:
+        broker.start([Endpoint("PLAINTEXT", "PLAINTEXT", config.host, config.port)])
+        broker.follower.watch()
+        yield broker
+        await broker.changes_ended()
+    finally:
+        broker.close()
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.001)
+
+
+@contextmanager
+def synced_in_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Check that something waits for the disk, and never the event loop's thread; yields the threads that do."""
+    threads: list[int] = []
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        threads.append(threading.get_ident())
+        sync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", noted)
+        yield threads
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+def folders(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "data").iterdir() if path.is_dir())
+
+
+def append(log: PartitionLog | None, count: int) -> None:
+    assert log is not None
+    for _ in range(count):
+        log.append(memoryview(bytearray(make_batch([(None, b"value")], [1]))))
+
+
+def client_request(version: int = 7) -> Request:
+    listener = Listener(PLAINTEXT, PLAINTEXT, "127.0.0.1", 1000)
+    return Request(version, "client", Session(listener, "peer", [], lambda mechanism, name: None))
+
+
+async def send(broker: Broker, topic: str, records: bytes, transactional_id: str | None = None) -> dict[str, Any]:
+    """Produce to partition 0 and return its part of the response."""
+    data = [{"index": 0, "records": memoryview(bytearray(records))}]
+    topics = [{"name": topic, "topic_id": None, "partition_data": data}]
+    message = {"acks": 1, "transactional_id": transactional_id, "topic_data": topics}
+    answer = await produce.handle(broker, client_request(), message)
+    assert answer is not None
+    (partition,) = answer["responses"][0]["partition_responses"]
+    return dict(partition)
+
+
+async def new_producer(broker: Broker, transactional_id: str) -> ProducerIdAndEpoch:
+    """Begin a transactional producer."""
+    producer = await broker.transactions.init(transactional_id, 60_000, None)
+    assert isinstance(producer, ProducerIdAndEpoch)
+    return producer
+
+
+async def commit(broker: Broker, *topics: str, offset: int, group: str = "g") -> dict[str, int]:
+    """Commit an offset of partition 0 of each topic; return the error codes by topic."""
+    message = {"generation_id_or_member_epoch": -1, "retention_time_ms": -1, **_to_commit(topics, offset, group)}
+    return _codes(await offset_commit.handle(broker, client_request(), message))
+
+
+async def commit_in_transaction(
+    broker: Broker, transactional_id: str, producer: ProducerIdAndEpoch, *topics: str, offset: int
+) -> dict[str, int]:
+    """As `commit`, in the transaction."""
+    message = {
+        "transactional_id": transactional_id,
+        "producer_id": producer.producer_id,
+        "producer_epoch": producer.epoch,
+        "generation_id": -1,
+        **_to_commit(topics, offset, "g"),
+    }
+    return _codes(await txn_offset_commit.handle(broker, client_request(), message))
+
+
+def offsets_of(offsets: OffsetManager) -> dict[str, int]:
+    """The committed offsets of group g by topic."""
+    return {topic: committed.offset for topic, _, committed in offsets.all("g")}
+
+
+def _to_commit(topics: tuple[str, ...], offset: int, group: str) -> dict[str, Any]:
+    entry = {"partition_index": 0, "committed_offset": offset, "committed_leader_epoch": -1, "committed_metadata": ""}
+    entries = [{"name": topic, "partitions": [entry]} for topic in topics]
+    return {"group_id": group, "member_id": "", "group_instance_id": None, "topics": entries}
+
+
+def _codes(answer: dict[str, Any]) -> dict[str, int]:
+    return {topic["name"]: topic["partitions"][0]["error_code"] for topic in answer["topics"]}
