@@ -241,9 +241,7 @@ def deletion_payload(topic_id: UUID, dropped: Iterable[int]) -> bytes:
 
 
 def parse_deletion(payload: bytes, path: str = "/admin/delete_topics/[topic]") -> DeletionRequest:
-    """A request to delete a topic; an empty one, of a tool, has no topic id; DecodeError."""
-    if not payload:
-        return DeletionRequest(None, frozenset())
+    """A request to delete a topic, with its id; DecodeError, also for the empty one of a tool."""
     fields = _fields(payload, path)
     dropped = _ints(fields.get("dropped"), "dropped", payload, path)
     return DeletionRequest(_topic_id(fields, payload, path), frozenset(dropped))
