@@ -7,6 +7,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -305,3 +306,17 @@ def test_a_pipe_that_closes(servers: str, topic: str) -> None:
     shell = f"{' '.join(command('consume', servers, topic))} | head -n 1"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, timeout=60)
     assert (done.stdout, done.stderr) == (b"x" * 1000 + b"\n", b"")
+
+
+@pytest.mark.parametrize("form", [("--json",), ("-f", r"%t %p %o %k|%K %s|%S %T\n"), ("-K", ":", "-Z")])
+def test_consume_does_without_pandas(servers: str, form: tuple[str, ...]) -> None:
+    """Its import, which pyarrow does by itself at the first scalar of a Python object, doubles the time of a start."""
+    name = f"without-pandas-{len(form)}-{'json' in form[0]}"
+    make_topic(servers, name, 1)
+    write(servers, name, [{"value": b"v", "key": None}, {"value": None, "key": "ä"}])
+    program = (
+        "import sys; from spark_klog.cli.main import main; main(sys.argv[1:], standalone_mode=False);"
+        "sys.exit('pandas' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *command("consume", servers, name, *form)[3:]], timeout=60)
+    assert done.returncode == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from spark_klog.cli.records.form import Form, safe, unescape
 from spark_klog.cli.records.json_lines import json_lines, parse_record
@@ -43,6 +43,7 @@ def batch(rows: list[Row], first: int = 0, timestamp: int | None = 1_700_000_000
     )
 
 
+@settings(deadline=None)  # the first example imports pandas
 @given(_rows, st.booleans())
 def test_formats(rows: list[Row], is_terminal: bool) -> None:
     form = Form(r"%t-%p@%o %k[%K]=%s[%S] %T %h%%\x00\n", null=b"NULL", is_terminal=is_terminal)
@@ -82,6 +83,7 @@ def test_escapes() -> None:
     assert safe(b"\x1b[31mred\xff\n\t\xe2\x80\xae") == b"\\x1b[31mred\\xff\n\t\\u202e"
 
 
+@settings(deadline=None)  # the first example imports pandas
 @given(_rows, st.booleans())
 def test_json_there_and_back(rows: list[Row], ascii: bool) -> None:
     lines = bytes(json_lines(batch(rows, 7), ascii)).split(b"\n")

@@ -3,11 +3,15 @@
 %s  value             %k  key               %t  topic         %T  timestamp in ms, -1 if there is none
 %S  its length        %K  its length        %p  partition     %h  headers: a=1,b=2
 %%  a percent sign    (lengths of null: -1) %o  offset        \\n \\r \\t \\\\ \\0 \\x1b  bytes
+
+Scalars are made by `literal` and `number`: pyarrow imports pandas, if it is installed, to make one of a Python object,
+and that takes longer than all else of a short command.
 """
 
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -62,9 +66,23 @@ def safe(data: bytes) -> bytes:
     return escaped.encode()
 
 
+def literal(data: bytes) -> pa.Scalar:
+    """A scalar of large_binary."""
+    ends = struct.pack("=qq", 0, len(data))
+    return pa.Array.from_buffers(pa.large_binary(), 1, [None, pa.py_buffer(ends), pa.py_buffer(data)])[0]
+
+
+def number(value: int) -> pa.Scalar:
+    """A scalar of int64."""
+    return pa.Array.from_buffers(pa.int64(), 1, [None, pa.py_buffer(struct.pack("=q", value))])[0]
+
+
+_EMPTY, _THOUSAND, _NONE = literal(b""), number(1000), number(-1)
+
+
 def join(columns: list[pa.Array | pa.Scalar]) -> memoryview:
     """The bytes of large_binary columns without nulls, row after row; at least one must be an array."""
-    joined = pc.binary_join_element_wise(*columns, pa.scalar(b"", pa.large_binary()))
+    joined = pc.binary_join_element_wise(*columns, _EMPTY)
     ends = memoryview(joined.buffers()[1]).cast("q")
     return memoryview(joined.buffers()[2])[ends[joined.offset] : ends[joined.offset + len(joined)]]
 
@@ -74,7 +92,7 @@ class Form:
 
     def __init__(self, text: str, *, option: str = "--format", null: bytes = b"", is_terminal: bool = False) -> None:
         self._pieces = [piece for piece in _pieces(option, text) if piece]
-        self._null = null
+        self._null = literal(null)
         self._is_terminal = is_terminal
 
     @property
@@ -93,13 +111,13 @@ class Form:
 
     def _column(self, piece: _Piece, batch: pa.RecordBatch) -> pa.Array | pa.Scalar:
         if isinstance(piece, bytes):
-            return pa.scalar(piece, pa.large_binary())
-        made: pa.Array = _COLUMNS[piece](batch)
+            return literal(piece)
+        made: pa.Array = _COLUMNS[piece](batch).cast(pa.large_binary())
         if piece in "sk":
             made = made.fill_null(self._null)
         if self._is_terminal and piece in "skh":
-            made = pa.array([safe(value) for value in made.to_pylist()])
-        return made.cast(pa.large_binary())
+            made = pa.array([safe(value) for value in made.to_pylist()], pa.large_binary())
+        return made
 
 
 def _text(name: str) -> Callable[[pa.RecordBatch], pa.Array]:
@@ -107,12 +125,12 @@ def _text(name: str) -> Callable[[pa.RecordBatch], pa.Array]:
 
 
 def _length(name: str) -> Callable[[pa.RecordBatch], pa.Array]:
-    return lambda batch: pc.binary_length(batch.column(name)).fill_null(-1).cast(pa.string())
+    return lambda batch: pc.binary_length(batch.column(name)).cast(pa.int64()).fill_null(_NONE).cast(pa.string())
 
 
 def milliseconds(batch: pa.RecordBatch) -> pa.Array:
     """The timestamps in ms; -1 for records of the oldest format, which have none."""
-    return pc.divide(batch.column("timestamp").cast(pa.int64()), 1000).fill_null(-1)
+    return pc.divide(batch.column("timestamp").cast(pa.int64()), _THOUSAND).fill_null(_NONE)
 
 
 def _headers(batch: pa.RecordBatch) -> pa.Array:

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_klog.cli.records.form import join, milliseconds
+from spark_klog.cli.records.form import join, literal, milliseconds
 from spark_klog.errors import ConfigError
 
 _KNOWN = frozenset(["topic", "partition", "offset", "timestamp", "key", "value", "headers"])
 #: What JSON escapes by two characters; the backslash first.
 _ESCAPES = (("\\", r"\\"), ('"', r"\""), ("\n", r"\n"), ("\r", r"\r"), ("\t", r"\t"))
-_QUOTE, _EMPTY = pa.scalar(b'"', pa.large_binary()), pa.scalar(b"", pa.large_binary())
+_QUOTE, _EMPTY, _NULL = literal(b'"'), literal(b""), literal(b"null")
 
 
 class JsonRecord(NamedTuple):
@@ -53,7 +53,7 @@ def json_lines(batch: pa.RecordBatch, ascii: bool = False) -> memoryview:
 
 
 def _bytes_of(text: str) -> pa.Scalar:
-    return pa.scalar(text.encode(), pa.large_binary())
+    return literal(text.encode())
 
 
 def _json(column: pa.Array, ascii: bool) -> pa.Array:
@@ -78,7 +78,7 @@ def _quoted(column: pa.Array) -> pa.Array | None:
     if pc.any(pc.match_substring_regex(text, "[\\x00-\\x1f]")).as_py():
         return None
     joined = pc.binary_join_element_wise(_QUOTE, text.cast(pa.large_binary()), _QUOTE, _EMPTY)
-    return joined.fill_null(b"null")
+    return joined.fill_null(_NULL)
 
 
 def _headers_json(column: pa.Array, ascii: bool) -> pa.Array | pa.Scalar:
