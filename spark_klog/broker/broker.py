@@ -306,10 +306,10 @@ class Broker:
             await self._topic_logs.follow()
         return is_there
 
-    async def deletion(self, name: str, deadline: float) -> list[int]:
-        """Wait until a topic's deletion is over, in all brokers; those that have not dropped it after `deadline`.
+    async def deletion(self, name: str, deadline: float) -> list[int] | None:
+        """Wait until a topic's deletion is over; the other brokers that have not dropped it after `deadline`.
 
-        `deadline` is in the time of `time.monotonic`. Raises `DirectoryError`.
+        None if it is over. `deadline` is in the time of `time.monotonic`. Raises `DirectoryError`.
         """
         deletions = self.registry.deletions
         topic_id = deletions.pending.get(name)
@@ -317,7 +317,7 @@ class Broker:
             if time.monotonic() >= deadline:
                 return await asyncio.to_thread(deletions.waits_for, name)
             await asyncio.sleep(_DELETION_POLL_SECONDS)
-        return []
+        return None
 
     async def care_for_topic_logs(self) -> None:
         """Retry failed changes of logs."""

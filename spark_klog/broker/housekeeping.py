@@ -18,6 +18,7 @@ from spark_klog.log.partition_log import SEGMENTS_AT_ONCE, PartitionLog
 
 _log = logging.getLogger(__name__)
 _LONGEST_PAUSE = 1.0
+_RETRY_SECONDS = 1.0
 
 
 async def keep_house(broker: Broker) -> None:
@@ -28,6 +29,7 @@ async def keep_house(broker: Broker) -> None:
     duties: list[tuple[str, float, Callable[[Broker], Awaitable[None]]]] = [
         ("flush", 0, _flush),
         ("retention", config.housekeeping_ms / 1000, _delete_expired),
+        ("reading of the directories", _RETRY_SECONDS, lambda broker: broker.follower.retry()),
         ("creation of logs", config.housekeeping_ms / 1000, Broker.care_for_topic_logs),
         ("expiry of offsets", config.offsets_check_ms / 1000, lambda broker: broker.coordinator.expire()),
         ("writing of checkpoints", config.checkpoint_ms / 1000, _write_checkpoints),

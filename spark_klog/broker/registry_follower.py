@@ -44,6 +44,8 @@ class RegistryFollower:
         self._controller, self._topics_07 = controller, topics_07
         self._tree_lock = asyncio.Lock()
         self._looked_again_at = -_LOOK_AGAIN_SECONDS
+        #: Why the last reading of the tree failed.
+        self._failure: str | None = None
         #: The topics as they were when `drop_gone` was last called.
         self._seen: Mapping[str, Topic] = registry.topics
 
@@ -94,6 +96,11 @@ class RegistryFollower:
             self._looked_again_at = now
             await self._changes.finish(self._refresh_and_follow(waits=False))
 
+    async def retry(self) -> None:
+        """Begin to read the tree again if that failed: there need be no later change, and others may wait for this."""
+        if self._failure is not None and not self._tree_lock.locked():
+            self._changes.start(self._refresh_and_follow())
+
     async def change(self, work: Callable[[], _T]) -> _T:
         """Read or change the tree in a thread, then drop topics that are gone. The caller makes the logs follow."""
         async with self._tree_lock:
@@ -126,10 +133,12 @@ class RegistryFollower:
             for _ in range(_MOST_ROUNDS):
                 if not await self._in_tree(self._work):
                     break
-        except DirectoryError as error:
-            _log.error("reading the directories failed; answering from the last view of them: %s", error)
-        except Exception:
-            _log.exception("reading the directories failed; answering from the last view of them")
+            self._failure = None
+        except Exception as error:
+            before, self._failure = self._failure, str(error)
+            if self._failure != before:
+                text = "following the directories failed; answering from the last view of them, trying again: %s"
+                _log.error(text, error, exc_info=not isinstance(error, DirectoryError))
 
     async def _in_tree(self, work: Callable[[], _T]) -> _T:
         self.drop_gone()

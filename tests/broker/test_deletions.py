@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from spark_klog.broker.broker import Broker
 from spark_klog.broker.handlers import delete_topics
+from spark_klog.broker.housekeeping import keep_house
 from spark_klog.broker.metadata.errors import TopicExists
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
 from spark_klog.directories import paths
 from spark_klog.directories.trees.opening import open_tree
-from spark_klog.errors import ErrorCode
+from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.log.partition_log import PartitionLog
 from tests.broker.test_topic_changes import _append, _running, _until
 from tests.support.loop_broker import client_request, commit, offsets_of
@@ -222,3 +223,65 @@ def test_a_coordinator_that_hears_late_keeps_offsets_of_the_next_topic(tmp_path:
             assert offsets_of(second.offsets) == {"t": 7}
 
     asyncio.run(run())
+
+
+def test_the_controller_stands_still_when_all_have_dropped_the_topic(tmp_path: Path) -> None:
+    """A client that was told that the deletion is over could not create the topic."""
+
+    async def by_id(broker: Broker, topic_id: UUID) -> int:
+        message = {"topics": [{"name": None, "topic_id": topic_id}], "timeout_ms": 100}
+        (answer,) = (await delete_topics.handle(broker, client_request(6), message))["responses"]
+        code: int = answer["error_code"]
+        return code
+
+    async def run() -> None:
+        async with (
+            _running(tmp_path, 1, shared=True, watches=False) as controller,
+            _running(tmp_path, 0, shared=True) as other,
+        ):
+            topic_id = await other.create_topic("t", 1, None, {0: [0]})
+            assert (await _delete(other, 100))[0] == ErrorCode.REQUEST_TIMED_OUT
+            controller.registry.refresh()
+            controller.registry.deletions.acknowledge()
+            text = "topic t is being deleted, but the controller has not ended that"
+            assert await _delete(other, 100) == (ErrorCode.REQUEST_TIMED_OUT, text)
+            assert await by_id(other, topic_id) == ErrorCode.REQUEST_TIMED_OUT
+            await controller.follower.refresh()
+            await other.follower.refresh()
+            assert await by_id(other, topic_id) == ErrorCode.UNKNOWN_TOPIC_ID
+            await other.create_topic("t", 1, None, {0: [0]})
+
+    asyncio.run(run())
+
+
+def test_a_broker_that_could_not_acknowledge_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing changes in the tree after its disk has space again."""
+
+    async def run() -> None:
+        async with _running(tmp_path, 0, shared=True) as first, _running(tmp_path, 1, shared=True) as second:
+            await second.follower.refresh()
+            await first.create_topic("t", 1, None, {0: [1]})
+            await second.follower.refresh()
+            acknowledge, count = second.registry.deletions.acknowledge, 0
+
+            def fail() -> None:
+                nonlocal count
+                count += 1
+                raise DirectoryError("no space")
+
+            monkeypatch.setattr(second.registry.deletions, "acknowledge", fail)
+            deleting = asyncio.create_task(_delete(first, 20_000))
+            await _until(lambda: count)
+            await asyncio.sleep(0.6)  # the watches have seen all changes
+            monkeypatch.setattr(second.registry.deletions, "acknowledge", acknowledge)
+            house = asyncio.create_task(keep_house(second))
+            assert await deleting == (ErrorCode.NONE, None)
+            house.cancel()
+            await second.changes_ended()
+
+    asyncio.run(run())
+    assert [record.message for record in caplog.records if "no space" in record.message] == [
+        "following the directories failed; answering from the last view of them, trying again: no space"
+    ]

@@ -36,19 +36,21 @@ async def _finish(broker: Broker, response: Message, deadline: float) -> Message
         brokers = await broker.deletion(name, deadline)
     except DirectoryError as error:
         return response | {"error_code": ErrorCode.UNKNOWN_SERVER_ERROR, "error_message": str(error)}
-    if not brokers:
+    if brokers is None:
         return response
-    reason = f"topic {name} is being deleted, but broker {', '.join(map(str, brokers))} may still know it"
+    why = f"broker {', '.join(map(str, brokers))} may still know it" if brokers else "the controller has not ended that"
+    reason = f"topic {name} is being deleted, but {why}"
     return response | {"error_code": ErrorCode.REQUEST_TIMED_OUT, "error_message": reason}
 
 
 async def _delete(broker: Broker, name: str | None, topic_id: UUID) -> Message:
-    by_id = name is None
+    by_id, deletions = name is None, broker.registry.deletions
     if by_id:
         named = await broker.topic_by_id(topic_id)
-        name = None if named is None else named.name
+        being_deleted = (other for other, pending in deletions.pending.items() if pending == topic_id)
+        name = next(being_deleted, None) if named is None else named.name
     topic = None if name is None else await broker.topic(name)
-    if name is not None and topic is None and (pending := broker.registry.deletions.pending.get(name)) is not None:
+    if name is not None and topic is None and (pending := deletions.pending.get(name)) is not None:
         return {"name": name, "topic_id": pending, "error_code": ErrorCode.NONE}  # an earlier request has begun it
     if topic is None or name is None:
         code = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -23,7 +23,6 @@ from spark_klog.errors import DecodeError
 
 _log = logging.getLogger(__name__)
 _FIRST_EPOCH = 1
-_REMOVED = b"{}"
 
 _Partition = tuple[UUID, str, int]
 
@@ -110,10 +109,7 @@ class Controller:
             elif deletions.finish(name):
                 changed = True
         # A node without a value was created as the parent of another node while its topic was being deleted.
-        # The compare-and-set fails if another broker has deleted the topic and it was created again since.
-        left = [name for name in self._registry.empty if self._tree.swap(paths.topic_path(name), b"", _REMOVED)]
-        for name in left:
-            deletions.remove(name, _REMOVED, None)
+        left = [name for name in self._registry.empty if deletions.remove(name, b"", None)]
         return {*deletions.requested, *left}, changed or bool(left)
 
     def _write_states(self, without: set[str]) -> None:

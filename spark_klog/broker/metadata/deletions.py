@@ -14,11 +14,11 @@ Source: Kafka keeps a topic's nodes likewise until all live replicas are deleted
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from uuid import UUID
 
 from spark_klog.broker.metadata.errors import UnknownTopic
-from spark_klog.broker.metadata.nodes import NodeDecoder, children_with_values, replace_node
+from spark_klog.broker.metadata.nodes import NodeDecoder, children_with_values, create_node, replace_node
 from spark_klog.directories import paths
 from spark_klog.directories.paths import DeletionRequest
 from spark_klog.directories.trees.tree import Tree
@@ -37,24 +37,27 @@ class Deletions:
         self._tree, self._decoder, self._broker_id = tree, decoder, broker_id
         #: Ids, by name, of the topics that are being deleted, and that this broker serves no more.
         self.pending: Mapping[str, UUID] = {}
-        #: Topics whose deletion is requested, with or without an id.
-        self.requested: Sequence[str] = ()
+        #: Topics whose deletion is requested, with the id that the request names, None if it has none.
+        self.requested: Mapping[str, UUID | None] = {}
 
-    def read(self, topic_ids: Mapping[str, UUID]) -> None:
-        """Read the requests again; `topic_ids` are those of the topics that were in the tree before this."""
+    def read(self) -> None:
+        """Read the requests again. Then read the topics, and give them to `match`."""
         requests = children_with_values(self._tree, paths.DELETE_TOPICS_PATH)
-        self.requested = [name for name, _ in requests]
-        asked = {name: self._parse(name, value).topic_id for name, value in requests}
+        self.requested = {name: self._parse(name, value).topic_id for name, value in requests}
+
+    def match(self, topic_ids: Mapping[str, UUID]) -> None:
+        """Find the pending topics among those that were in the tree after `read`, given by name and id."""
         self.pending = {
             name: topic_id
-            for name, topic_id in asked.items()
+            for name, topic_id in self.requested.items()
             if topic_id is not None and topic_ids.get(name) == topic_id
         }
 
-    def request(self, name: str, topic_id: UUID | None = None) -> UUID | None:
+    def request(self, name: str, topic_id: UUID | None = None, known_id: UUID | None = None) -> UUID | None:
         """Ask for the deletion of the topic that has the name now; its id, None if it is gone or needed no request.
 
-        Raises `UnknownTopic` if `topic_id` is given and the topic has another id by now.
+        `known_id` is the id by which brokers know the topic: a tool that altered it since has removed the id. Raises
+        `UnknownTopic` if `topic_id` is given and the topic has another id by now.
         """
         path = paths.delete_topic_path(name)
         while True:
@@ -63,7 +66,10 @@ class Deletions:
             if topic_id is not None and (found is None or now not in (None, topic_id)):
                 raise UnknownTopic(f"topic {name} is no longer the one of id {topic_id}")
             request = self._tree.get(path)
-            if now is None:  # no request can tell it from a later topic
+            if found is not None and now is None and known_id is not None and self._has_states(name):
+                assert value is not None
+                self._tree.swap(paths.topic_path(name), value, paths.topic_payload(found[0], known_id))
+            elif now is None:  # no request can tell it from a later topic
                 if self.remove(name, value, request):
                     return None
             elif self._parse(name, request).topic_id == now or replace_node(
@@ -83,9 +89,11 @@ class Deletions:
         if request is None:
             return  # an earlier controller has done it
         now, asked = None if found is None else found[1], self._parse(name, request).topic_id
-        if now is None:
+        if found is None or (now is None and asked is None):
             _log.info("deleting topic %s, as requested by %s", name, path)
             self.remove(name, value, request)  # if its node has changed, the next round deletes it
+        elif now is None:
+            return  # a tool has just created it; once it has an id, the request is seen to be for an earlier topic
         elif asked is None:
             _log.info("deleting topic %s, as requested by %s", name, path)
             self._tree.swap(path, request, paths.deletion_payload(now, ()))
@@ -124,10 +132,10 @@ class Deletions:
         self.pending = {other: pending for other, pending in self.pending.items() if other != name}
         return True
 
-    def waits_for(self, name: str) -> list[int]:
-        """The live brokers, other than this one, that have not dropped a topic; none if its node is gone."""
+    def waits_for(self, name: str) -> list[int] | None:
+        """The live brokers, other than this one, that have not dropped a topic; None if its node is gone."""
         if self._tree.get(paths.topic_path(name)) is None:
-            return []
+            return None
         request = self._parse(name, self._tree.get(paths.delete_topic_path(name)))
         # Read last: a broker registers before it reads the requests. One that is not there yet will see this one.
         live = {int(number) for number in self._tree.children(paths.BROKER_IDS_PATH) if number.isdecimal()}
@@ -139,11 +147,13 @@ class Deletions:
         `value` and `request` are what the nodes were found with, None if there was none. If the topic's node has
         another value by now, nothing is removed, and the result is False.
         """
-        path = paths.topic_path(name)
+        path, config_path = paths.topic_path(name), paths.topic_config_path(name)
         if value is not None and not self._tree.delete_if(path, value):
             return False
-        if self._tree.get(path) is None:  # else another broker has created it again
-            self._tree.delete(paths.topic_config_path(name))
+        config = self._tree.get(config_path)
+        is_gone = config is not None and self._tree.get(path) is None and self._tree.delete_if(config_path, config)
+        if config is not None and is_gone and self._tree.get(path) is not None:
+            create_node(self._tree, config_path, config)  # another broker has created the topic again meanwhile
         if request is not None:
             self._tree.delete_if(paths.delete_topic_path(name), request)
         return True
@@ -153,6 +163,9 @@ class Deletions:
         path = paths.topic_path(name)
         value = self._tree.get(path)
         return value, self._decoder.decode(paths.parse_topic, value, path) if value else None
+
+    def _has_states(self, name: str) -> bool:
+        return bool(self._tree.children(paths.partitions_path(name)))
 
     def _parse(self, name: str, request: bytes | None) -> DeletionRequest:
         """A request that does not decode asks by the name, as a tool's does."""

@@ -120,6 +120,9 @@ class Registry:
         self.controller = (
             self._decoder.decode(paths.parse_controller, controller, paths.CONTROLLER_PATH) if controller else None
         )
+        # Before the topics: a request is removed after its topic's node, so a broker that has just registered, and was
+        # not waited for, sees the request or no topic.
+        self.deletions.read()
         topics: dict[str, Topic] = {}
         nameless: dict[str, Nameless] = {}
         found = children_with_values(self._tree, paths.BROKER_TOPICS_PATH)
@@ -129,8 +132,7 @@ class Registry:
             if topic is not None:
                 topics[name] = topic
         self.brokers, self.nameless = brokers, nameless
-        # a request that is there once the topics are read is seen: a broker that is not waited for would serve them on
-        self.deletions.read({name: topic.topic_id for name, topic in topics.items()})
+        self.deletions.match({name: topic.topic_id for name, topic in topics.items()})
         pending = self.deletions.pending
         self._take_topics({name: topic for name, topic in topics.items() if name not in pending})
         self.empty = [name for name, value in found if not value]
@@ -164,7 +166,8 @@ class Registry:
             # a tool that alters a topic adds partitions; the topic's states may not have been written yet
             has_grown = known is not None and _has_grown(known.assignment, assignment)
             is_new = not has_grown and not self._tree.children(paths.partitions_path(name))
-            topic_id = known.topic_id if known is not None and not is_new else None
+            previous = known.topic_id if known is not None else self.deletions.requested.get(name)
+            topic_id = None if is_new else previous
             nameless[name] = Nameless(value, assignment, is_new, topic_id)
             if topic_id is None:
                 return None
@@ -331,7 +334,8 @@ class Registry:
         When its logs are dropped, `deletions.finish` goes on. Raises `UnknownTopic` if `topic_id` is given and the
         topic has another id by now.
         """
-        asked = self.deletions.request(name, topic_id)
+        known = self.topics.get(name)
+        asked = self.deletions.request(name, topic_id, None if known is None else known.topic_id)
         if asked is not None:
             self.deletions.add(name, asked)
         self._take_topics({other: topic for other, topic in self.topics.items() if other != name})
