@@ -25,7 +25,8 @@ from tests.support.kafka import Kafka, Version
 
 from .support import Job, Sent, consume, create_topic, produce, read, wait_for
 
-pytestmark = [pytest.mark.peer, pytest.mark.slow]
+# the first test's time includes two Kafkas and the connector's answers to all cases
+pytestmark = [pytest.mark.peer, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 DATA = Path(__file__).parent.parent / "data"
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
