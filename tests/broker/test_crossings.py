@@ -520,6 +520,40 @@ def test_others_are_served_while_a_time_is_looked_up(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("when", [3, 8, 14])
+def test_records_are_deleted_during_a_look_up_by_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: int
+) -> None:
+    """The look-up has the segments of before, whose files are gone; what it has found may be gone, too."""
+
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.create_topic("t", 1, {"segment.bytes": "900"})
+            log = broker.logs.logs["t", 0]
+            for number in range(60):
+                time_ms = _FAR + (9 if number in (0, 20, 50) else 0)
+                log.append(memoryview(make_batch([(None, b"v")], [time_ms])))
+            log.delete_records(1)
+            take, count = broker.turns.take, 0
+
+            async def delete_once() -> None:
+                nonlocal count
+                count += 1
+                if count == when:
+                    log.delete_records(35)
+                await take()
+
+            monkeypatch.setattr(broker.turns, "take", delete_once)
+            entry = {"partition_index": 0, "timestamp": _FAR + 5, "current_leader_epoch": -1}
+            message = {"isolation_level": 0, "topics": [{"name": "t", "partitions": [entry]}]}
+            (found,) = (await list_offsets.handle(broker, client_request(), message))["topics"][0]["partitions"]
+            assert count >= when
+            assert (found["error_code"], found["timestamp"], found["offset"]) == (ErrorCode.NONE, _FAR + 9, 50)
+
+    asyncio.run(run())
+    assert "can't be searched" not in caplog.text
+
+
 @pytest.mark.parametrize(("timestamp", "look"), [(_FAR + 5, "_first_since"), (-3, "_largest_from")])
 @pytest.mark.parametrize("kind", ["compressed", "large"])
 def test_others_are_served_while_a_batch_is_looked_through(

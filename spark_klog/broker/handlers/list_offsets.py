@@ -15,6 +15,7 @@ from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.security.authorizer import SEE
 from spark_klog.errors import DecodeError, ErrorCode, LogCorrupted, LogRetired
 from spark_klog.log.partition_log import PartitionLog
+from spark_klog.log.segments.segment import Steps
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.list_offsets import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP
 
@@ -77,21 +78,40 @@ async def _find(broker: Broker, log: PartitionLog, timestamp: int, *, is_committ
         return -1, log.start_offset
     found = None
     if timestamp >= 0 or timestamp == MAX_TIMESTAMP:
-        steps = log.search(None if timestamp == MAX_TIMESTAMP else timestamp)
-        answer: object = None
-        while True:
-            try:
-                work = steps.send(answer)
-            except StopIteration as ended:
-                found = ended.value
-                break
-            await broker.turns.take()
-            answer = None
-            if work is not None:
-                async with broker.decompressing:
-                    answer = await asyncio.to_thread(work)
-        log.check_open()
+        found = await _search(broker, log, None if timestamp == MAX_TIMESTAMP else timestamp)
     end = log.last_stable_offset if is_committed else log.high_watermark
     if timestamp == LATEST:
         return -1, end
     return found if found is not None and found[1] < end else _UNKNOWN
+
+
+async def _search(broker: Broker, log: PartitionLog, timestamp: int | None) -> tuple[int, int] | None:
+    """See `ReadableLog.search`; starts over if what it looks through was deleted or compacted meanwhile."""
+    while True:
+        segments = log.segments
+        try:
+            found = await _walk(broker, log.search(timestamp))
+        except FileNotFoundError:
+            log.check_open()
+            if log.segments is segments:
+                raise
+        else:
+            log.check_open()
+            if found is None or found[1] >= log.start_offset:
+                return found
+
+
+async def _walk(broker: Broker, steps: Steps[tuple[int, int] | None]) -> tuple[int, int] | None:
+    """Go through the steps of a search while others are served."""
+    answer: object = None
+    while True:
+        try:
+            work = steps.send(answer)
+        except StopIteration as ended:
+            found: tuple[int, int] | None = ended.value
+            return found
+        await broker.turns.take()
+        answer = None
+        if work is not None:
+            async with broker.decompressing:
+                answer = await asyncio.to_thread(work)
