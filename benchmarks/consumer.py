@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from confluent_kafka import Consumer as ConfluentConsumer, TopicPartition as ConfluentPartition
 from kafka import KafkaConsumer, TopicPartition
@@ -17,8 +15,9 @@ from benchmarks.figures import Result, Side
 from benchmarks.sides import SideFailed, recorded
 from benchmarks.work import Bench, Work
 from spark_klog.client import Consumer
-from tests.support.certificates import KEY_PASSWORD, Certificates, make_certificates
+from tests.support.certificates import make_certificates
 from tests.support.kafka import HOST, Kafka
+from tests.support.secure_kafka import tls_properties
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +138,7 @@ def _kafka_python(servers: str, topic: str, records: int) -> int:
 def _consume_by_tls(bench: Bench) -> Iterator[Result]:
     folder = bench.folder("tls")
     certificates = make_certificates(folder / "certificates")
-    properties = _broker_properties(certificates, folder)
+    properties = tls_properties(certificates, folder)
     with Kafka("3.9.1", folder / "broker", properties, heap="1g", listeners={_TLS: "SSL"}) as kafka:
         tls = {"security.protocol": "SSL", "ssl.truststore.location": str(certificates.ca)}
         secure, plain = f"{HOST}:{kafka.ports[_TLS]}", kafka.bootstrap_servers
@@ -160,15 +159,6 @@ def _consume_by_tls(bench: Bench) -> Iterator[Result]:
             )
             name = f"Consumer: poll_arrow by TLS, and without, {bench.records:,} records of {RECORD_SIZE} B, {codec}"
             yield Result(name, "M records/s", sides["TLS"], sides["plain"], bench.command)
-
-
-def _broker_properties(certificates: Certificates, folder: Path) -> dict[str, object]:
-    key = folder / "server.pem"
-    command = ["openssl", "pkey", "-in", str(certificates.server), "-passin", f"pass:{KEY_PASSWORD}"]
-    plain = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    text = certificates.server.read_text()
-    key.write_text(plain + text[text.index("-----BEGIN CERTIFICATE") :])
-    return {"ssl.keystore.type": "PEM", "ssl.keystore.location": key}
 
 
 CONSUMER = Work(

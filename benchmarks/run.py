@@ -23,6 +23,7 @@ from benchmarks.batch_read import BATCH_READ
 from benchmarks.breakdown import BREAKDOWN
 from benchmarks.broker_side import BROKER
 from benchmarks.codecs import CODECS
+from benchmarks.commands import COMMANDS
 from benchmarks.connections import CONNECTIONS
 from benchmarks.connector import CONNECTOR
 from benchmarks.consumer import CONSUMER, TLS
@@ -75,6 +76,7 @@ WORK: tuple[Work, ...] = (
     CONSUMER,
     CONNECTOR,
     TLS,
+    COMMANDS,
     PRODUCER,
     MIRROR,
     END_TO_END,

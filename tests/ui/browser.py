@@ -4,13 +4,35 @@ from __future__ import annotations
 
 import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
+from tests.support.tools import program
 from tests.ui.support import Page
+
+
+@contextmanager
+def chromium() -> Iterator[webdriver.Chrome]:
+    """Debian's Chromium, without a window, and its driver."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = program(("chromium",), "chromium")
+    driver = program(("chromedriver",), "chromium-driver")
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.add_argument("--js-flags=--expose-gc")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = webdriver.Chrome(options, Service(driver))
+    browser.set_page_load_timeout(60)
+    browser.set_script_timeout(60)
+    try:
+        yield browser
+    finally:
+        browser.quit()
 
 
 class Browser:

@@ -7,27 +7,17 @@ from pathlib import Path
 
 import pytest
 from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 
 from tests.support.clients.build import built, copy_into, download
 from tests.support.tools import program
+from tests.ui.browser import chromium
 
 
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[webdriver.Chrome]:
-    """Debian's Chromium, without a window, and its driver."""
-    options = webdriver.ChromeOptions()
-    options.binary_location = program(("chromium",), "chromium")
-    driver = program(("chromedriver",), "chromium-driver")
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.add_argument("--js-flags=--expose-gc")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options, Service(driver))
-    browser.set_page_load_timeout(60)
-    browser.set_script_timeout(60)
-    yield browser
-    browser.quit()
+@pytest.fixture(scope="session", name="chromium")
+def shared_chromium() -> Iterator[webdriver.Chrome]:
+    """One for all tests."""
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")
