@@ -10,6 +10,11 @@ _HINTS = {
     "--topic": _TOPIC,
     "-C": "klog consume is a command of its own; leave the option out",
     "-P": "klog produce is a command of its own; leave the option out",
+    "-J": "use --json",
+    "-L": "use klog topics describe",
+    "-Q": "use klog topics offsets",
+    "-u": "output is not held back; leave the option out",
+    "--timeout-ms": "reading ends at the end of the topic, unless --follow says otherwise",
     "--from-beginning": "reading begins at the first record, unless --from says another place",
     "--max-messages": "use --count",
     "--offset": "use --from",
@@ -23,6 +28,11 @@ _HINTS = {
     "--producer-property": "use --set",
     "--property": "use --format, --key-separator or --json",
 }
+#: kcat's modes, and the commands for them.
+_MODES = {"-C": "consume", "-P": "produce", "-L": "topics", "-Q": "topics"}
+_MOVES = "klog offsets set moves a group's offsets"
+#: What people try for it as a command of klog groups.
+_RESETS = ("reset", "reset-offsets")
 
 
 class RecordsCommand(click.Command):
@@ -47,7 +57,20 @@ class CommandGroup(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            names = {f"--{name}" for name in self.list_commands(ctx)}
-            name = next((word[2:] for word in rest if word in names), "COMMAND")
+            if "--reset-offsets" in rest:
+                text = f"No such option '--reset-offsets': {_MOVES}."
+                raise click.NoSuchOption("--reset-offsets", text, ctx=ctx) from None
+            commands = self.list_commands(ctx)
+            known = {f"--{name}": name for name in commands} | {
+                mode: name for mode, name in _MODES.items() if name in commands
+            }
+            name = next((known[word] for word in rest if word in known), "COMMAND")
             text = f"No such option {error.option_name!r}: options follow the command, {ctx.command_path} {name} ..."
             raise click.NoSuchOption(error.option_name, text, ctx=ctx) from None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not ctx.resilient_parsing and args and args[0] in _RESETS:
+            ctx.fail(f"No such command {args[0]!r}: {_MOVES}.")
+        return super().resolve_command(ctx, args)

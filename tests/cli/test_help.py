@@ -77,12 +77,24 @@ def test_a_log_level_that_does_not_exist() -> None:
         ("topics --bootstrap-server h:1 --list", "'--bootstrap-server': options follow the command, klog topics list"),
         ("groups --describe --group g", "'--describe': options follow the command, klog groups describe"),
         ("-b h:1 topics list", "'-b': options follow the command, klog COMMAND"),
+        ("-b h:1 -L", "'-b': options follow the command, klog topics ..."),
+        ("-C -b h:1 -t clicks", "'-C': options follow the command, klog consume ..."),
+        ("consume clicks -J", "'-J': use --json."),
+        ("groups --group g --reset-offsets", "'--reset-offsets': klog offsets set moves a group's offsets."),
     ],
 )
 def test_options_of_other_tools(typed: str, hint: str) -> None:
     done = klog(*typed.split())
     assert (done.returncode, done.stdout) == (2, "")
     assert f"Error: No such option {hint}" in done.stderr
+
+
+def test_commands_of_other_tools() -> None:
+    for typed in ("reset", "reset-offsets"):
+        told = klog_refusal("groups", typed, "g", code=2)
+        assert told == f"Error: No such command {typed!r}: klog offsets set moves a group's offsets."
+    told = klog_refusal("consume", "t", "-b", "h:1", "-o", "s@1700000000123")
+    assert told == "klog: --from s@1700000000123: klog takes times as 2023-11-14T22:13:20.123Z, or -1h"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from datetime import datetime, timezone
 
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.offsets import NO_OFFSET, list_offsets
@@ -15,6 +17,8 @@ Place = OffsetSpec | TimeSpec | BeforeEndSpec | int
 Offsets = Mapping[TopicPartition, int]
 
 _OTHER_NAMES = {"beginning": "earliest", "end": "latest"}
+#: s@MS and e@MS, where kcat starts and ends.
+_TIMES_OF_KCAT = re.compile(r"[se]@([0-9]{1,14})")
 _LARGEST_OFFSET = (1 << 63) - 1
 
 
@@ -29,6 +33,9 @@ def parse_place(option: str, text: str) -> Place:
         spec = None
     if isinstance(spec, TimeSpec | BeforeEndSpec) or (isinstance(spec, OffsetSpec) and not spec.each):
         return spec
+    if found := _TIMES_OF_KCAT.fullmatch(word):
+        time = datetime.fromtimestamp(int(found[1]) / 1000, timezone.utc).isoformat(timespec="milliseconds")
+        raise ConfigError(f"{option} {text}: klog takes times as {time.replace('+00:00', 'Z')}, or -1h")
     raise ConfigError(
         f"{option} {text} must be earliest, latest, an offset, records before the end (-10), a time before now "
         "(-1h; ms, s, m, h, d, w) or an ISO time (2026-11-21T10:00:00Z)"
