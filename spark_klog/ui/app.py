@@ -78,7 +78,7 @@ class Pages:
         made: dict[str, Callable[[Mapping[str, Any]], Any]] = {
             "topics/create": partial(changes.create_topic, self._admin),
             "topics/alter": partial(changes.alter_topic, self._admin),
-            "produce": partial(changes.produce, self._sources.settings),
+            "produce": partial(changes.produce, self._admin, self._sources.settings),
             "groups/move": partial(changes.move_group, self._admin),
         }
         return [

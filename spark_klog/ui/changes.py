@@ -14,6 +14,8 @@ from spark_klog.groups.stores import CoordinatorStore
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 
 _DELIVERY_SECONDS = 30.0
+#: In a file that is shared with a program: producing here would fence its producer.
+_OF_ANOTHER = "transactional.id"
 
 
 def create_topic(admin: Admin, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,16 +44,19 @@ def alter_topic(admin: Admin, body: Mapping[str, Any]) -> dict[str, Any]:
     return {"altered": name}
 
 
-def produce(settings: Mapping[str, str], body: Mapping[str, Any]) -> dict[str, Any]:
+def produce(admin: Admin, settings: Mapping[str, str], body: Mapping[str, Any]) -> dict[str, Any]:
     """{"topic", "partition", "key", "value", "headers": [{"key", "value"}]}
 
-    Keys and values are {"text"} or {"base64"}, or null.
+    Keys and values are {"text"} or {"base64"}, or null. The topic must exist: a broker would create one that was
+    deleted since the page was loaded, with other partitions and settings.
     """
     topic, partition = _text(body, "topic"), body.get("partition")
     headers = body.get("headers") or []
     if not isinstance(headers, list) or not all(isinstance(one, dict) for one in headers):
         raise ConfigError("headers must be a list of objects with key and value")
-    with Producer({**settings, "acks": "all"}) as producer:
+    admin.describe_topic(topic)
+    own = {name: text for name, text in settings.items() if name != _OF_ANOTHER}
+    with Producer({**own, "acks": "all"}) as producer:
         delivery = producer.send(
             topic,
             _bytes(body, "value"),

@@ -308,6 +308,18 @@ def test_a_pipe_that_closes(servers: str, topic: str) -> None:
     assert (done.stdout, done.stderr) == (b"x" * 1000 + b"\n", b"")
 
 
+def test_produce_leaves_the_transactions_of_a_file(servers: str, topic: str, tmp_path: Path) -> None:
+    file = tmp_path / "of-a-program.properties"
+    file.write_text(f"transactional.id={topic}\n")
+    program = confluent_kafka.Producer({"bootstrap.servers": servers, "transactional.id": topic, "log_level": 0})
+    program.init_transactions(30)
+    klog("produce", servers, topic, "--command-config", str(file), stdin=b"ours\n")
+    program.begin_transaction()
+    program.produce(topic, b"theirs")
+    program.commit_transaction(30)  # it is not fenced
+    assert set(klog("consume", servers, topic).split()) == {b"ours", b"theirs"}
+
+
 @pytest.mark.parametrize("form", [("--json",), ("-f", r"%t %p %o %k|%K %s|%S %T\n"), ("-K", ":", "-Z")])
 def test_consume_does_without_pandas(servers: str, form: tuple[str, ...]) -> None:
     """Its import, which pyarrow does by itself at the first scalar of a Python object, doubles the time of a start."""

@@ -104,6 +104,7 @@ def test_commands_of_other_tools() -> None:
         ("consume t -X group.id=g", "--set group.id=g has no effect here: use --group"),
         ("consume t -G a -X group.id=g", "--set group.id=g has no effect here: use --group"),
         ("consume t -b h:1 -X bootstrap.servers=i:1", "--set bootstrap.servers=i:1 differ: remove one of them"),
+        ("produce t -X transactional.id=x", "--set transactional.id has no effect here: use --transaction ID"),
         ("produce t -b h:1 -X bootstrap.servers=i:1", "--set bootstrap.servers=i:1 differ: remove one of them"),
         ("bench -b h:1 -X bootstrap.servers=i:1", "--set bootstrap.servers=i:1 differ: remove one of them"),
     ],

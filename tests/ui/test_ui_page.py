@@ -115,6 +115,8 @@ def test_every_view(browser: Browser) -> None:
     assert "coordinator" in browser.text("#main")
     browser.open("group", HOSTILE[1])
     assert browser.text("h1") == HOSTILE[1]
+    browser.open("group", "nobody")
+    assert browser.text("#lag").startswith("The coordinator has no such group")
     browser.open("queries")
     assert "0d6c7b1e-clicks" in browser.text("#main")
     browser.open("loads")

@@ -176,6 +176,10 @@ def test_foreign_requests_are_refused(page: Page, changing: Page) -> None:
     assert changing.ask("produce", body, {**token, "Content-Type": "text/plain"})[0] == 415
     assert changing.ask("produce", b"x" * 3_000_000, token)[0] == 413
     assert changing.ask("produce", b"[1]", token)[0] == 400
+    assert changing.ask("produce", b"[" * 100_000, token)[0] == 400
+    for path, place in (("produce", "topic"), ("topics/create", "name"), ("groups/move", "group")):
+        status, answer = changing.ask(path, {**body, place: "\ud800"}, token)
+        assert (status, "surrogate" in answer["error"]) == (400, True), path
 
 
 @pytest.mark.parametrize(
@@ -235,6 +239,23 @@ def test_changes(changing: Page, cluster: EmbeddedCluster, topic: str) -> None:
     assert row["offsets"]["coordinator"] | {"lagMs": 0} == {"offset": 3, "lag": 7, "lagMs": 0}
     for wrong in ({"to": "nowhere"}, {"value": "4"}, {"topic": 3}, {"dryRun": "no"}, {"to": "time", "value": 2**60}):
         assert changing.post("groups/move", {**move, **wrong})[0] == 400
+
+
+def test_produce_makes_no_topic_and_fences_nobody(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    servers = cluster.bootstrap_servers
+    file = tmp_path / "of-a-program.properties"
+    file.write_text(f"transactional.id={topic}\n")
+    program = Producer({"bootstrap.servers": servers, "transactional.id": topic, "log_level": 0})
+    program.init_transactions(30)
+    with serving("-b", servers, "--allow-changes", "--command-config", str(file)) as page:
+        status, answer = page.post("produce", {"topic": topic, "value": {"text": "x"}})
+        assert (status, "UNKNOWN_TOPIC_OR_PARTITION" in answer["error"]) == (502, True)
+        assert topic not in AdminClient({"bootstrap.servers": servers, "log_level": 0}).list_topics(timeout=30).topics
+        make_topic(servers, topic, 1)
+        assert page.post("produce", {"topic": topic, "value": {"text": "x"}})[0] == 200
+    program.begin_transaction()
+    program.produce(topic, b"y")
+    program.commit_transaction(30)
 
 
 def test_many_readers_at_once(changing: Page, cluster: EmbeddedCluster, topic: str) -> None:

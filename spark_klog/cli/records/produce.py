@@ -89,7 +89,12 @@ def produce(
     if as_json and (key is not None or key_separator is not None or headers or partition is not None or empty_is_null):
         raise click.UsageError("with --json each record has its own key, headers and partition, and its own nulls")
     chosen = {"bootstrap.servers": DEFAULT_SERVERS, **cluster_settings(servers, command_config)}
-    chosen |= set_settings(settings, servers)
+    # of the program that shares the file: using its id would fence its producer
+    chosen.pop("transactional.id", None)
+    own = set_settings(settings, servers)
+    if "transactional.id" in own:
+        raise click.UsageError("--set transactional.id has no effect here: use --transaction ID")
+    chosen |= own
     if compression is not None:
         chosen["compression.type"] = compression
     if transaction is not None:

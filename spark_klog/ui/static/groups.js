@@ -35,7 +35,8 @@ export async function groupView(until, name) {
     lag.add(records);
     line.draw();
     const longest = Math.max(0, ...known.map((one) => one.lagMs ?? 0));
-    total.textContent = `${group.state}; ${number(records)} records behind, the oldest unread is ${duration(longest)} old`;
+    if (group.state === "Dead" && !known.length) total.textContent = "The coordinator has no such group, and no offsets of one.";
+    else total.textContent = `${group.state}; ${number(records)} records behind, the oldest unread is ${duration(longest)} old`;
     parts.replaceChildren(
       table("Members", [
         { title: "Member", cell: (row) => row.member },
