@@ -1,4 +1,4 @@
-"""GSSAPI at Apache Kafka, with a KDC of its own: keytabs, ticket caches, refusals, a KDC that is silent."""
+"""GSSAPI at Apache Kafka, with a KDC of its own: keytabs, ticket caches, TLS, refusals, a KDC that is silent."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import Producer
 
+from tests.support.certificates import Certificates, make_certificates
 from tests.support.kafka import HOST, Kafka, versions
 from tests.support.kerberos import MODULE, REALM, Realm, gssapi_path, kerberos_kafka
 
@@ -44,6 +45,8 @@ class Peers(NamedTuple):
     realm: Realm
     keytab: Path
     library: Path
+    #: None: the broker has no listener with TLS.
+    certificates: Certificates | None
 
     def read(self, settings: dict[str, str], environment: dict[str, str] | None = None) -> Any:
         given = {
@@ -66,14 +69,16 @@ class Peers(NamedTuple):
 @pytest.fixture(scope="module", params=versions("3.9.1", "4.1.0", "0.10.2.2"))
 def peers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[Peers]:
     library, folder = gssapi_path(), module_server_dir / request.param
-    with Realm(folder / "kdc") as realm, kerberos_kafka(request.param, folder / "kafka", realm) as kafka:
+    # 0.10.2.2 reads no PEM files
+    certificates = None if request.param in OLD else make_certificates(folder / "certificates")
+    with Realm(folder / "kdc") as realm, kerberos_kafka(request.param, folder / "kafka", realm, certificates) as kafka:
         producer = Producer(
             {"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0, **OLD.get(request.param, {})}
         )
         for value in ("a", "b", "c"):
             producer.produce("t", value)
         assert producer.flush(30) == 0
-        yield Peers(kafka, realm, realm.keytab("alice"), library)
+        yield Peers(kafka, realm, realm.keytab("alice"), library, certificates)
 
 
 def test_keytabs_and_tickets(peers: Peers) -> None:
@@ -87,6 +92,19 @@ def test_keytabs_and_tickets(peers: Peers) -> None:
     by_ticket = {"sasl.jaas.config": f'{MODULE} required useTicketCache=true ticketCache="{cache}";'}
     assert peers.read(by_ticket) == ["a", "b", "c"]
     assert peers.read({"sasl.mechanism": "GSSAPI"}, {"KRB5CCNAME": str(cache)}) == ["a", "b", "c"]
+
+
+def test_by_tls(peers: Peers) -> None:
+    if peers.certificates is None:
+        pytest.skip("its listeners take no PEM files")
+    by_tls = {
+        "bootstrap.servers": f"{HOST}:{peers.kafka.ports['KERBEROS_TLS']}",
+        "security.protocol": "SASL_SSL",
+        "ssl.truststore.location": str(peers.certificates.ca),
+        "sasl.kerberos.keytab": str(peers.keytab),
+        "sasl.kerberos.principal": "alice",
+    }
+    assert peers.read(by_tls) == ["a", "b", "c"]
 
 
 def test_refusals(peers: Peers, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,82 +14,27 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetcher import fetch_range
 from spark_klog.client.producer import Producer
 from spark_klog.errors import ConfigError, ConnectionFailed, KlogError, SaslError, TlsError
-from tests.support.certificates import Certificates, make_certificates
-from tests.support.kafka import HOST, Kafka, versions
+from tests.support.certificates import make_certificates
+from tests.support.kafka import HOST, free_port, versions
 from tests.support.kafka_python_wire import read_records
-from tests.support.secure_kafka import JAAS, add_scram_users, tls_properties
+from tests.support.secure_kafka import MECHANISMS, PASSWORD, SESSION_SECONDS, SecureKafka, secure_kafka
+from tests.support.tcp_proxy import TcpProxy
 from tests.support.token_server import TokenServer, unsigned_token
 from tests.support.topics import create_topic
 
 pytestmark = pytest.mark.peer
-PASSWORD = 'alice\'s, "secret"=1'
-LISTENERS = {"SSL": "SSL", "MUTUAL": "SSL", "SASL_PLAINTEXT": "SASL_PLAINTEXT", "SASL_SSL": "SASL_SSL"}
-MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 WAYS = [
     ("SSL", None),
+    ("MUTUAL", None),
     *((protocol, mechanism) for protocol in ("SASL_PLAINTEXT", "SASL_SSL") for mechanism in MECHANISMS),
 ]
-#: How long a session by SCRAM-SHA-256 lasts.
-SESSION_SECONDS = 6.0
 SOON = 8.0
 
 
-class SecureKafka:
-    """A broker of Apache Kafka with a listener of each kind, and clients' settings for it."""
-
-    def __init__(self, kafka: Kafka, certificates: Certificates, tokens: TokenServer) -> None:
-        self.kafka, self.certificates, self.tokens = kafka, certificates, tokens
-
-    def servers(self, listener: str) -> str:
-        return f"{HOST}:{self.kafka.ports[listener]}"
-
-    def client(self, listener: str, mechanism: str | None = None, password: str = PASSWORD) -> dict[str, str]:
-        settings = {"bootstrap.servers": self.servers(listener), "security.protocol": LISTENERS[listener]}
-        if "SSL" in LISTENERS[listener]:
-            settings["ssl.truststore.location"] = str(self.certificates.ca)
-        if mechanism == "OAUTHBEARER":
-            settings["sasl.mechanism"] = mechanism
-            settings["sasl.oauthbearer.token.endpoint.url"] = self.tokens.url
-            settings["sasl.jaas.config"] = (
-                f"{JAAS}.oauthbearer.OAuthBearerLoginModule required clientId='{self.tokens.client_id}' "
-                f"clientSecret='{self.tokens.secret}' scope='kafka';"
-            )
-        elif mechanism is not None:
-            settings |= {"sasl.mechanism": mechanism, "sasl.username": "alice", "sasl.password": password}
-        return settings
-
-
-def _properties(certificates: Certificates, folder: Path) -> dict[str, object]:
-    properties: dict[str, object] = {
-        **tls_properties(certificates, folder),
-        "listener.name.mutual.ssl.client.auth": "required",
-        "sasl.enabled.mechanisms": ",".join(MECHANISMS),
-    }
-    quoted = PASSWORD.replace('"', '\\\\"')
-    modules = {
-        "plain": f'plain.PlainLoginModule required user_alice="{quoted}";',
-        "scram-sha-256": "scram.ScramLoginModule required;",
-        "scram-sha-512": "scram.ScramLoginModule required;",
-        "oauthbearer": 'oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="broker";',
-    }
-    for listener in ("sasl_plaintext", "sasl_ssl"):
-        start = f"listener.name.{listener}"
-        properties |= {f"{start}.{name}.sasl.jaas.config": f"{JAAS}.{module}" for name, module in modules.items()}
-        properties[f"{start}.scram-sha-256.connections.max.reauth.ms"] = round(1000 * SESSION_SECONDS)
-    return properties
-
-
 @pytest.fixture(scope="module", params=versions("4.1.0", "3.9.1"))
-def kafka(
-    request: pytest.FixtureRequest, module_server_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SecureKafka]:
-    folder = tmp_path_factory.mktemp("certificates")
-    certificates = make_certificates(folder)
-    properties = _properties(certificates, folder)
-    server = Kafka(request.param, module_server_dir / request.param, properties, listeners=LISTENERS)
-    with server, TokenServer() as tokens:
-        add_scram_users(server, {"alice": PASSWORD})
-        yield SecureKafka(server, certificates, tokens)
+def kafka(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[SecureKafka]:
+    with secure_kafka(request.param, module_server_dir / request.param) as running:
+        yield running
 
 
 def _round_trip(settings: dict[str, str], topic: str, count: int = 50) -> None:
@@ -118,22 +63,15 @@ def _refused(settings: dict[str, str], kind: type[KlogError]) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("protocol", "mechanism"), WAYS)
-def test_every_way(kafka: SecureKafka, protocol: str, mechanism: str | None) -> None:
-    _round_trip(kafka.client(protocol, mechanism), f"way-{protocol}-{mechanism}")
+@pytest.mark.parametrize(("listener", "mechanism"), WAYS)
+def test_every_way(kafka: SecureKafka, listener: str, mechanism: str | None) -> None:
+    _round_trip(kafka.client(listener, mechanism), f"way-{listener}-{mechanism}")
 
 
-def test_client_certificates(kafka: SecureKafka) -> None:
+def test_a_client_without_a_certificate(kafka: SecureKafka) -> None:
     settings = kafka.client("MUTUAL")
-    with Cluster.connect(settings | {"ssl.keystore.location": str(kafka.certificates.client)}) as cluster:
-        assert cluster.nodes
+    del settings["ssl.keystore.location"]
     assert "ssl.keystore.location" in _refused(settings, KlogError)
-
-
-@pytest.mark.parametrize("mechanism", MECHANISMS[:-1])
-def test_a_wrong_password(kafka: SecureKafka, mechanism: str) -> None:
-    text = _refused(kafka.client("SASL_SSL", mechanism, "wrong-secret"), SaslError)
-    assert f"broker {kafka.servers('SASL_SSL')} refuses {mechanism}: it says: Authentication failed" in text
 
 
 def test_tokens_that_are_refused(kafka: SecureKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,12 +127,75 @@ def test_protocols_that_do_not_fit_the_port(kafka: SecureKafka) -> None:
     assert "this port takes no SASL" in _refused(sasl, SaslError)
 
 
-def test_other_authorities_and_names(kafka: SecureKafka, tmp_path: Path) -> None:
-    other = make_certificates(tmp_path)
-    text = _refused(kafka.client("SSL") | {"ssl.truststore.location": str(other.ca)}, TlsError)
-    assert "is signed by an authority that is not trusted: ssl.truststore.location must hold" in text
-    named = kafka.client("SSL") | {"bootstrap.servers": f"localhost:{kafka.kafka.ports['SSL']}"}
-    assert "is not for this host name" in _refused(named, TlsError)
+def late_token() -> tuple[str, float]:
+    """An expired token, said to be good for another hour: the broker has to find out."""
+    return unsigned_token("alice", -100), time.time() + 3600
+
+
+def _expired_token(kafka: SecureKafka, folder: Path) -> dict[str, str]:
+    file = folder / "token"
+    file.write_text(unsigned_token("alice", -100))
+    settings = kafka.client("SASL_SSL", "OAUTHBEARER") | {"sasl.oauthbearer.token.endpoint.url": f"file://{file}"}
+    del settings["sasl.jaas.config"]
+    return settings
+
+
+def _late_token(kafka: SecureKafka, folder: Path) -> dict[str, str]:
+    settings = kafka.client("SASL_SSL", "OAUTHBEARER") | {"sasl.oauthbearer.provider": f"{__name__}:late_token"}
+    del settings["sasl.jaas.config"], settings["sasl.oauthbearer.token.endpoint.url"]
+    return settings
+
+
+#: What is wrong: the listener, settings for it, the error and a part of its text.
+_Trouble = tuple[str, Callable[[SecureKafka, Path], dict[str, str]], type[KlogError], str]
+TROUBLES: dict[str, _Trouble] = {
+    **{
+        f"wrong password, {mechanism}": (
+            "SASL_SSL",
+            lambda kafka, _, mechanism=mechanism: kafka.client("SASL_SSL", mechanism, "wrong-secret"),
+            SaslError,
+            f"refuses {mechanism}: it says: Authentication failed",
+        )
+        for mechanism in MECHANISMS[:-1]
+    },
+    "expired token": ("SASL_SSL", _expired_token, SaslError, "expired 100 s ago: it must be renewed there"),
+    "token that the broker finds expired": ("SASL_SSL", _late_token, SaslError, "the broker refuses the token"),
+    "expired certificate of the broker": (
+        "EXPIRED",
+        lambda kafka, folder: kafka.client("EXPIRED") | {"ssl.truststore.location": str(kafka.expired_ca)},
+        TlsError,
+        "has expired: the broker needs a new one",
+    ),
+    "other authority": (
+        "SSL",
+        lambda kafka, folder: kafka.client("SSL") | {"ssl.truststore.location": str(make_certificates(folder).ca)},
+        TlsError,
+        "is signed by an authority that is not trusted: ssl.truststore.location must hold",
+    ),
+    "other host name": ("SSL", lambda kafka, _: kafka.client("SSL"), TlsError, "is not for this host name"),
+    "client certificate of another authority": (
+        "MUTUAL",
+        lambda kafka, folder: kafka.client("MUTUAL") | {"ssl.keystore.location": str(make_certificates(folder).client)},
+        KlogError,
+        "ssl.keystore.location",
+    ),
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_no_attempt_follows_a_refusal(kafka: SecureKafka, tmp_path: Path, trouble: str) -> None:
+    """Each is an error that says what was refused, after one connection: a storm of them would lock an account out."""
+    listener, settings, kind, text = TROUBLES[trouble]
+    port = free_port()
+    host = "localhost" if trouble == "other host name" else HOST
+    with TcpProxy(port, kafka.kafka.ports[listener], 0) as proxy:
+        said = _refused(settings(kafka, tmp_path) | {"bootstrap.servers": f"{host}:{port}"}, kind)
+        time.sleep(0.3)
+        connections = proxy.connections
+    assert text in said
+    if listener != "MUTUAL" and "token of" not in said:
+        assert f"broker {host}:{port} " in said
+    assert connections == 1
 
 
 def test_sessions_are_renewed_on_the_same_connection(kafka: SecureKafka) -> None:

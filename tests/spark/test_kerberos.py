@@ -1,48 +1,44 @@
-"""Spark by GSSAPI with a keytab: batch, stream and write at Apache Kafka, with a KDC of its own."""
+"""Spark by GSSAPI with a keytab, with and without TLS: batch, stream and write at Kafka, with a KDC of its own.
+
+Without TLS and on `local-cluster` as part of make soak.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.kafka import HOST
-from tests.support.kerberos import Realm, gssapi_path, kerberos_kafka
-from tests.support.spark_home import make_spark_home
+from tests.support.certificates import make_certificates
+from tests.support.kafka import ALL_VERSIONS, HOST, Version, versions
+from tests.support.kerberos import LISTENERS, Realm, gssapi_path, kerberos_kafka
+
+from .security_program import VALUES, run
 
 pytestmark = pytest.mark.peer
-ROOT = Path(__file__).parents[2]
 
 
-def test_write_read_and_stream(module_server_dir: Path, tmp_path: Path) -> None:
-    library = gssapi_path()
-    (tmp_path / "home").mkdir()
-    home = make_spark_home(tmp_path / "home")
-    with (
-        Realm(module_server_dir / "kdc") as realm,
-        kerberos_kafka("4.1.0", module_server_dir / "kafka", realm) as kafka,
-    ):
-        for topic in ("written", "streamed"):
-            kafka.create_topic(topic)
-        options = {
-            "kafka.bootstrap.servers": f"{HOST}:{kafka.ports['KERBEROS']}",
-            "kafka.security.protocol": "SASL_PLAINTEXT",
-            "kafka.sasl.mechanism": "GSSAPI",
-            "kafka.sasl.kerberos.keytab": str(realm.keytab("alice")),
-            "kafka.sasl.kerberos.principal": "alice",
+@pytest.mark.parametrize("version", versions("4.1.0", "3.9.1"))
+def test_write_read_and_stream(module_server_dir: Path, tmp_path: Path, version: Version) -> None:
+    library, folder = gssapi_path(), module_server_dir / version
+    certificates = make_certificates(tmp_path / "certificates")
+    with Realm(folder / "kdc") as realm, kerberos_kafka(version, folder / "kafka", realm, certificates) as kafka:
+        keytab = str(realm.keytab("alice"))
+        ways = {
+            listener.lower(): {
+                "kafka.bootstrap.servers": f"{HOST}:{kafka.ports[listener]}",
+                "kafka.security.protocol": protocol,
+                "kafka.sasl.mechanism": "GSSAPI",
+                "kafka.sasl.kerberos.keytab": keytab,
+                "kafka.sasl.kerberos.principal": "alice",
+            }
+            for listener, protocol in LISTENERS.items()
+            if ALL_VERSIONS or protocol == "SASL_SSL"
         }
-        path = os.pathsep.join([str(library), str(ROOT)])
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.spark.kerberos_program", str(home), str(tmp_path), json.dumps(options)],
-            env={**os.environ, **realm.environment, "PYTHONPATH": path, "SPARK_LOCAL_IP": HOST},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    assert done.returncode == 0, done.stderr[-3000:]
-    wanted = [str(number) for number in range(20)]
-    assert json.loads((tmp_path / "found.json").read_text()) == [wanted, wanted]
+        ways["kerberos_tls"]["kafka.ssl.truststore.location"] = str(certificates.ca)
+        masters = [("local[1]", 0), ("local-cluster[2,1,1024]", 2)]
+        for master, executors in masters if ALL_VERSIONS else masters[:1]:
+            given = {f"{way}-{executors}": options for way, options in ways.items()}
+            folder = tmp_path / f"program-{executors}"
+            found = run(kafka.bootstrap_servers, folder, master, given, [library], realm.environment)
+            assert found == (executors, {way: [VALUES, VALUES] for way in given})

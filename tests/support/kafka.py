@@ -39,7 +39,7 @@ _ARTIFACTS: dict[Version, tuple[str, ...]] = {
     ),
 }
 #: Whether to test with all versions; CI tests only the most important one.
-_ALL_VERSIONS = os.environ.get("SPARK_KLOG_KAFKAS") == "all"
+ALL_VERSIONS = os.environ.get("SPARK_KLOG_KAFKAS") == "all"
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 _LOG_TAIL_LINES = 60
@@ -57,7 +57,7 @@ class ServerStartError(Exception):
 
 def versions(first: Version, *others: Version) -> list[Version]:
     """The versions for a test's parameters: `others` are for `make soak`, which sets SPARK_KLOG_KAFKAS=all."""
-    return [first, *others] if _ALL_VERSIONS else [first]
+    return [first, *others] if ALL_VERSIONS else [first]
 
 
 def free_port() -> int:

@@ -13,12 +13,16 @@ from pathlib import Path
 from types import TracebackType
 from unittest import mock
 
+from .certificates import Certificates
 from .clients.build import built, download
 from .kafka import HOST, Kafka, ServerStartError, Version, free_port
+from .secure_kafka import tls_properties
 from .tools import program
 
 REALM = "KLOG.TEST"
 MODULE = "com.sun.security.auth.module.Krb5LoginModule"
+#: Protocols by listener; the second one needs certificates.
+LISTENERS = {"KERBEROS": "SASL_PLAINTEXT", "KERBEROS_TLS": "SASL_SSL"}
 _SECONDS = 30.0
 _CONF = """[libdefaults]
  default_realm = {realm}
@@ -131,8 +135,10 @@ class Realm:
 
 
 @contextmanager
-def kerberos_kafka(version: Version, folder: Path, realm: Realm) -> Iterator[Kafka]:
-    """A broker with the further listener KERBEROS, which takes GSSAPI."""
+def kerberos_kafka(
+    version: Version, folder: Path, realm: Realm, certificates: Certificates | None = None
+) -> Iterator[Kafka]:
+    """A broker with the further listener KERBEROS, which takes GSSAPI; with certificates also KERBEROS_TLS."""
     principal = f"kafka/{HOST}"
     keytab = realm.keytab(principal)
     login = f'{MODULE} required useKeyTab=true storeKey=true keyTab="{keytab}" principal="{principal}@{REALM}";'
@@ -143,8 +149,14 @@ def kerberos_kafka(version: Version, folder: Path, realm: Realm) -> Iterator[Kaf
         jaas.write_text(f"KafkaServer {{\n {login}\n}};\n")
         options += f" -Djava.security.auth.login.config={jaas}"
     else:
-        properties["listener.name.kerberos.gssapi.sasl.jaas.config"] = login
-    kafka = Kafka(version, folder, properties, listeners={"KERBEROS": "SASL_PLAINTEXT"})
+        for listener in LISTENERS:
+            properties[f"listener.name.{listener.lower()}.gssapi.sasl.jaas.config"] = login
+    listeners = dict(LISTENERS)
+    if certificates is None:
+        del listeners["KERBEROS_TLS"]
+    else:
+        properties |= tls_properties(certificates, realm.folder)
+    kafka = Kafka(version, folder, properties, listeners=listeners)
     with mock.patch.dict(os.environ, {"JAVA_TOOL_OPTIONS": options}):
         kafka.start()
     with kafka:

@@ -1,9 +1,10 @@
-"""Apache Kafka with TLS and SASL: what its broker needs beside listeners, and its users."""
+"""Apache Kafka with TLS and SASL: what its broker needs beside listeners, its users, and a broker with all of it."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from confluent_kafka.admin import (
@@ -13,14 +14,57 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from .certificates import KEY_PASSWORD, Certificates
-from .kafka import Kafka
+from .certificates import KEY_PASSWORD, Certificates, make_certificates
+from .kafka import HOST, Kafka, Version
+from .token_server import TokenServer
 
 JAAS = "org.apache.kafka.common.security"
+PASSWORD = 'alice\'s, "secret"=1'
+#: Protocols by listener: MUTUAL requires client certificates, the broker's certificate of EXPIRED has expired.
+LISTENERS = {
+    "SSL": "SSL",
+    "MUTUAL": "SSL",
+    "EXPIRED": "SSL",
+    "SASL_PLAINTEXT": "SASL_PLAINTEXT",
+    "SASL_SSL": "SASL_SSL",
+}
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+#: How long a session by SCRAM-SHA-256 lasts.
+SESSION_SECONDS = 6.0
+
+
+class SecureKafka:
+    """The broker. `client` has the settings of the user alice, by PASSWORD or a token."""
+
+    def __init__(self, kafka: Kafka, certificates: Certificates, tokens: TokenServer) -> None:
+        self.kafka, self.certificates, self.tokens = kafka, certificates, tokens
+        #: The authority of the certificate of EXPIRED.
+        self.expired_ca = certificates.ca.parent / "expired" / "ca.pem"
+
+    def servers(self, listener: str) -> str:
+        return f"{HOST}:{self.kafka.ports[listener]}"
+
+    def client(self, listener: str, mechanism: str | None = None, password: str = PASSWORD) -> dict[str, str]:
+        settings = {"bootstrap.servers": self.servers(listener), "security.protocol": LISTENERS[listener]}
+        if "SSL" in LISTENERS[listener]:
+            settings["ssl.truststore.location"] = str(self.certificates.ca)
+        if listener == "MUTUAL":
+            settings["ssl.keystore.location"] = str(self.certificates.client)
+        if mechanism == "OAUTHBEARER":
+            settings["sasl.mechanism"] = mechanism
+            settings["sasl.oauthbearer.token.endpoint.url"] = self.tokens.url
+            settings["sasl.jaas.config"] = (
+                f"{JAAS}.oauthbearer.OAuthBearerLoginModule required clientId='{self.tokens.client_id}' "
+                f"clientSecret='{self.tokens.secret}' scope='kafka';"
+            )
+        elif mechanism is not None:
+            settings |= {"sasl.mechanism": mechanism, "sasl.username": "alice", "sasl.password": password}
+        return settings
 
 
 def tls_properties(certificates: Certificates, folder: Path) -> dict[str, object]:
     """Broker properties; the key, which Kafka can't read as it is encrypted, is written to `folder` in plain text."""
+    folder.mkdir(parents=True, exist_ok=True)
     key = folder / "server.pem"
     plain = subprocess.run(
         ["openssl", "pkey", "-in", str(certificates.server), "-passin", f"pass:{KEY_PASSWORD}"],
@@ -46,3 +90,35 @@ def add_scram_users(kafka: Kafka, passwords: Mapping[str, str]) -> None:
             change = UserScramCredentialUpsertion(user, ScramCredentialInfo(mechanism, 4096), password.encode())
             for future in admin.alter_user_scram_credentials([change]).values():
                 future.result(timeout=30)
+
+
+def _properties(certificates: Certificates, folder: Path) -> dict[str, object]:
+    expired = tls_properties(make_certificates(certificates.ca.parent / "expired", expired=True), folder / "expired")
+    properties: dict[str, object] = {
+        **tls_properties(certificates, folder),
+        **{f"listener.name.expired.{name}": value for name, value in expired.items() if "keystore" in name},
+        "listener.name.mutual.ssl.client.auth": "required",
+        "sasl.enabled.mechanisms": ",".join(MECHANISMS),
+    }
+    quoted = PASSWORD.replace('"', '\\\\"')
+    modules = {
+        "plain": f'plain.PlainLoginModule required user_alice="{quoted}";',
+        "scram-sha-256": "scram.ScramLoginModule required;",
+        "scram-sha-512": "scram.ScramLoginModule required;",
+        "oauthbearer": 'oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="broker";',
+    }
+    for listener in ("sasl_plaintext", "sasl_ssl"):
+        start = f"listener.name.{listener}"
+        properties |= {f"{start}.{name}.sasl.jaas.config": f"{JAAS}.{module}" for name, module in modules.items()}
+        properties[f"{start}.scram-sha-256.connections.max.reauth.ms"] = round(1000 * SESSION_SECONDS)
+    return properties
+
+
+@contextmanager
+def secure_kafka(version: Version, folder: Path) -> Iterator[SecureKafka]:
+    """Start a broker, and a server of tokens for it."""
+    certificates = make_certificates(folder / "certificates")
+    properties = _properties(certificates, folder)
+    with Kafka(version, folder / "kafka", properties, listeners=LISTENERS) as server, TokenServer() as tokens:
+        add_scram_users(server, {"alice": PASSWORD})
+        yield SecureKafka(server, certificates, tokens)

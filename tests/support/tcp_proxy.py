@@ -30,6 +30,8 @@ class TcpProxy:
         self._stopping = threading.Event()
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
+        #: How many connections came.
+        self.connections = 0
         #: How often a connection was cut.
         self.cuts = 0
         self._listener = socket.create_server((HOST, port))
@@ -68,6 +70,7 @@ class TcpProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            self.connections += 1
             try:
                 server = socket.create_connection((HOST, self._target), 5)
             except OSError:
