@@ -31,7 +31,11 @@ class TlsSocket(ssl.SSLSocket):
     """The socket class that `handshakes` sets in its context."""
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
-        """Read all that has arrived and fits: OpenSSL gives no more than a TLS record, of 16 KiB, at a time."""
+        """Read all that has arrived and fits: OpenSSL gives no more than a TLS record, of 16 KiB, at a time.
+
+        An `ssl.SSLObject` that gets 1 MiB a system call was no faster (2 to 4 % of CPU time): its copies take what the
+        calls save.
+        """
         size, filled = nbytes or len(buffer), 0
         with memoryview(buffer) as view:
             while filled < size:
