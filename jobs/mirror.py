@@ -29,8 +29,8 @@ from functools import partial
 from pyspark.sql import SparkSession
 from rich.console import Console
 
+from spark_klog.cli.commands.mirror import pattern, side_settings
 from spark_klog.cli.jobs.running import DONE, FAILED, NOTHING_NEW, complain, spark_session
-from spark_klog.cli.mirror import pattern, side_settings
 from spark_klog.client import Admin
 from spark_klog.errors import KlogError
 from spark_klog.mirror.clusters import check_clusters, mirror_name

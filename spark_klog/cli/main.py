@@ -34,13 +34,11 @@ _WATCH_SECONDS = 0.5
 #: Subcommands with modules of their own.
 _MODULES = (
     {
-        name: f"spark_klog.cli.{name}"
-        for name in (
-            *("checkpoint", "doctor", "groups", "load", "log", "mirror", "offsets", "topics", "ui", "users", "version"),
-        )
+        name: f"spark_klog.cli.commands.{name}"
+        for name in ("checkpoint", "groups", "load", "log", "mirror", "offsets", "topics", "ui", "users", "version")
     }
     | {name: f"spark_klog.cli.records.{name}" for name in ("bench", "consume", "produce")}
-    | {"demo": "spark_klog.cli.jobs.demo"}
+    | {"doctor": "spark_klog.cli.doctor.doctor", "demo": "spark_klog.cli.jobs.demo"}
 )
 
 _log_format_option = click.option(
@@ -92,7 +90,7 @@ class _Group(CommandGroup):
 
 def _print_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
     if is_asked and not ctx.resilient_parsing:
-        from spark_klog.cli.version import version_line
+        from spark_klog.cli.commands.version import version_line
 
         click.echo(version_line())
         ctx.exit()

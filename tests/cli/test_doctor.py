@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from spark_klog.cli import checkups
+from spark_klog.cli.doctor import checkups
 from spark_klog.cli.main import main
 from spark_klog.embedded import EmbeddedCluster
 from tests.jobs.support import ROOT
@@ -242,7 +242,7 @@ def test_a_round_trip_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkups, "_output", lambda *_: (1, output))
     finding = checkups.run("Spark", checkups.round_trip)
     assert finding.found == "spark_klog.errors.ConfigError: this is wrong"
-    assert "spark_klog.cli.round_trip" in finding.advice
+    assert "spark_klog.cli.doctor.round_trip" in finding.advice
 
 
 def test_a_command_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

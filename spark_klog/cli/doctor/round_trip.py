@@ -1,4 +1,4 @@
-"""Write rows through Spark to a broker that this starts, and read them: `python -m spark_klog.cli.round_trip`."""
+"""Write rows through Spark to a broker that this module starts, and read them: `python -m` runs it alone."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from spark_klog.cli.checkups import Finding, machine, round_trip, run, way_to
 from spark_klog.cli.clusters import cluster_options, cluster_settings, quiet_client
+from spark_klog.cli.doctor.checkups import Finding, machine, round_trip, run, way_to
 
 
 @click.command(

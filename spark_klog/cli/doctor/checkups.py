@@ -158,7 +158,7 @@ def kernel() -> str:
 
 def round_trip() -> str:
     """Rows through Spark and a broker of its own."""
-    command = [sys.executable, "-m", "spark_klog.cli.round_trip"]
+    command = [sys.executable, "-m", "spark_klog.cli.doctor.round_trip"]
     code, output = _output(command, _ROUND_TRIP_SECONDS)
     lines = output.strip().splitlines() or [""]
     if code:

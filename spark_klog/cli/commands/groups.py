@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from spark_klog.cli.clusters import client_settings, cluster_options, connected, quiet_client
+from spark_klog.cli.commands.lag_server import serve_lag
 from spark_klog.cli.foreign import CommandGroup
-from spark_klog.cli.lag_server import serve_lag
 from spark_klog.cli.output import cell, console, print_json, print_table, table
 from spark_klog.client import Admin
 from spark_klog.client.admin.groups import DEAD, GroupDescription, GroupMember

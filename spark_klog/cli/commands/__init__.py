@@ -1,0 +1,1 @@
+"""Subcommands of `klog`, a module for each."""

@@ -1,0 +1,1 @@
+"""`klog doctor`: the command, its checks, and the round trip through Spark."""
