@@ -17,6 +17,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.
 
 from pyspark.sql import SparkSession  # noqa: E402 - after the environment
 
+from spark_klog.embedded import EmbeddedCluster  # noqa: E402
+
 
 class SparkLog:
     """Standard error of the JVM and of its Python workers, which log to it."""
@@ -78,3 +80,9 @@ def spark_log(_spark_and_log: tuple[SparkSession, SparkLog]) -> SparkLog:
     log = _spark_and_log[1]
     log.begin()
     return log
+
+
+@pytest.fixture(scope="module")
+def servers(cluster: EmbeddedCluster) -> str:
+    """The address of the broker that a module's tests share."""
+    return cluster.bootstrap_servers

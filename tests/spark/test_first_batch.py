@@ -15,7 +15,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_klog.embedded import EmbeddedCluster
 from spark_klog.spark import stream
 from spark_klog.spark.planning import broker_source
 from spark_klog.spark.source import KlogDataSource
@@ -37,11 +36,6 @@ from .support import (
 )
 
 SECONDS = 60
-
-
-@pytest.fixture(scope="module")
-def servers(cluster: EmbeddedCluster) -> str:
-    return cluster.bootstrap_servers
 
 
 def rows(topic: str, first: int, end: int, partition: int = 0) -> list[tuple[str, int, int]]:

@@ -9,16 +9,9 @@ from datetime import datetime, timezone
 import pytest
 from pyspark.sql import SparkSession, functions as f
 
-from spark_klog.embedded import EmbeddedCluster
-
 from .support import Sent, consume, create_topic, produce, read, set_topic
 
 LONG_AGO, FAR = 1_600_000_000_000, 4_000_000_000_000
-
-
-@pytest.fixture(scope="module")
-def servers(cluster: EmbeddedCluster) -> str:
-    return cluster.bootstrap_servers
 
 
 @pytest.fixture(autouse=True)

@@ -30,11 +30,6 @@ CODEC_IDS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 SECONDS = 60
 
 
-@pytest.fixture(scope="module")
-def servers(cluster: EmbeddedCluster) -> str:
-    return cluster.bootstrap_servers
-
-
 def write(frame: DataFrame, servers: str, mode: str = "append", **options: str) -> None:
     writer = frame.write.format("klog").option("kafka.bootstrap.servers", servers)
     writer.options(**options).mode(mode).save()

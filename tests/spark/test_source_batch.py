@@ -17,7 +17,6 @@ from pyspark.sql.functions import col, length
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from spark_klog.columns.schema import WITHOUT_HEADERS
-from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError
 from spark_klog.spark.options.reads import source_options
 from spark_klog.spark.planning.ranges import OffsetRange
@@ -47,11 +46,6 @@ from .support import (
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 NOW = 1_700_000_000_000
-
-
-@pytest.fixture(scope="module")
-def servers(cluster: EmbeddedCluster) -> str:
-    return cluster.bootstrap_servers
 
 
 @pytest.fixture(scope="module")

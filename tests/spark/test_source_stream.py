@@ -37,11 +37,6 @@ from .support import (
 SECONDS = 60
 
 
-@pytest.fixture(scope="module")
-def servers(cluster: EmbeddedCluster) -> str:
-    return cluster.bootstrap_servers
-
-
 def all_of(topic: str, partitions: int, count: int) -> list[tuple[str, int, int]]:
     return [(topic, partition, offset) for partition in range(partitions) for offset in range(count)]
 

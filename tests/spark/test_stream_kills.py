@@ -22,7 +22,6 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from spark_klog.embedded import EmbeddedCluster
 from tests.jobs.support import Running, kill, named
 
 from . import stream_program
@@ -201,11 +200,6 @@ class Stream:
     def check_group_for(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         self.check_group_until(lambda: time.monotonic() >= end, "the time is over")
-
-
-@pytest.fixture(scope="module")
-def servers(cluster: EmbeddedCluster) -> str:
-    return cluster.bootstrap_servers
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_klog.client.admin.admin import Admin
-from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
 from spark_klog.spark.options.writes import sink_options
 from tests.spark.support import Sent, create_topic, error_of, produce, set_topic
@@ -20,11 +19,6 @@ from tests.support.transactional.readers import by_confluent
 
 PARTITIONS = 3
 _SECONDS = 300
-
-
-@pytest.fixture(scope="module")
-def servers(cluster: EmbeddedCluster) -> str:
-    return cluster.bootstrap_servers
 
 
 def start(
@@ -179,7 +173,7 @@ def test_a_damaged_decision_log(spark: SparkSession, servers: str, topic: str, t
     last.write_bytes(kept[:-1])
     query = start(spark, servers, topic, tmp_path)
     error = error_of(lambda: query.awaitTermination(_SECONDS))
-    assert f"spark_klog.errors.DecodeError: {last} is no entry of a decision log" in error
+    assert f"spark_klog.errors.DecodeError: {last} is not an entry of a decision log" in error
     assert "pickl" not in error.lower()
     last.write_bytes(kept)
     copy(spark, servers, topic, tmp_path)
