@@ -63,7 +63,7 @@ class StartAfterEnd(ConfigError):
 
 
 class InvalidRecords(ErrorWithFields, ConfigError):
-    """Arrow rows that are no records. `column` is the column's name, `row` the row's number from 0, None for all."""
+    """Arrow rows that can't be records. `column` is the column's name, `row` the row's number from 0, None for all."""
 
     def __init__(self, text: str, column: str, row: int | None = None) -> None:
         self.text, self.column, self.row = text, column, row

@@ -55,7 +55,7 @@ _DELETION_POLL_SECONDS = 0.01
 
 @dataclass(frozen=True)
 class Request:
-    """What a handler gets beside the message of a request."""
+    """A request's context, which a handler gets beside its message."""
 
     version: int
     client_id: str | None

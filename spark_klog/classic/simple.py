@@ -182,7 +182,7 @@ class SimpleConsumer:
         wait: Mapping[str, int],
         version: int,
     ) -> Mapping[TopicPartition, Message]:
-        """What one request answers for each partition."""
+        """Send one request, and return each partition's part of the response."""
         by_id = version >= _FETCH_BY_ID
         ids = self._topic_ids(connection, {topic for topic, _ in wanted}) if by_id else {}
         entries = (
@@ -249,9 +249,9 @@ class SimpleConsumer:
         return request._replace(fetch_size=size)
 
     def _look_behind(self, connection: Connection, request: FetchRequest) -> list[ConsumerRecord] | FetchRequest:
-        """What a later version of Fetch shows where `_hides_messages`: the larger or later fetch that has messages.
+        """Ask by a later version of Fetch, if `_hides_messages`; returns the larger or later fetch that has messages.
 
-        It gives the first batch whole, as it is stored. [] at the end of the log.
+        That version gives the first batch whole, as it is stored. [] at the end of the log.
         """
         version = min(connection.version_of(FETCH), _FETCH_BY_ID - 1)
         if version <= _LAST_CONVERTED:

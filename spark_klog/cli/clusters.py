@@ -117,7 +117,7 @@ def cluster_settings(
 
 
 def set_settings(settings: tuple[str, ...], servers: str | None) -> dict[str, str]:
-    """The settings of --set; `ConfigError` if one is no NAME=VALUE, or names other servers than --bootstrap-server."""
+    """The settings of --set; `ConfigError` if one is not NAME=VALUE, or names other servers than --bootstrap-server."""
     from spark_klog.broker.settings.config import parse_settings
 
     found = parse_settings(settings)

@@ -93,7 +93,7 @@ class Backoff:
                 _log.warning("still trying after %.0f s, giving up in %.0f s (%s): %s", *shown)
 
     def _limit_reached(self) -> str:
-        """What limits the call now: an attempt that began in time may last beyond `connect_until`."""
+        """Name the setting that limits the call now: an attempt that began in time may last beyond `connect_until`."""
         is_connecting = self._deadline < self._end and time.monotonic() < self._end - _LEAST
         return self._config.named("socket.connection.setup.timeout.ms" if is_connecting else self._limit)
 

@@ -193,7 +193,7 @@ class ClientConfig:
 
     @property
     def partitioning(self) -> Partitioning:
-        """Where records without a partition go."""
+        """How records without a partition get one."""
         if self.partitioner is not None:
             return PARTITIONERS["partitioner"][self.partitioner]
         found = KAFKAS if self.partitioner_class is None else PARTITIONERS["partitioner.class"][self.partitioner_class]
@@ -299,7 +299,7 @@ def parse_value(kind: str, name: str, text: str) -> Any:
 
 
 def _hint(name: str, prefix: str) -> str:
-    """What to do about an unknown setting."""
+    """Advice for an unknown setting."""
     if name in _LIBRDKAFKAS:
         return f"it is librdkafka's, Kafka's name for it is {prefix}{_LIBRDKAFKAS[name]}"
     if name in _LIBRDKAFKAS_COUNTS:

@@ -62,7 +62,7 @@ class PartitionDecoder:
         self._moved: list[tuple[str, int, int]] = []
 
     def move_to(self, topic: str, partition: int, on_bad: Callable[[BadBatch], None] = refuse) -> None:
-        """Continue with the records of another partition; rows that are no full Arrow batch yet get company."""
+        """Continue with the records of another partition; they fill up an Arrow batch that is not full yet."""
         self._on_bad = on_bad
         if (topic, partition) == (self._topic, self._partition):
             return

@@ -18,7 +18,7 @@ from typing import Any
 from spark_klog.directories.trees.addresses import local_path, without_user
 from spark_klog.errors import ConfigError, DecodeError, DirectoryError
 
-#: How names begin that are no topics'; topic names contain no blanks.
+#: Prefix of keys that do not name a topic; topic names contain no blanks.
 START_OF = "start of "
 _VERSION = "v1"
 _INT32_MAX, _INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
@@ -77,7 +77,7 @@ def parse_offsets_file(content: bytes, path: str) -> dict[tuple[str, int], int]:
 
 
 def offset_lines(content: bytes, path: str) -> list[Any]:
-    """The JSON of each source in a file offsets/N, None for what is no JSON; `DecodeError` if it is malformed."""
+    """The JSON of each source in a file offsets/N, None for a line that is not JSON; `DecodeError` if malformed."""
     try:
         version, _, *sources = content.decode().splitlines()
     except ValueError:

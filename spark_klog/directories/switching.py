@@ -1,4 +1,4 @@
-"""What is in the checkpoint of a Spark query, and whether format("kafka") and format("klog") can go on from it in turn.
+"""Read the checkpoint of a Spark query; tell whether format("kafka") and format("klog") can both continue from it.
 
 Both write the same line for a micro-batch's end. They differ in where they keep the start of the first micro-batch:
 Spark's connector in sources/N/0, klog beside the end (spark/offsets.py).
@@ -45,7 +45,7 @@ def checkpoint_state(address: str) -> CheckpointState:
     root = Path(path)
     planned, done = _last(root / "offsets"), _last(root / "commits")
     if planned < 0 and not (root / "metadata").is_file():
-        raise ConfigError(f"{address} is no checkpoint: it has neither offsets nor Spark's file metadata")
+        raise ConfigError(f"{address} is not a checkpoint: it has neither offsets nor Spark's file metadata")
     last = root / "offsets" / str(planned)
     values = offset_lines(last.read_bytes(), str(last)) if planned >= 0 else []
     sources = [Source(number, _offsets(value)) for number, value in enumerate(values)]

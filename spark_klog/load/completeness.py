@@ -1,4 +1,4 @@
-"""What a load has of each hour, compared with the log as it is now."""
+"""Compare a load with the log as it is now, hour by hour."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _LARGEST = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class AtRun:
-    """Where a run has begun."""
+    """The place at which a run began."""
 
     run: int
 
@@ -52,7 +52,7 @@ Place = AtRun | AtTime | AtOffsets
 def parse_run(option: str, text: str) -> AtRun:
     """Parse a run's number or name; `ConfigError`."""
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise ConfigError(f"{option} {text} is no run: name one that `klog load status OUTPUT` lists")
+        raise ConfigError(f"{option} {text} is not a run: name one that `klog load status OUTPUT` lists")
     return AtRun(int(text))
 
 
@@ -81,7 +81,7 @@ def parse_time(option: str, text: str, zone: Any = None) -> AtTime:
 
 
 def read_offsets(option: str, path: Path) -> AtOffsets:
-    """Read offsets as `klog load offsets` prints them; `ConfigError` for a file that is none."""
+    """Read offsets as `klog load offsets` prints them; `ConfigError` if the file holds anything else."""
     where = f"{option} {path}"
     try:
         value = json.loads(path.read_text())
@@ -102,7 +102,7 @@ def read_offsets(option: str, path: Path) -> AtOffsets:
             if not (partition.isascii() and partition.isdecimal()):
                 raise ConfigError(f"{where}: topic {topic} has no partition {partition!r}")
             if type(offset) is not int or not 0 <= offset <= _LARGEST:
-                raise ConfigError(f"{where}: {topic}-{partition}: {offset!r} is no offset")
+                raise ConfigError(f"{where}: {topic}-{partition}: {offset!r} is not an offset")
             offsets[topic, int(partition)] = offset
     cluster_id, topic_ids = value.get("cluster_id", ""), value.get("topic_ids", {})
     if not isinstance(cluster_id, str) or not isinstance(topic_ids, dict):
@@ -111,7 +111,7 @@ def read_offsets(option: str, path: Path) -> AtOffsets:
 
 
 def offsets_of_run(store: Store, run: int | None) -> dict[Key, Progress]:
-    """Where a committed run has begun, or without one where the next run begins; `ConfigError` for an unknown run.
+    """The offsets at which a committed run began, or the next run begins (None); `ConfigError` for an unknown run.
 
     Partitions that the load did not have at the time are at the first offset that a later run has loaded.
     """

@@ -41,7 +41,7 @@ class Limits:
     max_bytes: int | None = None
 
     def less(self, records: int) -> Limits:
-        """What is left of the limits after so many records. Of `max_bytes` nothing: what those had is not known."""
+        """The limits that remain after so many records; 0 records with `max_bytes`, as their bytes are not known."""
         if not records:
             return self
         if self.max_bytes is not None:
@@ -51,7 +51,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Extent:
-    """What there is to load: the offsets [start, end) of each partition, and the log's when it was looked up.
+    """The offsets to load, [start, end) of each partition, and those that the log had at the look-up.
 
     `again` are the ranges of earlier runs in it, in the order of offsets.
     """
@@ -118,7 +118,7 @@ def bounded(extent: Extent, cluster: Cluster, limits: Limits) -> Extent:
 
 
 def _start(key: Key, last: Progress | None, topic_id: str, low: int, high: int) -> tuple[Progress, list[Lost]]:
-    """Where a partition's run starts, and what is lost of it."""
+    """Decide where a partition's run starts; return that, and the ranges that are lost."""
     if last is None:
         return Progress(low, 0, topic_id), []
     known = Progress(last.offset, last.incarnation, topic_id or last.topic_id)

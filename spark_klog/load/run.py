@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MaxBad:
-    """How many batches and values may be bad: a number, or a percentage of a run's records and bad ones."""
+    """The limit of bad batches and values: a number, or a percentage of a run's records, good and bad."""
 
     count: float
     is_percent: bool = False
@@ -97,7 +97,7 @@ class LoadOptions:
 
 
 class Runner(Protocol):
-    """Where tasks run: Spark. Nothing of it is started before it is needed."""
+    """Runs the tasks: by Spark, which starts when it is first needed."""
 
     def cores(self) -> int:
         """How many tasks run at once."""
@@ -107,7 +107,7 @@ class Runner(Protocol):
 
 
 class Follower(Protocol):
-    """Is shown how far a run is."""
+    """Shows the progress of a run."""
 
     def follow(self, total: int, done: Callable[[], int]) -> AbstractContextManager[None]:
         """A context in which tasks run; `done` counts the offsets of `total` that are loaded."""
@@ -120,7 +120,7 @@ class NoFollower:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a call has done: the runs that it committed, and a line for each partition, also without anything new."""
+    """The result of a call: the runs that it committed, and a line for each partition, even if nothing was new."""
 
     runs: list[int]
     partitions: list[PartitionAudit]
@@ -201,7 +201,7 @@ class _Run:
         return summary
 
     def _extent(self, progress: Mapping[Key, Progress], limits: Limits, *, is_again: bool) -> Extent:
-        """What there is to load; with `is_again` also what the load has, from the place that was asked for on."""
+        """Find the offsets to load; with `is_again` also those that the load has already, from `options.start` on."""
         options, cluster = self._options, self._cluster
         extent = find_extent(cluster, options.topics, progress, options.fail_on_loss)
         if options.start is not None and is_again:
@@ -252,7 +252,7 @@ class _Run:
         has_failed = any(item.error for item in manifest.partitions)
         has_leftovers = is_resumed or has_failed or self._deadline is not None
         if not plan.lost and not any(item.until > item.start for item in manifest.partitions):
-            # Nothing could be read: the next run plans anew.
+            # Nothing could be read: the next run makes a plan of its own.
             self._loaded.append(manifest)
             if self._store.shows_whole_files_only and has_leftovers:
                 remove_leftovers(self._store, manifest)
@@ -325,7 +325,7 @@ class _Run:
 
 
 def _joined(first: PartitionAudit, second: PartitionAudit) -> PartitionAudit:
-    """Two runs' lines of one partition as one."""
+    """Merge two runs' lines of one partition."""
     gaps = {cause: first.gaps.get(cause, 0) + second.gaps.get(cause, 0) for cause in first.gaps.keys() | second.gaps}
     times = [item for item in (first.min_time, first.max_time, second.min_time, second.max_time) if item is not None]
     return PartitionAudit(

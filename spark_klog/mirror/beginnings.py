@@ -1,4 +1,4 @@
-"""What a mirror notes of its topics beside the offsets, in its own topic (see progress.py).
+"""A mirror's notes on its topics, in its own topic beside the offsets (see progress.py).
 
     key     topic STRING (INT16 length, UTF-8), partition INT32: -1
     value   INT64 -1, INT64 -1, then
@@ -25,7 +25,7 @@ _NO_OFFSETS = Struct(">qq").pack(-1, -1)
 
 @dataclass
 class Progress:
-    """What the mirror's topic knows: maps of offsets, ids of topics, the prefix (None: it has never been written)."""
+    """The content of the mirror's topic: maps of offsets, ids of topics, the prefix (None: never written)."""
 
     maps: dict[TopicPartition, PartitionMap] = field(default_factory=dict)
     topic_ids: dict[str, UUID] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Progress:
         return self.prefix is None and not self.maps
 
     def load(self, key: bytes, value: bytes) -> None:
-        """Take in a record, in the order of the topic; `DecodeError` if it is none of a mirror."""
+        """Take in a record, in the order of the topic; `DecodeError` if it is not a mirror's."""
         topic, partition = decode_key(key)
         if partition != _NO_PARTITION:
             self.maps.setdefault((topic, partition), PartitionMap()).load(decode_run(value))
@@ -54,7 +54,7 @@ class Progress:
             raise DecodeError(f"not a record of a mirror's topics: {error}") from None
 
     def forget(self, topic: str) -> None:
-        """Drop what is known of a topic's offsets."""
+        """Drop a topic's map of offsets."""
         for key in [key for key in self.maps if key[0] == topic]:
             del self.maps[key]
 

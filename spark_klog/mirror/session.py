@@ -206,7 +206,7 @@ class Session:
             _log.warning("the source has no topic to mirror: see --topics and --exclude")
 
     def _recreated(self, topics: Set[str]) -> list[str]:
-        """Which topics are other ones of the same name now; `DataLossError` unless these are to be mirrored."""
+        """The topics that were deleted and created again; `DataLossError` unless the new ones are to be mirrored."""
         ids, known = self._topics.ids, self._progress.topic_ids
         found = sorted(topic for topic in topics & known.keys() & ids.keys() if known[topic] != ids[topic])
         if found and self._settings.recreated == "fail":

@@ -20,7 +20,7 @@ _ALL = re.compile(".*")
 
 @dataclass(frozen=True)
 class MirrorSettings:
-    """What to mirror and how.
+    """Settings of a mirror.
 
     `source` and `target` are client settings by Kafka's names, security included. `name` tells mirrors into one target
     apart: progress and transactions belong to it; None: the id of the source's cluster, and the prefix. Patterns match

@@ -172,7 +172,7 @@ class MirroredTopics:
 
 
 def _copied(entries: Iterable[ConfigEntry]) -> dict[str, str]:
-    """The settings to copy: the topic's own that are no secrets."""
+    """The settings to copy: the topic's own that are not secrets."""
     return {
         entry.name: entry.value
         for entry in entries

@@ -1,4 +1,4 @@
-"""What a mirror has done."""
+"""Counts of what a mirror has done."""
 
 from __future__ import annotations
 

@@ -194,12 +194,12 @@ def _between(extents: Sequence[tuple[int, int]], known: Sequence[tuple[int, int]
 
 
 def restored_offsets(parts: Sequence[Part], progress: Mapping[tuple[str, str, int], int]) -> int:
-    """How many offsets of parts are restored; `progress` is by group, topic and partition."""
+    """Count the offsets of parts that are restored; `progress` is by group, topic and partition."""
     return sum(min(progress.get((part.group, part.topic, part.partition), 0), part.end) for part in parts)
 
 
 def _first_parts(parts: Sequence[Part]) -> list[Part]:
-    """Of each partition the part that is written first."""
+    """The first part to write of each partition."""
     found: dict[tuple[str, int], Part] = {}
     for part in parts:
         found.setdefault((part.topic, part.partition), part)

@@ -83,7 +83,7 @@ def _rows(store: Store, name: str, partitions: int, sent: dict[str, int]) -> Ite
             )
         except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
             raise LoadError(
-                f"{store.address}/{LETTERS}/{name}, line {number}, is no dead letter ({error!r}): restore it, or "
+                f"{store.address}/{LETTERS}/{name}, line {number}, is not a dead letter ({error!r}): restore it, or "
                 "remove it"
             ) from None
         if len(rows) == _ROWS:

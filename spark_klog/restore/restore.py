@@ -23,7 +23,7 @@ _OWN = ("group.id", "group.instance.id", "transactional.id", "enable.auto.commit
 
 @dataclass(frozen=True)
 class Restored:
-    """What became of a partition. `error` is why it is not complete, else ""."""
+    """The outcome of a partition. `error` says why it is incomplete, else it is ""."""
 
     topic: str
     partition: int
@@ -32,9 +32,9 @@ class Restored:
 
 
 def restore_partition(client: Mapping[str, str], output: str, parts: Sequence[Part]) -> Restored:
-    """Restore the parts of one partition, after what is there of them already.
+    """Restore the parts of one partition, from where the last restore of them stopped.
 
-    An earlier process that still does so is fenced. Errors of the target and of files are in the result.
+    A process that is still restoring them is fenced. Errors of the target and of files are in the result.
     """
     first, records = parts[0], 0
     settings = {name: value for name, value in client.items() if name not in _OWN}
@@ -66,7 +66,7 @@ def _write(producer: Producer, part: Part, table: pa.Table | None, after: int) -
 
 
 def progress_of(client: Mapping[str, str], parts: Sequence[Part]) -> dict[tuple[str, int], int]:
-    """How far parts of one group are: the offset after the last one that is restored."""
+    """The progress of parts of one group: by partition the offset after the last one that is restored."""
     settings = {name: value for name, value in client.items() if name not in _OWN}
     with Cluster.connect(settings) as cluster:
         keys = [(part.topic, part.partition) for part in parts]

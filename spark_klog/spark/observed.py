@@ -1,4 +1,4 @@
-"""What a query writes, by topic, in Spark's progress records: rows are counted on their way to the sink.
+"""Counts of what a query writes, by topic, in Spark's progress records: rows are counted just before the sink.
 
     rows = observed(frame, "clicks", "orders")  # the topics of the column topic
     query = rows.writeStream.format("klog")...
@@ -25,7 +25,7 @@ _RECORDS, _BYTES = "records of ", "bytes of "
 
 @dataclass(frozen=True)
 class SinkProgress:
-    """What one micro-batch has written: by topic the records, and the bytes of their keys, values and headers.
+    """The counts of one micro-batch, by topic: records written, and bytes of their keys, values and headers.
 
     A micro-batch that a restart repeats is counted again, also if an exactly-once sink does not write it again.
     """

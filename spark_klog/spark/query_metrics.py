@@ -33,7 +33,7 @@ _SOURCE, _PARTITION = ("query", "source"), ("query", "source", "topic", "partiti
 
 
 class _Partition:
-    """What is known of a partition: the offset reached, and when which offset was the latest."""
+    """A partition's state: the offset reached, and the latest offsets with the times at which they were seen."""
 
     def __init__(self) -> None:
         self.end = 0
@@ -48,7 +48,7 @@ class _Partition:
             self._seen.popleft()
 
     def lag_seconds(self, now: float) -> float:
-        """How long ago the next record was written, at the latest."""
+        """Seconds since the next record was first seen; it may have been written before."""
         if not self.behind:
             return 0.0
         return max(0.0, now - next((seen for seen, latest in self._seen if latest > self.end), now))

@@ -1,4 +1,4 @@
-"""What a write has written, by topic: counted in its tasks, logged by the step that ends the write or micro-batch.
+"""Counts of written records, by topic: made in the tasks, logged by the step that ends the write or micro-batch.
 
 Spark shows no figures of a Python sink in progress records and listeners. It keeps the logs of its Python processes, as
 rows of `spark.tvf.python_worker_logs()`, if spark.sql.pyspark.worker.logging.enabled is true.

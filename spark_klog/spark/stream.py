@@ -209,7 +209,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             latest.pop(key, None)
 
     def _resume(self, appeared: Set[TopicPartition]) -> Offsets:
-        """Where to continue with partitions that were missing, if the id shows that the topic is the same."""
+        """The offsets at which partitions that were missing continue, if the id shows that the topic is the same."""
         left = {key: self._left[key] for key in appeared & self._left.keys()}
         ids = self._cluster.topic_ids
         return {key: offset for key, (offset, topic_id) in left.items() if topic_id and topic_id == ids.get(key[0])}

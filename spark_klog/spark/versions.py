@@ -96,7 +96,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 class _Reader(Protocol):
-    """What `LatestOffsetReader` needs of a stream reader."""
+    """The methods of a stream reader that `LatestOffsetReader` calls."""
 
     def latestOffset(self, start: JsonOffsets, limit: Any) -> JsonOffsets: ...
     def getDefaultReadLimit(self) -> Any: ...

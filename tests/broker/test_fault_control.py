@@ -103,7 +103,7 @@ def test_a_script_is_kept_in_order(control: Control) -> None:
         (b"[]", "the body must be"),
         ({"faults": {}}, "the body must be"),
         ({"faults": [3]}, "each fault must be an object"),
-        ({"faults": [{"do": {"kind": "Explode"}}]}, "is no fault"),
+        ({"faults": [{"do": {"kind": "Explode"}}]}, "is not a fault"),
         ({"faults": [{"do": {"kind": "Dely", "ms": 1}}]}, "kind='Dely': did you mean Delay?"),
         ({"faults": [{"do": REFUSED, "api": "Prodce"}]}, "Produce"),
         ({"faults": [{"do": {"kind": "Delay", "ms": -1}}]}, "ms=-1"),

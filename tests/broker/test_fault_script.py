@@ -165,7 +165,7 @@ def test_what_cannot_be_is_refused_when_it_is_made(make: Callable[[], object], r
 
 @pytest.mark.parametrize("values", [{}, {"do": {}}, {"do": {"kind": "Exit"}}, {"do": {"kind": "Drop"}, "apis": 1}])
 def test_json_that_is_no_fault(values: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="is no fault"):
+    with pytest.raises(ConfigError, match="is not a fault"):
         Fault.from_json(values)
 
 

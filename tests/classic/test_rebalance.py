@@ -117,5 +117,5 @@ def test_filters() -> None:
     black = Blacklist("clicks")
     assert [black.allows(topic) for topic in ("clicks", "views", "__consumer_offsets")] == [False, True, False]
     assert black.allows("__consumer_offsets", exclude_internal_topics=False)
-    with pytest.raises(ConfigError, match=r"Whitelist: 'a\(' is no regular expression"):
+    with pytest.raises(ConfigError, match=r"Whitelist: 'a\(' is not a regular expression"):
         Whitelist("a(")

@@ -79,7 +79,7 @@ def test_switches(tmp_path: Path, line: str, planned: int, done: int, to_klog: s
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     done = _show(tmp_path)
-    assert (done.exit_code, "is no checkpoint" in done.output) == (1, True)
+    assert (done.exit_code, "is not a checkpoint" in done.output) == (1, True)
     folder = _checkpoint(tmp_path / "c", KAFKAS)
     (folder / "metadata").write_text("{}")
     assert "no id of a query" in _show(folder).output

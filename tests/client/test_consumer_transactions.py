@@ -108,7 +108,7 @@ def test_a_lost_member_commits_nothing(server: Server) -> None:
 def test_group_metadata_without_membership(server: Server) -> None:
     topic = server.topic()
     with _member(server, topic) as consumer:
-        with pytest.raises(CommitFailed, match="no member"):
+        with pytest.raises(CommitFailed, match="not a member"):
             consumer.group_metadata()
     with server.consumer(group_id="g") as consumer:
         assert consumer.group_metadata() == GroupMetadata("g", -1, "", None)

@@ -137,7 +137,7 @@ def test_until_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFi
     )
     assert batch_load([*topic, *output, *servers, "--until", text]) == 1
     said = capsys.readouterr().err
-    assert f"--until {text}: there is no such file, and it is no time: give a file of offsets" in said
+    assert f"--until {text} is neither a file nor a time: give a file of offsets" in said
 
 
 def test_a_run_with_nothing_new_imports_no_spark(tmp_path: Path) -> None:

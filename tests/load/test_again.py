@@ -177,8 +177,8 @@ def _die() -> None:
         ({"offsets": {"TOPIC": {"x": 1}}}, "has no partition 'x'"),
         ({"offsets": {"TOPIC": {"0": 99}}}, "offset 99 lies beyond the log's end, which is 40"),
         ({"offsets": {"TOPIC": {"0": 30}}}, "the load goes on at 20, so that 30 would skip offsets"),
-        ({"offsets": {"TOPIC": {"0": -1}}}, "-1 is no offset"),
-        ({"offsets": {"TOPIC": {"0": "1"}}}, "'1' is no offset"),
+        ({"offsets": {"TOPIC": {"0": -1}}}, "-1 is not an offset"),
+        ({"offsets": {"TOPIC": {"0": "1"}}}, "'1' is not an offset"),
         ({"offsets": {"TOPIC": 1}}, "needs an offset for each partition"),
         ({"offsets": []}, "has no offsets"),
         ({"cluster_id": "another"}, "has offsets of cluster another, and this is cluster "),
@@ -209,7 +209,7 @@ def test_places_that_are_none(cluster: EmbeddedCluster, topic: str, tmp_path: Pa
     _runs(servers, topic, tmp_path, 1)
     with pytest.raises(ConfigError, match=r"has no run 00000009: the committed runs are 1 to 1"):
         run(servers, tmp_path, topic, start=AtRun(9))
-    with pytest.raises(ConfigError, match="--from-run last is no run"):
+    with pytest.raises(ConfigError, match="--from-run last is not a run"):
         parse_run("--from-run", "last")
     with pytest.raises(ConfigError, match="--from-time noon must be an ISO time"):
         parse_time("--from-time", "noon")

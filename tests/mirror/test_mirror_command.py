@@ -181,7 +181,7 @@ def test_refusals(cluster: EmbeddedCluster, target: EmbeddedCluster, tmp_path: P
     sides = ("--from", cluster.bootstrap_servers, "--to", target.bootstrap_servers, "--until-end")
     same = ("--from", cluster.bootstrap_servers, "--to", cluster.bootstrap_servers, "--until-end")
     assert "same cluster" in klog_refusal("mirror", *same)
-    assert "no regular expression" in klog_refusal("mirror", *sides, "--topics", "(")
+    assert "not a regular expression" in klog_refusal("mirror", *sides, "--topics", "(")
     assert "of a mirror" in klog_refusal("mirror", *sides, "--name", "a/b")
     assert "neither a file nor HOST:PORT" in klog_refusal("mirror", "--from", "nowhere", "--to", "127.0.0.1:1")
     file = tmp_path / "no.properties"

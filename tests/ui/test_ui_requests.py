@@ -309,7 +309,7 @@ def test_places_of_a_group_side_by_side(cluster: EmbeddedCluster, topic: str, tm
         good, bad = page.get("queries")
         assert (good["query"], good["planned"], good["done"]) == ("a-query", 3, 3)
         assert [(one["offset"], one["latest"]) for one in good["partitions"]] == [(8, 10)]
-        assert "no checkpoint" in bad["error"]
+        assert "not a checkpoint" in bad["error"]
 
 
 def test_streams_are_bounded_and_end_with_their_reader(page: Page) -> None:

@@ -46,8 +46,8 @@ class ErrorAnswer:
     """Answer with an error: a name of `ErrorCode` or its number.
 
     The error concerns the topics and partitions that the fault names, whose part of the request is not carried out.
-    With `after` it is, as when a broker times out. With acks=0 there is no response: the connection is closed, as Kafka
-    does.
+    With `after` it is carried out first, as by a broker that times out. With acks=0 there is no response: the broker
+    closes the connection, as Kafka does.
     """
 
     code: str | int
@@ -186,12 +186,12 @@ class Fault:
             action = dict(values["do"])
             kind = action.pop("kind")
             if kind not in _ACTIONS:
-                raise ConfigError(f"{values!r} is no fault: kind={kind!r}: {advice(str(kind), _ACTIONS)}")
+                raise ConfigError(f"{values!r} is not a fault: kind={kind!r}: {advice(str(kind), _ACTIONS)}")
             return cls(**values | {"do": _ACTIONS[kind](**action)})
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(f"{values!r} is no fault: {error!r}; its fields: {_names(cls)}") from None
+            raise ConfigError(f"{values!r} is not a fault: {error!r}; its fields: {_names(cls)}") from None
 
 
 def _names(kind: type[Fault]) -> str:

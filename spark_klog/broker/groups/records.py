@@ -102,7 +102,7 @@ def encode_group_key(group: str) -> bytes:
 
 @lru_cache(maxsize=1 << 14)
 def _names(start: bytes) -> tuple[str, str] | None:
-    """Group and topic of an offset's key whose partition is cut off; None if the bytes are no such key."""
+    """Group and topic of an offset's key without its partition at the end; None for any other bytes."""
     version, group = _KEY_START.unpack_from(start)
     if version not in OFFSET_COMMIT_KEY.versions or not 0 <= group <= len(start) - 6:
         return None

@@ -76,7 +76,7 @@ class Metrics:
             if isinstance(records, FileRange):
                 count = log.records_in(records)
                 if not count:
-                    return  # the topic was made anew meanwhile, or the segment removed
+                    return  # the topic was created again meanwhile, or the segment removed
             else:
                 first = read_header(records).base_offset
                 count = next_offset_after(records, first) - first

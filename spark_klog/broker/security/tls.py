@@ -50,7 +50,7 @@ def server_context(config: SecurityConfig) -> ssl.SSLContext:
 
 
 def _key_reason(key_store: Path, error: Exception) -> str:
-    """What is wrong with a key store. OpenSSL has one answer for all of PEM that it can't read."""
+    """Explain why a key store can't be read. OpenSSL has one error for everything that is wrong with PEM."""
     if not isinstance(error, ssl.SSLError) or error.reason:
         return _reason(error)
     try:

@@ -16,7 +16,7 @@ _INTERNAL = frozenset(["__consumer_offsets", "__transaction_state"])
 class TopicFilter(ABC):
     """A regular expression that a topic's whole name matches; a comma means "or", spaces and outer quotes are dropped.
 
-    `ConfigError` if it is no regular expression of Python's module `re`.
+    `ConfigError` if Python's module `re` does not accept it.
     """
 
     pattern: str
@@ -26,7 +26,7 @@ class TopicFilter(ABC):
         try:
             self._compiled = re.compile(self.regex)
         except re.error as error:
-            raise ConfigError(f"{type(self).__name__}: {regex!r} is no regular expression: {error}") from None
+            raise ConfigError(f"{type(self).__name__}: {regex!r} is not a regular expression: {error}") from None
 
     @abstractmethod
     def allows(self, topic: str, exclude_internal_topics: bool = True) -> bool:

@@ -1,4 +1,4 @@
-"""What users can have called when a group in ZooKeeper rebalances."""
+"""Callbacks of users for rebalances of a group in ZooKeeper."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 class ConsumerRebalanceListener:
-    """What a connector calls in a rebalance, in the thread that rebalances. Keep it short; errors are logged."""
+    """A listener that a connector calls in the thread that rebalances. Keep it short; errors are logged."""
 
     def before_releasing_partitions(self, partitions: Mapping[str, list[int]]) -> None:
         """Called before these partitions, by topic, are committed and released. Not for those that were lost."""

@@ -111,7 +111,7 @@ class Membership:
         return {topic: list(parse_topic(payload, path)[0]) for (topic, path), payload in found if payload}
 
     def lost(self, owned: Mapping[TopicPartition, str]) -> list[TopicPartition]:
-        """Those of the partitions that another member owns by now: the session was lost meanwhile."""
+        """The partitions that are another member's now, because this member's session was lost meanwhile."""
         paths = [owner_path(self._group, *key) for key in owned]
         found = zip(owned.items(), self._tree.get_many(paths), strict=True)
         return [key for (key, thread), payload in found if payload != thread.encode()]

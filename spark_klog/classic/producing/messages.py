@@ -1,4 +1,4 @@
-"""What a classic producer sends, and the functions and hooks around its queue."""
+"""The messages of classic producers, and the functions and hooks around their queue."""
 
 from __future__ import annotations
 

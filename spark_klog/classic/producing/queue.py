@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class ProducerQueue:
-    """At most queue.size messages; `handle` gets them in batches of batch.size, or what is there after queue.time."""
+    """A queue of at most queue.size messages; `handle` gets batch.size of them, or fewer after queue.time."""
 
     def __init__(
         self, config: ProducerConfig, callbacks: CallbackHandler, handle: Callable[[Sequence[KeyedMessage]], None]

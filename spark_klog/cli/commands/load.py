@@ -105,7 +105,7 @@ def status_command(
             print_table(("topic", "hour", "in the log", "loaded", "complete"), rows)
             click.echo(f"lag: {sum(compared.lag.values()):,} offsets of {len(compared.lag):,} partitions")
             for topic, number in compared.gone:
-                click.echo(f"{topic}-{number} is no more in the cluster")
+                click.echo(f"{topic}-{number} is no longer in the cluster")
         if found.idle:
             click.echo(f"nothing new at {found.idle}")
         if found.unfinished:

@@ -153,7 +153,7 @@ def pattern(option: str, text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise ConfigError(f"{option}: {text!r} is no regular expression: {error}") from None
+        raise ConfigError(f"{option}: {text!r} is not a regular expression: {error}") from None
 
 
 @contextmanager

@@ -132,7 +132,7 @@ def _until(text: str | None, zone: str) -> Place | None:
         return read_offsets("--until", Path(text))
     if not _LIKE_A_TIME.match(text):
         raise ConfigError(
-            f"--until {text}: there is no such file, and it is no time: give a file of offsets, an ISO time "
+            f"--until {text} is neither a file nor a time: give a file of offsets, an ISO time "
             "(2026-11-21T10:00:00Z) or a time before now (-1h)"
         )
     return parse_time("--until", text, ZoneInfo(zone))

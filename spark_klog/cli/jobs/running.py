@@ -54,7 +54,7 @@ def complain(job: str, text: str) -> None:
 
 
 def exit_code(job: str, work: Callable[[], int]) -> int:
-    """What `work` returns, or FAILED if it raises: then the cause is on stderr."""
+    """Run `work` and return its exit code. If it raises, print the cause on stderr and return FAILED."""
     try:
         return work()
     except (KlogError, OSError) as error:

@@ -97,7 +97,7 @@ def consume(
     """Print the records of TOPICS: names, or patterns that begin with ^.
 
     Reads up to the ends of the partitions, or further with --follow. Bytes go to a pipe or file as they are; on a
-    terminal control characters and what is no UTF-8 are escaped.
+    terminal control characters and bytes that are not UTF-8 are escaped.
     """
     from spark_klog.cli.records.where import Where
 

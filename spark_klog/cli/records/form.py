@@ -60,7 +60,7 @@ def _pieces(option: str, text: str) -> list[_Piece]:
 
 
 def safe(data: bytes) -> bytes:
-    """The bytes as text that is safe on a terminal: control characters and what is no UTF-8 become \\xNN."""
+    """The bytes as text that is safe on a terminal: control characters and bytes that are not UTF-8 become \\xNN."""
     text = data.decode("utf-8", "backslashreplace")
     escaped = _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
     return escaped.encode()

@@ -3,7 +3,7 @@
 {"topic": "clicks", "partition": 0, "offset": 42, "timestamp": 1763719200000, "key": "k", "value": "v",
  "headers": [["name", "value"]]}
 
-Bytes that are no UTF-8 text are {"base64": "..."}; null is null. `produce` needs none of the fields, ignores topic and
+Bytes that are not UTF-8 text are {"base64": "..."}; null is null. `produce` needs none of the fields, ignores topic and
 offset, and takes an object, a list or a number as a value, too: its JSON is the record's value.
 """
 

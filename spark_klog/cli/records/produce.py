@@ -151,7 +151,7 @@ def _header(text: str) -> tuple[str, bytes | None]:
 
 
 def _chunks(files: tuple[Path, ...], by_line: bool, end: bytes) -> Iterator[list[bytes]]:
-    """What is to be written, as much at once as is there."""
+    """Yield the records to write, as many at once as have arrived."""
     if not files:
         yield from _split(partial(os.read, sys.stdin.fileno(), _READ_BYTES), "stdin", end)
     for path in files:

@@ -79,10 +79,10 @@ class Where:
                 return place.everywhere
         elif re.fullmatch(r"\s*\d{1,18}\s*", self._text):
             return int(self._text)
-        raise ConfigError(f"--where: {self._text!r} is no {self._field}")
+        raise ConfigError(f"--where: {self._text!r} is not {'an' if self._field == 'offset' else 'a'} {self._field}")
 
     def mask(self, batch: pa.RecordBatch) -> pa.Array:
-        """Which records match: booleans, none of them null."""
+        """Whether each record matches; no entry is null."""
         if self._field in _NUMBERS:
             column = milliseconds(batch) if self._field == "timestamp" else batch.column(self._field)
             return pc.call_function(_ARROW[self._operator], [column, pa.scalar(self._number, pa.int64())])

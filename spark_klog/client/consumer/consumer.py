@@ -166,8 +166,8 @@ class Consumer:
     def commit(self, offsets: Mapping[TopicPartition, int | Committed] | None = None) -> None:
         """Commit these offsets, or all positions, for the group; waits up to default.api.timeout.ms.
 
-        `CommitFailed` if the group has rebalanced meanwhile or this subscribed consumer is no member, `MemberFenced` if
-        another member has this group.instance.id, `ProtocolError`, `ConnectionFailed`, `RequestTimedOut`.
+        `CommitFailed` if the group has rebalanced meanwhile or this subscribed consumer is not a member, `MemberFenced`
+        if another member has this group.instance.id, `ProtocolError`, `ConnectionFailed`, `RequestTimedOut`.
         """
         with self._guard.used():
             group = self._in_group()
@@ -188,7 +188,7 @@ class Consumer:
     def group_metadata(self) -> GroupMetadata:
         """This member in its generation, for `Producer.send_offsets_to_transaction`; take it for each transaction.
 
-        `CommitFailed` if the consumer has subscribed and is no member now.
+        `CommitFailed` if the consumer has subscribed and is not a member now.
         """
         with self._guard.used():
             return self._in_group().metadata()

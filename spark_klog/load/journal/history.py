@@ -87,7 +87,7 @@ def manifests(store: Store) -> Iterator[Manifest]:
 
 
 def read_idle(store: Store, run: int) -> Idle | None:
-    """What has been found since run `run` by a run that had nothing to load; None if there was none since."""
+    """Read what a call with nothing to load has found since run `run`; None if there was no such call."""
     value = read_json(store, IDLE)
     found = None if value is None else from_json(Idle, value, f"{store.address}/{IDLE}")
     return found if found is not None and found.run == run else None

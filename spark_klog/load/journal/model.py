@@ -109,7 +109,7 @@ class Range:
 
 @dataclass(frozen=True)
 class RangeResult:
-    """What became of a range: [start, until) was read. `error` is why it ends early, else "".
+    """The outcome of a range: [start, until) was read. `error` says why it ends early, else it is "".
 
     `gaps` counts the offsets without a record by cause, `hours` the records by hour ("2026-11-23T10"), `dead_letters`
     names the files of what was not loaded: a corrupt batch each, and one of the `bad_values`, which did not parse.
@@ -138,7 +138,7 @@ class RangeResult:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run reads: ranges by task. `settings` are those of `WriteSettings`, as JSON.
+    """The plan of a run: ranges by task. `settings` are those of `WriteSettings`, as JSON.
 
     `starts` has the partitions that lost records, as `Manifest.offsets`: they go on there, also without new records.
     `replaces` are ranges of earlier runs that this one loads again, as `asked` says ("" if it does not).
@@ -186,7 +186,7 @@ class PartitionAudit:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a partition's next run starts. A topic that was created again has another id, and a higher incarnation."""
+    """The start of a partition's next run. A topic that was created again has another id and a higher incarnation."""
 
     offset: int
     incarnation: int = 0
@@ -213,13 +213,13 @@ class Manifest:
     version: int = VERSION
 
     def progress(self) -> dict[tuple[str, int], Progress]:
-        """Where each partition's next run starts."""
+        """The start of each partition's next run."""
         return progress_of(self.offsets)
 
 
 @dataclass(frozen=True)
 class Idle:
-    """What a run has found that had nothing to load, after run `run`."""
+    """The findings of a call that had nothing to load, after run `run`."""
 
     run: int
     finished: str

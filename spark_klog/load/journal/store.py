@@ -28,7 +28,7 @@ class Store(Protocol):
     address: str
     """For messages, without secrets."""
     shows_whole_files_only: bool
-    """Whether files must be uploaded to their final names, as a rename is no single step."""
+    """Whether files must be uploaded to their final names, because a rename takes several steps there."""
 
     def read(self, path: str) -> bytes | None:
         """A file's content; None if there is no such file."""
@@ -79,7 +79,7 @@ def open_store(address: str) -> Store:
 
 
 def read_json(store: Store, path: str) -> dict[str, Any] | None:
-    """A JSON object; None if there is no such file, `LoadError` if it is none."""
+    """Read a JSON object; None if there is no such file, `LoadError` if it holds anything else."""
     content = store.read(path)
     if content is None:
         return None

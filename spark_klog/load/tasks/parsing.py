@@ -1,4 +1,4 @@
-"""What a task does with values: parse them by the schema, keep those that do not parse as dead letters."""
+"""Parse values by the schema, in a task; values that do not parse become dead letters."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _HOUR_FORM = "%Y-%m-%dT%H"
 
 @dataclass(frozen=True)
 class Job:
-    """What all tasks of a run need. `deadline` is a time (`time.time`) after which they read no further.
+    """The settings that all tasks of a run share. `deadline` is a time (`time.time`) after which they stop reading.
 
     `recreated` are topics of the plan that were created again since: asking brokers for the old one would wait.
     """

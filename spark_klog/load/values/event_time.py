@@ -52,7 +52,7 @@ def field_times(values: pa.Array, path: str, otherwise: NDArray[np.int64]) -> ND
 
 
 def local_times(times: NDArray[np.int64], zone: str) -> NDArray[np.int64]:
-    """What clocks in a zone show at those times (microseconds), as if it were UTC."""
+    """Convert times (microseconds) to the local times of a zone, as if those were UTC."""
     if zone == UTC:
         return times
     clipped = np.clip(times, _FIRST_US + 86_400_000_000, _LAST_US - 86_400_000_000)

@@ -64,10 +64,10 @@ class JsonParser:
         return Parsed(pa.concat_arrays(columns) if columns else pa.array([], self._kind), sorted(bad))
 
     def _parse(self, rows: list[bytes]) -> pa.Array | str:
-        """The rows' column, or why it is none.
+        """Parse rows into a column, or return why Arrow can't.
 
-        Each row is the member of an object of its own: Arrow accepts several values in a line, and dies of a `null`
-        that is none's member.
+        Each row is wrapped in an object of its own: Arrow would accept several values in a line, and crashes on a
+        `null` outside of an object.
         """
         from pyarrow import json
 

@@ -107,7 +107,7 @@ class _Parser:
             if name.startswith("`"):
                 name = name[1:-1].replace("``", "`")
             elif not re.fullmatch(r"\w+", name):
-                raise self._fail(f"{name!r} is no name")
+                raise self._fail(f"{name!r} is not a name")
             if name in found:
                 raise self._fail(f"field {name} is there twice")
             if self._peek() == ":":
@@ -156,5 +156,5 @@ class _Parser:
     def _number(self) -> int:
         word = self._next()
         if not word.isdecimal() or len(word) > 3:
-            raise self._fail(f"{word!r} is no number of digits")
+            raise self._fail(f"{word!r} is not a number of digits")
         return int(word)

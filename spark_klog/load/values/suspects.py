@@ -24,7 +24,7 @@ def _integer(text: str) -> float:
 
 
 def why_bad(row: bytes, kind: pa.DataType) -> str:
-    """Why a value is no JSON of a type, or "" if that is not certain."""
+    """Explain why a value is not JSON of a type; "" if that is not certain."""
     try:
         value = json.loads(str(row, "utf-8"), strict=False, parse_int=_integer)
     except UnicodeDecodeError as error:
@@ -55,7 +55,7 @@ def _why(value: Any, kind: pa.DataType, path: str) -> str:
 
 
 def _wanted(value: Any, kind: pa.DataType) -> str:
-    """What a value must be, or "" if it may be of the type."""
+    """Name what a type requires in place of a value; "" if the value may be of the type."""
     is_text = isinstance(value, str)
     if pa.types.is_struct(kind):
         return "" if isinstance(value, dict) else "an object"

@@ -28,7 +28,7 @@ _HEADER_BYTES = 4096
 
 
 class Reads(Protocol):
-    """What walking headers needs of a file."""
+    """The part of a file's interface that a walk over headers uses."""
 
     def read_at(self, position: int, size: int) -> Buffer:
         """Up to `size` bytes; fewer at the end of the file. OSError."""

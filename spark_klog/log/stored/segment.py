@@ -235,7 +235,7 @@ class StoredSegment:
 
 
 def _block_size(position: int, limit: int) -> int:
-    """How much to read: not much beyond `limit`, the probable end of the wanted records."""
+    """Choose how many bytes to read: few beyond `limit`, the probable end of the wanted records."""
     return min(BLOCK_BYTES, max(limit - position, _LEAST_BYTES))
 
 

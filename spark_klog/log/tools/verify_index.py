@@ -212,7 +212,7 @@ class TransactionCheck:
                 yield Finding(entries.path, None, what)
 
     def _wrong(self, fields: dict[str, int], expected: tuple[int, int | None, int] | None) -> str | None:
-        """How an entry disagrees with the log, None if it agrees."""
+        """Describe how an entry disagrees with the log; None if it agrees."""
         first, last, stable = (fields[name] for name in ("firstOffset", "lastOffset", "lastStableOffset"))
         if expected is None:
             return "the segment has no abort marker at its last offset" if self.exact else None

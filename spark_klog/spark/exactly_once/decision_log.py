@@ -10,8 +10,8 @@ one, as file systems limit them. A decision gets a file of its own.
 
 Entries before the last decision are removed when the log is read. So that no driver can take a number whose file is
 removed, a new entry counts only if no entry with a higher number is there; the highest ones are never removed. The link
-of a driver that finds a higher number stays: another driver may have read it as an entry before it went on. If nobody
-has, it is older than the last decision, where nobody looks.
+of a driver that finds a higher number stays: another driver may have read it as an entry already. If no driver has, it
+does no harm: it is older than the last decision, and no driver looks at such entries.
 
 A micro-batch flushes the decision's file and the folder twice, after the decision and after its end. A claim is not
 flushed: a power failure that takes it ends its driver, too, and the decision's flush comes before anything that relies
@@ -65,7 +65,7 @@ def checkpoint_folder(location: str) -> Path:
     folder = Path(unquote(parts.path) if parts.scheme else location)
     if not (folder / _OF_SPARK).is_file():
         raise ConfigError(
-            f"checkpointLocation={location} is no folder of the driver's machine with Spark's checkpoint in it: "
+            f"checkpointLocation={location} is not a folder of the driver's machine with Spark's checkpoint in it: "
             "deliveryGuarantee=exactly-once needs a local or mounted one; write file:///PATH if Spark's default file "
             "system is another one"
         )
@@ -219,7 +219,7 @@ class DecisionLog:
             # entries from before transactionalIdPrefix have none
             identity = Identity(str(found.get("prefix", DEFAULT_ID_PREFIX)), str(uuid.UUID(found["log"])))
         except (ValueError, KeyError, TypeError) as error:
-            raise DecodeError(f"{path} is no entry of a decision log: {error!r}") from error
+            raise DecodeError(f"{path} is not an entry of a decision log: {error!r}") from error
         if self._is_claimed and identity.log != self.identity.log:
             raise Superseded
         if identity.prefix != self.identity.prefix:

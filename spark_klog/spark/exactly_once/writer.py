@@ -59,7 +59,7 @@ class ExactlyOnceWriter(StreamWriter):
     """`df.writeStream.format("klog").option("deliveryGuarantee", "exactly-once")`."""
 
     def __init__(self, options: SinkOptions, checkpoint: str, schema: StructType) -> None:
-        """`ConfigError` if the checkpoint is no local folder."""
+        """Raise `ConfigError` unless the checkpoint is a local folder."""
         super().__init__(options, schema)
         self._checkpoint = checkpoint_folder(checkpoint)
         self._claimed: Claimed | None = None

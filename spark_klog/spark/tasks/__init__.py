@@ -1,1 +1,1 @@
-"""What runs in the tasks of a read."""
+"""The code that runs in the tasks of a read."""

@@ -125,7 +125,7 @@ class RecordBatches(Protocol):
 
 
 class ReadObserver:
-    """What a task's caller learns beside the Arrow batches. This one ignores it, and reads to the end."""
+    """Gets a read's events, for a task's caller. This one ignores them, and reads to the end."""
 
     #: Takes (name, letter) of each corrupt record batch that is skipped; None: as the option badRecordsPath says.
     keep_letter: Callable[[str, dict[str, Any]], None] | None = None

@@ -157,7 +157,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
     for text in ("", "{", "[]", '{"version": 2}', '{"version": 1, "entry": "decision", "log": "x"}'):
         path.unlink()  # entries share their file
         path.write_text(text)
-        with pytest.raises(DecodeError, match=r"klog_sink/2 is no entry of a decision log"):
+        with pytest.raises(DecodeError, match=r"klog_sink/2 is not an entry of a decision log"):
             log.read()
     path.unlink()
     with pytest.raises(DecodeError, match=r"klog_sink/2 is missing"):
@@ -223,7 +223,7 @@ def test_a_checkpoint_with_batches_and_no_log_is_refused(tmp_path: Path) -> None
 def test_locations(tmp_path: Path) -> None:
     folder = tmp_path / "a b"
     folder.mkdir()
-    with pytest.raises(ConfigError, match=r"is no folder of the driver's machine with Spark's checkpoint in it"):
+    with pytest.raises(ConfigError, match=r"is not a folder of the driver's machine with Spark's checkpoint in it"):
         checkpoint_folder(str(folder))
     (folder / "metadata").touch()
     for location in (
@@ -236,7 +236,7 @@ def test_locations(tmp_path: Path) -> None:
     for location in ("s3a://bucket/a", "hdfs:///a", "abfss://c@a.example/b", "file://host/a", "dbfs:/a"):
         with pytest.raises(ConfigError, match=r"needs a checkpointLocation that is a local or mounted folder"):
             checkpoint_folder(location)
-    with pytest.raises(ConfigError, match=r"is no folder of the driver's machine"):
+    with pytest.raises(ConfigError, match=r"is not a folder of the driver's machine"):
         checkpoint_folder(str(tmp_path / "none"))
 
 

@@ -63,7 +63,7 @@ def test_streams_with_checkpoints_elsewhere(spark: SparkSession, tmp_path: Path)
         error = refusal(spark, f"{mounted}/b")
     finally:
         spark.conf.unset("fs.defaultFS")
-    assert f"checkpointLocation={mounted}/b is no folder of the driver's machine with Spark's checkpoint" in error
+    assert f"checkpointLocation={mounted}/b is not a folder of the driver's machine with Spark's checkpoint" in error
     assert (there / "b" / "metadata").is_file()
     assert list((mounted / "b").iterdir()) == []
 

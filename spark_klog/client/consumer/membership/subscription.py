@@ -139,7 +139,7 @@ class GroupSide:
         member = self._member.membership
         if member is None and self.is_subscribed:
             raise CommitFailed(
-                f"the consumer is no member of group {self._config.group_id} now, other members may read its "
+                f"the consumer is not a member of group {self._config.group_id} now, other members may read its "
                 f"partitions: commit after the next poll has assigned some"
             )
         return member
