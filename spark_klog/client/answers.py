@@ -1,7 +1,7 @@
 """Checks of responses: that they match the request, and what to do about each error code.
 
-Kafka's protocol guide lists the codes and which of them can be retried; `errors.REMEDIES` holds that. `_BY_API` has the
-exceptions for single APIs, as in Kafka's own clients.
+Kafka's protocol guide lists the codes and which of them can be retried; `error_codes.REMEDIES` holds that. `_BY_API`
+has the exceptions for single APIs, as in Kafka's own clients.
 """
 
 from __future__ import annotations
