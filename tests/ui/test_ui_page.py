@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import threading
 import time
@@ -237,6 +238,13 @@ def test_live_messages_take_no_memory(browser: Browser, cluster: EmbeddedCluster
         browser.js("window.gc()")
         return float(browser.js("return performance.memory.usedJSHeapSize"))
 
+    def server() -> tuple[int, int, int]:
+        """The server's resident KiB, threads and open files."""
+        folder = Path(f"/proc/{browser.page.pid}")
+        resident = re.search(r"VmRSS:\s+(\d+) kB", (folder / "status").read_text())
+        assert resident
+        return int(resident[1]), len(list((folder / "task").iterdir())), len(list((folder / "fd").iterdir()))
+
     def written() -> int:
         words = browser.text("#messages caption").split("; ")[-1].split(" ")[0].replace(",", "")
         return int(words) if words.isdecimal() else 0
@@ -248,12 +256,15 @@ def test_live_messages_take_no_memory(browser: Browser, cluster: EmbeddedCluster
         browser.click("#live")
         browser.wait(lambda: written() > 2000)
         before, nodes = heap(), browser.js("return document.querySelectorAll('*').length")
-        first = written()
+        first, (resident, threads, files) = written(), server()
         browser.wait(lambda: written() > first + 15_000)
         after = heap()
         assert browser.rows() <= 50
         assert browser.js("return document.querySelectorAll('*').length") <= nodes + 1000
         assert after < before + 8_000_000
+        now = server()
+        assert now[0] < resident + 50_000
+        assert (now[1] <= threads + 10, now[2] <= files + 10) == (True, True), (now, threads, files)
         assert browser.js("return document.getElementById('live').getAttribute('aria-pressed')") == "true"
     finally:
         stop.set()
