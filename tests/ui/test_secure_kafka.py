@@ -206,10 +206,25 @@ def test_commands(secure: SecureKafka) -> None:
     assert {(line["topic"], line["partition"]): line["offset"] for line in shown} == {
         (CLICKS, part): 10 + part for part in range(3)
     }
-    (found,) = klog_lines("bench", "-n", "1000", "--probes", "2", *way)
-    assert found["consume"]["recordsPerSecond"] > 0
-    assert found["latencyMs"]["delivered"]["probes"] == 2
+    (bench,) = klog_lines("bench", "-n", "1000", "--probes", "2", *way)
+    assert bench["consume"]["recordsPerSecond"] > 0
+    assert bench["latencyMs"]["delivered"]["probes"] == 2
     assert not [line for line in klog_lines("topics", "list", *way) if line["name"].startswith("klog-bench-")]
+    checks = [json.loads(line) for line in klog("doctor", "--no-spark", "--json", *way).stdout.splitlines()]
+    assert [(one["check"].split()[0], one["advice"]) for one in checks[-4:]] == [
+        (name, "") for name in ("TCP", "TLS", "Kafka", "metadata")
+    ]
+    side = secure.folder / "side.properties"
+    side.write_text(f"bootstrap.servers={secure.servers}\n" + Path(way[3]).read_text())
+    done = klog(
+        "mirror", "--from", str(side), "--to", str(side), "--topics", CLICKS, "--prefix", "copy.", "--until-end"
+    )
+    assert done.returncode == 0, done.stderr
+    copied = klog_lines("consume", f"copy.{CLICKS}", "--from", "earliest", "-e", *way)
+    found = klog_lines("consume", CLICKS, "--from", "earliest", "-e", *way)
+    assert sorted((one["partition"], one["offset"], one["value"]) for one in copied) == sorted(
+        (one["partition"], one["offset"], one["value"]) for one in found
+    )
 
 
 def test_commands_of_a_user_who_may_read_one_topic(secure: SecureKafka) -> None:
