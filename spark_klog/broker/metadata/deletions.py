@@ -118,14 +118,14 @@ class Deletions:
         while True:
             value, found = self._topic(name)
             request = self._tree.get(path)
-            asked = self._parse(name, request).topic_id
+            asked = self._parse(name, request)
             if found is not None and found[1] not in (None, topic_id):  # it is gone, this is a later one
-                if request is not None and asked == topic_id:
+                if request is not None and asked.topic_id == topic_id:
                     self._tree.delete_if(path, request)
                 break
-            if found is not None and asked != topic_id:
+            if found is not None and asked.topic_id != topic_id:
                 break  # the request was withdrawn, by hand
-            if self.waits_for(name):
+            if value is not None and self._others(asked):
                 return False
             if self.remove(name, value, request):
                 break
@@ -136,8 +136,14 @@ class Deletions:
         """The live brokers, other than this one, that have not dropped a topic; None if its node is gone."""
         if self._tree.get(paths.topic_path(name)) is None:
             return None
-        request = self._parse(name, self._tree.get(paths.delete_topic_path(name)))
-        # Read last: a broker registers before it reads the requests. One that is not there yet will see this one.
+        return self._others(self._parse(name, self._tree.get(paths.delete_topic_path(name))))
+
+    def _others(self, request: DeletionRequest) -> list[int]:
+        """The live brokers, other than this one, that a request does not name.
+
+        Call it after the request was read: a broker registers before it reads the requests, so that one which is not
+        live yet will see this one.
+        """
         live = {int(number) for number in self._tree.children(paths.BROKER_IDS_PATH) if number.isdecimal()}
         return sorted(live - request.dropped - {self._broker_id})
 

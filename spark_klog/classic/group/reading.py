@@ -15,13 +15,7 @@ from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.config import client_config
 from spark_klog.client.offsets import offsets_of_led
 from spark_klog.directories.trees.tree import Tree
-from spark_klog.errors import (
-    ConnectionFailed,
-    DirectoryError,
-    KlogError,
-    WokenUp,
-    is_retriable,
-)
+from spark_klog.errors import ConnectionFailed, DirectoryError, KlogError, WokenUp, is_retriable
 
 _log = logging.getLogger(__name__)
 #: Messages decoded at once.
