@@ -169,6 +169,22 @@ REFUSED: list[tuple[dict[str, str], str]] = [
         },
         "needs the client's id and secret",
     ),
+    *(
+        (
+            {
+                "security.protocol": "SASL_SSL",
+                "sasl.mechanism": "OAUTHBEARER",
+                "sasl.oauthbearer.token.endpoint.url": url,
+                "sasl.oauthbearer.client.id": "a",
+                "sasl.oauthbearer.client.secret": "top-secret",
+            },
+            "x.sasl.oauthbearer.token.endpoint.url is not a URL of https, http or file",
+        )
+        for url in (
+            *("h/token", "https:///token", "https://h:port/token", "https://h:99999/token", "https://[::1/token"),
+            *("https://a:top-secret@h/token", "https://h/a b", "https://h/\u00e4"),
+        )
+    ),
     (
         {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.provider": "function"},
         "x.sasl.oauthbearer.provider=function: set MODULE:FUNCTION",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from spark_klog.client.security.sasl.mechanisms import OAuthBearer
 from spark_klog.client.security.sasl.tokens import token_of
 from spark_klog.client.security.settings.config import OAuthConfig
-from spark_klog.errors import SaslError
+from spark_klog.errors import KlogError, SaslError
 from tests.support.token_server import TokenServer
 
 
@@ -43,6 +45,50 @@ def test_a_redirect_gets_no_secret() -> None:
         finally:
             server.shutdown()
             server.server_close()
+
+
+def _answered(answer: bytes, byte_seconds: float = 0.0) -> KlogError:
+    """The error of an endpoint that sends `answer` to a request, byte by byte with this pause, and closes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                connection.recv(65536)
+                for part in [answer] if not byte_seconds else (bytes([byte]) for byte in answer):
+                    connection.sendall(part)
+                    time.sleep(byte_seconds)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        config = OAuthConfig(f"http://127.0.0.1:{server.getsockname()[1]}/t", client_id="a", client_secret="top-secret")
+        with pytest.raises(KlogError) as caught:
+            token_of(config, "127.0.0.1", time.monotonic() + (1.0 if byte_seconds else 20.0), str)
+        assert "top-secret" not in str(caught.value)
+        return caught.value
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"\x15\x03\x01\x00\x02\x02P", "does not answer by HTTP (BadStatusLine): is it the right port?"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "does not answer by HTTP (BadStatusLine)"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n", "does not answer by HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", "answers without an access_token"),
+        (b"HTTP/1.1 503 Busy\r\nContent-Length: 9\r\n\r\n{}", "answers 503"),
+        (b"", "gives no answer"),
+    ],
+)
+def test_an_endpoint_that_answers_rubbish(answer: bytes, why: str) -> None:
+    assert why in str(_answered(answer))
+
+
+@pytest.mark.parametrize("status", [b"200 OK", b"400 Bad"])
+def test_an_endpoint_that_drips_has_the_callers_deadline(status: bytes) -> None:
+    began = time.monotonic()
+    head = b"HTTP/1.1 " + status + b"\r\nContent-Length: 1000\r\n\r\n"
+    assert "did not answer in time" in str(_answered(head + b" " * 1000, 0.05))
+    assert time.monotonic() - began < 30  # the answer takes a minute
 
 
 @pytest.mark.parametrize("answer", [b"[" * 100_000, b"{", b"7", b"\xff"])

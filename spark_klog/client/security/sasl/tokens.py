@@ -23,10 +23,12 @@ import urllib.request
 from base64 import b64encode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from spark_klog.client.security.sasl.bounded import within
 from spark_klog.client.security.sasl.msk import aws_region, msk_token
 from spark_klog.client.security.settings.config import OAuthConfig
 from spark_klog.client.security.settings.secrets import without_secrets
@@ -164,18 +166,16 @@ def _from_endpoint(config: OAuthConfig, deadline: float, named: Callable[[str], 
         urllib.parse.urlencode(fields).encode(),
         {"Authorization": f"Basic {b64encode(':'.join(pair).encode()).decode()}", "Accept": "application/json"},
     )
-    timeout = min(_LONGEST_SECONDS, deadline - time.monotonic())
-    if timeout <= 0:
-        raise ConnectionFailed(f"no time is left to ask {_source(config)} for a token")
+    until = min(time.monotonic() + _LONGEST_SECONDS, deadline)
+    context = _https(config, named)
     try:
-        opener = urllib.request.build_opener(_NoRedirects, urllib.request.HTTPSHandler(context=_https(config, named)))
-        with opener.open(request, timeout=timeout) as answer:
-            found = json.loads(answer.read(_MOST_BYTES))
+        # urllib's own timeout is for each read, and not for the look-up of the name
+        found = within(until, lambda: _asked(config, request, context, until, named), "klog-token")
         lifetime = found.get("expires_in")
         expires = None if lifetime is None else time.time() + float(lifetime)
         return Token(str(found["access_token"]), expires)
-    except urllib.error.HTTPError as error:
-        raise _refused(config, error, named) from None
+    except KlogError:
+        raise
     except OSError as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
@@ -183,9 +183,28 @@ def _from_endpoint(config: OAuthConfig, deadline: float, named: Callable[[str], 
                 f"the token endpoint {_source(config)} is not trusted: {reason.verify_message}; set "
                 f"{named('https.ca.location')} to the file of its authority"
             ) from None
-        raise ConnectionFailed(f"the token endpoint {_source(config)} gives no answer: {reason}") from None
+        why = reason if str(reason) else "it did not answer in time"
+        raise ConnectionFailed(f"the token endpoint {_source(config)} gives no answer: {why}") from None
+    except HTTPException as error:
+        what = f"does not answer by HTTP ({type(error).__name__}): is it the right port?"
+        raise ConnectionFailed(f"the token endpoint {_source(config)} {what}") from None
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise SaslError(f"the token endpoint {_source(config)} answers without an access_token") from None
+
+
+def _asked(
+    config: OAuthConfig,
+    request: urllib.request.Request,
+    context: ssl.SSLContext | None,
+    until: float,
+    named: Callable[[str], str],
+) -> Any:
+    opener = urllib.request.build_opener(_NoRedirects, urllib.request.HTTPSHandler(context=context))
+    try:
+        with opener.open(request, timeout=max(0.001, until - time.monotonic())) as answer:
+            return json.loads(answer.read(_MOST_BYTES))
+    except urllib.error.HTTPError as error:
+        raise _refused(config, error, named) from None
 
 
 def _https(config: OAuthConfig, named: Callable[[str], str]) -> ssl.SSLContext | None:
@@ -203,7 +222,7 @@ def _refused(config: OAuthConfig, error: urllib.error.HTTPError, named: Callable
         body = json.loads(error.read(_MOST_BYTES))
         parts = [str(body[name]) for name in ("error", "error_description") if name in body]
         said = ": ".join(without_secrets(part, secrets) for part in parts)
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, HTTPException, ValueError, TypeError, RecursionError):
         said = ""
     text = f"the token endpoint {_source(config)} answers {error.code}"
     text += f" ({said})" if said else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 from spark_klog.client.security.settings.config import (
     GSSAPI,
@@ -261,8 +262,10 @@ class SaslSettings:
             return _unsecured(config, claims, self._values.shown("sasl.jaas.config"))
         if url.startswith(_FILE_URL):
             return replace(config, file=url.removeprefix(_FILE_URL))
-        if not url.startswith(("https://", "http://")):
-            raise ConfigError(f"{named} is not a URL of https, http or file")
+        if not _is_web_address(url):
+            raise ConfigError(
+                f"{named} is not a URL of https, http or file: set https://HOST[:PORT]/PATH or file:///PATH"
+            )
         pairs = (
             ("clientId", "sasl.oauthbearer.client.credentials.client.id"),
             ("clientSecret", "sasl.oauthbearer.client.credentials.client.secret"),
@@ -274,6 +277,19 @@ class SaslSettings:
                 f"sasl.jaas.config, or {' and '.join(self._values.prefix + name for _, name in pairs)}"
             )
         return replace(config, endpoint=url, client_id=client_id, client_secret=client_secret)
+
+
+def _is_web_address(url: str) -> bool:
+    """Whether an HTTP client can take it; not with a user and password, which messages could show."""
+    try:
+        parts = urlsplit(url)
+        has_port = parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    is_clean = url.isascii() and url.isprintable() and " " not in url
+    return (
+        is_clean and has_port and parts.scheme in ("https", "http") and bool(parts.hostname) and "@" not in parts.netloc
+    )
 
 
 def _pairs(text: str, shown: str) -> list[tuple[str, str]]:
