@@ -11,8 +11,8 @@
 The API is asked for what it has, not for its number.
 
 Without admission control `LatestOffsetReader` gives each `latestOffset()` the start that Spark does not pass: the end
-of the micro-batch before, which Spark tells a restarted query by `partitions(END, END)`. Trigger.AvailableNow asks for
-the latest offset once, before that, and reads up to it in one micro-batch.
+of the micro-batch before, which Spark tells a restarted query by `partitions(END, END)`. Trigger.AvailableNow then asks
+for the latest offset once, and reads up to it in one micro-batch; nothing tells it from other triggers before that.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
-
-from spark_klog.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
@@ -126,26 +124,19 @@ class LatestOffsetReader(DataSourceStreamReader):
         return {}
 
     def latestOffset(self) -> JsonOffsets:
-        if self._is_limited and not self._end and not self._is_asked:
+        if self._is_limited and not self._is_asked:
             _log.warning(
                 "this pyspark ends Trigger.AvailableNow after one micro-batch, which the options of limits "
-                "(maxOffsetsPerTrigger and others) cut short: use them with Trigger.ProcessingTime, or pyspark 4.2"
+                "(maxOffsetsPerTrigger and others) cut short: the rest is left to the next run. Use limits with "
+                "Trigger.ProcessingTime, or pyspark 4.2"
             )
         self._is_asked = True
         self._end = self._reader.latestOffset(self._end, self._reader.getDefaultReadLimit())
         return self._end
 
     def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
-        if start != end:
-            self._end = end
-            return self._reader.partitions(start, end)
-        if self._is_asked and self._is_limited:
-            raise ConfigError(
-                "Trigger.AvailableNow with maxOffsetsPerTrigger, maxBytesPerTrigger or minOffsetsPerTrigger needs "
-                "pyspark 4.2: remove these options, or use Trigger.ProcessingTime"
-            )
         self._end = end
-        return []
+        return self._reader.partitions(start, end) if start != end else []
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._reader.read(partition)
