@@ -54,7 +54,9 @@ def _answered(answer: bytes, byte_seconds: float = 0.0) -> KlogError:
         def serve() -> None:
             connection, _ = server.accept()
             with connection, suppress(OSError):
-                connection.recv(65536)
+                request = b""
+                while not request.endswith(b"grant_type=client_credentials"):  # unread bytes would make close a reset
+                    request += connection.recv(65536)
                 for part in [answer] if not byte_seconds else (bytes([byte]) for byte in answer):
                     connection.sendall(part)
                     time.sleep(byte_seconds)
