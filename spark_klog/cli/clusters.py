@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from spark_klog.client import Admin
 from spark_klog.client.clusters import named_cluster
-from spark_klog.client.config import parse_bootstrap
+from spark_klog.client.config import check_names, parse_bootstrap
 from spark_klog.client.security.settings.secrets import Settings
 from spark_klog.errors import ConfigError
 
@@ -107,6 +107,7 @@ def cluster_settings(
     own = settings.get("bootstrap.servers")
     if servers is None:
         if own is None and (named_one := cluster or chosen_cluster()):
+            check_names(settings)
             raise ConfigError(f"cluster {named_one} has no bootstrap.servers: set them in its table")
         return settings
     given = set(parse_bootstrap(servers, option))

@@ -315,7 +315,7 @@ def _hint(name: str, prefix: str) -> str:
     close = difflib.get_close_matches(name, known, 1, 0.85) or (beginning if len(beginning) == 1 else [])
     if close:
         return f"did you mean {prefix}{close[0]}?"
-    return "remove it: only settings of Kafka's Java clients are known, not those of other clients"
+    return "remove it: Kafka's Java clients have no such setting"
 
 
 def without_effect(settings: Mapping[str, str]) -> list[str]:
@@ -329,19 +329,23 @@ def is_known(name: str) -> bool:
 
 
 def check_names(settings: Mapping[str, Any], prefix: str = "") -> None:
-    """Raise `ConfigError` for a setting that is unknown or not supported; `prefix` as in `client_config`."""
-    for name in settings:
-        if is_known(name):
-            continue
-        why = _REFUSED.get(name) or security_settings.refusal(name)
-        if why is not None:
-            raise ConfigError(f"setting {prefix}{name} is not supported: {why}")
-        if not is_plain_name(name):
-            raise ConfigError(
-                f"unknown client setting, not shown as it may be a line of a key; {_hint(name, prefix)}. In a "
-                "properties file each line of PEM but the last ends with a backslash"
-            )
-        raise ConfigError(f"unknown client setting {prefix + name!r}; {_hint(name, prefix)}")
+    """Raise a `ConfigError` that names all settings that are unknown or refused; `prefix` as in `client_config`."""
+    problems = dict.fromkeys(_problem(name, prefix) for name in settings if not is_known(name))
+    if problems:
+        raise ConfigError("; and ".join(problems))
+
+
+def _problem(name: str, prefix: str) -> str:
+    """Why a setting that is not known is refused, and what to do."""
+    why = _REFUSED.get(name) or security_settings.refusal(name)
+    if why is not None:
+        return f"setting {prefix}{name} is not supported: {why}"
+    if not is_plain_name(name):
+        return (
+            f"unknown client setting, not shown as it may be a line of a key; {_hint(name, prefix)}. In a "
+            "properties file each line of PEM but the last ends with a backslash"
+        )
+    return f"unknown client setting {prefix + name!r}; {_hint(name, prefix)}"
 
 
 def client_config(settings: Mapping[str, Any], prefix: str = "") -> ClientConfig:

@@ -71,6 +71,9 @@ def test_a_named_cluster(broker: SecureBroker, tmp_path: Path, monkeypatch: pyte
     file.write_text(file.read_text() + '\n[empty]\nclient.id = "x"\n')
     nowhere = klog("topics", "list", "--cluster", "empty")
     assert nowhere.stderr == "klog: cluster empty has no bootstrap.servers: set them in its table\n"
+    file.write_text(file.read_text().replace("client.id", "bootstrap.server"))
+    nowhere = klog("topics", "list", "--cluster", "empty")
+    assert nowhere.stderr == "klog: unknown client setting 'bootstrap.server'; did you mean bootstrap.servers?\n"
     both = klog("topics", "list", "--cluster", "prod", "--command-config", str(file))
     assert both.stderr == "klog: give only one of --cluster and --command-config\n"
     options = _arguments(["--topics=t", "--output=o", "--cluster=prod"])

@@ -121,6 +121,20 @@ def test_a_file_with_a_secret(tmp_path: Path) -> None:
     assert "hunter-3" in pickle.dumps(found.security.sasl).decode("latin-1")
 
 
+def test_a_reference_in_a_jaas_string(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `sasl.password` may be one, so may the password of a login module."""
+    jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="env:U" password="env:KLOG_TEST";'
+    settings = {name: value for name, value in _secure("").items() if not name.startswith(("sasl.user", "sasl.pass"))}
+    settings["sasl.jaas.config"] = jaas
+    monkeypatch.setenv("KLOG_TEST", "hunter-4")
+    sasl = client_config(settings).security.sasl
+    assert sasl is not None
+    assert (sasl.username, sasl.password) == ("env:U", "hunter-4")
+    monkeypatch.delenv("KLOG_TEST")
+    with pytest.raises(ConfigError, match=r"kafka.sasl.jaas.config: password: the environment variable KLOG_TEST is"):
+        client_config(settings, "kafka.")
+
+
 def test_references_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KLOG_TEST_PASSWORD", raising=False)
     with pytest.raises(ConfigError, match=r"kafka.sasl.password: the environment variable KLOG_TEST_PASSWORD is not"):

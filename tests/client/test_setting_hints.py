@@ -37,6 +37,15 @@ def test_names_of_other_clients(name: str, hint: str) -> None:
     assert f"unknown client setting {name!r}; {hint}" in _said(name)
 
 
+def test_all_wrong_names_at_once() -> None:
+    """Who pastes a configuration from elsewhere mends it once, not name by name."""
+    settings = {"bootstrap.servers": "a:1", "linger.msec": 1, "socket.timeout.ms": 1, "transactional.ids": 1}
+    with pytest.raises(ConfigError) as error:
+        client_config(settings | {"broker.address.family": "v4", "config.providers": "env"})
+    for name in ("linger.msec", "socket.timeout.ms", "transactional.ids", "broker.address.family", "config.providers"):
+        assert name in str(error.value)
+
+
 def test_a_hint_has_the_prefix_of_the_user() -> None:
     assert "set kafka.buffer.memory, in bytes" in _said("queue.buffering.max.kbytes", "kafka.")
     assert "write kafka.ssl.ca.location" in _said("ssl_cafile", "kafka.")

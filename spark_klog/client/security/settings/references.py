@@ -18,11 +18,12 @@ _VARIABLE, _FILE = "env:", "file:"
 def resolved(settings: Mapping[str, str], prefix: str = "") -> Settings:
     """The settings with the values of secrets; `ConfigError` names a reference to nothing. `prefix` is for messages."""
     return Settings(
-        {name: _value(prefix + name, value) if is_secret(name) else value for name, value in settings.items()}
+        {name: dereferenced(prefix + name, value) if is_secret(name) else value for name, value in settings.items()}
     )
 
 
-def _value(name: str, value: str) -> str:
+def dereferenced(name: str, value: str) -> str:
+    """What a secret's value refers to, or the value if it is no reference; `name` is for messages."""
     if value.startswith(_VARIABLE):
         variable = value.removeprefix(_VARIABLE)
         found = os.environ.get(variable)

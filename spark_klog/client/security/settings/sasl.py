@@ -19,6 +19,8 @@ from spark_klog.client.security.settings.config import (
     SaslConfig,
 )
 from spark_klog.client.security.settings.jaas import LoginModule, parse_jaas
+from spark_klog.client.security.settings.references import dereferenced
+from spark_klog.client.security.settings.secrets import is_secret
 from spark_klog.client.security.settings.values import Values
 from spark_klog.errors import ConfigError
 
@@ -167,7 +169,10 @@ class SaslSettings:
                     f"{shown}: option {named} of {module.name} is not supported: {hint}{', '.join(known)} are. A value "
                     "with blanks or = needs quotation marks"
                 )
-        return module
+        secrets = {
+            name: dereferenced(f"{shown}: {name}", value) for name, value in module.options.items() if is_secret(name)
+        }
+        return replace(module, options=module.options | secrets)
 
     def _no_password(self, mechanism: str, instead: str) -> None:
         for name in ("sasl.username", "sasl.password"):
