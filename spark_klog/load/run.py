@@ -162,6 +162,16 @@ class _Run:
     ) -> None:
         self._options, self._store, self._cluster = options, store, cluster
         self._runner, self._follower = runner, follower
+        # Here, so that a setting that is refused is refused before anything is written.
+        self._source = source_options(
+            {
+                **{f"{PREFIX}{name}": value for name, value in options.client.items()},
+                "subscribe": ",".join(options.topics),
+                "failOnDataLoss": "true" if options.fail_on_loss else "false",
+                "badRecords": "skip",
+            },
+            streaming=False,
+        )
         seconds = options.max_seconds
         self._deadline = None if seconds is None else time.time() + seconds
         self._loaded: list[Manifest] = []
@@ -280,16 +290,6 @@ class _Run:
         return sum(item.end - item.start for number in numbers for item in plan.tasks[number])
 
     def _job(self, plan: Plan) -> Job:
-        client = {f"{PREFIX}{name}": value for name, value in self._options.client.items()}
-        source = source_options(
-            {
-                **client,
-                "subscribe": ",".join(plan.topics),
-                "failOnDataLoss": "true" if self._options.fail_on_loss else "false",
-                "badRecords": "skip",
-            },
-            streaming=False,
-        )
         try:
             settings = WriteSettings.from_json(plan.settings)
         except (TypeError, ConfigError) as error:
@@ -298,7 +298,7 @@ class _Run:
         planned = {item.topic: item.topic_id for ranges in plan.tasks for item in ranges if item.topic_id}
         now = self._cluster.topic_ids
         recreated = frozenset(topic for topic, known in planned.items() if str(now.get(topic, known)) != known)
-        return Job(self._options.output, plan.run, source, settings, self._deadline, recreated)
+        return Job(self._options.output, plan.run, self._source, settings, self._deadline, recreated)
 
     def _summary(self, extent: Extent, progress: Mapping[Key, Progress]) -> Loaded:
         """All partitions of the topics, over the runs of this call."""

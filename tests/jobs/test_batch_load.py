@@ -240,10 +240,17 @@ def test_by_tls_and_sasl(driver: Driver, server_dir: Path) -> None:
         produce(broker.servers("PLAINTEXT"), "secured", values(300, partitions=2))
         load = Load(servers, "secured", server_dir / "load", driver)
         try:
-            file.write_text(broker.java("SASL_SSL", "SCRAM-SHA-512"))
+            java = broker.java("SASL_SSL", "SCRAM-SHA-512")
+            file.write_text(f"{java}\ngroup.id=g\noffsets.storage=zookeeper\n")
+            assert "needs kafka.zookeeper.connect" in load.run("--command-config", str(file)).complaint()
+            assert not load.output.exists()
+            # what other programs that share the file have in it
+            file.write_text(
+                f"{java}\nkey.serializer=x.StringSerializer\nauto.offset.reset=latest\ntransactional.id=t\n"
+            )
             rows = load.report("--command-config", str(file))
             assert [(row["partition"], row["records"]) for row in rows] == [(0, 150), (1, 150)]
-            file.write_text(broker.java("SASL_SSL", "SCRAM-SHA-512").replace(PASSWORDS["alice"], "wrong-secret"))
+            file.write_text(java.replace(PASSWORDS["alice"], "wrong-secret"))
             ran = load.run("--command-config", str(file))
             assert f"broker {servers} refuses SCRAM-SHA-512" in ran.complaint()
             kept = [path for path in (server_dir / "load").rglob("*") if path.is_file()]

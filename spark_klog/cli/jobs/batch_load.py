@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -42,6 +43,7 @@ from spark_klog.cli.jobs.running import (
     exit_code,
     spark_session,
 )
+from spark_klog.client.security.settings.secrets import Settings
 from spark_klog.errors import ConfigError
 from spark_klog.load.audit import COLUMNS, loaded_json, table_rows
 from spark_klog.load.groups import GroupPlace, publish_offsets
@@ -52,7 +54,9 @@ from spark_klog.load.settings import CODECS, LAYOUTS, WriteSettings
 from spark_klog.load.tasks.spark_tasks import SparkRunner
 from spark_klog.load.values.event_time import UTC
 from spark_klog.load.values.schema import read_schema, schema_text
+from spark_klog.spark.options.names import PROTECTED
 
+_log = logging.getLogger(__name__)
 _JOB = "batch_load"
 _BEFORE_NOW = re.compile(r"-[0-9]+[a-z]*")
 _LIKE_A_TIME = re.compile(r"-?[0-9]+($|[-a-z:T])")
@@ -285,7 +289,14 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     options = _arguments(argv)
     work = _load_files if options.format in CODECS else _load_table
-    return exit_code(_JOB, lambda: work(options, client_settings(options)))
+    return exit_code(_JOB, lambda: work(options, _reading(client_settings(options))))
+
+
+def _reading(settings: dict[str, str]) -> dict[str, str]:
+    """The settings without those of a program that shares their file, which Spark's sources refuse."""
+    if unused := sorted(settings.keys() & PROTECTED.keys()):
+        _log.warning("settings without effect on a load: %s", ", ".join(unused))
+    return Settings({name: value for name, value in settings.items() if name not in PROTECTED})
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ SINK = ("topic", "createTopics", "deliveryGuarantee", "transactionalIdPrefix")
 _CLUSTER = "cluster"
 _KNOWN = (*SOURCE, *SINK, "includeHeaders", _CLUSTER)
 #: Settings that users can't set, as with Spark's Kafka connector.
-_PROTECTED = {
+PROTECTED = {
     "key.deserializer": "keys are binary: cast the column instead",
     "value.deserializer": "values are binary: cast the column instead",
     "key.serializer": "keys are binary or strings",
@@ -75,8 +75,8 @@ def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
         key = canonical(name)
         if key.startswith(PREFIX):
             setting = key[len(PREFIX) :]
-            if setting in _PROTECTED:
-                raise ConfigError(f"option {name} can't be set: {_PROTECTED[setting]}")
+            if setting in PROTECTED:
+                raise ConfigError(f"option {name} can't be set: {PROTECTED[setting]}")
             if setting in _SHOWN_KEYS and "ENCRYPTED" not in value:
                 raise ConfigError(
                     f"option {name} holds a key that is not encrypted, and Spark would show it in plans: encrypt it "
