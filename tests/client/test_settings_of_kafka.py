@@ -22,6 +22,7 @@ from tests.support.kafka import Version, kafka_libs
 from tests.support.kafka_python_wire import read_records
 from tests.support.model_cluster import Fate, ModelCluster
 from tests.support.scripted_broker import ScriptedCluster
+from tests.support.tools import kcat_path
 
 CLIENTS = ["consumer.ConsumerConfig", "producer.ProducerConfig"]
 #: Refused: what would do something else than was asked for.
@@ -58,7 +59,7 @@ def test_all_are_known(version: Version, client: str) -> None:
 
 def test_names_of_librdkafka_are_told_by_kafkas() -> None:
     """All that kcat lists: none is called a misspelt name of Kafka's if it is librdkafka's for another."""
-    page = subprocess.run(["kcat", "-X", "list"], capture_output=True, text=True, timeout=60, check=False).stdout
+    page = subprocess.run([kcat_path(), "-X", "list"], capture_output=True, text=True, timeout=60, check=False).stdout
     names = set(re.findall(r"^([a-z][a-z0-9.]+) +\| ", page, re.MULTILINE))
     told = {}
     for name in names - SERVERS.keys():
