@@ -34,6 +34,8 @@ class SinkProducer:
         self._cluster = Cluster.connect(settings, PREFIX)
         self._producer = Producer(self._cluster)
         self._known: set[str] = set()
+        #: Whether no transaction has used the producer's epoch.
+        self._has_new_epoch = False
 
     def send_arrow(self, rows: pa.RecordBatch, topic: str | None, create_partitions: int | None, first: int) -> None:
         """Add rows as `Producer.send_arrow` does.
@@ -92,12 +94,15 @@ class SinkProducer:
 
     def begin_transaction(self) -> None:
         """Begin a transaction with another epoch. One that this producer has prepared must have ended."""
-        self._producer.init_transactions()
+        if not self._has_new_epoch:
+            self._producer.init_transactions()
         self._producer.begin_transaction()
 
     def prepare_transaction(self) -> PreparedTransaction | None:
         """As `Producer.prepare_transaction`."""
-        return self._producer.prepare_transaction()
+        found = self._producer.prepare_transaction()
+        self._has_new_epoch = found is None
+        return found
 
     def abort_transaction(self) -> None:
         """Abort what the task has written, for readers not to wait for it; within 5 s, and without errors."""

@@ -58,3 +58,21 @@ def test_ids_of_claims(cluster: EmbeddedCluster, topic: str, cache: ProducerCach
         admin.end_transactions(again, commits=True).check()
     wanted = [f"{claim} {n}" for claim in (3, 6, 9, 15) for n in range(TASKS)]
     assert sorted(by_confluent(servers, topic, 0)) == sorted(wanted)
+
+
+def test_a_task_without_rows_leaves_its_producer_usable(
+    cluster: EmbeddedCluster, topic: str, cache: ProducerCache
+) -> None:
+    servers = cluster.bootstrap_servers
+    with Admin({"bootstrap.servers": servers}) as admin:
+        admin.create_topic(topic, 1)
+        for claim in (3, 6):
+            with cache.borrow_transactional({"bootstrap.servers": servers}, PREFIX, claim) as producer:
+                assert producer.prepare_transaction() is None
+        names = set()
+        for claim in (9, 12):
+            found = task(cache, servers, topic, claim, f"{claim}")
+            names.add(found.transactional_id)
+            admin.end_transactions([found], commits=True).check()
+    assert len(names) == 1
+    assert by_confluent(servers, topic, 0) == ["9", "12"]
