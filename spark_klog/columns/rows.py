@@ -96,7 +96,8 @@ def _cast(array: Any, name: str, first: int) -> Any:
     kind = _COLUMNS[name][2]
     try:
         if kinds.is_timestamp(array.type):
-            array = array.cast(pa.timestamp("ms", array.type.tz), safe=False)
+            # safe of whole seconds: they may overflow; finer units lose digits
+            array = array.cast(pa.timestamp("ms", array.type.tz), safe=array.type.unit == "s")
         return array.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         rows = f"rows from {first} on"

@@ -127,6 +127,7 @@ WRONG = [
     ({"value": VALUES, "partition": pa.array([0, 2])}, "partition", 1, "row 1: partition 2 of topic t.* 0 to 1"),
     ({"value": VALUES, "partition": pa.array([-1, 0])}, "partition", 0, "row 0: partition -1 of topic t"),
     ({"value": VALUES, "partition": pa.array([1, 1 << 40])}, "partition", 0, "'partition' of type int64"),
+    ({"value": VALUES, "timestamp": pa.array([1, 1 << 62], pa.timestamp("s"))}, "timestamp", 0, "out of bounds"),
     ({"value": VALUES, "timestamp": pa.array([None, -2])}, "timestamp", 1, "row 1: timestamp -2 ms is negative"),
     (
         {"value": VALUES, "headers": pa.array([[], [("a", b""), (None, b"")]], pa.list_(HEADER))},

@@ -221,16 +221,18 @@ def test_a_checkpoint_with_batches_and_no_log_is_refused(tmp_path: Path) -> None
 
 
 def test_locations(tmp_path: Path) -> None:
-    folder = tmp_path / "a b"
+    """As Hadoop's Path, which does not decode: Spark makes a folder a%20b of file:///a%20b."""
+    name = "a b%20c#d?e"
+    folder = tmp_path / name
     folder.mkdir()
     with pytest.raises(ConfigError, match=r"is not a folder of the driver's machine with Spark's checkpoint in it"):
         checkpoint_folder(str(folder))
     (folder / "metadata").touch()
     for location in (
         str(folder),
-        f"file:{tmp_path}/a%20b",
-        f"file://{tmp_path}/a%20b",
-        f"file://localhost{tmp_path}/a%20b",
+        f"file:{tmp_path}/{name}",
+        f"FILE://{tmp_path}/{name}",
+        f"file://localhost{tmp_path}/{name}",
     ):
         assert checkpoint_folder(location) == folder
     for location in ("s3a://bucket/a", "hdfs:///a", "abfss://c@a.example/b", "file://host/a", "dbfs:/a"):
