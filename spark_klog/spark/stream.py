@@ -101,6 +101,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned: tuple[JsonOffsets, JsonOffsets, list[OffsetRange]] | None = None
         self._last_trigger = -math.inf
         self._topic_ids: dict[str, UUID] = {}
+        #: Ids of former topics, which a broker that lags behind may still tell.
+        self._retired_ids: set[UUID] = set()
         self._recreated: set[str] = set()
         self._gone: set[TopicPartition] = set()
         #: Of missing partitions: the offset up to which they were read, and the id of their topic.
@@ -129,7 +131,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = broker_source.partitions_of(self._cluster, self._options.subscription, missing_ok=not is_first)
         for topic in {topic for topic, _ in found} & self._cluster.topic_ids.keys():
             topic_id = self._cluster.topic_ids[topic]
-            if self._topic_ids.setdefault(topic, topic_id) != topic_id:
+            known = self._topic_ids.setdefault(topic, topic_id)
+            if topic_id != known and topic_id not in self._retired_ids:
+                self._retired_ids.add(known)
                 self._topic_ids[topic] = topic_id
                 self._recreated.add(topic)
         return found
@@ -281,8 +285,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._options.subscription.names(*key)
 
     def _target_of(self, there: list[TopicPartition]) -> Offsets:
+        """AvailableNow's target; the log's end where the log became shorter meanwhile, or is that of a new topic."""
         assert self._target is not None
-        return {key: self._target[key] for key in there if key in self._target}
+        latest = broker_source.latest(self._cluster, self._target.keys() & set(there))
+        return {key: min(offset, self._target[key]) for key, offset in latest.items()}
 
     def _unstable(self, start: Offsets, stable: Offsets) -> Offsets:
         """The starts between the last stable offset and the high watermark: no record is lost there.

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.query import StreamingQuery
 
+from spark_klog.client.cluster import Cluster
 from spark_klog.spark import stream
 from spark_klog.spark.planning import broker_source
 from spark_klog.spark.source import KlogDataSource
@@ -285,6 +286,56 @@ def test_a_batch_of_a_topic_made_anew_is_the_same_when_it_is_run_again(servers: 
     assert ranges_of(again.partitions(end, again.latestOffset(end, ReadAllAvailable()))) == [(records, records + 2)]
     for each in (reader, again):
         each.stop()
+
+
+@needs_admission_control
+def test_available_now_reads_no_further_than_a_topic_made_anew(servers: str, topic: str) -> None:
+    """Else the checkpoint would be ahead of the log, and what is written up to there would never be read."""
+    create_topic(servers, topic)
+    produce(servers, topic, values(100))
+    options = {"startingOffsets": "earliest", "failOnDataLoss": "report", "maxOffsetsPerTrigger": "50"}
+    reader = stream_reader(servers, topic, **options)
+    reader.prepareForTriggerAvailableNow()
+    limit = reader.getDefaultReadLimit()
+    first = reader.latestOffset(reader.initialOffset(), limit)
+    delete_topic(servers, topic)
+    create_topic(servers, topic)
+    produce(servers, topic, values(5))
+    second = reader.latestOffset(first, limit)
+    assert ranges_of(reader.partitions(first, second)) == [(0, 5)]
+    assert reader.latestOffset(second, limit) == second
+    reader.stop()
+
+
+@needs_admission_control
+def test_a_broker_that_lags_behind_makes_no_topic_anew(
+    servers: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It still tells the id of the topic that was deleted."""
+    create_topic(servers, topic)
+    produce(servers, topic, values(5))
+    options = {"startingOffsets": "earliest", "failOnDataLoss": "report", "fetchOffset.retryIntervalMs": "10"}
+    reader = stream_reader(servers, topic, **options)
+    first = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    former = reader._cluster.topic_ids[topic]
+    delete_topic(servers, topic)
+    create_topic(servers, topic)
+    produce(servers, topic, values(3))
+    second = reader.latestOffset(first, ReadAllAvailable())
+    produce(servers, topic, values(2))
+    look_up = broker_source.partitions_of
+
+    def lagging(cluster: Cluster, *args: Any, **options: Any) -> list[tuple[str, int]]:
+        found = look_up(cluster, *args, **options)
+        cluster.topic_ids[topic] = former
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(broker_source, "partitions_of", lagging)
+        third = reader.latestOffset(second, ReadAllAvailable())
+    assert ranges_of(reader.partitions(second, third)) == [(3, 5)]
+    assert reader.latestOffset(third, ReadAllAvailable()) == third
+    reader.stop()
 
 
 @needs_admission_control
