@@ -69,14 +69,18 @@ def test_records_that_retention_took_are_named_once(cluster: EmbeddedCluster, to
     assert "[30, 60) lost" in finding.what
 
 
+@pytest.mark.parametrize("first", [_TIME, _TIME * 1000], ids=["ms", "us taken for ms, of the year 55840"])
 def test_few_files_are_open_for_many_hours(
-    cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    """A compacted topic has records of years next to each other: all of one Arrow batch are of other hours."""
+    """A compacted topic has records of years next to each other: all of one Arrow batch are of other hours.
+
+    Hours that have no date share a folder, and there no file may replace another one.
+    """
     servers = cluster.bootstrap_servers
     create_topic(servers, topic)
     count = 200
-    produce(servers, topic, [Sent(b"v", None, 0, _TIME + number * _HOUR_MS) for number in range(count)])
+    produce(servers, topic, [Sent(b"v", None, 0, first + number * _HOUR_MS) for number in range(count)])
     opened, most = [0], [0]
 
     class Counted(writers._JsonWriter):
@@ -95,7 +99,8 @@ def test_few_files_are_open_for_many_hours(
     assert opened[0] == 0
     lines = [line for path in tmp_path.glob("**/*.jsonl") for line in path.read_text().splitlines()]
     assert len(lines) == len(set(lines)) == count
-    assert status(str(tmp_path)).findings == []
+    found = status(str(tmp_path))
+    assert (found.findings, sum(found.hours[topic].values())) == ([], count)
 
 
 class TwinFails(InProcess):

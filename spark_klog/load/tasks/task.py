@@ -31,6 +31,7 @@ from spark_klog.load.journal.store import Store, open_store, read_json, to_json
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks.parsing import Values
 from spark_klog.load.tasks.writers import HOUR_US, FinishedFile, RangeWriter, time_text
+from spark_klog.load.values.event_time import dated
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.reader import AbortedTransactions
@@ -243,10 +244,11 @@ def _count(counts: _Counts, batch: pa.RecordBatch, times: NDArray[np.int64]) -> 
     counts.bytes += _data_size(batch["key"]) + _data_size(batch["value"])
     counts.min_us = low if counts.min_us is None else min(counts.min_us, low)
     counts.max_us = high if counts.max_us is None else max(counts.max_us, high)
-    if low // HOUR_US == high // HOUR_US:
-        counts.hours[low // HOUR_US] += len(batch)
+    first, last = (dated(np.array([low, high])) // HOUR_US).tolist()
+    if first == last:
+        counts.hours[first] += len(batch)
     else:
-        hours, records = np.unique(times // HOUR_US, return_counts=True)
+        hours, records = np.unique(dated(times) // HOUR_US, return_counts=True)
         counts.hours.update({int(hour): int(count) for hour, count in zip(hours, records, strict=True)})
 
 

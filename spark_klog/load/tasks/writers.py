@@ -175,7 +175,7 @@ class RangeWriter:
 
     def add(self, batch: pa.RecordBatch, times: NDArray[np.int64], layout_times: NDArray[np.int64]) -> None:
         """Add records in the order of offsets; `times` are their timestamps in microseconds, `layout_times` those that
-        decide on their folders."""
+        decide on their folders; these have a date, so that no two slots have one folder."""
         parts = list(self._by_layout(batch, times, layout_times))
         last = batch["offset"][len(batch) - 1].as_py()
         if self._files and len(self._files.keys() | {folder for folder, _, _ in parts}) > MOST_OPEN:
@@ -257,6 +257,5 @@ class RangeWriter:
 
 
 def time_text(microseconds: int, form: str) -> str:
-    """A time in UTC by `strftime`; times that have no date there count as the first or last one that has."""
-    seconds = min(max(microseconds // 1_000_000, -62_135_596_800), 253_402_300_799)
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime(form)
+    """A time in UTC, which has a date, by `strftime`."""
+    return datetime.fromtimestamp(microseconds // 1_000_000, timezone.utc).strftime(form)

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from spark_klog.errors import ConfigError
 
 UTC = "UTC"
-_FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_214_400_000_000
+#: Years 1 to 9999, as Python has them.
+_FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
+_DAY_US = 86_400_000_000
 
 
 def check_zone(name: str) -> None:
@@ -51,10 +53,15 @@ def field_times(values: pa.Array, path: str, otherwise: NDArray[np.int64]) -> ND
     return np.asarray(found.to_numpy(zero_copy_only=False), np.int64)
 
 
+def dated(times: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The times (microseconds); those that have no date are the first or last one that has."""
+    return np.clip(times, _FIRST_US, _LAST_US)
+
+
 def local_times(times: NDArray[np.int64], zone: str) -> NDArray[np.int64]:
-    """Convert times (microseconds) to the local times of a zone, as if those were UTC."""
+    """Convert times (microseconds) to the local times of a zone, as if those were UTC. All of them have a date."""
     if zone == UTC:
-        return times
-    clipped = np.clip(times, _FIRST_US + 86_400_000_000, _LAST_US - 86_400_000_000)
+        return dated(times)
+    clipped = np.clip(times, _FIRST_US + _DAY_US, _LAST_US - _DAY_US)
     local = pc.local_timestamp(pa.array(clipped).cast(pa.timestamp("us", tz=zone)))
     return np.asarray(local.cast(pa.int64()).to_numpy(zero_copy_only=False), np.int64)
