@@ -131,10 +131,11 @@ def status(output: str) -> Status:
             findings.append(Finding(loss["topic"], loss["partition"], what))
             _skip_lost(totals, (loss["topic"], loss["partition"]), manifest)
     holes = _holes(all_runs)
-    for key in sorted(holes):
+    for (topic, partition, incarnation), missing in sorted(holes.items()):
         what = "[{}, {}) is in no run, and offsets after it are: --from-offsets loads it"
-        findings += [Finding(*key, what.format(*hole)) for hole in holes[key]]
-        totals[key]["holes"] = holes[key]
+        findings += [Finding(topic, partition, what.format(*hole)) for hole in missing]
+        if totals[topic, partition]["incarnation"] == incarnation:
+            totals[topic, partition]["holes"] = missing
     findings = _missing_files(store, all_runs) + findings
     unfinished = run_name(number + 1) if read_plan(store, number + 1) is not None else ""
     found = {topic: dict(sorted((+each).items())) for topic, each in sorted(hours.items())}
@@ -145,27 +146,30 @@ def status(output: str) -> Status:
     return Status(output, runs, partitions, found, findings, unfinished, idle.finished if idle else "")
 
 
-def _holes(runs: Sequence[Manifest]) -> dict[tuple[str, int], list[tuple[int, int]]]:
-    """The offsets [start, end) between loaded ones that no run has, without those that retention took before a run."""
+def _holes(runs: Sequence[Manifest]) -> dict[tuple[str, int, int], list[tuple[int, int]]]:
+    """The offsets [start, end) between loaded ones that no run has, without those that retention took before a run.
+
+    By topic, partition and incarnation.
+    """
     lost: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
     for manifest in runs:
         for loss in manifest.lost:
             if loss["cause"] == RETENTION:
                 lost[loss["topic"], loss["partition"]].append((loss["start"], loss["end"]))
-    found: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
-    for (topic, partition, _), extents in loaded_extents(runs).items():
+    found: dict[tuple[str, int, int], list[tuple[int, int]]] = defaultdict(list)
+    for (topic, partition, incarnation), extents in loaded_extents(runs).items():
         for (_, at), (end, _) in pairwise(extents):
             for first, after in sorted(lost[topic, partition]):
                 if first <= at < after:
                     at = after
             if at < end:
-                found[topic, partition].append((at, end))
+                found[topic, partition, incarnation].append((at, end))
     return found
 
 
 def _add_idle(totals: dict[tuple[str, int], dict[str, Any]], item: PartitionAudit) -> None:
     """Take what a run without anything new has found: partitions without records, and the lag."""
-    new = {**_nothing(item), "until": item.until, "incarnation": 0}
+    new = {**_nothing(item), "until": item.until, "incarnation": 0, "topic_id": ""}
     totals.setdefault((item.topic, item.partition), new)["lag"] = item.lag
 
 
@@ -216,7 +220,7 @@ def _follow(totals: dict[tuple[str, int], dict[str, Any]], item: PartitionAudit,
     until = max(item.until, before["until"]) if before is not None and is_again else item.until
     totals[key] = {
         **line,
-        "from": min(line["from"], item.start) if is_same_log else line["from"],
+        "from": min(line["from"], item.start) if is_same_log else item.start,
         "until": until,
         "records": line["records"] + item.records,
         "bytes": line["bytes"] + item.bytes,
@@ -224,6 +228,7 @@ def _follow(totals: dict[tuple[str, int], dict[str, Any]], item: PartitionAudit,
         "gaps": dict(gaps),
         "lag": max(0, item.log_end - until),
         "incarnation": progress.incarnation,
+        "topic_id": progress.topic_id,
     }
     return findings
 
@@ -239,8 +244,10 @@ def _take_back(line: dict[str, Any], gone: RangeResult) -> None:
 def _skip_lost(totals: dict[tuple[str, int], dict[str, Any]], key: tuple[str, int], manifest: Manifest) -> None:
     """Let a partition's totals go on where a run without records of it has moved it to."""
     if key in totals and all((item.topic, item.partition) != key for item in manifest.partitions):
-        progress = manifest.progress()[key]
-        totals[key] |= {"until": progress.offset, "incarnation": progress.incarnation}
+        now = manifest.progress()[key]
+        first = totals[key]["from"] if now.incarnation == totals[key]["incarnation"] else now.offset
+        new = {"from": first, "until": now.offset, "incarnation": now.incarnation, "topic_id": now.topic_id}
+        totals[key] |= new
 
 
 def _missing_files(store: Store, runs: Sequence[Manifest]) -> list[Finding]:

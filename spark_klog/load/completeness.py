@@ -41,15 +41,20 @@ def compare(cluster: Cluster, partitions: Sequence[Mapping[str, Any]], hours: in
     """Compare the last `hours` with the log; `partitions` are those of a `Status`. Errors as of `list_offsets`.
 
     An hour begins at the first record that is not before it, by the log's time index. Partitions that the load does
-    not know, of topics that it does, count as well.
+    not know, of topics that it does, count as well. Of a topic that was created again since, nothing is loaded.
     """
-    known = {(item["topic"], item["partition"]): (item["from"], item["until"]) for item in partitions}
-    holes = {(item["topic"], item["partition"]): item.get("holes", ()) for item in partitions}
-    topics = sorted({topic for topic, _ in known})
-    there = cluster.partitions(topics, missing_ok=True)
+    lines = {(item["topic"], item["partition"]): item for item in partitions}
+    there = cluster.partitions(sorted({topic for topic, _ in lines}), missing_ok=True)
     keys = [(topic, number) for topic in sorted(there) for number in there[topic]]
+    gone = sorted(lines.keys() - set(keys))
     if not keys:
-        return Completeness([], {}, sorted(known))
+        return Completeness([], {}, gone)
+    ids = {topic: str(cluster.topic_ids.get(topic, "")) for topic in there}
+    same = {
+        key: item for key, item in lines.items() if not item["topic_id"] or ids.get(key[0]) in ("", item["topic_id"])
+    }
+    known = {key: (item["from"], item["until"]) for key, item in same.items()}
+    holes = {key: item.get("holes", ()) for key, item in same.items()}
     low = list_offsets(cluster, dict.fromkeys(keys, EARLIEST))
     high = list_offsets(cluster, dict.fromkeys(keys, LATEST))
     last = system_ms() // _HOUR_MS
@@ -70,7 +75,7 @@ def compare(cluster: Cluster, partitions: Sequence[Mapping[str, Any]], hours: in
                 found.append(HourOfTopic(topic, name, in_log, loaded))
         start = end
     lag = {key: max(0, high[key] - max(low[key], known.get(key, (0, 0))[1])) for key in keys}
-    return Completeness(found, lag, sorted(known.keys() - set(keys)))
+    return Completeness(found, lag, gone)
 
 
 def _at(cluster: Cluster, keys: Sequence[Key], time: int, high: Mapping[Key, int]) -> dict[Key, int]:

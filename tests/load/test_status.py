@@ -11,7 +11,7 @@ from pathlib import Path
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.load.planning import Limits
 from tests.load.support import run
-from tests.spark.support import Sent, create_topic, produce
+from tests.spark.support import Sent, create_topic, delete_records, delete_topic, produce
 from tests.support.klog import klog
 
 _HOUR_MS = 3_600_000
@@ -72,3 +72,29 @@ def test_runs_with_nothing_new(cluster: EmbeddedCluster, topic: str, tmp_path: P
     assert (tmp_path / "hours.png").read_bytes().startswith(_PNG)
     assert [path.name for path in (tmp_path / "_klog" / "runs").iterdir()] == ["00000001"]
     assert len(list((tmp_path / "_klog").glob("idle*"))) == 1
+
+
+def test_a_topic_that_was_created_again(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """What the load has of the old log is nothing of the new one, before and after the run that finds it."""
+    servers, now = cluster.bootstrap_servers, int(time.time() * 1000)
+
+    def compared() -> tuple[int, int, int]:
+        line = json.loads(klog("load", "status", str(tmp_path), "-b", servers, "--json").stdout)
+        hours = line["log"]["hours"]
+        return (
+            sum(item["in_log"] for item in hours),
+            sum(item["loaded"] for item in hours),
+            line["log"]["lag"][0]["lag"],
+        )
+
+    create_topic(servers, topic)
+    produce(servers, topic, [Sent(b"v", None, 0, now)] * 100)
+    delete_records(servers, topic, {0: 60})
+    run(servers, tmp_path, topic)
+    assert compared() == (40, 40, 0)
+    delete_topic(servers, topic)
+    create_topic(servers, topic)
+    produce(servers, topic, [Sent(b"v", None, 0, now)] * 50)
+    assert compared() == (50, 0, 50)
+    run(servers, tmp_path, topic, fail_on_loss=False)
+    assert compared() == (50, 50, 0)
