@@ -202,7 +202,7 @@ class _Run:
             claim_output(self._store, self._cluster.cluster_id, settings.format, settings.schema)
         is_over = self._deadline is not None and time.time() >= self._deadline
         if (extent.records or extent.lost) and not is_over:
-            plan = self._plan(number + 1, extent, asked)
+            plan = self._plan(number + 1, extent, progress, asked)
             progress = self._execute(plan, progress, extent.log_end)
         summary = self._summary(extent, progress)
         if not self._committed:
@@ -220,10 +220,11 @@ class _Run:
             extent = end_at(extent, cluster, self._store, options.until)
         return whole_ranges(bounded(extent, cluster, limits))
 
-    def _plan(self, number: int, extent: Extent, asked: str) -> Plan:
+    def _plan(self, number: int, extent: Extent, progress: Mapping[Key, Progress], asked: str) -> Plan:
         tasks = make_tasks(extent, self._runner.cores(), self._options.max_task_records) if extent.records else []
         settings = self._options.settings.to_json()
-        starts = offsets_json({(item.topic, item.partition): extent.start[item[:2]] for item in extent.lost})
+        moved = {item[:2] for item in extent.lost}
+        starts = offsets_json({key: item for key, item in extent.start.items() if key in moved or key not in progress})
         lost, replaces = lost_json(extent.lost), [item for each in extent.again.values() for item in each]
         plan = Plan(number, _now(), self._options.topics, tasks, settings, lost, starts, replaces, asked)
         if not self._store.create(plan_path(number), to_json(as_json(plan))):

@@ -10,9 +10,10 @@ import pytest
 from spark_klog.client import small_ranges
 from spark_klog.client.cluster import Cluster
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import ConnectionFailed
+from spark_klog.errors import ConnectionFailed, DataLossError
 from spark_klog.load import planning
 from spark_klog.load.audit import status
+from spark_klog.load.places import AtTime
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks import task, writers
@@ -67,6 +68,23 @@ def test_records_that_retention_took_are_named_once(cluster: EmbeddedCluster, to
     assert len(by_duckdb(tmp_path)) == 40
     [finding] = status(str(tmp_path)).findings
     assert "[30, 60) lost" in finding.what
+
+
+def test_partitions_of_which_a_run_reads_nothing(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """Partition 1 is empty in the first run, 2 has only records from before --from-time: both go on there."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 3)
+    produce(servers, topic, [Sent(b"v", None, 2, _TIME), Sent(b"v", None, 0, _TIME + 2 * _HOUR_MS)])
+    first = run(servers, tmp_path, topic, start=AtTime(_TIME + _HOUR_MS))
+    assert first.offsets == {(topic, 0): 1, (topic, 1): 0, (topic, 2): 1}
+    produce(servers, topic, [Sent(b"v", None, number, _TIME) for number in (1, 1, 1, 2)])
+    delete_records(servers, topic, {1: 2})
+    with pytest.raises(DataLossError, match=rf"{topic}-1: wanted \[0, 2\)"):
+        run(servers, tmp_path, topic)
+    run(servers, tmp_path, topic, fail_on_loss=False)
+    assert by_duckdb(tmp_path) == [(topic, 0, 0), (topic, 1, 2), (topic, 2, 1)]
+    [finding] = status(str(tmp_path)).findings
+    assert "[0, 2) lost" in finding.what
 
 
 @pytest.mark.parametrize("first", [_TIME, _TIME * 1000], ids=["ms", "us taken for ms, of the year 55840"])

@@ -140,7 +140,8 @@ class RangeResult:
 class Plan:
     """The plan of a run: ranges by task. `settings` are those of `WriteSettings`, as JSON.
 
-    `starts` has the partitions that lost records, as `Manifest.offsets`: they go on there, also without new records.
+    `starts` has the partitions that lost records and those that are new, as `Manifest.offsets`: they go on there, also
+    if no task reads them.
     `replaces` are ranges of earlier runs that this one loads again, as `asked` says ("" if it does not).
     """
 
