@@ -13,7 +13,7 @@ from spark_klog.errors import ConfigError
 
 UTC = "UTC"
 #: Years 1 to 9999, as Python has them.
-_FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
+FIRST_US, LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 _DAY_US = 86_400_000_000
 
 
@@ -43,7 +43,7 @@ def field_times(values: pa.Array, path: str, otherwise: NDArray[np.int64]) -> ND
     """The times of a field in microseconds; those of records that have none are `otherwise`."""
     column = pc.struct_field(values, path.split("."))
     if pa.types.is_int64(column.type):
-        most = _LAST_US // 1000
+        most = LAST_US // 1000
         column = pc.multiply(
             pc.max_element_wise(pc.min_element_wise(column, most, skip_nulls=False), -most, skip_nulls=False), 1000
         )
@@ -55,13 +55,13 @@ def field_times(values: pa.Array, path: str, otherwise: NDArray[np.int64]) -> ND
 
 def dated(times: NDArray[np.int64]) -> NDArray[np.int64]:
     """The times (microseconds); those that have no date are the first or last one that has."""
-    return np.clip(times, _FIRST_US, _LAST_US)
+    return np.clip(times, FIRST_US, LAST_US)
 
 
 def local_times(times: NDArray[np.int64], zone: str) -> NDArray[np.int64]:
     """Convert times (microseconds) to the local times of a zone, as if those were UTC. All of them have a date."""
     if zone == UTC:
         return dated(times)
-    clipped = np.clip(times, _FIRST_US + _DAY_US, _LAST_US - _DAY_US)
+    clipped = np.clip(times, FIRST_US + _DAY_US, LAST_US - _DAY_US)
     local = pc.local_timestamp(pa.array(clipped).cast(pa.timestamp("us", tz=zone)))
     return np.asarray(local.cast(pa.int64()).to_numpy(zero_copy_only=False), np.int64)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from spark_klog.load.values.event_time import FIRST_US, LAST_US
 from spark_klog.load.values.suspects import why_bad
 
 #: What is parsed at once.
@@ -84,7 +86,8 @@ class JsonParser:
             column = table["v"].combine_chunks()
             if isinstance(column, pa.ChunkedArray):  # before pyarrow 23
                 column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], self._read)
-            return column.cast(self._kind)
+            found = column.cast(self._kind)
+            return found if _is_dated(found) else "a time before the year 1 or after 9999"
         except UnicodeDecodeError as error:
             return f"not UTF-8 ({error.reason} at byte {error.start - len(_BEGIN)})"
         except (pa.ArrowException, ValueError) as error:
@@ -97,3 +100,16 @@ def _without_dates(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind):
         return pa.list_(_without_dates(kind.value_type))
     return pa.string() if pa.types.is_date(kind) else kind
+
+
+def _is_dated(column: pa.Array) -> bool:
+    """Whether Python, and so a reader of the files, has all times of a column."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return all(_is_dated(field) for field in column.flatten())
+    if pa.types.is_list(kind):
+        return _is_dated(column.flatten())
+    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        return True
+    times = pc.min_max(column.cast(pa.timestamp("us")).cast(pa.int64())).as_py()
+    return times["min"] is None or FIRST_US <= times["min"] <= times["max"] <= LAST_US
