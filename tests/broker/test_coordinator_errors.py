@@ -19,9 +19,9 @@ from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol import apis
 from spark_klog.protocol.schema import Api
-from tests.log.test_producer_state import batch
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
+from tests.support.producer_batches import batch
 from tests.support.raw_client import RawClient, error_codes
 from tests.support.transactional.confluent import ConfluentClient
 from tests.support.transactional.readers import by_confluent

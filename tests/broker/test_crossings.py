@@ -42,8 +42,8 @@ from spark_klog.records.formats.message_set import build_message_set
 from spark_klog.records.reading.produced import check_keys
 from spark_klog.records.reading.reader import read_records
 from spark_klog.wire.codecs import codec_by_id
-from tests.log.test_producer_state import ABORT, batch, marker
 from tests.support.batches import make_batch
+from tests.support.log_model import ABORT
 from tests.support.loop_broker import (
     append,
     client_request,
@@ -54,6 +54,7 @@ from tests.support.loop_broker import (
     synced_in_threads,
     until,
 )
+from tests.support.producer_batches import batch, marker
 from tests.support.raw_client import error_codes
 
 #: ms; never too old for retention.

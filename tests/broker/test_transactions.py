@@ -17,7 +17,7 @@ from spark_klog.broker.faults import Drop, Fault
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol import apis
-from tests.log.test_producer_state import batch
+from tests.support.producer_batches import batch
 from tests.support.raw_client import RawClient
 from tests.support.transactional.confluent import ConfluentClient
 from tests.support.transactional.java import JavaClient, JavaError

@@ -19,8 +19,8 @@ from spark_klog.log.files.checkpoints import RECOVERY_POINT, read_checkpoint
 from spark_klog.log.files.partition_files import LEADER_EPOCHS
 from spark_klog.log.partition_log import PartitionLog
 from tests.log.faulty_files import Faults, FaultyFiles
+from tests.log.faulty_logs import Clock
 from tests.log.model_checks import are_known
-from tests.log.test_faults import Clock
 from tests.support.log_model import (
     CONTROL,
     TRANSACTIONAL,

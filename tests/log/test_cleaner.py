@@ -17,56 +17,14 @@ from spark_klog.log.compaction.offset_map import OffsetMap
 from spark_klog.log.config import COMPACT, LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.index_memory import IndexMemory
-from spark_klog.records.formats.batch import read_header
-from spark_klog.records.reading.reader import read_records
+from tests.log.compacted_logs import CONFIG, Survivors, clean, fill, records
 from tests.log.faulty_files import Faults, FaultyFile, FaultyFiles, Killed
-from tests.log.test_faults import FOLDER, NOW, Clock, check_indexes, content
+from tests.log.faulty_logs import FOLDER, NOW, Clock, check_indexes, content
 from tests.support.batches import make_batch
 from tests.support.compaction_logs import dumped_with_holes
 from tests.support.log_model import ABORT, COMMIT, CONTROL, TRANSACTIONAL, encoded, marker_pair
 
-CONFIG = LogConfig(
-    segment_bytes=1500,
-    index_interval_bytes=200,
-    cleanup_policy=COMPACT,
-    min_cleanable_dirty_ratio=0,
-    file_delete_delay_ms=0,
-)
 BATCH = 130
-Survivors = dict[bytes, tuple[int, bytes | None]]
-
-
-def fill(log: PartitionLog, rng: random.Random, batches: int) -> Survivors:
-    """Batches over ten keys; the last (offset, value) of each."""
-    last: Survivors = {}
-    for number in range(batches):
-        pairs = [
-            (b"key %d" % rng.randrange(10), rng.choice([None, rng.randbytes(15).hex().encode()]))
-            for _ in range(rng.randrange(1, 6))
-        ]
-        batch = make_batch(pairs, [NOW + number] * len(pairs), rng.choice(["none", "lz4", "gzip"]))
-        first = log.append(memoryview(batch)).base_offset
-        last |= {key: (first + delta, value) for delta, (key, value) in enumerate(pairs) if key is not None}
-    return last
-
-
-def records(log: PartitionLog) -> list[tuple[int, bytes, bytes | None]]:
-    """(offset, key, value) of all that a consumer sees."""
-    found, offset = [], log.start_offset
-    while (part := log.read(offset, 1 << 20)) is not None:
-        data = part.read()
-        found += [(item.offset, item.key or b"", item.value) for item in read_records(data)]
-        at = 0
-        while at < len(data):
-            header = read_header(data, at)
-            at, offset = at + header.size, header.next_offset
-    return [item for item in found if item[0] >= log.start_offset]
-
-
-def clean(log: PartitionLog, checkpoint: int | None, now: int = NOW) -> int:
-    found = plan(log, checkpoint, now)
-    assert found.is_due
-    return compact(log, found, OffsetMap(1 << 16), now)
 
 
 def check_compacted(

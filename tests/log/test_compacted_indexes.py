@@ -14,8 +14,8 @@ from spark_klog.log.compaction.offset_map import OffsetMap
 from spark_klog.log.files.file_system import LocalFile
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.segment import Segment
-from tests.log.test_cleaner import CONFIG, fill, records
-from tests.log.test_faults import NOW
+from tests.log.compacted_logs import CONFIG, fill, records
+from tests.log.faulty_logs import NOW
 
 _Result = TypeVar("_Result")
 

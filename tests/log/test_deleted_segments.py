@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from spark_klog.log.partition_log import PartitionLog
+from tests.log.compacted_logs import CONFIG, clean, fill, records
 from tests.log.faulty_files import Faults, FaultyFiles
-from tests.log.test_cleaner import CONFIG, clean, fill, records
-from tests.log.test_faults import FOLDER, SMALL, Clock, batch_of, content, open_log
-from tests.log.test_producer_state import batch, marker
+from tests.log.faulty_logs import FOLDER, SMALL, Clock, batch_of, content, open_log
+from tests.support.producer_batches import batch, marker
 
 DELAY_MS = 50
 

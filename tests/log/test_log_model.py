@@ -33,9 +33,9 @@ from spark_klog.log.config import LogConfig
 from spark_klog.log.files.checkpoints import RECOVERY_POINT, read_checkpoint
 from spark_klog.log.sequences import ProducerRefused
 from tests.log.faulty_files import Faults
+from tests.log.faulty_logs import NOW, check_indexes
 from tests.log.log_events import COMPACTED, DELETED, IDEMPOTENT, NONE, TRANSACTIONS, LogEvents
 from tests.log.model_checks import check_after_damage, check_served, check_state, check_times
-from tests.log.test_faults import NOW, check_indexes
 from tests.support.log_model import (
     ABORT,
     COMMIT,

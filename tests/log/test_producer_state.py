@@ -14,39 +14,13 @@ from spark_klog.errors import DecodeError
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.producer_state import ProducerBatch, ProducerEntry, ProducerState
-from spark_klog.records.formats.batch_v2 import build_batch
-from spark_klog.records.kernels.reference import append_record
 from spark_klog.wire.checksums import crc32c
 from tests.log.faulty_files import FaultyFiles
-from tests.log.test_faults import FOLDER, Clock
+from tests.log.faulty_logs import FOLDER, Clock
+from tests.support.log_model import ABORT, COMMIT
+from tests.support.producer_batches import TIME, batch, marker
 
 GOLDEN = Path(__file__).parent.parent / "data" / "kafka-3.9.1" / "logs" / "v2-transactions-0"
-TIME = 1_700_000_000_000
-TRANSACTIONAL, CONTROL = 0x10, 0x20
-ABORT, COMMIT = 0, 1
-
-
-def batch(producer: int, epoch: int, sequence: int, records: int, attributes: int = TRANSACTIONAL) -> bytearray:
-    body = bytearray()
-    for delta in range(records):
-        append_record(body, 0, delta, None, b"v")
-    return bytearray(
-        build_batch(
-            body, records, base_timestamp=TIME, max_timestamp=TIME, attributes=attributes,
-            producer_id=producer, producer_epoch=epoch, base_sequence=sequence,
-        )
-    )  # fmt: skip
-
-
-def marker(producer: int, epoch: int, kind: int) -> bytearray:
-    body = bytearray()
-    append_record(body, 0, 0, struct.pack(">hh", 0, kind), struct.pack(">hi", 0, 4))
-    return bytearray(
-        build_batch(
-            body, 1, base_timestamp=TIME, max_timestamp=TIME, attributes=TRANSACTIONAL | CONTROL,
-            producer_id=producer, producer_epoch=epoch, base_sequence=-1,
-        )
-    )  # fmt: skip
 
 
 def test_the_transaction_index_is_kafkas_byte_for_byte(tmp_path: Path) -> None:

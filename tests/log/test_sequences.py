@@ -15,8 +15,9 @@ from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.sequences import ProducerRefused
 from spark_klog.records.formats.batch_v2 import read_batch_header
 from tests.log.faulty_files import FaultyFiles
-from tests.log.test_faults import FOLDER, Clock
-from tests.log.test_producer_state import COMMIT, TIME, TRANSACTIONAL, batch, marker
+from tests.log.faulty_logs import FOLDER, Clock
+from tests.support.log_model import COMMIT, TRANSACTIONAL
+from tests.support.producer_batches import TIME, batch, marker
 
 OUT_OF_ORDER, OLD_EPOCH = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH
 LAST = 0x7FFFFFFF

@@ -22,12 +22,12 @@ from spark_klog.log.files.file_system import LocalFileSystem
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.index_memory import IndexMemory
 from spark_klog.records.reading.control import ABORT, COMMIT
+from tests.log.compacted_logs import CONFIG, fill, records
 from tests.log.faulty_files import Faults, FaultyFiles
-from tests.log.test_cleaner import CONFIG, fill, records
-from tests.log.test_faults import FOLDER, NOW, SMALL, Clock, batch_of, content, open_log
-from tests.log.test_producer_state import batch, marker
+from tests.log.faulty_logs import FOLDER, NOW, SMALL, Clock, batch_of, content, open_log
 from tests.support.batches import make_batch
 from tests.support.logs import add_log
+from tests.support.producer_batches import batch, marker
 
 COMPACTED = replace(CONFIG, segment_bytes=1000)
 

@@ -17,8 +17,8 @@ from spark_klog.log.compaction.offset_map import OffsetMap
 from spark_klog.log.config import COMPACT, DELETE
 from spark_klog.log.files.file_system import LocalFileSystem
 from spark_klog.log.partition_log import PartitionLog
-from tests.log.test_cleaner import CONFIG, fill, records
-from tests.log.test_faults import NOW
+from tests.log.compacted_logs import CONFIG, fill, records
+from tests.log.faulty_logs import NOW
 from tests.support.log_model import ABORT, CONTROL, TRANSACTIONAL, encoded, marker_pair
 
 _Result = TypeVar("_Result")

@@ -48,7 +48,7 @@ class Batch(NamedTuple):
 
 
 def encoded(
-    pairs: Sequence[tuple[bytes, bytes | None]],
+    pairs: Sequence[tuple[bytes | None, bytes | None]],
     timestamps: Sequence[int],
     *,
     codec: str = "none",
