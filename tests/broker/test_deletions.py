@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -18,11 +20,23 @@ from spark_klog.directories import paths
 from spark_klog.directories.trees.opening import open_tree
 from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.log.partition_log import PartitionLog
-from tests.broker.test_topic_changes import _append, _running, _until
-from tests.support.loop_broker import client_request, commit, offsets_of
+from tests.support.loop_broker import append_value, client_request, commit, offsets_of, running_as, until
 
 REQUEST = client_request(5)
 NODE, REQUESTED = "/brokers/topics/t", "/admin/delete_topics/t"
+
+
+@asynccontextmanager
+async def _heard_late(tmp_path: Path, assignment: dict[int, list[int]]) -> AsyncIterator[tuple[Broker, Broker, UUID]]:
+    """Two brokers that know the topic, whose id is the third; from now on broker 1 hears of changes when it is told."""
+    async with (
+        running_as(tmp_path, 0, shared=True) as first,
+        running_as(tmp_path, 1, shared=True, watches=False) as second,
+    ):
+        await first.follower.refresh()
+        topic_id = await first.create_topic("t", len(assignment), None, assignment)
+        await second.follower.refresh()
+        yield first, second, topic_id
 
 
 async def _delete(broker: Broker, timeout_ms: int) -> tuple[int, str | None]:
@@ -34,13 +48,7 @@ async def _delete(broker: Broker, timeout_ms: int) -> tuple[int, str | None]:
 
 def test_the_leader_hears_late_of_the_deletion(tmp_path: Path) -> None:
     async def run() -> None:
-        async with (
-            _running(tmp_path, 0, shared=True) as first,
-            _running(tmp_path, 1, shared=True, watches=False) as second,
-        ):
-            await first.follower.refresh()
-            old = await first.create_topic("t", 2, None, {0: [0], 1: [1]})
-            await second.follower.refresh()
+        async with _heard_late(tmp_path, {0: [0], 1: [1]}) as (first, second, old):
             code, text = await _delete(first, 100)
             assert (code, text) == (
                 ErrorCode.REQUEST_TIMED_OUT,
@@ -70,8 +78,8 @@ def test_the_leader_hears_late_of_the_deletion(tmp_path: Path) -> None:
 
 def test_a_leader_that_leaves_is_not_waited_for(tmp_path: Path) -> None:
     async def run() -> None:
-        async with _running(tmp_path, 0, shared=True) as first:
-            async with _running(tmp_path, 1, shared=True, watches=False):
+        async with running_as(tmp_path, 0, shared=True) as first:
+            async with running_as(tmp_path, 1, shared=True, watches=False):
                 await first.follower.refresh()
                 await first.create_topic("t", 1, None, {0: [1]})
                 waiting = asyncio.create_task(_delete(first, 20_000))
@@ -84,21 +92,15 @@ def test_a_leader_that_leaves_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_tool_asks_while_the_leader_hears_late(tmp_path: Path) -> None:
     async def run() -> None:
-        async with (
-            _running(tmp_path, 0, shared=True) as first,
-            _running(tmp_path, 1, shared=True, watches=False) as second,
-        ):
-            await first.follower.refresh()
-            topic_id = await first.create_topic("t", 1, None, {0: [1]})
-            await second.follower.refresh()
+        async with _heard_late(tmp_path, {0: [1]}) as (first, second, topic_id):
             tree.put(REQUESTED, b"")
-            await _until(lambda: "t" in first.registry.deletions.pending)
+            await until(lambda: "t" in first.registry.deletions.pending)
             request = paths.parse_deletion(tree.get(REQUESTED) or b"")
             assert (request.topic_id, request.dropped - {0}) == (topic_id, frozenset())
             await asyncio.sleep(0.2)
             assert tree.get(NODE)
             await second.follower.refresh()
-            await _until(lambda: not tree.children("/admin/delete_topics"))
+            await until(lambda: not tree.children("/admin/delete_topics"))
             assert (tree.get(NODE), tree.get("/config/topics/t")) == (None, None)
 
     tree = open_tree(str(tmp_path / "directories"))
@@ -111,11 +113,11 @@ def test_requests_that_name_no_topic_of_today(tmp_path: Path, request_: str) -> 
     """One for an earlier topic of the name is dropped; what does not decode asks by the name, as a tool's does."""
 
     async def run() -> None:
-        async with _running(tmp_path, 0, shared=True) as broker:
+        async with running_as(tmp_path, 0, shared=True) as broker:
             await broker.create_topic("t", 1, {"retention.ms": "5"})
             value = paths.deletion_payload(uuid4(), [7]) if request_ == "earlier topic" else b"{"
             tree.put(REQUESTED, value)
-            await _until(lambda: not tree.children("/admin/delete_topics"))
+            await until(lambda: not tree.children("/admin/delete_topics"))
             await broker.follower.refresh()
             assert ("t" in broker.registry.topics) == (request_ == "earlier topic")
             assert (tree.get("/config/topics/t") is not None) == (request_ == "earlier topic")
@@ -129,12 +131,12 @@ def test_a_broker_that_starts_while_a_topic_is_being_deleted(tmp_path: Path) -> 
     """It never serves the topic, and is not waited for."""
 
     async def run() -> None:
-        async with _running(tmp_path, 0, shared=True, watches=False) as first:
-            async with _running(tmp_path, 1, shared=True, watches=False):
+        async with running_as(tmp_path, 0, shared=True, watches=False) as first:
+            async with running_as(tmp_path, 1, shared=True, watches=False):
                 await first.follower.refresh()
                 topic_id = await first.create_topic("t", 1, None, {0: [1]})
             tree.put(REQUESTED, paths.deletion_payload(topic_id, ()))
-            async with _running(tmp_path, 1, shared=True, watches=False) as second:
+            async with running_as(tmp_path, 1, shared=True, watches=False) as second:
                 assert await second.leader_log("t", 0) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 assert paths.parse_deletion(tree.get(REQUESTED) or b"").dropped == {1}
                 await first.follower.refresh()
@@ -176,13 +178,13 @@ def test_acknowledged_records_in_any_order_of_changes(tmp_path: Path, seed: int)
         elif acknowledged:
             log = await brokers[1].leader_log("t", 0)
             if isinstance(log, PartitionLog):
-                _append(log, 1)
+                append_value(log, 1)
                 acknowledged[0] += 1
 
     async def run() -> None:
         async with (
-            _running(tmp_path, 0, shared=True, watches=False) as first,
-            _running(tmp_path, 1, shared=True, watches=False) as second,
+            running_as(tmp_path, 0, shared=True, watches=False) as first,
+            running_as(tmp_path, 1, shared=True, watches=False) as second,
         ):
             await first.follower.refresh()
             acknowledged: list[int] = []
@@ -199,13 +201,8 @@ def test_a_coordinator_that_hears_late_keeps_offsets_of_the_next_topic(tmp_path:
     """It leads no partition of the topic, and would take commits for the next topic for ones of the deleted topic."""
 
     async def run() -> None:
-        async with (
-            _running(tmp_path, 0, shared=True) as first,
-            _running(tmp_path, 1, shared=True, watches=False) as second,
-        ):
-            await first.follower.refresh()
+        async with _heard_late(tmp_path, {0: [0]}) as (first, second, _):
             await first.create_topic(OFFSETS_TOPIC, 1, None, {0: [1]})
-            await first.create_topic("t", 1, None, {0: [0]})
             await second.follower.refresh()
             await second.coordinator.load()
             assert await commit(second, "t", offset=5) == {"t": 0}
@@ -236,8 +233,8 @@ def test_the_controller_stands_still_when_all_have_dropped_the_topic(tmp_path: P
 
     async def run() -> None:
         async with (
-            _running(tmp_path, 1, shared=True, watches=False) as controller,
-            _running(tmp_path, 0, shared=True) as other,
+            running_as(tmp_path, 1, shared=True, watches=False) as controller,
+            running_as(tmp_path, 0, shared=True) as other,
         ):
             topic_id = await other.create_topic("t", 1, None, {0: [0]})
             assert (await _delete(other, 100))[0] == ErrorCode.REQUEST_TIMED_OUT
@@ -260,7 +257,7 @@ def test_a_broker_that_could_not_acknowledge_tries_again(
     """Nothing changes in the tree after its disk has space again."""
 
     async def run() -> None:
-        async with _running(tmp_path, 0, shared=True) as first, _running(tmp_path, 1, shared=True) as second:
+        async with running_as(tmp_path, 0, shared=True) as first, running_as(tmp_path, 1, shared=True) as second:
             await second.follower.refresh()
             await first.create_topic("t", 1, None, {0: [1]})
             await second.follower.refresh()
@@ -273,7 +270,7 @@ def test_a_broker_that_could_not_acknowledge_tries_again(
 
             monkeypatch.setattr(second.registry.deletions, "acknowledge", fail)
             deleting = asyncio.create_task(_delete(first, 20_000))
-            await _until(lambda: count)
+            await until(lambda: count)
             await asyncio.sleep(0.6)  # the watches have seen all changes
             monkeypatch.setattr(second.registry.deletions, "acknowledge", acknowledge)
             house = asyncio.create_task(keep_house(second))

@@ -7,8 +7,7 @@ import errno
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from uuid import UUID
 
 import pytest
 
-from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.broker import Request
 from spark_klog.broker.handlers import create_topics, delete_topics
 from spark_klog.broker.metadata.controller import Controller
 from spark_klog.broker.metadata.errors import (
@@ -29,44 +28,14 @@ from spark_klog.broker.metadata.errors import (
 from spark_klog.broker.metadata.registry import Registry
 from spark_klog.broker.security.config import PLAINTEXT, Listener
 from spark_klog.broker.security.session import Session
-from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.broker.transactions.markers import MarkerEntry
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch, Transaction
-from spark_klog.directories.paths import Endpoint
 from spark_klog.directories.trees.opening import open_tree
 from spark_klog.directories.trees.tree import Tree
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.log.files.file_system import LocalFileSystem
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
-from tests.support.batches import make_batch
-
-
-@asynccontextmanager
-async def _running(
-    tmp_path: Path, broker_id: int = 0, shared: bool = False, *, watches: bool = True
-) -> AsyncIterator[Broker]:
-    directories = str(tmp_path / "directories") if shared else None
-    config = BrokerConfig("127.0.0.1", 1000 + broker_id, tmp_path / str(broker_id), broker_id, directories)
-    broker = Broker(config)
-    try:
-        broker.start([Endpoint("PLAINTEXT", "PLAINTEXT", config.host, config.port)])
-        if watches:
-            broker.follower.watch()
-        yield broker
-    finally:
-        broker.close()
-
-
-async def _until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come"
-        await asyncio.sleep(0.02)
-
-
-def _append(log: PartitionLog | None, size: int) -> None:
-    assert log is not None
-    log.append(memoryview(bytearray(make_batch([(None, b"v" * size)], [1]))))
+from tests.support.loop_broker import append_value, running_as, until
 
 
 def _with(name: str, value: str, before: Mapping[str, str]) -> dict[str, str]:
@@ -75,24 +44,24 @@ def _with(name: str, value: str, before: Mapping[str, str]) -> dict[str, str]:
 
 def test_a_broker_that_is_alone(tmp_path: Path) -> None:
     async def first_life() -> None:
-        async with _running(tmp_path) as broker:
+        async with running_as(tmp_path) as broker:
             topic_id = await broker.create_topic("t", 2, {"max.message.bytes": "1000"})
-            _append(broker.logs.get("t", 0), 500)
+            append_value(broker.logs.get("t", 0), 500)
             await broker.create_partitions("t", 4)
             assert sorted(broker.logs.logs) == [("t", number) for number in range(4)]
             assert {log.topic_id for log in broker.logs.logs.values()} == {topic_id}
             new = broker.logs.get("t", 3)
             with pytest.raises(BatchTooLarge):
-                _append(new, 1000)
+                append_value(new, 1000)
             await broker.alter_topic_settings("t", lambda _: {"retention.ms": "5", "min.cleanable.dirty.ratio": "0.25"})
             for log in broker.logs.logs.values():
                 assert (log.config.retention_ms, log.config.min_cleanable_dirty_ratio) == (5, 0.25)
-            _append(new, 1000)
+            append_value(new, 1000)
             end = broker.logs.logs["t", 0].end_offset
             assert end == 1
 
     async def second_life() -> None:
-        async with _running(tmp_path) as broker:
+        async with running_as(tmp_path) as broker:
             assert broker.registry.settings("t") == {"retention.ms": "5", "min.cleanable.dirty.ratio": "0.25"}
             assert broker.logs.logs["t", 3].config.retention_ms == 5
             assert len(broker.registry.topics["t"].assignment) == 4
@@ -105,7 +74,7 @@ def test_names_that_collide_but_were_there_before(tmp_path: Path) -> None:
     """Earlier versions made both: both are served, no third one is made."""
 
     async def scenario() -> None:
-        async with _running(tmp_path) as broker:
+        async with running_as(tmp_path) as broker:
             assert set(broker.registry.topics) == {"a_b", "a.b"}
             with pytest.raises(TopicExists):
                 await broker.create_topic("a.b", 1)
@@ -120,7 +89,7 @@ def test_names_that_collide_but_were_there_before(tmp_path: Path) -> None:
 
 def test_what_cannot_be(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with _running(tmp_path) as broker:
+        async with running_as(tmp_path) as broker:
             await broker.create_topic("t", 2, {"retention.ms": "5"})
             with pytest.raises(UnknownTopic, match="no topic x"):
                 await broker.create_partitions("x", 3)
@@ -148,16 +117,16 @@ def test_brokers_that_share_a_folder(tmp_path: Path) -> None:
     """What one changes the other follows; so does it what somebody writes into the tree."""
 
     async def scenario(tree: Tree) -> None:
-        async with _running(tmp_path, 1, shared=True) as second:
-            async with _running(tmp_path, 0, shared=True) as first:
-                await _until(lambda: sorted(first.registry.brokers) == sorted(second.registry.brokers) == [0, 1])
+        async with running_as(tmp_path, 1, shared=True) as second:
+            async with running_as(tmp_path, 0, shared=True) as first:
+                await until(lambda: sorted(first.registry.brokers) == sorted(second.registry.brokers) == [0, 1])
                 assert first.registry.controller_id == second.registry.controller_id == 1
                 topic_id = await first.create_topic("t", 2)
-                await _until(lambda: len(second.logs.logs) == 1)
+                await until(lambda: len(second.logs.logs) == 1)
                 await second.create_partitions("t", 4, [[0], [0]])
                 await second.alter_topic_settings("t", lambda _: {"segment.bytes": "777"})
-                await _until(lambda: len(first.logs.logs) == 3)
-                await _until(lambda: {log.config.segment_bytes for log in first.logs.logs.values()} == {777})
+                await until(lambda: len(first.logs.logs) == 3)
+                await until(lambda: {log.config.segment_bytes for log in first.logs.logs.values()} == {777})
                 assert {log.config.segment_bytes for log in second.logs.logs.values()} == {777}
                 ids = {log.topic_id for broker in (first, second) for log in broker.logs.logs.values()}
                 assert ids == {topic_id}
@@ -171,39 +140,39 @@ def test_brokers_that_share_a_folder(tmp_path: Path) -> None:
                 # by hand, as Kafka's old tools write it
                 tree.put("/config/topics/u", b'{"version":1,"config":{"segment.bytes":"888","max.compaction":"1"}}')
                 tree.create("/brokers/topics/u", b'{"version":1,"partitions":{"0":[1],"1":[0]}}')
-                await _until(lambda: first.logs.get("u", 1) and second.logs.get("u", 0))
+                await until(lambda: first.logs.get("u", 1) and second.logs.get("u", 0))
                 assert first.logs.logs["u", 1].config.segment_bytes == 888
                 assert first.logs.logs["u", 1].topic_id == second.logs.logs["u", 0].topic_id
-                _append(first.logs.get("u", 1), 10)
+                append_value(first.logs.get("u", 1), 10)
                 tree.put("/brokers/topics/u", b'{"version":1,"partitions":{"0":[1],"1":[0],"2":[1]}}')
                 tree.put("/config/topics/u", b'{"version":1,"config":{"max.compaction":"1"}}')
-                await _until(lambda: second.logs.get("u", 2))
-                await _until(lambda: first.logs.logs["u", 1].overrides == {})
+                await until(lambda: second.logs.get("u", 2))
+                await until(lambda: first.logs.logs["u", 1].overrides == {})
                 assert first.logs.logs["u", 1].end_offset == 1
                 # a setting that is not known here may stay, but not come
                 await first.alter_topic_settings("u", lambda _: {"max.compaction": "1", "segment.bytes": "999"})
                 with pytest.raises(ConfigError, match=r"max\.compaction"):
                     await first.alter_topic_settings("u", lambda _: {"max.compaction": "2"})
-                await _until(lambda: second.logs.logs["u", 2].config.segment_bytes == 999)
+                await until(lambda: second.logs.logs["u", 2].config.segment_bytes == 999)
 
                 # made anew while nobody looks: another topic, without the records of before
                 before = first.registry.topics["u"].topic_id
                 tree.delete("/brokers/topics/u")
                 tree.create("/brokers/topics/u", b'{"version":1,"partitions":{"0":[1],"1":[0]}}')
-                await _until(lambda: "u" in first.registry.topics and first.registry.topics["u"].topic_id != before)
-                await _until(lambda: first.logs.get("u", 1) and first.logs.logs["u", 1].end_offset == 0)
+                await until(lambda: "u" in first.registry.topics and first.registry.topics["u"].topic_id != before)
+                await until(lambda: first.logs.get("u", 1) and first.logs.logs["u", 1].end_offset == 0)
 
                 tree.put("/admin/delete_topics/u", b"")
-                await _until(lambda: all("u" not in {name for name, _ in b.logs.logs} for b in (first, second)))
-                await _until(lambda: not tree.children("/admin/delete_topics"))
+                await until(lambda: all("u" not in {name for name, _ in b.logs.logs} for b in (first, second)))
+                await until(lambda: not tree.children("/admin/delete_topics"))
                 assert (tree.get("/brokers/topics/u"), tree.get("/config/topics/u")) == (None, None)
 
             # one leaves
-            await _until(lambda: b'"leader":-1' in (tree.get("/brokers/topics/t/partitions/2/state") or b""))
+            await until(lambda: b'"leader":-1' in (tree.get("/brokers/topics/t/partitions/2/state") or b""))
             assert json.loads(tree.get("/controller") or b"")["brokerid"] == 1
             assert tree.get("/controller_epoch") == b"1"
-        async with _running(tmp_path, 0, shared=True) as first:
-            await _until(lambda: b'"leader":0' in (tree.get("/brokers/topics/t/partitions/2/state") or b""))
+        async with running_as(tmp_path, 0, shared=True) as first:
+            await until(lambda: b'"leader":0' in (tree.get("/brokers/topics/t/partitions/2/state") or b""))
             assert (first.registry.controller_id, tree.get("/controller_epoch")) == (0, b"2")
 
     tree = open_tree(str(tmp_path / "directories"))
@@ -216,13 +185,13 @@ def test_ids_of_altered_topics_are_found_in_the_logs(tmp_path: Path) -> None:
     tree = open_tree(str(tmp_path / "directories"))
 
     async def first_life() -> None:
-        async with _running(tmp_path, shared=True) as broker:
+        async with running_as(tmp_path, shared=True) as broker:
             await broker.create_topic("t", 1)
-            _append(broker.logs.get("t", 0), 10)
+            append_value(broker.logs.get("t", 0), 10)
 
     async def second_life() -> None:
-        async with _running(tmp_path, shared=True) as broker:
-            await _until(lambda: broker.logs.get("t", 1))
+        async with running_as(tmp_path, shared=True) as broker:
+            await until(lambda: broker.logs.get("t", 1))
             assert broker.logs.logs["t", 0].end_offset == 1
 
     asyncio.run(first_life())
@@ -238,7 +207,7 @@ def test_a_flood_of_unknown_names_reads_the_tree_a_few_times(tmp_path: Path, mon
     entry = {"num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
 
     async def scenario() -> None:
-        async with _running(tmp_path, 0, shared=True) as broker, _running(tmp_path, 1, shared=True) as other:
+        async with running_as(tmp_path, 0, shared=True) as broker, running_as(tmp_path, 1, shared=True) as other:
             reads = 0
             refresh = broker.registry.refresh
 
@@ -441,8 +410,8 @@ def test_a_creation_that_fails_leaves_a_topic_of_its_name_that_was_created_since
 
     async def run() -> None:
         async with (
-            _running(tmp_path, 0, shared=True, watches=False) as first,
-            _running(tmp_path, 1, shared=True, watches=False) as second,
+            running_as(tmp_path, 0, shared=True, watches=False) as first,
+            running_as(tmp_path, 1, shared=True, watches=False) as second,
         ):
             await first.follower.refresh()
             follow, is_late = first._topic_logs.follow, True
@@ -483,7 +452,7 @@ def test_a_log_that_can_not_be_made_is_logged_once(
         return found
 
     async def run() -> None:
-        async with _running(tmp_path, 0) as broker:
+        async with running_as(tmp_path, 0) as broker:
             with monkeypatch.context() as full:
                 full.setattr(broker.logs, "make", _fail_to_make)
                 for _ in range(3):
@@ -514,7 +483,7 @@ def test_settings_that_two_brokers_alter_one_after_the_other_are_both_kept(tmp_p
     """The second one has not seen yet what the first one has changed."""
 
     async def run() -> None:
-        async with _running(tmp_path, 0, shared=True) as first, _running(tmp_path, 1, shared=True) as second:
+        async with running_as(tmp_path, 0, shared=True) as first, running_as(tmp_path, 1, shared=True) as second:
             await first.create_topic("t", 1)
             await second.follower.refresh()
             await first.alter_topic_settings("t", partial(_with, "retention.ms", "5"))
@@ -532,8 +501,8 @@ def test_a_topic_is_deleted_by_the_id_that_was_named(tmp_path: Path) -> None:
 
     async def run() -> None:
         async with (
-            _running(tmp_path, 0, shared=True) as first,
-            _running(tmp_path, 1, shared=True, watches=False) as second,
+            running_as(tmp_path, 0, shared=True) as first,
+            running_as(tmp_path, 1, shared=True, watches=False) as second,
         ):
             topic_id = await first.create_topic("t", 1)
             await second.follower.refresh()
@@ -566,15 +535,15 @@ def test_a_topic_created_again_before_its_deletion_is_noticed_keeps_its_folder(
     """
 
     async def run() -> None:
-        async with _running(tmp_path, watches=False) as broker:
+        async with running_as(tmp_path, watches=False) as broker:
             await broker.create_topic("b", 1)
-            _append(broker.logs.get("b", 0), 1)
+            append_value(broker.logs.get("b", 0), 1)
             loop, make, registry = asyncio.get_running_loop(), broker.logs.make, broker.registry
             old = registry.topics["b"]
 
             def drop(done: threading.Event) -> None:
                 if when == "c":
-                    _append(broker.logs.get("b", 0), 3)
+                    append_value(broker.logs.get("b", 0), 3)
                 broker._drop(old)
                 done.set()
 
@@ -594,7 +563,7 @@ def test_a_topic_created_again_before_its_deletion_is_noticed_keeps_its_folder(
             log = broker.logs.get("b", 0)
             assert log is not None
             assert (log.topic_id, log.end_offset) == (registry.topics["b"].topic_id, 1 if when == "c" else 0)
-            _append(log, 2)
+            append_value(log, 2)
             log.flush()
             assert log.segments[0].path.stat().st_size == log.size
             await broker.changes_ended()
@@ -619,9 +588,9 @@ def test_the_folder_of_a_deleted_topic_that_could_not_be_renamed(
 
     async def first() -> None:
         nonlocal fails, slow
-        async with _running(tmp_path) as broker:
+        async with running_as(tmp_path) as broker:
             await broker.create_topic("t", 2)
-            _append(broker.logs.get("t", 1), 10)
+            append_value(broker.logs.get("t", 1), 10)
             monkeypatch.setattr(LocalFileSystem, "rename", failing)
             await broker.delete_topic("t")
             assert "t-1 can't be renamed" in caplog.text
@@ -629,13 +598,13 @@ def test_the_folder_of_a_deleted_topic_that_could_not_be_renamed(
             if retried_by == "housekeeping":
                 slow = 0.2
                 retry = asyncio.ensure_future(broker.follower.refresh())  # as a watch does; its retry is waited for
-                await _until(lambda: broker._topic_logs.is_busy)
+                await until(lambda: broker._topic_logs.is_busy)
                 await broker.care_for_topic_logs()
                 assert not list((tmp_path / "0").glob("t-?"))
                 await retry
             elif retried_by.startswith("a new topic"):
                 await broker.create_topic("t", 2)  # what is left is moved out of its way
-                _append(broker.logs.get("t", 1), 5)
+                append_value(broker.logs.get("t", 1), 5)
                 fails = False
                 await broker.care_for_topic_logs()
             await broker.changes_ended()
@@ -643,7 +612,7 @@ def test_the_folder_of_a_deleted_topic_that_could_not_be_renamed(
     async def second() -> None:
         nonlocal fails
         fails = False
-        async with _running(tmp_path) as broker:
+        async with running_as(tmp_path) as broker:
             if not retried_by.startswith("a new topic"):
                 assert not broker.registry.topics
                 assert not list((tmp_path / "0").glob("t-*"))
@@ -665,7 +634,7 @@ def test_no_broker_is_asked_for_markers_of_a_transaction_that_another_has_follow
     """While the markers of a commit are tried again it completes, and the next transaction is aborted."""
 
     async def scenario() -> None:
-        async with _running(tmp_path, 0, shared=True) as first, _running(tmp_path, 1, shared=True) as second:
+        async with running_as(tmp_path, 0, shared=True) as first, running_as(tmp_path, 1, shared=True) as second:
             await first.follower.refresh()
             await first.create_topic("t", 2)
             await second.follower.refresh()

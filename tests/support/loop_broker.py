@@ -39,7 +39,24 @@ async def running(tmp_path: Path, **settings: Any) -> AsyncIterator[Broker]:
         broker.close()
 
 
-async def until(condition: Callable[[], object], what: str) -> None:
+@asynccontextmanager
+async def running_as(
+    tmp_path: Path, broker_id: int = 0, shared: bool = False, *, watches: bool = True
+) -> AsyncIterator[Broker]:
+    """One of several brokers; `shared` is a tree in a folder, without `watches` it hears of changes when it is told."""
+    directories = str(tmp_path / "directories") if shared else None
+    config = BrokerConfig("127.0.0.1", 1000 + broker_id, tmp_path / str(broker_id), broker_id, directories)
+    broker = Broker(config)
+    try:
+        broker.start([Endpoint("PLAINTEXT", "PLAINTEXT", config.host, config.port)])
+        if watches:
+            broker.follower.watch()
+        yield broker
+    finally:
+        broker.close()
+
+
+async def until(condition: Callable[[], object], what: str = "it does not come") -> None:
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, what
@@ -71,6 +88,11 @@ def append(log: PartitionLog | None, count: int) -> None:
     assert log is not None
     for _ in range(count):
         log.append(memoryview(bytearray(make_batch([(None, b"value")], [1]))))
+
+
+def append_value(log: PartitionLog | None, size: int) -> None:
+    assert log is not None
+    log.append(memoryview(bytearray(make_batch([(None, b"v" * size)], [1]))))
 
 
 def client_request(version: int = 7) -> Request:
