@@ -14,10 +14,13 @@ import duckdb
 import pyarrow.dataset as ds
 import pytest
 
+from spark_klog.errors import ConnectionFailed
 from spark_klog.load.journal.model import Range
 from spark_klog.load.journal.store import ArrowStore, LocalStore
 from spark_klog.load.run import Loaded, LoadOptions, load
+from spark_klog.load.tasks import task
 from spark_klog.load.tasks.task import Job, run_task
+from spark_klog.spark.tasks import reading
 from tests.support.batches import make_batch
 from tests.support.raw_client import RawClient
 
@@ -146,3 +149,29 @@ def _counted(method: Any, number: int, end: Callable[[], None], count: list[int]
         return answer
 
     return call
+
+
+class TwinFails(InProcess):
+    """Runs each task twice, as Spark's speculation does: the first attempt loses its broker when it has written its
+    files, and learns of it after the second one has ended."""
+
+    def run(self, tasks: Any, job: Any) -> None:
+        for number, ranges in tasks.items():
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(task, "read_ranges", failing_after(lambda n=number, r=ranges: task.run_task(n, r, job)))
+                task.run_task(number, ranges, job)
+
+
+def failing_after(twin: Any) -> Any:
+    """`read_ranges` that reads all; at its end runs `twin`, undisturbed, and fails."""
+    real, calls = reading.read_ranges, [0]
+
+    def read(*arguments: Any) -> Any:
+        calls[0] += 1
+        is_first = calls[0] == 1
+        yield from real(*arguments)
+        if is_first:
+            twin()
+            raise ConnectionFailed("the broker is gone")
+
+    return read

@@ -44,8 +44,8 @@ from tests.jobs.support import (
     wait_for_the_moment,
 )
 from tests.jobs.truth import Truth, check_each_once
+from tests.load.buckets import bucket, committed, seen
 from tests.load.support import InProcess, Place, by_duckdb, by_pyarrow, expected, kills, run
-from tests.load.test_s3 import bucket, committed, seen
 from tests.spark.support import Sent, create_topic, produce, values
 
 _SECONDS = 480

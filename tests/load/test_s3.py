@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import quote
 
-import pyarrow.dataset as ds
 import pytest
 from moto.server import ThreadedMotoServer
-from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from spark_klog.columns import decode
 from spark_klog.embedded import EmbeddedCluster
@@ -21,8 +18,8 @@ from spark_klog.load.journal.store import ArrowStore
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks import task
-from tests.load.support import InProcess, Killed, Place, expected, failing, kills, run, send_batch
-from tests.load.test_sequences import TwinFails
+from tests.load.buckets import bucket, committed, seen
+from tests.load.support import InProcess, Killed, TwinFails, expected, failing, kills, run, send_batch
 from tests.spark.support import create_topic, delete_records, produce, values
 from tests.support.kafka import free_port
 
@@ -37,35 +34,6 @@ def s3() -> Iterator[str]:
     server.start()
     yield f"{_HOST}:{port}"
     server.stop()
-
-
-def bucket(s3: str, name: str) -> str:
-    """The URI of a load in a new bucket."""
-    options = f"endpoint_override={quote(f'http://{s3}')}&region=us-east-1&allow_bucket_creation=true"
-    uri = f"s3://key:secret@{name}?{options}"
-    filesystem, path = FileSystem.from_uri(uri)
-    filesystem.create_dir(path)
-    return f"s3://key:secret@{name}/out?{options}"
-
-
-def seen(uri: str) -> list[Place]:
-    """What a plain reader of the bucket sees."""
-    filesystem, path = FileSystem.from_uri(uri)
-    found = filesystem.get_file_info(FileSelector(path, recursive=True, allow_not_found=True))
-    names = [item.path for item in found if item.type == FileType.File and item.path.endswith(".parquet")]
-    return _records(filesystem, names)
-
-
-def _records(filesystem: FileSystem, names: list[str]) -> list[Place]:
-    if not names:
-        return []
-    table = ds.dataset(names, format="parquet", filesystem=filesystem).to_table(["topic", "partition", "offset"])
-    return sorted(zip(*(table[name].to_pylist() for name in table.column_names), strict=True))
-
-
-def committed(uri: str) -> list[Place]:
-    filesystem, _ = FileSystem.from_uri(uri)
-    return _records(filesystem, [item.path.removeprefix("s3://") for item in files(uri)])
 
 
 def _die() -> None:

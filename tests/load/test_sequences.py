@@ -10,15 +10,15 @@ import pytest
 from spark_klog.client import small_ranges
 from spark_klog.client.cluster import Cluster
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import ConnectionFailed, DataLossError
+from spark_klog.errors import DataLossError
 from spark_klog.load import planning
 from spark_klog.load.audit import status
 from spark_klog.load.places import AtTime
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
-from spark_klog.load.tasks import task, writers
+from spark_klog.load.tasks import writers
 from spark_klog.spark.tasks import reading
-from tests.load.support import InProcess, by_duckdb, expected, run
+from tests.load.support import TwinFails, by_duckdb, expected, run
 from tests.spark.support import Sent, create_topic, delete_records, delete_topic, produce, values
 
 _HOUR_MS = 3_600_000
@@ -119,32 +119,6 @@ def test_few_files_are_open_for_many_hours(
     assert len(lines) == len(set(lines)) == count
     found = status(str(tmp_path))
     assert (found.findings, sum(found.hours[topic].values())) == ([], count)
-
-
-class TwinFails(InProcess):
-    """Runs each task twice, as Spark's speculation does: the first attempt loses its broker when it has written its
-    files, and learns of it after the second one has ended."""
-
-    def run(self, tasks: Any, job: Any) -> None:
-        for number, ranges in tasks.items():
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(task, "read_ranges", failing_after(lambda n=number, r=ranges: task.run_task(n, r, job)))
-                task.run_task(number, ranges, job)
-
-
-def failing_after(twin: Any) -> Any:
-    """`read_ranges` that reads all; at its end runs `twin`, undisturbed, and fails."""
-    real, calls = reading.read_ranges, [0]
-
-    def read(*arguments: Any) -> Any:
-        calls[0] += 1
-        is_first = calls[0] == 1
-        yield from real(*arguments)
-        if is_first:
-            twin()
-            raise ConnectionFailed("the broker is gone")
-
-    return read
 
 
 def test_an_attempt_that_fails_beside_one_that_is_done(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:

@@ -11,40 +11,13 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from spark_klog.client import Admin
 from spark_klog.embedded import EmbeddedCluster
+from tests.mirror.records import PARTITIONS, produce_all_shapes
 from tests.support.batches import walk
 from tests.support.mirrors import mirror_once, read_partition, read_topic
 from tests.support.shared_kafka import SharedKafkas
 
 pytestmark = pytest.mark.peer
 _TIME = 1_700_000_000_000
-_PARTITIONS = 2
-
-
-def _fill(servers: str, topic: str, *, is_old: bool = False) -> None:
-    """Records of all shapes: nulls, headers, old timestamps, codecs, transactions that commit and abort."""
-    for codec in ("none", "lz4", "gzip", "snappy") if is_old else ("none", "lz4", "zstd", "gzip", "snappy"):
-        producer = Producer({"bootstrap.servers": servers, "compression.type": codec, "linger.ms": 50, "log_level": 0})
-        for number in range(400):
-            headers = [("h", b"%d" % number), ("null", None)] if number % 3 == 0 and not is_old else []
-            value = None if number % 7 == 0 else f"{codec} {number} ".encode() * 10
-            key = None if number % 5 == 0 else b"k%d" % number
-            producer.produce(topic, value, key, number % _PARTITIONS, timestamp=_TIME + number, headers=headers)
-        assert producer.flush(30) == 0
-    if is_old:
-        return
-    producer = Producer({"bootstrap.servers": servers, "transactional.id": uuid.uuid4().hex, "log_level": 0})
-    producer.init_transactions(30)
-    for number in range(6):
-        producer.begin_transaction()
-        for record in range(20):
-            producer.produce(
-                topic, b"transaction %d %d" % (number, record), None, record % _PARTITIONS, timestamp=_TIME
-            )
-        producer.flush(30)
-        if number % 2:
-            producer.abort_transaction(30)
-        else:
-            producer.commit_transaction(30)
 
 
 def _data_batches(logs: list[Path]) -> list[tuple[bytes, int, bytes]]:
@@ -77,13 +50,13 @@ def test_from_kafka_to_ours_and_back(
     topic = f"mirrored-{uuid.uuid4().hex[:8]}"
     with Admin({"bootstrap.servers": kafka.bootstrap_servers}) as admin:
         configs = {"retention.ms": "-1", "max.message.bytes": "2000000", "min.insync.replicas": "1"}
-        admin.create_topic(topic, _PARTITIONS, replication_factor=1, configs=configs)
-    _fill(kafka.bootstrap_servers, topic)
-    before = read_topic(kafka.bootstrap_servers, topic, _PARTITIONS)
+        admin.create_topic(topic, PARTITIONS, replication_factor=1, configs=configs)
+    produce_all_shapes(kafka.bootstrap_servers, topic)
+    before = read_topic(kafka.bootstrap_servers, topic, PARTITIONS)
     assert sum(map(len, before)) == 5 * 400 + 3 * 20
 
     there = mirror_once(kafka.bootstrap_servers, ours.bootstrap_servers, "--topics", topic, "--name", topic, *more)
-    assert read_topic(ours.bootstrap_servers, topic, _PARTITIONS) == before
+    assert read_topic(ours.bootstrap_servers, topic, PARTITIONS) == before
     assert (there["records"], there["rebuilt"], there["lag"], there["lost"]) == (2060, 0, 0, 0)
     with Admin({"bootstrap.servers": ours.bootstrap_servers}) as admin:
         found = admin.describe_configs([("topic", topic)]).check()["topic", topic]
@@ -94,8 +67,8 @@ def test_from_kafka_to_ours_and_back(
 
     back = ("--topics", topic, "--prefix", "back.", "--name", f"back-{topic}", *more)
     mirror_once(ours.bootstrap_servers, kafka.bootstrap_servers, *back)
-    assert read_topic(kafka.bootstrap_servers, f"back.{topic}", _PARTITIONS) == before
-    for partition in range(_PARTITIONS):
+    assert read_topic(kafka.bootstrap_servers, f"back.{topic}", PARTITIONS) == before
+    for partition in range(PARTITIONS):
         copies = _data_batches(_logs(module_server_dir / "ours", topic, partition))
         assert _data_batches(_logs(kafka.log_dir, f"back.{topic}", partition)) == copies
         originals = _data_batches(_logs(kafka.log_dir, topic, partition))
@@ -109,15 +82,15 @@ def test_from_kafka_to_ours_and_back(
     producer.produce(topic, b"later", None, 1, timestamp=_TIME)
     assert producer.flush(30) == 0
     assert mirror_once(ours.bootstrap_servers, kafka.bootstrap_servers, *back)["records"] == 1
-    after = read_topic(kafka.bootstrap_servers, f"back.{topic}", _PARTITIONS)
+    after = read_topic(kafka.bootstrap_servers, f"back.{topic}", PARTITIONS)
     assert [after[0], after[1][:-1], after[1][-1].value] == [*before, b"later"]
 
 
 def test_groups(shared_kafkas: SharedKafkas, ours: EmbeddedCluster) -> None:
     kafka = shared_kafkas.get("3.9.1")
     topic = f"groups-{uuid.uuid4().hex[:8]}"
-    kafka.create_topic(topic, _PARTITIONS)
-    _fill(kafka.bootstrap_servers, topic)
+    kafka.create_topic(topic, PARTITIONS)
+    produce_all_shapes(kafka.bootstrap_servers, topic)
     group = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": f"g-{topic}", "log_level": 0})
     # in the middle of a batch, and in that of a transaction
     places = [TopicPartition(topic, 0, 777), TopicPartition(topic, 1, 1018)]
@@ -142,15 +115,15 @@ def test_groups(shared_kafkas: SharedKafkas, ours: EmbeddedCluster) -> None:
 def test_from_the_oldest_kafka_to_the_newest(shared_kafkas: SharedKafkas) -> None:
     old, new = shared_kafkas.get("0.10.2.2"), shared_kafkas.get("4.1.0")
     topic = f"old-{uuid.uuid4().hex[:8]}"
-    old.create_topic(topic, _PARTITIONS)
-    _fill(old.bootstrap_servers, topic, is_old=True)
-    before = read_topic(old.bootstrap_servers, topic, _PARTITIONS)
+    old.create_topic(topic, PARTITIONS)
+    produce_all_shapes(old.bootstrap_servers, topic, is_old=True)
+    before = read_topic(old.bootstrap_servers, topic, PARTITIONS)
     told = mirror_once(
         old.bootstrap_servers, new.bootstrap_servers, "--topics", topic, "--name", topic, "--exactly-once"
     )
-    assert read_topic(new.bootstrap_servers, topic, _PARTITIONS) == before
+    assert read_topic(new.bootstrap_servers, topic, PARTITIONS) == before
     assert (told["records"], told["copied"]) == (1600, 0)
     # and back, where records without headers become messages again
     back = ("--topics", topic, "--prefix", "back.", "--name", f"back-{topic}")
     mirror_once(new.bootstrap_servers, old.bootstrap_servers, *back)
-    assert read_topic(old.bootstrap_servers, f"back.{topic}", _PARTITIONS) == before
+    assert read_topic(old.bootstrap_servers, f"back.{topic}", PARTITIONS) == before

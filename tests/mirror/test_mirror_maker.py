@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from spark_klog.client import Admin
-from tests.mirror.test_mirror_kafka import _PARTITIONS, _fill
+from tests.mirror.records import PARTITIONS, produce_all_shapes
 from tests.support.mirror_maker import mirror_maker, mirror_maker_libs
 from tests.support.mirrors import Seen, mirror_once, read_topic
 from tests.support.shared_kafka import SharedKafkas
@@ -38,21 +38,21 @@ def test_the_same_records_as_mirror_maker(shared_kafkas: SharedKafkas, server_di
     topic, alias = f"both-{uuid.uuid4().hex[:8]}", f"mm{uuid.uuid4().hex[:6]}"
     with Admin({"bootstrap.servers": source}) as admin:
         # the records' timestamps are years old
-        admin.create_topic(topic, _PARTITIONS, replication_factor=1, configs={"retention.ms": "-1"})
-    _fill(source, topic)
-    before = read_topic(source, topic, _PARTITIONS)
+        admin.create_topic(topic, PARTITIONS, replication_factor=1, configs={"retention.ms": "-1"})
+    produce_all_shapes(source, topic)
+    before = read_topic(source, topic, PARTITIONS)
     more = {f"{alias}.consumer.isolation.level": "read_committed"}
     theirs: list[list[Seen]] = []
-    with mirror_maker(mirror_maker_libs(), source, target, alias, topic, server_dir, more, _PARTITIONS) as process:
+    with mirror_maker(mirror_maker_libs(), source, target, alias, topic, server_dir, more, PARTITIONS) as process:
         deadline = time.monotonic() + _SECONDS
         _wait_for_topic(target, f"{alias}.{topic}", deadline)
         while sum(map(len, theirs)) < sum(map(len, before)):
             assert process.poll() is None, (server_dir / f"{alias}.log").read_text()[-2000:]
             assert time.monotonic() < deadline, sum(map(len, theirs))
-            theirs = read_topic(target, f"{alias}.{topic}", _PARTITIONS)
+            theirs = read_topic(target, f"{alias}.{topic}", PARTITIONS)
     for number, more_arguments in enumerate(((), ("--exactly-once",))):
         prefix = f"klog{number}."
         mirror_once(source, target, "--topics", topic, "--name", prefix + topic, "--prefix", prefix, *more_arguments)
-        ours = read_topic(target, prefix + topic, _PARTITIONS)
+        ours = read_topic(target, prefix + topic, PARTITIONS)
         assert ours == before
         assert ours == theirs

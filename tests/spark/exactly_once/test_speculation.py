@@ -19,7 +19,7 @@ from tests.jobs.support import Running
 from tests.spark.standalone import standalone
 from tests.spark.support import create_topic
 
-from .test_streams import PARTITIONS, fill, once, read
+from .support import PARTITIONS, fill, once, read
 
 pytestmark = [
     pytest.mark.slow,

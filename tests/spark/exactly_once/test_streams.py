@@ -15,9 +15,9 @@ from spark_klog.client.admin.admin import Admin
 from spark_klog.errors import ConfigError
 from spark_klog.spark.options.writes import sink_options
 from tests.spark.support import Sent, create_topic, error_of, produce, set_topic
-from tests.support.transactional.readers import by_confluent
 
-PARTITIONS = 3
+from .support import PARTITIONS, fill, once, read
+
 _SECONDS = 300
 
 
@@ -44,22 +44,10 @@ def copy(spark: SparkSession, servers: str, topic: str, checkpoint: object, **mo
     assert start(spark, servers, topic, checkpoint, **more).awaitTermination(_SECONDS)
 
 
-def fill(servers: str, topic: str, first: int, end: int) -> None:
-    produce(servers, f"{topic}-from", [Sent(b"%d" % n, partition=n % PARTITIONS) for n in range(first, end)])
-
-
 def prepare(servers: str, topic: str, records: int) -> None:
     create_topic(servers, f"{topic}-from", PARTITIONS)
     create_topic(servers, topic, PARTITIONS)
     fill(servers, topic, 0, records)
-
-
-def read(servers: str, topic: str, *, committed: bool = True) -> Counter[str]:
-    return Counter(value for n in range(PARTITIONS) for value in by_confluent(servers, topic, n, committed=committed))
-
-
-def once(records: int) -> Counter[str]:
-    return Counter(str(n) for n in range(records))
 
 
 def test_runs_one_after_the_other(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:

@@ -1,0 +1,22 @@
+"""What the tests of exactly-once streams share: numbers in TOPIC-from, and how often each of them is in the topic."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.spark.support import Sent, produce
+from tests.support.transactional.readers import by_confluent
+
+PARTITIONS = 3
+
+
+def fill(servers: str, topic: str, first: int, end: int) -> None:
+    produce(servers, f"{topic}-from", [Sent(b"%d" % n, partition=n % PARTITIONS) for n in range(first, end)])
+
+
+def read(servers: str, topic: str, *, committed: bool = True) -> Counter[str]:
+    return Counter(value for n in range(PARTITIONS) for value in by_confluent(servers, topic, n, committed=committed))
+
+
+def once(records: int) -> Counter[str]:
+    return Counter(str(n) for n in range(records))
