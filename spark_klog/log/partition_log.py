@@ -333,11 +333,6 @@ class PartitionLog(ReadableLog):
         self._start_at(max(self.start_offset, self._segments[0].base_offset))
         self.expired_segments += 1
 
-    def flush_due(self) -> None:
-        """Flush if flush.ms requires it; OSError."""
-        if self.is_flush_due:
-            self.flush()
-
     def note_refused(self, header: BatchHeader) -> None:
         """See `ProducerState.note_refused`."""
         self.producers.note_refused(header, self._now_ms())

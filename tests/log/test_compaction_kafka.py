@@ -21,7 +21,7 @@ from spark_klog.log.compaction.passes import Cleaner, CleaningRound, LastRecord,
 from spark_klog.log.compaction.plan import SegmentInfo, cleanable, group_segments, retains_legacy_tombstones
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.log.segments.transaction_index import AbortedTransaction, read_transaction_index
+from spark_klog.log.segments.transaction_index import AbortedTransaction, parse_transaction_index
 from spark_klog.records.formats.batch import Header, iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader, body
 from spark_klog.records.formats.message_set import inner_set
@@ -58,7 +58,8 @@ def _segments(folder: Path) -> list[Segment]:
             index.stat().st_size if index.exists() else 0,
             time_index.stat().st_size if time_index.exists() else 0,
         )
-        found.append(Segment(info, data, read_transaction_index(transactions) if transactions.exists() else []))
+        aborted = transactions.read_bytes() if transactions.exists() else b""
+        found.append(Segment(info, data, parse_transaction_index(aborted, transactions.name)))
     return found
 
 

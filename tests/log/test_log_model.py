@@ -153,7 +153,9 @@ class LogModel(LogEvents):
     def time_passes(self, step: int) -> None:
         self.clock.now += step
         for log in list(self.logs.logs.values()):
-            for care in (log.flush_due, log.delete_expired, log.deleted_files.remove_due, log.forget_producers):
+            if log.is_flush_due:
+                self.attempt(log.flush)
+            for care in (log.delete_expired, log.deleted_files.remove_due, log.forget_producers):
                 self.attempt(care)
         self.note_starts()
 

@@ -56,8 +56,8 @@ ROWS = [
     Row(109, TIME + 1, None, None),
     Row(110, TIME, b"k" * 30, b"v" * 3000),
 ]
-#: What is lost of them: headers, timestamps.
-HEADERS, TIMESTAMPS = 3, 5
+#: How many headers they have.
+HEADERS = 3
 
 
 def _old(rows: Sequence[Row], magic: int) -> list[Row]:
@@ -168,8 +168,8 @@ def _shallow(data: bytes | bytearray) -> list[Shallow]:
     return found
 
 
-def _lost(converted: Converted) -> tuple[int, int, int]:
-    return converted.records, converted.lost_headers, converted.lost_timestamps
+def _counts(converted: Converted) -> tuple[int, int]:
+    return converted.records, converted.lost_headers
 
 
 # ----- down
@@ -180,7 +180,7 @@ def _lost(converted: Converted) -> tuple[int, int, int]:
 def test_a_batch_becomes_a_message_set(magic: int, codec: int) -> None:
     converted = down_convert(_batch(codec=codec), magic)
     assert _read(converted.data) == _old(ROWS, magic)
-    assert _lost(converted) == (5, HEADERS, 0 if magic else TIMESTAMPS)
+    assert _counts(converted) == (5, HEADERS)
     lasts = [110] if codec else [row.offset for row in ROWS]
     assert _shallow(converted.data) == [Shallow(magic, codec, None, last) for last in lasts]
     if not codec:
@@ -191,7 +191,7 @@ def test_a_batch_becomes_a_message_set(magic: int, codec: int) -> None:
 def test_magic_1_becomes_magic_0(codec: int) -> None:
     converted = down_convert(_set(1, codec), 0)
     assert _read(converted.data) == _old(ROWS, 0)
-    assert _lost(converted) == (5, 0, TIMESTAMPS)
+    assert _counts(converted) == (5, 0)
     assert {found.codec for found in _shallow(converted.data)} == {codec}
     if not codec:
         assert converted.data == _set(0)
@@ -206,7 +206,6 @@ def test_log_append_time_goes_down(codec: int) -> None:
     for data in (_batch(codec=codec, append_time=APPEND_TIME), _set(1, codec, append_time=APPEND_TIME)):
         converted = down_convert(data, 0)
         assert _read(converted.data) == _old(ROWS, 0)
-        assert converted.lost_timestamps == TIMESTAMPS
 
 
 def test_the_wrapper_has_the_largest_timestamp() -> None:
@@ -218,7 +217,7 @@ def test_the_wrapper_has_the_largest_timestamp() -> None:
 def test_magic_0_stays_as_it_is(data: bytes, magic: int) -> None:
     converted = down_convert(data, magic)
     assert converted.data == data
-    assert _lost(converted) == (0, 0, 0)
+    assert _counts(converted) == (0, 0)
 
 
 @pytest.mark.parametrize("codec", OLD_CODECS)
@@ -227,16 +226,11 @@ def test_magic_1_stays_as_it_is(codec: int) -> None:
         assert down_convert(data, 1).data == data
 
 
-def test_timestamps_that_are_none_are_not_lost() -> None:
-    rows = [row._replace(timestamp=-1) for row in ROWS[:2]]
-    assert _lost(down_convert(_batch([*rows, *ROWS[2:]]), 0)) == (5, HEADERS, 3)
-
-
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", [*OLD_CODECS, ZSTD])
 def test_control_batches_are_dropped_and_data_of_transactions_is_not(magic: int, codec: int) -> None:
     marker = _batch([Row(120, TIME, struct.pack(">hh", 0, 1), bytes(6))], codec, TRANSACTIONAL | CONTROL)
-    assert _lost(down_convert(marker, magic)) == (0, 0, 0)
+    assert _counts(down_convert(marker, magic)) == (0, 0)
     assert down_convert(marker, magic).data == b""
     data = (
         _batch(ROWS[:2], GZIP, TRANSACTIONAL) + marker + _batch([Row(121, TIME, b"k", b"v")], attributes=TRANSACTIONAL)
@@ -524,7 +518,6 @@ def test_down_and_up_again_keeps_the_records(
     assert _read(down.data) == _old(rows, magic)
     assert down.records == len(rows)
     assert down.lost_headers == sum(len(row.headers) for row in rows)
-    assert down.lost_timestamps == (0 if magic else len(rows))
     up = up_convert(down.data)
     assert _read(up) == _new(_old(rows, magic))
     assert up_convert(up) == up

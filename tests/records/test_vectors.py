@@ -19,7 +19,7 @@ import pytest
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError, CorruptBatchError
-from spark_klog.log.segments.transaction_index import read_transaction_index
+from spark_klog.log.segments.transaction_index import parse_transaction_index
 from spark_klog.records import kernels
 from spark_klog.records.contract import Record
 from spark_klog.records.formats.batch import iter_batches, next_offset_after, whole_batches
@@ -258,6 +258,7 @@ def test_read_uncommitted_skips_control_batches() -> None:
 
 def test_read_committed_skips_aborted_transactions() -> None:
     index = NEW / "logs" / "v2-transactions-0" / "00000000000000000005.txnindex"
-    aborted = AbortedTransactions((entry.producer_id, entry.first_offset) for entry in read_transaction_index(index))
+    entries = parse_transaction_index(index.read_bytes(), index.name)
+    aborted = AbortedTransactions((entry.producer_id, entry.first_offset) for entry in entries)
     read = [_line(record) for record in read_records(_segments(NEW, "v2-transactions"), aborted)]
     assert read == _expected(NEW, "v2-transactions.read_committed")

@@ -22,7 +22,6 @@ from uuid import UUID
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 
-NO_SESSION = 0
 _FINAL_EPOCH, _INITIAL_EPOCH = -1, 0
 _MAX_ID = _MAX_EPOCH = 0x7FFFFFFF
 

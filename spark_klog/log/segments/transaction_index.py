@@ -33,11 +33,6 @@ class AbortedTransaction(NamedTuple):
     last_stable_offset: int
 
 
-def read_transaction_index(path: Path) -> list[AbortedTransaction]:
-    """Read all entries; `DecodeError` if the file is not a sequence of complete entries of version 0."""
-    return parse_transaction_index(path.read_bytes(), str(path))
-
-
 def parse_transaction_index(data: bytes, name: str) -> list[AbortedTransaction]:
     """Parse the entries of a file, which errors call `name`; `DecodeError` unless all are complete, of version 0."""
     if len(data) % _ENTRY.size:

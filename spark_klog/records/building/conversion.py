@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from spark_klog.errors import DecodeError, ErrorCode, ProtocolError
 from spark_klog.records import kernels
-from spark_klog.records.contract import LOG_APPEND_TIME, NO_TIMESTAMP, Record, RecordColumns
+from spark_klog.records.contract import LOG_APPEND_TIME, Record, RecordColumns
 from spark_klog.records.formats.batch import Header, check_crc, iter_batches, whole_batch_size, whole_batches
 from spark_klog.records.formats.batch_v2 import LOG_APPEND_TIME_BIT, BatchHeader, build_batch
 from spark_klog.records.formats.message_set import (
@@ -44,12 +44,11 @@ _COLUMNS = frozenset({"key", "value", "timestamp"})
 
 @dataclass
 class Converted:
-    """Converted batches: how many records they have, and how many headers and timestamps were dropped."""
+    """Converted batches: how many records they have, and how many headers were dropped."""
 
     data: bytearray = field(default_factory=bytearray)
     records: int = 0
     lost_headers: int = 0
-    lost_timestamps: int = 0
 
 
 def down_convert(data: Buffer, magic: int, first_offset: int = 0, limit: int = MAX_DECOMPRESSED) -> Converted:
@@ -78,8 +77,6 @@ def down_convert(data: Buffer, magic: int, first_offset: int = 0, limit: int = M
             result.data += build_message_set(records, magic, codec_by_id(header.codec_id))
             result.records += len(records)
             result.lost_headers += sum(len(record.headers) for record in records)
-            if magic == 0:
-                result.lost_timestamps += sum(record.timestamp != NO_TIMESTAMP for record in records)
     return result
 
 
