@@ -43,6 +43,7 @@ from spark_klog.records.reading.produced import check_keys
 from spark_klog.records.reading.reader import read_records
 from spark_klog.wire.codecs import codec_by_id
 from tests.support.batches import make_batch
+from tests.support.commits import commit_offsets
 from tests.support.log_model import ABORT
 from tests.support.loop_broker import (
     append,
@@ -310,7 +311,7 @@ def test_groups_are_read_while_their_log_is_compacted(
             log = broker.internal_log(OFFSETS_TOPIC, "g")
             assert log is not None
             for number in range(20_000):
-                broker.offsets.commit(log, "g", {("t", number % 50): (number, -1, "")})
+                commit_offsets(broker.offsets, log, "g", {("t", number % 50): (number, -1, "")})
 
     async def second_life() -> None:
         async with running(tmp_path, log=config, cleaner_backoff_ms=1) as broker:
@@ -675,7 +676,7 @@ def test_offsets_that_their_topic_no_longer_takes_are_not_deleted(tmp_path: Path
             await broker.coordinator.load()
             log = await broker.coordinator.log_of(group)
             assert not isinstance(log, ErrorCode)
-            broker.offsets.commit(log, group, {("t", 0): (7, -1, "")})
+            commit_offsets(broker.offsets, log, group, {("t", 0): (7, -1, "")})
             await broker.alter_topic_settings(OFFSETS_TOPIC, lambda before: {**before, "max.message.bytes": "500"})
             topics = [{"name": "t", "partitions": [{"partition_index": 0}]}]
             answer = await handler.handle(

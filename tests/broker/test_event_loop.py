@@ -38,6 +38,7 @@ from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.log.config import LogConfig
 from spark_klog.log.segments.segment import Segment
 from tests.support.batches import make_batch
+from tests.support.commits import commit_offsets
 from tests.support.loop_broker import (
     append,
     client_request,
@@ -190,7 +191,7 @@ def test_groups_go_with_the_topic_of_offsets(tmp_path: Path) -> None:
             assert await broker.coordinator.code("g") is ErrorCode.NONE
             log = broker.internal_log(OFFSETS_TOPIC, "g")
             assert log is not None
-            broker.offsets.commit(log, "g", {("t", 0): (7, -1, "")})
+            commit_offsets(broker.offsets, log, "g", {("t", 0): (7, -1, "")})
             join = Join("", None, "client", "host", 1000, 60_000, "consumer", (("range", b""),), False)
             joining = asyncio.create_task(broker.groups.join("joins", join))
             await until(lambda: broker.groups.get("joins"), "a member that waits")
@@ -287,7 +288,7 @@ def test_logs_of_internal_topics_roll_without_a_wait_for_the_disk(
                 for offset in range(40):
                     log = await broker.coordinator.log_of("g")
                     assert not isinstance(log, ErrorCode)
-                    broker.offsets.commit(log, group, {("t", 0): (offset, -1, "")})
+                    commit_offsets(broker.offsets, log, group, {("t", 0): (offset, -1, "")})
 
             with synced_in_threads(monkeypatch):
                 await asyncio.gather(*(commit(f"g-{number}") for number in range(4)))
@@ -329,7 +330,9 @@ def test_offsets_expire_in_threads_and_slices(tmp_path: Path, monkeypatch: pytes
             log = await broker.coordinator.log_of("g")
             assert not isinstance(log, ErrorCode)
             for topic in range(20):
-                broker.offsets.commit(log, "g", {(f"topic {topic}", number): (1, -1, "") for number in range(100)})
+                commit_offsets(
+                    broker.offsets, log, "g", {(f"topic {topic}", number): (1, -1, "") for number in range(100)}
+                )
             log.config = replace(log.config, segment_bytes=20_000, flush_messages=50)
             before = log.end_offset
             removed = noted_calls(monkeypatch, broker.offsets, "remove", lambda log, group, keys: len(list(keys)))
@@ -358,7 +361,7 @@ def test_many_offsets_are_removed_in_threads_and_slices(
             assert not isinstance(log, ErrorCode)
             await broker.create_topic("t", 1)
             for start in range(0, 2000, 100):
-                broker.offsets.commit(log, "g", {("t", start + number): (1, -1, "") for number in range(100)})
+                commit_offsets(broker.offsets, log, "g", {("t", start + number): (1, -1, "") for number in range(100)})
             log.config = replace(log.config, segment_bytes=20_000, flush_messages=50)
             removed = noted_calls(monkeypatch, broker.offsets, "remove", lambda log, group, keys: len(list(keys)))
             with synced_in_threads(monkeypatch):

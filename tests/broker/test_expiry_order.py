@@ -16,6 +16,7 @@ from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
+from tests.support.commits import commit_offsets
 
 _BEFORE, _REMOVED_AT, _MEANWHILE = 1000, 1500, 2000
 _AT_ONCE = 3
@@ -57,7 +58,7 @@ def test_commits_at_every_step_and_partition(
             producer = ProducerIdAndEpoch(len(left), 0)
             offsets = OffsetManager(lambda group, stored: None)
             clock["ms"] = _BEFORE
-            offsets.commit(log, group, {("t", each): _OLD for each in _PARTITIONS})
+            commit_offsets(offsets, log, group, {("t", each): _OLD for each in _PARTITIONS})
 
             def end(offsets: OffsetManager = offsets, producer: ProducerIdAndEpoch = producer) -> None:
                 log.append(memoryview(marker_batch(producer, commits=True, coordinator_epoch=0, now_ms=_MEANWHILE)))
@@ -68,9 +69,11 @@ def test_commits_at_every_step_and_partition(
                 next(steps, None)
             clock["ms"] = _MEANWHILE
             if way == "plain":
-                offsets.commit(log, group, {("t", partition): _NEW})
+                commit_offsets(offsets, log, group, {("t", partition): _NEW})
             else:
-                offsets.stage(log, group, (producer.producer_id, producer.epoch), {("t", partition): _NEW})
+                commit_offsets(
+                    offsets, log, group, {("t", partition): _NEW}, producer=(producer.producer_id, producer.epoch)
+                )
                 if way == "transaction":
                     end()
             assert len(list(steps)) == max(0, _STEPS - taken)

@@ -28,6 +28,7 @@ from spark_klog.protocol.apis import DESCRIBE_GROUPS, JOIN_GROUP
 from spark_klog.protocol.codec import decode_response
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
+from tests.support.commits import commit_offsets
 from tests.support.raw_client import CLIENT_ID, RawClient
 
 PLACE = ("t", 0)
@@ -124,7 +125,7 @@ def test_what_was_committed_is_loaded(log: PartitionLog, monkeypatch: pytest.Mon
     offsets = OffsetManager(lambda group, stored: None)
     for number in range(300):
         committed = {("t", partition): (number, 3, "meta" * (number % 2)) for partition in range(1 + number % 7)}
-        offsets.commit(log, f"g{number % 10}", committed)
+        commit_offsets(offsets, log, f"g{number % 10}", committed)
     offsets.remove(log, "g3", [("t", 0)])
     again = _loaded(log)
     assert sorted(again.groups) == sorted(offsets.groups)
@@ -158,8 +159,8 @@ def test_what_does_not_decode_is_left_out(log: PartitionLog) -> None:
 @pytest.mark.parametrize("commits", [False, True])
 def test_offsets_of_a_transaction_count_from_its_end_on(log: PartitionLog, commits: bool) -> None:
     offsets = OffsetManager(lambda group, stored: None)
-    offsets.commit(log, "g", {PLACE: (1, -1, "")})
-    offsets.stage(log, "g", (7, 0), {PLACE: (2, -1, "")})
+    commit_offsets(offsets, log, "g", {PLACE: (1, -1, "")})
+    commit_offsets(offsets, log, "g", {PLACE: (2, -1, "")}, producer=(7, 0))
     assert (offsets.is_pending("g", *PLACE), _offset(offsets)) == (True, 1)
     loaded = _loaded(log)
     assert (loaded.is_pending("g", *PLACE), _offset(loaded)) == (True, 1)
@@ -172,9 +173,9 @@ def test_a_transaction_ends_in_each_partition_by_itself(tmp_path: Path, commits:
     """A marker of an earlier transaction in another partition of __consumer_offsets does not end an open one."""
     ended, open_ = (PartitionLog(tmp_path / f"__consumer_offsets-{number}", LogConfig()) for number in range(2))
     offsets = OffsetManager(lambda group, stored: None)
-    offsets.stage(ended, "g", (7, 0), {PLACE: (1, -1, "")})
+    commit_offsets(offsets, ended, "g", {PLACE: (1, -1, "")}, producer=(7, 0))
     ended.append(memoryview(marker_batch(ProducerIdAndEpoch(7, 0), commits=commits, coordinator_epoch=0, now_ms=NOW)))
-    offsets.stage(open_, "other", (7, 0), {PLACE: (2, -1, "")})
+    commit_offsets(offsets, open_, "other", {PLACE: (2, -1, "")}, producer=(7, 0))
     for logs in ((ended, open_), (open_, ended)):
         loaded = OffsetManager(lambda group, stored: None)
         for each in logs:
@@ -193,13 +194,13 @@ def test_a_transaction_ends_in_each_partition_by_itself(tmp_path: Path, commits:
 def test_a_later_commit_is_not_undone_by_the_end_of_a_transaction(log: PartitionLog) -> None:
     """As in Kafka the later record wins, whenever the transaction ends; and what was removed stays away."""
     offsets = OffsetManager(lambda group, stored: None)
-    offsets.stage(log, "g", (7, 0), {PLACE: (2, -1, "")})
-    offsets.commit(log, "g", {PLACE: (9, -1, "")})
+    commit_offsets(offsets, log, "g", {PLACE: (2, -1, "")}, producer=(7, 0))
+    commit_offsets(offsets, log, "g", {PLACE: (9, -1, "")})
     loaded = _loaded(log)
     for each in (offsets, loaded):
         each.complete(0, 7, committed=True)
         assert _offset(each) == 9
-    offsets.stage(log, "g", (7, 0), {PLACE: (12, -1, "")})
+    commit_offsets(offsets, log, "g", {PLACE: (12, -1, "")}, producer=(7, 0))
     offsets.remove(log, "g", [PLACE])
     offsets.complete(0, 7, committed=True)
     assert _offset(offsets) is None
@@ -214,7 +215,7 @@ def test_what_expires(log: PartitionLog) -> None:
     groups.load("emptied now", StoredGroup("consumer", 3, None, None, before + 10_000))
     groups.load("without offsets", StoredGroup("consumer", 3, None, None, before + 10_000))
     for group in ("emptied long ago", "emptied now", "simple"):
-        offsets.commit(log, group, {PLACE: (1, -1, "")})
+        commit_offsets(offsets, log, group, {PLACE: (1, -1, "")})
     time.sleep(0.01)
     _take_all(expire(groups, offsets, lambda group: log, before + 5, before))
     assert sorted(offsets.groups) == ["emptied long ago", "emptied now", "simple"]
@@ -241,9 +242,9 @@ def test_an_expiry_time_of_its_own(log: PartitionLog) -> None:
     """It counts instead of the broker's retention, also after a restart, until the next commit."""
     offsets = OffsetManager(lambda group, stored: None)
     now = time.time_ns() // 1_000_000
-    offsets.commit(log, "g", {PLACE: (1, -1, "m"), ("t", 1): (1, -1, "")}, retention_ms=50_000)
-    offsets.commit(log, "g", {("t", 2): (1, -1, "")}, retention_ms=10**12)
-    offsets.commit(log, "g", {("t", 1): (2, -1, "")})
+    commit_offsets(offsets, log, "g", {PLACE: (1, -1, "m"), ("t", 1): (1, -1, "")}, retention_ms=50_000)
+    commit_offsets(offsets, log, "g", {("t", 2): (1, -1, "")}, retention_ms=10**12)
+    commit_offsets(offsets, log, "g", {("t", 1): (2, -1, "")})
     loaded = _loaded(log)
     assert list(loaded.all("g")) == list(offsets.all("g"))
     for each in (offsets, loaded):
@@ -265,7 +266,7 @@ def test_what_members_consume_does_not_expire(log: PartitionLog, topic: bytes) -
     now = time.time_ns() // 1_000_000
     subscription = b"\0\0\0\0\0\1\0\1" + topic + b"\xff\xff\xff\xff"
     member = StoredMember("m", None, "c", "/h", 1000, 1000, subscription, b"")
-    offsets.commit(log, "g", {PLACE: (1, -1, "")}, retention_ms=1)
+    commit_offsets(offsets, log, "g", {PLACE: (1, -1, "")}, retention_ms=1)
     groups.load("g", StoredGroup("consumer", 1, "range", "m", now, [member]))
     _expire(offsets, log, now + 1000, groups)
     assert offsets.keys("g") == ({PLACE} if topic == b"t" else set())
@@ -277,8 +278,8 @@ def test_what_members_consume_does_not_expire(log: PartitionLog, topic: bytes) -
 def test_what_an_open_transaction_commits_does_not_expire(log: PartitionLog) -> None:
     """Else its removal, being later in the log, would win over what the transaction commits."""
     offsets = OffsetManager(lambda group, stored: None)
-    offsets.commit(log, "g", {PLACE: (1, -1, ""), ("t", 1): (1, -1, "")})
-    offsets.stage(log, "g", (7, 0), {PLACE: (2, -1, "")})
+    commit_offsets(offsets, log, "g", {PLACE: (1, -1, ""), ("t", 1): (1, -1, "")})
+    commit_offsets(offsets, log, "g", {PLACE: (2, -1, "")}, producer=(7, 0))
     _expire(offsets, log, NOW * 2)
     loaded = _loaded(log)
     for each in (offsets, loaded):
@@ -291,8 +292,8 @@ def test_more_is_removed_than_a_batch_takes(tmp_path: Path) -> None:
     log = PartitionLog(tmp_path / "__consumer_offsets-0", LogConfig(max_message_bytes=1000))
     offsets = OffsetManager(lambda group, stored: None)
     for number in range(100):
-        offsets.commit(log, "g", {("t", number): (1, -1, "")})
-    offsets.stage(log, "g", (7, 0), {("staged", 0): (2, -1, "")})
+        commit_offsets(offsets, log, "g", {("t", number): (1, -1, "")})
+    commit_offsets(offsets, log, "g", {("staged", 0): (2, -1, "")}, producer=(7, 0))
     offsets.remove(log, "g", [*offsets.keys("g"), ("unknown", 0)])
     loaded = _loaded(log)
     for each in (offsets, loaded):
@@ -303,14 +304,14 @@ def test_more_is_removed_than_a_batch_takes(tmp_path: Path) -> None:
 
 def test_offsets_of_deleted_topics_go(log: PartitionLog) -> None:
     offsets = OffsetManager(lambda group, stored: None)
-    offsets.commit(log, "g", {PLACE: (1, -1, ""), ("kept", 0): (2, -1, "")})
-    offsets.stage(log, "pending only", (7, 0), {PLACE: (1, -1, "")})
+    commit_offsets(offsets, log, "g", {PLACE: (1, -1, ""), ("kept", 0): (2, -1, "")})
+    commit_offsets(offsets, log, "pending only", {PLACE: (1, -1, "")}, producer=(7, 0))
     since = offsets.since_now(topic="t")
     _take_all(forget_topics({"t": since}, offsets, lambda group: log))
     for each in (offsets, _loaded(log)):
         each.complete(0, 7, committed=True)
         assert [(topic, partition) for topic, partition, _ in each.all("g")] == [("kept", 0)]
         assert not each.keys("pending only")
-    offsets.commit(log, "g", {PLACE: (3, -1, "of the topic that was created again")})
+    commit_offsets(offsets, log, "g", {PLACE: (3, -1, "of the topic that was created again")})
     _take_all(forget_topics({"t": since}, offsets, lambda group: log))
     assert offsets.keys("g") == {PLACE, ("kept", 0)}

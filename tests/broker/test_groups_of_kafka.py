@@ -19,6 +19,7 @@ from spark_klog.broker.groups.offset_manager import OffsetManager
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from tests.support.broker import KlogBroker
+from tests.support.commits import commit_offsets
 from tests.support.dump import dump_files
 from tests.support.kafka import Kafka, Version
 
@@ -94,7 +95,7 @@ def test_kafka_reads_an_expiry_time(tmp_path: Path) -> None:
     """Its decoder of offsets, on what OffsetCommit 2-4 with a retention time leaves in the log."""
     log = PartitionLog(tmp_path / "__consumer_offsets-0", LogConfig())
     offsets = OffsetManager(lambda group, stored: None)
-    offsets.commit(log, "g", {("t", 3): (7, -1, "kept")}, retention_ms=60_000)
+    commit_offsets(offsets, log, "g", {("t", 3): (7, -1, "kept")}, retention_ms=60_000)
     ((_, _, committed),) = offsets.all("g")
     log.flush()
     log.close()

@@ -19,6 +19,7 @@ from spark_klog.directories import paths
 from spark_klog.directories.trees.opening import open_tree
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import PartitionLog
+from tests.support.commits import commit_offsets
 from tests.support.loop_broker import client_request, new_producer, running, until
 
 #: Enough to be read in a thread.
@@ -33,7 +34,7 @@ async def fill(broker: Broker) -> None:
     log = broker.internal_log(OFFSETS_TOPIC, "g")
     assert log is not None
     for number in range(_MANY):
-        broker.offsets.commit(log, "g", {("t", number): (7, -1, "")})
+        commit_offsets(broker.offsets, log, "g", {("t", number): (7, -1, "")})
         await new_producer(broker, "x")
 
 

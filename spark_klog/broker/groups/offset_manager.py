@@ -63,8 +63,8 @@ class EncodedCommits(NamedTuple):
 def encoded_commits(
     group: str,
     offsets: Mapping[tuple[str, int], Commit],
-    retention_ms: int = DEFAULT_RETENTION,
-    producer: tuple[int, int] | None = None,
+    retention_ms: int,
+    producer: tuple[int, int] | None,
 ) -> EncodedCommits:
     """Encode at least one commit, to be kept for `retention_ms`. Thread-safe."""
     now = system_ms()
@@ -179,26 +179,6 @@ class OffsetManager:
                     self._overtake(group, [(topic, partition)])
         elif isinstance(key, GroupKey):
             self._load_group(key.group, None if value is None else decode_group(value))
-
-    def commit(
-        self,
-        log: PartitionLog,
-        group: str,
-        offsets: Mapping[tuple[str, int], Commit],
-        retention_ms: int = DEFAULT_RETENTION,
-    ) -> None:
-        """Append commits to the group's partition, to be kept for `retention_ms`; raises as `append` does."""
-        self.append(log, encoded_commits(group, offsets, retention_ms))
-
-    def stage(
-        self,
-        log: PartitionLog,
-        group: str,
-        producer: tuple[int, int],
-        offsets: Mapping[tuple[str, int], Commit],
-    ) -> None:
-        """Append commits that belong to the transaction of `producer` (id, epoch); raises as `append` does."""
-        self.append(log, encoded_commits(group, offsets, producer=producer))
 
     def append(self, log: PartitionLog, commits: EncodedCommits) -> None:
         """Append commits to the group's partition. Transactional ones stay pending until the marker.
