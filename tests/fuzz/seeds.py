@@ -10,10 +10,10 @@ from pathlib import Path
 from spark_klog.records.contract import CREATE_TIME, LOG_APPEND_TIME, NO_TIMESTAMP, NO_TIMESTAMP_TYPE, Record
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader, body, build_batch
-from spark_klog.records.formats.message_07 import build_message_07, build_set_07
 from spark_klog.records.formats.message_set import build_message, build_message_set, inner_set, key_and_value
 from spark_klog.records.kernels.reference import append_record
 from spark_klog.wire.codecs import CODECS, codec_by_id
+from tests.support import log_07
 
 from .envelope import Mode, varint
 
@@ -150,13 +150,13 @@ def _bomb(attributes: int) -> bytes:
 def _sources_07() -> Iterator[bytes]:
     payloads = [b"", b"payload", b"\x00" * 20]
     for magic in (0, 1):
-        yield build_set_07(payloads, magic)
+        yield b"".join(log_07.message(payload, magic) for payload in payloads)
     for codec_id in (1, 2):
-        yield build_set_07(payloads, 1, codec_by_id(codec_id))
-        content = build_set_07(payloads)
+        yield log_07.compressed(payloads, codec_id)
+        content = b"".join(map(log_07.message, payloads))
         for _ in range(3):  # sets in sets, not compressed yet
             content = struct.pack(">ibbI", 6 + len(content), 1, codec_id, 0) + content
-        yield content + build_message_07(b"last", 0)
+        yield content + log_07.message(b"last", 0)
 
 
 def _codec_seeds() -> Iterator[bytes]:

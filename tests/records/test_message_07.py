@@ -11,19 +11,16 @@ from collections.abc import Callable, Sequence
 import pytest
 import snappy
 from hypothesis import given, settings, strategies as st
-from kafka.codec import snappy_decode, snappy_encode
+from kafka.codec import snappy_encode
 
-from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError
+from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records.contract import Record
 from spark_klog.records.formats.message_07 import (
     Message07,
-    build_message_07,
-    build_set_07,
     check_crc_07,
     iter_messages_07,
     records_07,
 )
-from spark_klog.wire.codecs import CODECS
 
 NONE, GZIP, SNAPPY = range(3)
 PAYLOADS = [b"first", b"", b"\x00\xff" * 40, b"a longer one " * 300]
@@ -58,8 +55,7 @@ def _read(data: bytes | bytearray, base_offset: int = 0) -> list[tuple[int, byte
 def test_messages_by_hand() -> None:
     magic_0 = bytes.fromhex("00000008 00") + zlib.crc32(b"abc").to_bytes(4, "big") + b"abc"
     magic_1 = bytes.fromhex("00000009 01 00") + zlib.crc32(b"abc").to_bytes(4, "big") + b"abc"
-    assert build_message_07(b"abc", 0) == magic_0 == _message(b"abc", None)
-    assert build_message_07(b"abc", 1) == build_message_07(b"abc") == magic_1 == _message(b"abc")
+    assert (magic_0, magic_1) == (_message(b"abc", None), _message(b"abc"))
     first, second = iter_messages_07(magic_0 + magic_1, 1000)
     assert (first.offset, first.next_offset, first.magic, first.attributes) == (1000, 1012, 0, 0)
     assert (second.offset, second.next_offset, second.magic, second.attributes) == (1012, 1025, 1, 0)
@@ -271,42 +267,10 @@ def test_rubbish_is_refused_or_read_never_something_else(data: bytes, base_offse
             pass
 
 
-# ----- what is built
-
-
-@pytest.mark.parametrize("magic", [0, 1])
-def test_sets_are_those_by_hand(magic: int) -> None:
-    assert build_set_07(PAYLOADS, magic) == _set(PAYLOADS, None if magic == 0 else 0)
-    assert build_set_07([], magic) == b""
-
-
-@pytest.mark.parametrize("codec", [GZIP, SNAPPY])
-def test_compressed_sets_hold_those_by_hand(codec: int) -> None:
-    data = build_set_07(PAYLOADS, codec=CODECS[codec])
-    length, magic, attributes, crc = struct.unpack_from(">ibbI", data)
-    assert (length, magic, attributes, crc) == (len(data) - 4, 1, codec, zlib.crc32(data[10:]))
-    inner = gzip.decompress(data[10:]) if codec == GZIP else snappy_decode(data[10:])
-    assert inner == _set(PAYLOADS)
-    assert _read(data, 3) == [(3, payload) for payload in PAYLOADS]
-    assert build_message_07(_set(PAYLOADS), codec=CODECS[codec])[:6] == data[:6]
-
-
-def test_what_07_does_not_have_is_not_built() -> None:
-    for codec in (3, 4):
-        with pytest.raises(ConfigError, match=CODECS[codec].name):
-            build_message_07(_set(), codec=CODECS[codec])
-    with pytest.raises(ConfigError, match="magic 0 can't be compressed by gzip"):
-        build_set_07(PAYLOADS, 0, CODECS[GZIP])
-
-
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.binary(max_size=50), min_size=1), st.sampled_from([None, GZIP, SNAPPY]), st.integers(0, 1))
 def test_any_payloads(payloads: list[bytes], codec: int | None, magic: int) -> None:
-    if codec is None:
-        data = build_set_07(payloads, magic)
-        assert data == _set(payloads, None if magic == 0 else 0)
-    else:
-        data = build_set_07(payloads, codec=CODECS[codec])
+    data = _set(payloads, None if magic == 0 else 0) if codec is None else _compressed(_set(payloads), codec)
     assert [value for _, value in _read(data)] == payloads
     messages: list[Message07] = list(iter_messages_07(data))
     assert len(messages) == (len(payloads) if codec is None else 1)

@@ -15,14 +15,14 @@ Source: 0.7 design chapter, "Message format" and "Log".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from struct import Struct
 
-from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError
+from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records.contract import NO_TIMESTAMP, NO_TIMESTAMP_TYPE, Record
 from spark_klog.wire.checksums import crc32
-from spark_klog.wire.codecs import MAX_DECOMPRESSED, NONE, Codec, codec_by_id
+from spark_klog.wire.codecs import MAX_DECOMPRESSED, codec_by_id
 from spark_klog.wire.primitives import Buffer
 
 _LENGTH = Struct(">i")
@@ -118,19 +118,3 @@ def _whole_set(data: Buffer, offset: int) -> Iterator[Message07]:
         end = message.next_offset
     if end != len(data):
         raise DecodeError(f"message of offset {offset}: its compressed set is cut off")
-
-
-def build_message_07(payload: Buffer, magic: int = 1, codec: Codec = NONE) -> bytes:
-    """Build one message; with a codec (magic 1) `payload` must be a set of messages, and is compressed."""
-    if codec.id not in _CODEC_IDS or (codec is not NONE and magic == 0):
-        raise ConfigError(f"messages of Kafka 0.7 with magic {magic} can't be compressed by {codec.name}")
-    content = codec.compress(payload, None)
-    crc = crc32(content)
-    head = _MAGIC_1.pack(magic, codec.id, crc) if magic else _MAGIC_0.pack(magic, crc)
-    return b"".join((_LENGTH.pack(len(head) + len(content)), head, content))
-
-
-def build_set_07(payloads: Iterable[Buffer], magic: int = 1, codec: Codec = NONE) -> bytes:
-    """Build a set with a message per payload; with a codec all of them in one message."""
-    messages = b"".join(build_message_07(payload, magic) for payload in payloads)
-    return messages if codec is NONE else build_message_07(messages, magic, codec)
