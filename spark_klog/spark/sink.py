@@ -73,13 +73,6 @@ def _is_headers(kind: DataType) -> bool:
     return bool(kind.simpleString() == _HEADERS.simpleString())
 
 
-def _write(options: SinkOptions, arrow_batches: Iterator[pa.RecordBatch]) -> Written:
-    prepare_worker()
-    warn_if_slow()
-    with PRODUCERS.borrow(options.client) as producer:
-        return Written(send_all(producer, options, arrow_batches))
-
-
 def send_all(producer: SinkProducer, options: SinkOptions, arrow_batches: Iterator[pa.RecordBatch]) -> Counts:
     """Send a task's rows, without the flush, and count them."""
     first = 0
@@ -98,30 +91,30 @@ def log_progress(messages: Sequence[WriterCommitMessage | None], batch: int | No
     log_written(total(message.counts for message in messages if isinstance(message, Written)), batch)
 
 
-class BatchQueryWriter(DataSourceArrowWriter):
-    """`df.write.format("klog").mode("append").save()`."""
+class _Writer:
+    """What both kinds of writers do in Spark's tasks."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         _check_schema(schema, options.topic)
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return _write(self._options, iterator)
+        prepare_worker()
+        warn_if_slow()
+        with PRODUCERS.borrow(self._options.client) as producer:
+            return Written(send_all(producer, self._options, iterator))
+
+
+class BatchQueryWriter(_Writer, DataSourceArrowWriter):
+    """`df.write.format("klog").mode("append").save()`."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Only log what was written: each task has flushed its records."""
         log_progress(messages)
 
 
-class StreamWriter(StreamArrowWriter):
+class StreamWriter(_Writer, StreamArrowWriter):
     """`df.writeStream.format("klog")`."""
-
-    def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        _check_schema(schema, options.topic)
-        self._options = options
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return _write(self._options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Only log what was written: each task has flushed its records."""
