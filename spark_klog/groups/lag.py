@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from spark_klog.client.admin.groups import GroupDescription
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.offsets import list_offsets
 from spark_klog.clock import system_ms
@@ -34,6 +35,16 @@ class PartitionLag:
     partition: int
     latest: int | None
     stores: dict[str, Lag]
+
+
+def owners_of(group: GroupDescription) -> dict[TopicPartition, str]:
+    """The id of the member that reads each assigned partition."""
+    return {
+        (topic, partition): member.member_id
+        for member in group.members
+        for topic, partitions in (member.assignment or {}).items()
+        for partition in partitions
+    }
 
 
 def partition_lags(

@@ -8,7 +8,7 @@ from typing import Any
 from spark_klog.client import Admin
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.errors import KlogError
-from spark_klog.groups.lag import partition_lags
+from spark_klog.groups.lag import owners_of, partition_lags
 from spark_klog.groups.stores import open_store
 
 
@@ -25,12 +25,7 @@ def group(
 ) -> dict[str, Any]:
     """A group, and its offsets in each place that has some; a place that can't be read has its error instead."""
     described = admin.describe_group(name)
-    owners = {
-        (topic, partition): member.member_id
-        for member in described.members
-        for topic, partitions in (member.assignment or {}).items()
-        for partition in partitions
-    }
+    owners = owners_of(described)
     offsets: dict[str, Mapping[TopicPartition, int]] = {
         "coordinator": {key: found.offset for key, found in admin.list_group_offsets(name).items()}
     }

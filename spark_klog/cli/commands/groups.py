@@ -21,7 +21,7 @@ from spark_klog.client.admin.groups import DEAD, GroupDescription, GroupMember
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.clock import system_ms
 from spark_klog.errors import ConfigError
-from spark_klog.groups.lag import Lag, PartitionLag, partition_lags
+from spark_klog.groups.lag import Lag, PartitionLag, owners_of, partition_lags
 from spark_klog.groups.stores import CoordinatorStore, OffsetStore, open_store
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -104,12 +104,7 @@ def _open_sources(
 def _read_group(sources: _GroupSources) -> tuple[GroupDescription, list[_Line]]:
     """The group's current state, and a line for each partition; `ConfigError` if there is no such group."""
     described = sources.admin.describe_group(sources.group)
-    owners = {
-        (topic, partition): member.member_id
-        for member in described.members
-        for topic, partitions in (member.assignment or {}).items()
-        for partition in partitions
-    }
+    owners = owners_of(described)
     offsets = {store.kind: store.fetch() for store in sources.stores}
     if described.state == DEAD and not any(offsets.values()):
         raise ConfigError(described.reason or f"group {sources.group} does not exist")
