@@ -50,12 +50,9 @@ _SETTLED = frozenset(
 class TransactionCoordinator:
     """All transactional ids whose partitions this broker leads. For one event loop."""
 
-    def __init__(
-        self, broker: TransactionHost, producer_ids: ProducerIds, now_ms: Callable[[], int] = system_ms
-    ) -> None:
+    def __init__(self, broker: TransactionHost, producer_ids: ProducerIds) -> None:
         self._broker = broker
         self._ids = producer_ids
-        self._now_ms = now_ms
         self._transactions: dict[str, Transaction] = {}
         #: Prepared transactions: partitions without a marker yet.
         self._missing: dict[str, set[TopicPartition]] = {}
@@ -117,7 +114,7 @@ class TransactionCoordinator:
             return ErrorCode.INVALID_TRANSACTION_TIMEOUT
         new_id: int | None = None
         while True:
-            now = self._now_ms()
+            now = system_ms()
             before = self._transactions.get(transactional_id)
             try:
                 if before is None:
@@ -145,13 +142,13 @@ class TransactionCoordinator:
     ) -> ErrorCode:
         """Handle AddPartitionsToTxn and AddOffsetsToTxn."""
         return await self._change(
-            transactional_id, lambda before: machine.add(before, producer, partitions, self._now_ms())
+            transactional_id, lambda before: machine.add(before, producer, partitions, system_ms())
         )
 
     async def end(self, transactional_id: str, producer: ProducerIdAndEpoch, *, commits: bool) -> ErrorCode:
         """Handle EndTxn."""
         return await self._change(
-            transactional_id, lambda before: machine.end(before, producer, commits=commits, now_ms=self._now_ms())
+            transactional_id, lambda before: machine.end(before, producer, commits=commits, now_ms=system_ms())
         )
 
     async def verify(self, transactional_id: str, producer: ProducerIdAndEpoch, partition: TopicPartition) -> ErrorCode:
@@ -199,7 +196,7 @@ class TransactionCoordinator:
 
     def _append(self, log: PartitionLog, transactional_id: str, outcome: Transaction | None) -> ErrorCode:
         try:
-            log.append(memoryview(state_batch(transactional_id, outcome, self._now_ms())), flushes=False)
+            log.append(memoryview(state_batch(transactional_id, outcome, system_ms())), flushes=False)
         except BatchTooLarge as error:
             _log.error("transaction %s has too many partitions: %s", transactional_id, error)
             return ErrorCode.UNKNOWN_SERVER_ERROR
@@ -237,7 +234,7 @@ class TransactionCoordinator:
         self._missing[transactional_id] = missing
         if missing:
             return
-        done = machine.complete(transaction, self._now_ms())
+        done = machine.complete(transaction, system_ms())
         if not self._append(log, transactional_id, done):  # if it fails, `run` tries again
             del self._missing[transactional_id]
             self._transactions[transactional_id] = done
@@ -348,7 +345,7 @@ class TransactionCoordinator:
                 await self._broker.flushes.make_early_room(log)
 
     async def _abort_timed_out(self) -> None:
-        now, pace = self._now_ms(), Pace()
+        now, pace = system_ms(), Pace()
         for transactional_id in list(self._transactions):
             await pace.rest()
             log = self._log(transactional_id)
@@ -366,7 +363,7 @@ class TransactionCoordinator:
 
     def _expire(self) -> Iterator[PartitionLog | None]:
         """Remove expired ids: steps for `LogFlushes.take`."""
-        before = self._now_ms() - self._broker.config.transactional_id_expiration_ms
+        before = system_ms() - self._broker.config.transactional_id_expiration_ms
         for transactional_id in list(self._transactions):
             transaction = self._transactions.get(transactional_id)
             if transaction is None or not machine.is_expired(transaction, before):

@@ -126,9 +126,7 @@ class Sender:
         data = encode_batch(body, count, base_timestamp, max_timestamp, self._config, numbering, is_transactional)
         self._add(key, data, count, receipt, until)
 
-    def add_batch(
-        self, key: TopicPartition, batch: bytearray, count: int, receipt: Receipt | None = None, until: float = math.inf
-    ) -> None:
+    def add_batch(self, key: TopicPartition, batch: bytearray, count: int, receipt: Receipt | None = None) -> None:
         """Queue a batch of magic 2 of another log: its header becomes this producer's, its records stay as they are.
 
         `count` is the number of its records, whose offset deltas must be 0, 1, 2 and so on. Else like `add`.
@@ -138,7 +136,7 @@ class Sender:
         if numbering is not None:
             producer = numbering.producer_id, numbering.epoch, numbering.take(count)
         set_produced(memoryview(batch), *producer, is_transactional=self._transactions is not None)
-        self._add(key, batch, count, receipt, until)
+        self._add(key, batch, count, receipt, math.inf)
 
     def _admit(self, key: TopicPartition, count: int) -> Queue:
         """The queue for a batch of `count` records; raises the sender's earlier error."""

@@ -71,10 +71,10 @@ class Scram:
 
     has_last_word = False
 
-    def __init__(self, mechanism: str, username: str, password: str, nonce: str | None = None) -> None:
+    def __init__(self, mechanism: str, username: str, password: str) -> None:
         self._algorithm = _HASHES[mechanism]
         self._password = password
-        self._nonce = nonce or b64encode(os.urandom(_NONCE_BYTES)).decode()
+        self._nonce = b64encode(os.urandom(_NONCE_BYTES)).decode()
         self._first = f"n={username.replace('=', '=3D').replace(',', '=2C')},r={self._nonce}"
         self._signature: bytes | None = None
         self.secrets: tuple[str, ...] = (password,)
