@@ -22,7 +22,7 @@ from spark_klog.client.offsets import offset_range
 from spark_klog.client.producer import Producer as OurProducer
 from spark_klog.errors import ConnectionFailed, OffsetOutOfRange, RequestTimedOut
 from spark_klog.records.contract import Record
-from spark_klog.records.reading.reader import read_records
+from tests.support.batches import read_records
 from tests.support.broker import KlogBroker, broker_command, refusal
 from tests.support.kafka import HOST, free_port
 from tests.support.tools import kcat

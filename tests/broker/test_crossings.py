@@ -40,9 +40,8 @@ from spark_klog.log.segments import segment
 from spark_klog.records.contract import CREATE_TIME, Record
 from spark_klog.records.formats.message_set import build_message_set
 from spark_klog.records.reading.produced import check_keys
-from spark_klog.records.reading.reader import read_records
 from spark_klog.wire.codecs import codec_by_id
-from tests.support.batches import make_batch
+from tests.support.batches import make_batch, read_records
 from tests.support.commits import commit_offsets
 from tests.support.log_model import ABORT
 from tests.support.loop_broker import (

@@ -25,8 +25,7 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, CorruptBatchError, ErrorCode
 from spark_klog.protocol.apis import API_VERSIONS, FETCH, METADATA, PRODUCE
 from spark_klog.protocol.codec import encode_request
-from spark_klog.records.reading.reader import read_records
-from tests.support.batches import make_batch
+from tests.support.batches import make_batch, read_records
 from tests.support.raw_client import CLIENT_ID, RawClient
 
 NOW = 1_700_000_000_000

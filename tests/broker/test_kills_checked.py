@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from spark_klog.records.formats.batch import iter_batches
-from spark_klog.records.reading.reader import read_records
+from tests.support.batches import read_records
 from tests.support.broker import KlogBroker
 from tests.support.history import History, Outcome
 from tests.support.log_checker import Kind, anomalies

@@ -22,7 +22,8 @@ from spark_klog.client.producer import Producer
 from spark_klog.errors import ConfigError, ErrorCode, OffsetOutOfRange, ProtocolError
 from spark_klog.protocol.apis import LIST_OFFSETS
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
-from spark_klog.records.reading.reader import AbortedTransactions, read_records
+from spark_klog.records.reading.reader import AbortedTransactions
+from tests.support.batches import read_records
 from tests.support.broker import KlogBroker
 from tests.support.kafka import Kafka, Version
 from tests.support.topics import create_topic, delete_topic, list_topics

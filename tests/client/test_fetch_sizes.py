@@ -14,7 +14,7 @@ from kafka.record.memory_records import MemoryRecordsBuilder
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetcher import fetch_range
 from spark_klog.errors import DecodeError, RecordTooLarge
-from spark_klog.records.reading.reader import read_records
+from tests.support.batches import read_records
 from tests.support.fake_broker import MAX_FRAME, TOPIC, FakeBroker
 from tests.support.kafka import HOST
 

@@ -19,7 +19,7 @@ from spark_klog.errors import ErrorCode, OffsetOutOfRange, ProtocolError, Unsupp
 from spark_klog.protocol.apis import FETCH, PRODUCE
 from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
-from spark_klog.records.reading.reader import read_records
+from tests.support.batches import read_records
 from tests.support.kafka import Kafka
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.topics import create_topic, delete_topic, list_topics

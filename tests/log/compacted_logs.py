@@ -9,9 +9,8 @@ from spark_klog.log.compaction.offset_map import OffsetMap
 from spark_klog.log.config import COMPACT, LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.records.formats.batch import read_header
-from spark_klog.records.reading.reader import read_records
 from tests.log.faulty_logs import NOW
-from tests.support.batches import make_batch
+from tests.support.batches import make_batch, read_records
 
 CONFIG = LogConfig(
     segment_bytes=1500,

@@ -11,10 +11,9 @@ import pytest
 
 from spark_klog.errors import DecodeError, LogCorrupted
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.records.reading.reader import read_records
 from tests.log.faulty_files import FaultyFiles
 from tests.log.faulty_logs import NOW
-from tests.support.batches import walk
+from tests.support.batches import read_records, walk
 from tests.support.log_model import CONTROL, Batch, Derived, Model, committed_in, derive
 
 

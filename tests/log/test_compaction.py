@@ -15,8 +15,8 @@ from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.records.contract import Record
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.message_set import build_message_set
-from spark_klog.records.reading.reader import read_records
 from spark_klog.wire.codecs import codec_by_name
+from tests.support.batches import read_records
 from tests.support.compaction_logs import (
     ABORT,
     COMMIT,

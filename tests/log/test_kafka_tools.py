@@ -14,8 +14,7 @@ from confluent_kafka import Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.records.reading.reader import read_records
-from tests.support.batches import make_batch
+from tests.support.batches import make_batch, read_records
 from tests.support.dump import DumpComplaint, dump_files, dump_log, dumped_batches, dumped_records
 from tests.support.kafka import Kafka, Version
 

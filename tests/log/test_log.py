@@ -29,9 +29,8 @@ from spark_klog.log.config import LogConfig
 from spark_klog.log.directory import LogDirectory
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.records.contract import Record
-from spark_klog.records.reading.reader import read_records
 from spark_klog.records.topic_names import check_topic_name
-from tests.support.batches import make_batch, walk
+from tests.support.batches import make_batch, read_records, walk
 from tests.support.logs import add_log
 
 GOLDEN = Path(__file__).parent.parent / "data" / "kafka-3.9.1"

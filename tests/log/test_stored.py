@@ -25,10 +25,10 @@ from spark_klog.log.stored.partition import StoredPartition
 from spark_klog.log.stored.partition_07 import StoredPartition07
 from spark_klog.records.contract import Record
 from spark_klog.records.formats.message_set import build_message_set
-from spark_klog.records.reading.reader import AbortedTransactions, BadBatch, read_records
+from spark_klog.records.reading.reader import AbortedTransactions, BadBatch
 from spark_klog.wire.checksums import crc32c
 from spark_klog.wire.codecs import codec_by_name
-from tests.support.batches import make_batch, walk
+from tests.support.batches import make_batch, read_records, walk
 
 GOLDEN = Path(__file__).parent.parent / "data"
 NOW = 1_700_000_000_000

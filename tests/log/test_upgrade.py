@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, TopicPartition
 from spark_klog.errors import ConfigError, DecodeError, LogDirLocked, OffsetOutOfRange
 from spark_klog.log.log_07 import NoMessageAtOffset
 from spark_klog.log.tools.upgrade import NotUpgraded, Upgraded, new_offset, upgrade
-from spark_klog.records.reading.reader import read_records
+from tests.support.batches import read_records
 from tests.support.broker import KlogBroker
 from tests.support.dump import DumpedRecord, dump_files, dump_log, dumped_batches, dumped_records
 from tests.support.kafka import Kafka

@@ -15,8 +15,9 @@ from spark_klog.records.contract import Record
 from spark_klog.records.formats.batch import check_crc, iter_batches, read_header, whole_batch_size
 from spark_klog.records.formats.batch_v2 import HEADER_SIZE, BatchHeader, build_batch, set_base_offset
 from spark_klog.records.kernels.reference import append_record
-from spark_klog.records.reading.reader import AbortedTransactions, read_records, visible_batches
+from spark_klog.records.reading.reader import AbortedTransactions, visible_batches
 from spark_klog.wire.codecs import CODECS, Codec, codec_by_name
+from tests.support.batches import read_records
 from tests.support.record_model import Row, encode_rows
 
 _CRC32C = crcmod.predefined.mkCrcFun("crc-32c")

@@ -20,8 +20,8 @@ from spark_klog.records.building.assignment import assign_offsets
 from spark_klog.records.building.conversion import batch_of, down_convert, up_convert
 from spark_klog.records.contract import Headers, Record
 from spark_klog.records.formats.message_set import build_message_set
-from spark_klog.records.reading.reader import read_records
 from spark_klog.wire.codecs import Codec, codec_by_name
+from tests.support.batches import read_records
 from tests.support.dump import DumpedRecord, dump_log, dumped_batches, dumped_records
 from tests.support.kafka import Kafka, Version
 

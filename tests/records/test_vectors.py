@@ -23,7 +23,8 @@ from spark_klog.log.segments.transaction_index import parse_transaction_index
 from spark_klog.records import kernels
 from spark_klog.records.contract import Record
 from spark_klog.records.formats.batch import iter_batches, next_offset_after, whole_batches
-from spark_klog.records.reading.reader import AbortedTransactions, read_records
+from spark_klog.records.reading.reader import AbortedTransactions
+from tests.support.batches import read_records
 
 DATA = Path(__file__).parent.parent / "data"
 OLD, NEW = DATA / "kafka-0.10.2.2", DATA / "kafka-3.9.1"

@@ -27,12 +27,11 @@ from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, DataLossError
 from spark_klog.log.stored.directory import Directory, StoredDirectories
-from spark_klog.records.reading.reader import read_records
 from spark_klog.spark.options.reads import source_options
 from spark_klog.spark.options.writes import sink_options
 from spark_klog.spark.planning.log_files import ArrowLogFiles
 from spark_klog.spark.source import BatchQueryReader
-from tests.support.batches import make_batch, walk
+from tests.support.batches import make_batch, read_records, walk
 from tests.support.kafka import Kafka
 
 from .conftest import SparkLog

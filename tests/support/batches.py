@@ -1,4 +1,4 @@
-"""Make record batches for brokers and logs, and walk log files without the package's code."""
+"""Make record batches for brokers and logs, read them, and walk log files without the package's code."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from spark_klog.records.contract import Record
 from spark_klog.records.formats.batch_v2 import build_batch
 from spark_klog.records.kernels.reference import append_record
+from spark_klog.records.reading.reader import AbortedTransactions, records_of, visible_batches
 from spark_klog.wire.codecs import codec_by_name
+from spark_klog.wire.primitives import Buffer
 
 Pair = tuple["bytes | None", "bytes | None"]
 
@@ -47,3 +50,9 @@ def walk(data: bytes) -> Iterator[OnDisk]:
         (max_timestamp,) = struct.unpack_from(">q", data, position + 35)
         yield OnDisk(position, length + 12, base_offset, base_offset + delta, max_timestamp)
         position += length + 12
+
+
+def read_records(data: Buffer, aborted: AbortedTransactions | None = None) -> Iterator[Record]:
+    """Yield the records that a consumer sees of whole batches; without `aborted` those of aborted transactions, too."""
+    for header, batch in visible_batches(data, aborted):
+        yield from records_of(header, batch)

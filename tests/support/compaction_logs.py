@@ -17,8 +17,8 @@ from spark_klog.records.contract import CREATE_TIME, NO_TIMESTAMP, NO_TIMESTAMP_
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader, build_batch
 from spark_klog.records.formats.message_set import build_message_set
-from spark_klog.records.reading.reader import read_records
 from spark_klog.wire.codecs import codec_by_name
+from tests.support.batches import read_records
 
 from .dump import DumpComplaint, DumpedRecord, dump_log, dumped_records
 from .kafka import Version

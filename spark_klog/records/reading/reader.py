@@ -78,12 +78,6 @@ def records_of(header: Header, batch: memoryview, limit: int = MAX_DECOMPRESSED)
     return message_records(header, batch, limit)
 
 
-def read_records(data: Buffer, aborted: AbortedTransactions | None = None) -> Iterator[Record]:
-    """The visible records, one by one: slow, use `append_visible` for many."""
-    for header, batch in visible_batches(data, aborted):
-        yield from records_of(header, batch)
-
-
 class BadBatch(NamedTuple):
     """A corrupt batch: its offset field (base offset; of a wrapper the last offset), its bytes, and the error."""
 
