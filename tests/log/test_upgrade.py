@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from spark_klog.errors import ConfigError, DecodeError, LogDirLocked, OffsetOutOfRange
-from spark_klog.log.log_07 import NoMessageAtOffset
-from spark_klog.log.tools.upgrade import NotUpgraded, Upgraded, new_offset, upgrade
+from spark_klog.errors import ConfigError, DecodeError, LogDirLocked
+from spark_klog.log.tools.upgrade import NotUpgraded, Upgraded, upgrade
 from tests.support.batches import read_records
 from tests.support.broker import KlogBroker
 from tests.support.dump import DumpedRecord, dump_files, dump_log, dumped_batches, dumped_records
@@ -77,19 +76,8 @@ def test_the_map_leads_from_every_message_to_its_first_record(tmp_path: Path, st
     folder = tmp_path / "new" / "t-0"
     assert _values(folder) == _payloads(MANY)
     expected = [len(_payloads(MANY[:number])) for number in range(len(MANY) + 1)]
-    assert [new_offset(folder, offset) for offset in offsets] == expected
     lines = (folder / "offsets-of-kafka-0.7").read_text().splitlines()
     assert lines == ["0", *(f"{old} {new}" for old, new in zip(offsets, expected, strict=True))]
-    for wrong in (start - 1, offsets[-1] + 1):
-        with pytest.raises(OffsetOutOfRange) as caught:
-            new_offset(folder, wrong)
-        assert caught.value.available == (start, offsets[-1])
-    for wrong in range(start, start + 700):
-        if wrong not in offsets:
-            with pytest.raises(NoMessageAtOffset) as within:
-                new_offset(folder, wrong)
-            assert within.value.before == max(offset for offset in offsets if offset < wrong)
-            assert within.value.after == min(offset for offset in offsets if offset > wrong)
 
 
 def test_a_long_map(tmp_path: Path) -> None:
@@ -98,7 +86,8 @@ def test_a_long_map(tmp_path: Path) -> None:
     offsets = _write(tmp_path / "t-0", olds, 990, 700)
     seen: list[tuple[str, int]] = []
     upgrade(tmp_path / "t-0", tmp_path / "new", lambda *progress: seen.append(progress))
-    assert [new_offset(tmp_path / "new" / "t-0", offset) for offset in offsets] == list(range(3001))
+    lines = (tmp_path / "new" / "t-0" / "offsets-of-kafka-0.7").read_text().splitlines()
+    assert lines == ["0", *(f"{old} {new}" for new, old in enumerate(offsets))]
     assert _values(tmp_path / "new" / "t-0") == _payloads(olds)
     assert {name for name, _ in seen} == {"t-0"}
     assert [size for _, size in seen] == sorted(size for _, size in seen)
@@ -107,9 +96,13 @@ def test_a_long_map(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "1\n0 0\n5 1\n", "0\n0 0\n5", "0\nx y\n9 9\n", "0\n"])
 def test_a_damaged_map(tmp_path: Path, text: str) -> None:
-    (tmp_path / "offsets-of-kafka-0.7").write_text(text)
-    with pytest.raises(DecodeError, match="not a map of offsets"):
-        new_offset(tmp_path, 0)
+    _write(tmp_path / "t-0", MANY, 0)
+    upgrade(tmp_path / "t-0", tmp_path / "new")
+    (tmp_path / "new" / "t-0" / "offsets-of-kafka-0.7").write_text(text)
+    (failed,) = upgrade(tmp_path / "t-0", tmp_path / "new")
+    assert isinstance(failed, NotUpgraded)
+    assert isinstance(failed.error, DecodeError)
+    assert "not a map of offsets" in str(failed.error)
 
 
 def _ascii(count: int) -> list[Old]:
@@ -336,7 +329,7 @@ def test_empty_logs(tmp_path: Path) -> None:
     write_log(tmp_path / "old" / "t-1", [[compressed([], GZIP)]])
     first, second = upgrade(tmp_path / "old", tmp_path / "new")
     assert (first, second) == (Upgraded("t-0", 1234, 1234, 0), Upgraded("t-1", 0, len(compressed([], GZIP)), 0))
-    assert new_offset(tmp_path / "new" / "t-0", 1234) == 0
+    assert (tmp_path / "new" / "t-0" / "offsets-of-kafka-0.7").read_text() == "0\n1234 0\n"
     assert _values(tmp_path / "new" / "t-1") == []
 
 

@@ -32,13 +32,13 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 from spark_klog.durable import sync_folder
-from spark_klog.errors import ConfigError, DecodeError, KlogError, OffsetOutOfRange
+from spark_klog.errors import ConfigError, DecodeError, KlogError
 from spark_klog.log.config import LogConfig
 from spark_klog.log.files.lock import locked
 from spark_klog.log.files.names import SUFFIX_07, partition_of_folder
 from spark_klog.log.files.partition_files import PARTITION_METADATA, read_topic_id
 from spark_klog.log.layout import check_data_directory
-from spark_klog.log.log_07 import Log07, NoMessageAtOffset
+from spark_klog.log.log_07 import Log07
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.segment_files import LOG
 from spark_klog.records import kernels
@@ -109,16 +109,6 @@ def upgrade(
             else:
                 results.append(done)
     return results
-
-
-def new_offset(folder: Path, old_offset: int) -> int:
-    """Translate an offset of the old log to that of the message's first record in the upgraded log `folder`.
-
-    The end offset of the old log maps to that of the new one. `OffsetOutOfRange`; `NoMessageAtOffset` if no message
-    begins at `old_offset`; `DecodeError` if the map is damaged; OSError.
-    """
-    with _OffsetMap(folder) as offsets:
-        return offsets.find(old_offset)
 
 
 def old_logs_size(old: Path) -> int:
@@ -269,11 +259,10 @@ def _batch(kernel: Kernel, payloads: list[bytes], codec: Codec) -> bytearray:
 
 
 class _OffsetMap:
-    """An open offset map (format: see the module). Binary search in the mapped file; nothing is loaded."""
+    """An open offset map (format: see the module), whose first and last line are read."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / OFFSET_MAP
-        self._folder = folder
         with self._path.open("rb") as file:
             try:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -297,30 +286,6 @@ class _OffsetMap:
     def last(self) -> tuple[int, int]:
         """(old, new) end offset."""
         return self._line(self._data.rfind(b"\n", 0, len(self._data) - 1) + 1)
-
-    def find(self, old: int) -> int:
-        """See `new_offset`."""
-        topic, partition = partition_of_folder(self._folder.absolute().name) or (str(self._folder), 0)
-        start, end = self.first[0], self.last[0]
-        if not start <= old <= end:
-            raise OffsetOutOfRange(topic, partition, (old, old), (start, end))
-        low, high = len(_MAP_VERSION), len(self._data)  # starts of lines; the offset at `low` is at most `old`
-        while True:
-            middle = (low + high) // 2
-            at = self._data.rfind(b"\n", low, middle) + 1 or low
-            if at == low:
-                at = self._data.find(b"\n", middle) + 1
-            if at >= high:
-                break
-            if self._line(at)[0] <= old:
-                low = at
-            else:
-                high = at
-        found, new = self._line(low)
-        if found != old:
-            after = self._line(self._data.find(b"\n", low) + 1)[0]
-            raise NoMessageAtOffset(topic, partition, str(self._path), old, found, after)
-        return new
 
     def _line(self, at: int) -> tuple[int, int]:
         try:
