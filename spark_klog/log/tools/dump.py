@@ -81,17 +81,21 @@ def _codec(codec_id: int) -> str:
     return CODECS[codec_id].name if codec_id in CODECS else str(codec_id)
 
 
+def mapped(path: Path) -> memoryview:
+    """The bytes of a file; OSError."""
+    with path.open("rb") as file:  # an empty one can't be mapped
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.seek(0, 2) else b"")
+
+
 def dump(path: Path) -> Iterator[Dumped | Damage]:
     """Yield the batches of a .log file, or the messages of a .kafka file (Kafka 0.7), in order; raises OSError.
 
     A batch with a wrong CRC is one `Damage`; reading continues after it. If the bytes at a position are not a whole
     batch, the rest of the file is one `Damage`, since the start of the next batch is unknown.
     """
-    with path.open("rb") as file:
-        file.seek(0, 2)
-        if not file.tell():
-            return
-        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    data = mapped(path)
+    if not data:
+        return
     if path.suffix != SUFFIX_07:
         yield from _dump(data)
     elif path.stem.isdecimal():

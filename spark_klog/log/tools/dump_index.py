@@ -10,14 +10,13 @@ Kafka preallocates these two files, so zeros may follow the entries of the newes
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 
 from spark_klog.log.segments.segment_files import INDEX, TIME_INDEX, TRANSACTION_INDEX
-from spark_klog.log.tools.dump import Damage
+from spark_klog.log.tools.dump import Damage, mapped
 
 #: By suffix: the format of an entry, and the names of its fields as in Kafka's DumpLogSegments.
 _FORMATS = {
@@ -55,11 +54,9 @@ def dump_index(path: Path) -> Iterator[IndexEntry | Damage | Padding]:
     Whether entries grow and agree with the log is checked by `verify_index`. A partial entry at the end is damage.
     """
     entry, names = _FORMATS[path.suffix]
-    with path.open("rb") as file:
-        file.seek(0, 2)
-        if not file.tell():
-            return
-        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    data = mapped(path)
+    if not data:
+        return
     is_relative = path.suffix != TRANSACTION_INDEX
     if is_relative and not (path.stem.isascii() and path.stem.isdecimal()):
         yield Damage(0, len(data), f"an index is named by the first offset of its segment, not {path.stem}")
