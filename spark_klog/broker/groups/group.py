@@ -224,11 +224,14 @@ class Group(Membership):
                 self._answer_static(member, leader == old_id, join.can_skip, leader, token)
             return
         self._hear_of(member, now)
+        self._joined_again(member, token, now, f"static member {join.instance_id} came back")
+
+    def _joined_again(self, member: Member, token: object, now: float, reason: str) -> None:
         member.join_token = token
         if self.state is State.PREPARING:
             self._complete_if_all_joined(now)
         else:
-            self._rebalance(now, f"static member {join.instance_id} came back")
+            self._rebalance(now, reason)
 
     def _answer_static(
         self, member: Member, leads: bool, can_skip: bool, old_leader: str | None, token: object
@@ -273,11 +276,7 @@ class Group(Membership):
             if member.join_token is not None:
                 self._replies.refuse_join(member.join_token, ErrorCode.UNKNOWN_MEMBER_ID, member.member_id)
             member.update(join)
-            member.join_token = token
-            if self.state is State.PREPARING:
-                self._complete_if_all_joined(now)
-            else:
-                self._rebalance(now, f"member {member.member_id} joins again")
+            self._joined_again(member, token, now, f"member {member.member_id} joins again")
 
     # ----- rebalancing
 
