@@ -9,7 +9,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from spark_klog.client.cluster import TopicPartition
-from spark_klog.errors import KlogError
+from spark_klog.errors import ConfigError, KlogError
 
 _runs = itertools.count()
 
@@ -36,7 +36,6 @@ class Assigned:
         "epoch",
         "failing_since",
         "failure",
-        "fetch_epoch",
         "fetch_offset",
         "found_id",
         "is_paused",
@@ -69,8 +68,8 @@ class Assigned:
         self.found_id: UUID | None = None
         #: Ids of former topics of this name, which a broker that lags behind may still tell.
         self.retired_ids: frozenset[UUID] = frozenset()
-        #: The leader epoch of the record before `position`, and before `fetch_offset`; -1: unknown.
-        self.epoch = self.fetch_epoch = -1
+        #: The leader epoch of the record before `position`; -1: unknown.
+        self.epoch = -1
         self.is_paused = False
         self.leader: Leader | None = None
         #: The epoch of the last known leader, -1 before.
@@ -132,7 +131,7 @@ class Assigned:
         self.is_unchecked = epoch >= 0
         self.position = self.fetch_offset = offset
         self.run = next(_runs)
-        self.epoch = self.fetch_epoch = epoch
+        self.epoch = epoch
         self.start = None
         self.max_bytes = 0
 
@@ -143,14 +142,14 @@ class Assigned:
         self.position, self.start = None, start
         self.fetch_offset = -1
         self.run = next(_runs)
-        self.epoch = self.fetch_epoch = -1
+        self.epoch = -1
         self.is_unchecked = False
 
     def rewind(self) -> None:
         """Fetch again from the position; drop what was fetched."""
         self.run = next(_runs)
         if self.position is not None:
-            self.fetch_offset, self.fetch_epoch = self.position, self.epoch
+            self.fetch_offset = self.position
 
     def succeeded(self) -> None:
         self.attempts, self.retry_at, self.failure = 0, 0.0, None
@@ -181,6 +180,14 @@ class Assignment:
 
     def get(self, key: TopicPartition) -> Assigned | None:
         return self._partitions.get(key)
+
+    def assigned(self, topic: str, partition: int) -> Assigned:
+        item = self._partitions.get((topic, partition))
+        if item is None:
+            raise ConfigError(
+                f"{topic}-{partition} is not assigned to this consumer: assign it, or poll until the group has"
+            )
+        return item
 
     def keys(self) -> list[TopicPartition]:
         return list(self._partitions)

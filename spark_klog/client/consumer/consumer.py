@@ -96,9 +96,7 @@ class Consumer:
         self._waker = Waker()
         self._guard = Guard(self._waker)
         self._troubles = Troubles()
-        self._group: GroupSide | None = None
-        if self._config.group_id is not None:
-            self._group = self._new_group()
+        self._group = None if self._config.group_id is None else self._new_group()
         committed = None if self._group is None else self._committed
         self._positions = Positions(self._cluster, self._config, self._assignment, committed, self._troubles)
         self._fetches = Fetches(
@@ -121,7 +119,7 @@ class Consumer:
             self._assign([(topic, partition) for topic, partition, _ in wanted])
             for topic, partition, offset in wanted:
                 if offset is not None:
-                    self._seek(self._item(topic, partition), offset)
+                    self._seek(self._assignment.assigned(topic, partition), offset)
 
     def _assign(self, keys: Iterable[TopicPartition]) -> None:
         before = set(self._assignment.keys())
@@ -220,7 +218,7 @@ class Consumer:
         """Continue reading an assigned partition at an offset; -2 is its first record, -1 its end."""
         with self._guard.used():
             offset = offset_of("seek", offset)
-            self._seek(self._item(*partition_of("seek", (topic, partition))), offset)
+            self._seek(self._assignment.assigned(*partition_of("seek", (topic, partition))), offset)
 
     def _seek(self, item: Assigned, offset: int) -> None:
         if offset in (EARLIEST, LATEST):
@@ -235,7 +233,7 @@ class Consumer:
         Asks brokers if it is not known yet: `RequestTimedOut` after default.api.timeout.ms, or what `poll` raises.
         """
         with self._guard.used():
-            item = self._item(*partition_of("position", (topic, partition)))
+            item = self._assignment.assigned(*partition_of("position", (topic, partition)))
             deadline = time.monotonic() + self._config.default_api_timeout_ms / 1000
             while item.position is None:
                 self._find_positions(deadline)
@@ -249,14 +247,14 @@ class Consumer:
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Return no records of these partitions until `resume`; they stay assigned."""
         with self._guard.used():
-            for item in [self._item(*key) for key in partitions_of("pause", partitions)]:
+            for item in [self._assignment.assigned(*key) for key in partitions_of("pause", partitions)]:
                 item.is_paused = True
                 item.rewind()
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Continue with paused partitions."""
         with self._guard.used():
-            for item in [self._item(*key) for key in partitions_of("resume", partitions)]:
+            for item in [self._assignment.assigned(*key) for key in partitions_of("resume", partitions)]:
                 item.is_paused = False
 
     def paused(self) -> list[TopicPartition]:
@@ -387,14 +385,6 @@ class Consumer:
                 self._fetches.close()
                 self._cluster.close()
                 self._waker.close()
-
-    def _item(self, topic: str, partition: int) -> Assigned:
-        item = self._assignment.get((topic, partition))
-        if item is None:
-            raise ConfigError(
-                f"{topic}-{partition} is not assigned to this consumer: assign it, or poll until the group has"
-            )
-        return item
 
     def __enter__(self) -> Consumer:
         return self

@@ -192,7 +192,7 @@ class Fetches:
                 self._pause(item, error)
                 continue
             if chunk is not None:
-                item.fetch_offset, item.fetch_epoch = chunk.following, chunk.leader_epoch
+                item.fetch_offset = chunk.following
                 item.max_bytes = 0
                 self._assignment.to_end(key)
                 source.chunks.append(chunk)
