@@ -25,15 +25,22 @@ class AnyBrokerRequest(Generic[_Result]):
     """Ask any broker, as `Cluster.any_broker` does, but without waiting: call `step` until it returns the result.
 
     `message` makes the request for a version, `result` makes the result of an answer. The deadline is that of a request
-    of the cluster which begins now. The brokers share the time that is left.
+    of the cluster which begins now. The brokers share the time that is left. With `node` only this broker is asked,
+    once.
     """
 
     def __init__(
-        self, cluster: Cluster, api: Api, message: Callable[[int], Message], result: Callable[[Message], _Result]
+        self,
+        cluster: Cluster,
+        api: Api,
+        message: Callable[[int], Message],
+        result: Callable[[Message], _Result],
+        node: int | None = None,
     ) -> None:
         self._cluster, self._deadline, self._backoff = cluster, cluster.deadline(), cluster.backoff()
         self._api, self._message, self._result = api, message, result
-        self._candidates = deque(cluster.candidates())
+        self._is_of_any = node is None
+        self._candidates = deque(cluster.candidates() if node is None else [cluster.address(node)])
         self._failures: list[str] = []
         self._connection: Connection | None = None
         self._handle: Handle | None = None
@@ -83,6 +90,8 @@ class AnyBrokerRequest(Generic[_Result]):
         self._connection = self._handle = None
         self._cluster.unanswered(self._candidates.popleft())
         self._until = 0.0
+        if not self._is_of_any:
+            raise error
         if self._candidates:
             return
         failure = ConnectionFailed("; ".join(self._failures))

@@ -198,9 +198,9 @@ class Cluster(Connections):
         self._unreached_since = self._unreached_since or time.monotonic()
         return self._has_no_patience()
 
-    def backoff(self) -> Backoff:
+    def backoff(self, timeout_ms: int | None = None) -> Backoff:
         """The pauses between attempts of a request that begins now, until its deadline."""
-        with self.within(self.config.request_timeout_ms) as deadline:
+        with self.within(timeout_ms or self.config.request_timeout_ms) as deadline:
             return Backoff(self.config, deadline, self._limit)
 
     def _has_no_patience(self) -> bool:
@@ -296,7 +296,7 @@ class Cluster(Connections):
         """The node id of the controller, after connecting to it."""
         if self.controller_id not in self._brokers:
             self.metadata([])
-        self._open(self._connections, self._address(self.controller_id))
+        self._open(self._connections, self.address(self.controller_id))
         return self.controller_id
 
 

@@ -62,22 +62,23 @@ class Connections:
             there.renew(self.deadline())
         return there
 
-    def _address(self, node: int) -> tuple[str, int]:
+    def address(self, node: int) -> tuple[str, int]:
+        """A broker's host and port in the last metadata; `ConnectionFailed` if it is not there."""
         if node not in self._brokers:
             raise ConnectionFailed(f"broker {node} is not part of the cluster")
         return self._brokers[node]
 
     def connection(self, node: int) -> Connection:
         """The connection to a broker for records; `ConnectionFailed` if it is unknown or can't be reached."""
-        return self._open(self._record_connections, (*self._address(node), node))
+        return self._open(self._record_connections, (*self.address(node), node))
 
     def begin_connection(self, node: int) -> Connection:
         """Like `connection`, but without waiting: it may not be open yet, see `Connection.open_step`."""
-        return self._begin(self._record_connections, (*self._address(node), node))
+        return self._begin(self._record_connections, (*self.address(node), node))
 
     def plain_connection(self, node: int) -> Connection:
         """The connection to a broker for everything but records; several requests may be in flight on it."""
-        return self._open(self._connections, self._address(node))
+        return self._open(self._connections, self.address(node))
 
     def suspect(self, node: int) -> None:
         """Note that this broker did not answer a request; `any_broker` asks it last."""
@@ -86,7 +87,7 @@ class Connections:
 
     def request(self, node: int, api: Api, message: Message) -> Message:
         """Send a broker a request for anything but records; raises what `Connection` raises."""
-        return self._open(self._connections, self._address(node)).request(api, message, deadline=self.deadline())
+        return self._open(self._connections, self.address(node)).request(api, message, deadline=self.deadline())
 
     def request_each(self, api: Api, messages: Mapping[int, Message]) -> dict[int, Message | KlogError]:
         """Ask several brokers at once, see `request_all`; `messages` by node id."""
@@ -106,7 +107,7 @@ class Connections:
         begin, deadline = time.monotonic(), self.deadline()
         for key, (node, _) in requests.items():
             try:
-                opening[key] = self._begin(self._connections, self._address(node))
+                opening[key] = self._begin(self._connections, self.address(node))
             except KlogError as error:
                 result[key] = error
         while True:
@@ -150,7 +151,7 @@ class Connections:
 
     def version_of(self, node: int, api: Api) -> int:
         """The API version that `request` uses with a broker; raises what `Connection` raises."""
-        return self._open(self._connections, self._address(node)).version_of(api)
+        return self._open(self._connections, self.address(node)).version_of(api)
 
     def deadline(self) -> float:
         """The deadline of a request that begins now, a reading of `time.monotonic`."""

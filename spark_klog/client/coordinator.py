@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from spark_klog.client.answers import answer_error, by_key
@@ -24,30 +24,42 @@ def find_coordinators(cluster: Cluster, keys: Iterable[str], kind: int = GROUP) 
     found: dict[str, int | ProtocolError] = {}
     rest = list(dict.fromkeys(keys))
     while rest:
-        answered = _ask(cluster, rest, kind)
-        for key, entry in answered.items():
-            what = f"coordinator of {'group' if kind == GROUP else 'transactional id'} {key}"
-            code = entry["error_code"]
-            found[key] = answer_error(FIND_COORDINATOR, code, what) if code else int(entry["node_id"])
+        message, judged = question(rest, kind)
+        answered = judged(cluster.any_broker(FIND_COORDINATOR, message))
+        found |= answered
         rest = [key for key in rest if key not in answered]
     if any(isinstance(node, int) for node in found.values()):
         cluster.metadata([])
     return found
 
 
-def _ask(cluster: Cluster, keys: list[str], kind: int) -> dict[str, Message]:
-    """The entries of a response: of all keys, or of the first one where the broker takes only one."""
+def question(
+    keys: list[str], kind: int
+) -> tuple[Callable[[int], Message], Callable[[Message], dict[str, int | ProtocolError]]]:
+    """Functions that make FindCoordinator for a version, and the node ids or errors of its response.
+
+    Those are of all keys, or of the first one where the broker takes only one.
+    """
     is_of_several = False
 
-    def request(version: int) -> Message:
+    def message(version: int) -> Message:
         nonlocal is_of_several
         is_of_several = version >= _FIRST_OF_SEVERAL
         return {"coordinator_keys": keys, "key_type": kind} if is_of_several else {"key": keys[0], "key_type": kind}
 
-    answer = cluster.any_broker(FIND_COORDINATOR, request)
-    if not is_of_several:
-        return {keys[0]: answer}
-    return by_key(FIND_COORDINATOR, answer, ((str(item["key"]), item) for item in answer["coordinators"]), keys)
+    def judged(answer: Message) -> dict[str, int | ProtocolError]:
+        entries = {keys[0]: answer}
+        if is_of_several:
+            several = ((str(item["key"]), item) for item in answer["coordinators"])
+            entries = by_key(FIND_COORDINATOR, answer, several, keys)
+        found: dict[str, int | ProtocolError] = {}
+        for key, entry in entries.items():
+            what = f"coordinator of {'group' if kind == GROUP else 'transactional id'} {key}"
+            code = entry["error_code"]
+            found[key] = answer_error(FIND_COORDINATOR, code, what) if code else int(entry["node_id"])
+        return found
+
+    return message, judged
 
 
 def find_coordinator(cluster: Cluster, key: str, kind: int = GROUP) -> int:
@@ -79,6 +91,17 @@ class Coordinators:
         found = find_coordinators(self._cluster, missing, kind)
         self._nodes.update({(kind, key): node for key, node in found.items() if isinstance(node, int)})
         return {key: found[key] if key in found else self._nodes[kind, key] for key in wanted}
+
+    def known(self, key: str, kind: int = GROUP) -> int | None:
+        """The node id of a coordinator if it has been looked up."""
+        return self._nodes.get((kind, key))
+
+    def learn(self, key: str, found: int | ProtocolError, kind: int = GROUP) -> int:
+        """Take over what `question` has found, and return it; raise it if it is an error."""
+        if isinstance(found, ProtocolError):
+            raise found
+        self._nodes[kind, key] = found
+        return found
 
     def forget(self) -> None:
         """Look all coordinators up again: a request to one of them has failed."""

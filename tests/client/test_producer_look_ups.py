@@ -1,4 +1,4 @@
-"""Sends do not wait while the producer asks for a producer id, or for metadata of other topics."""
+"""Sends do not wait while the producer asks for a producer id, for metadata of other topics, or a coordinator."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from spark_klog.client import Producer
-from spark_klog.errors import ConnectionFailed, ErrorCode, KlogError, ProducerClosed, ProtocolError
-from tests.support.faults import dropped, error, late, silent
+from spark_klog.errors import (
+    ConnectionFailed,
+    ErrorCode,
+    KlogError,
+    ProducerClosed,
+    ProducerFenced,
+    ProtocolError,
+    RequestTimedOut,
+    TransactionAborted,
+)
+from tests.support.faults import Fault, dropped, error, late, lost, silent
+from tests.support.kafka_python_wire import Message
 from tests.support.scripted_broker import ScriptedCluster
 
 SECONDS = 60
@@ -154,6 +164,98 @@ def test_the_producer_id_comes_in_the_end(brokers: ScriptedCluster) -> None:
     for topic in ("known", "late"):
         assert brokers.values(topic, 0) == [b"%d" % number for number in range(50)]
     assert brokers.count("InitProducerId") == 3
+
+
+@pytest.fixture
+def transactional(brokers: ScriptedCluster) -> Iterator[Producer]:
+    """A producer in a transaction; the coordinator is node 1."""
+    settings = {"transactional.id": "x", "max.block.ms": "20000", "batch.size": "100", "retry.backoff.ms": "1"}
+    producer = Producer({"bootstrap.servers": brokers.bootstrap_servers, **settings, **LONG})
+    try:
+        producer.init_transactions()
+        producer.begin_transaction()
+        yield producer
+    finally:
+        producer.abort()
+
+
+def _refused(code: ErrorCode) -> Fault:
+    def change(answer: Message) -> None:
+        for topic in answer["results_by_topic_v3_and_below"]:
+            for entry in topic["results_by_partition"]:
+                entry["partition_error_code"] = code
+
+    return Fault(change, is_applied=False)
+
+
+def test_while_the_thread_adds_partitions_to_a_transaction(brokers: ScriptedCluster, transactional: Producer) -> None:
+    """Those that have been added go on; another transaction is possible without waiting for the late answer."""
+    transactional.send("known", b"0").result(SECONDS)
+    brokers.on("AddPartitionsToTxn", silent())
+    lost = [transactional.send("late", b"lost")]
+    wait_until(lambda: brokers.count("AddPartitionsToTxn") == 2)
+    for number in range(1, 50):
+        delivery = transactional.send("known", b"%d" % number)
+        lost.append(transactional.send("late", b"lost"))
+        delivery.result(SECONDS)
+    transactional.abort_transaction()
+    for delivery in lost:
+        with pytest.raises(TransactionAborted):
+            delivery.result(SECONDS)
+    transactional.begin_transaction()
+    transactional.send("late", b"0")
+    transactional.commit_transaction()
+    assert brokers.values("known", 0) == [b"%d" % number for number in range(50)]
+    assert brokers.values("late", 0) == [b"0"]
+
+
+def test_partitions_are_added_in_the_end(brokers: ScriptedCluster, transactional: Producer) -> None:
+    """After refusals, lost connections and a coordinator that moves: all records are there once, in order."""
+    brokers.on(
+        *("AddPartitionsToTxn", dropped(), _refused(ErrorCode.CONCURRENT_TRANSACTIONS), late(0.2)),
+        *(_refused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS), lost()),
+    )
+    for number in range(50):
+        for topic in ("known", "late"):
+            transactional.send(topic, b"%d" % number)
+        if number == 10:
+            brokers.coordinator = 0
+    transactional.commit_transaction()
+    for topic in ("known", "late"):
+        assert brokers.values(topic, 0) == [b"%d" % number for number in range(50)]
+    assert not brokers.added
+
+
+def test_partitions_that_are_not_added(brokers: ScriptedCluster, transactional: Producer) -> None:
+    """Only an abort is possible after it; fenced is fenced."""
+    brokers.on("AddPartitionsToTxn", _refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+    with pytest.raises(ProtocolError, match="known-0 added to the transaction: TOPIC_AUTHORIZATION_FAILED"):
+        transactional.send("known", b"").result(SECONDS)
+    with pytest.raises(KlogError):
+        transactional.commit_transaction()
+    transactional.abort_transaction()
+    transactional.begin_transaction()
+    brokers.on("AddPartitionsToTxn", _refused(ErrorCode.PRODUCER_FENCED))
+    with pytest.raises(ProducerFenced):
+        transactional.send("known", b"").result(SECONDS)
+    with pytest.raises(ProducerFenced):
+        transactional.abort_transaction()
+    assert brokers.values("known", 0) == []
+
+
+def test_a_coordinator_that_does_not_answer_in_time(brokers: ScriptedCluster) -> None:
+    brokers.always("AddPartitionsToTxn", silent())
+    settings = {"transactional.id": "x", "max.block.ms": "300", "retry.backoff.ms": "1", **LONG}
+    producer = Producer({"bootstrap.servers": brokers.bootstrap_servers, **settings}, "kafka.")
+    producer.init_transactions()
+    producer.begin_transaction()
+    with pytest.raises(RequestTimedOut, match=r"tried for 0\.\d s \(kafka\.max\.block\.ms\)"):
+        producer.send("known", b"").result(SECONDS)
+    brokers.always("EndTxn", silent())
+    with pytest.raises(RequestTimedOut, match=r"tried for 0\.\d s \(kafka\.max\.block\.ms\)"):
+        producer.abort_transaction()
+    producer.abort()
+    assert brokers.values("known", 0) == []
 
 
 def test_errors_of_a_look_up(brokers: ScriptedCluster) -> None:

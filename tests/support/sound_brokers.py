@@ -14,7 +14,7 @@ from tests.support.kafka_python_wire import Message, Request, known_versions
 TopicPartition = tuple[str, int]
 UNKNOWN_TOPIC_OR_PARTITION, NO_LEADER, NOT_LEADER, NOT_COORDINATOR, TOPIC_EXISTS = 3, 5, 6, 16, 36
 FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH = 74, 75
-INVALID_PARTITIONS, NOT_CONTROLLER, OUT_OF_ORDER_SEQUENCE_NUMBER = 37, 41, 45
+INVALID_PARTITIONS, NOT_CONTROLLER, OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_TXN_STATE = 37, 41, 45, 48
 NOW = 1_700_000_000_000
 
 
@@ -73,6 +73,8 @@ class SoundBrokers:
         #: APIs that the brokers do not have.
         self.hidden: set[str] = set()
         self._next_producer_id = 1000
+        #: Partitions that producers have added to their transactions, by producer id.
+        self.added: dict[int, set[TopicPartition]] = {}
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._stopping = threading.Event()
@@ -189,6 +191,8 @@ class SoundBrokers:
         def entry(topic: str, wanted: Message) -> Message:
             key = topic, wanted["index"]
             answer: Message = {"index": key[1], "error_code": self._leader_error(node, key), "base_offset": -1}
+            if not answer["error_code"] and not self._may_append(key, wanted["records"]):
+                answer["error_code"] = INVALID_TXN_STATE
             if not answer["error_code"] and is_applied:
                 code, base = _append(self.logs[key], wanted["records"])
                 answer |= {"error_code": code, "base_offset": base}
@@ -200,6 +204,29 @@ class SoundBrokers:
     def _on_InitProducerId(self, node: int, asked: Message, is_applied: bool) -> Message:
         self._next_producer_id += 1
         return {"error_code": 0, "producer_id": self._next_producer_id, "producer_epoch": 0}
+
+    def _may_append(self, key: TopicPartition, batch: bytes) -> bool:
+        """Whether a batch is of no transaction, or its partition has been added to it (KIP-890)."""
+        (attributes,) = struct.unpack_from(">h", batch, 21)
+        (producer_id,) = struct.unpack_from(">q", batch, 43)
+        return not attributes & 0x10 or key in self.added.get(producer_id, ())
+
+    def _on_AddPartitionsToTxn(self, node: int, asked: Message, is_applied: bool) -> Message:
+        code = 0 if node == self.coordinator else NOT_COORDINATOR
+
+        def entry(topic: str, number: int) -> Message:
+            if not code and is_applied:
+                self.added.setdefault(asked["v3_and_below_producer_id"], set()).add((topic, number))
+            return {"partition_index": number, "partition_error_code": code}
+
+        topics = asked["v3_and_below_topics"]
+        results = _each(topics, "name", "partitions", entry, "results_by_partition")
+        return {"results_by_topic_v3_and_below": results}
+
+    def _on_EndTxn(self, node: int, asked: Message, is_applied: bool) -> Message:
+        if is_applied and node == self.coordinator:
+            self.added.pop(asked["producer_id"], None)
+        return {"error_code": 0 if node == self.coordinator else NOT_COORDINATOR}
 
     def _on_FindCoordinator(self, node: int, asked: Message, is_applied: bool) -> Message:
         found = {"node_id": self.coordinator, "host": HOST, "port": self.ports[self.coordinator], "error_code": 0}

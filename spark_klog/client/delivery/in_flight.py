@@ -11,6 +11,7 @@ from typing import Any
 from spark_klog.client.any_broker import AnyBrokerRequest
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.config import ClientConfig
+from spark_klog.client.delivery.coordinator_request import CoordinatorRequest
 from spark_klog.client.delivery.queues import CallClock, Queue, Request
 from spark_klog.client.network.connection import Connection
 from spark_klog.errors import KlogError, RequestTimedOut
@@ -30,8 +31,8 @@ class InFlight:
         self._requests: dict[int, deque[Request]] = {}
         #: Connections being opened, by node id.
         self.opening: dict[int, Connection] = {}
-        #: The requests that partitions wait for, see `Retries.asking`.
-        self.asking: Sequence[AnyBrokerRequest[Any]] = ()
+        #: The requests that partitions wait for, see `Retries.asking` and `Transactions.asking`.
+        self.asking: Sequence[AnyBrokerRequest[Any] | CoordinatorRequest[Any]] = ()
         self._throttled_until: dict[int, float] = {}
         #: Bytes of the batches in flight.
         self.bytes = 0

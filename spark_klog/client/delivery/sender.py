@@ -192,9 +192,11 @@ class Sender:
         return sum(unsent) >= self._enough
 
     def _is_taken_from(self, queue: Queue) -> bool:
-        """False while it waits for a retry, a producer id or a leader, or this is slow, unreachable or throttling."""
+        """False while it waits for a retry, a coordinator or a leader, or this is slow, unreachable or throttling."""
         now, node = time.monotonic(), self._cluster.last_leader(*queue.key)
         is_waiting = queue.must_renumber or queue.not_before > now
+        if self._transactions is not None:
+            is_waiting |= self._transactions.must_add(queue.key)
         return not is_waiting and node is not None and not self._in_flight.is_slow(node, now)
 
     def flush(self, until: float = math.inf) -> None:
@@ -252,11 +254,11 @@ class Sender:
                 return
             remaining = min(queue.batches[0].deadline for queue in ready) - self._clock.now()
             with self._cluster.within(max(1, 1000 * remaining), "delivery.timeout.ms"):
-                if self._transactions is not None:
-                    self._transactions.add(queue.key for queue in ready)
+                added = ready if self._transactions is None else self._added(self._transactions, ready)
                 by_leader: dict[int, list[Queue]] = {}
-                led = self._retries.with_leaders(self._retries.with_numbers(ready))
-                self._in_flight.asking = self._retries.asking
+                led = self._retries.with_leaders(self._retries.with_numbers(added))
+                adding = None if self._transactions is None else self._transactions.asking
+                self._in_flight.asking = [*self._retries.asking, *([] if adding is None else [adding])]
                 for queue in led:
                     node = self._cluster.last_leader(*queue.key)
                     assert node is not None
@@ -265,6 +267,11 @@ class Sender:
                 can_have = [node for node in by_leader if self._in_flight.may_have_more(node, now)]
                 if not sum(self._send_request(node, by_leader[node], now) for node in can_have):
                     return
+
+    def _added(self, transactions: Transactions, queues: list[Queue]) -> list[Queue]:
+        """The queues whose partitions are in the transaction; others wait for its coordinator."""
+        transactions.add([queue.key for queue in queues])
+        return [queue for queue in queues if not transactions.must_add(queue.key)]
 
     def _send_request(self, node: int, queues: list[Queue], now: float) -> bool:
         """Send one batch per partition, as many as fit into max.request.size; return whether a request was sent."""

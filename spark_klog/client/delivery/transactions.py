@@ -21,6 +21,7 @@ from typing import TypeVar
 from spark_klog.client.answers import answer_error, by_key, check_code, worst
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.coordinator import Coordinators
+from spark_klog.client.delivery.coordinator_request import CoordinatorRequest
 from spark_klog.client.delivery.producer_id import Numbering
 from spark_klog.client.offsets import (
     Committed,
@@ -105,6 +106,8 @@ class Transactions:
         #: Whether a failed transaction has ended, and only another epoch is missing.
         self._has_aborted = False
         self._coordinators = Coordinators(cluster)
+        #: The request under way that adds partitions.
+        self.asking: CoordinatorRequest[set[TopicPartition]] | None = None
 
     def numbering(self) -> Numbering:
         """A numbering from 0 for a partition, in the current epoch."""
@@ -146,37 +149,47 @@ class Transactions:
         if self.state is State.OPEN:
             self.state = State.FAILED
 
-    def add(self, partitions: Iterable[TopicPartition]) -> None:
-        """Add partitions to the transaction; call it before the first record is sent to them."""
-        wanted = [key for key in partitions if key not in self._partitions]
-        if not wanted:
-            return
-        self._is_begun = True
-        topics = numbers_by_topic(wanted)
-        request = {
-            f"v3_and_below_{name}": value
-            for name, value in {
-                **self._identity(),
-                "topics": [{"name": topic, "partitions": numbers} for topic, numbers in topics.items()],
-            }.items()
-        }
+    def must_add(self, key: TopicPartition) -> bool:
+        """Whether a partition has to be added to the transaction before records are sent to it."""
+        return key not in self._partitions
 
-        def ask() -> None:
-            answer = self._request(ADD_PARTITIONS_TO_TXN, request)
+    def add(self, partitions: Iterable[TopicPartition]) -> None:
+        """Add those of the partitions that `must_add` says, without waiting: call it until none is left.
+
+        Raises what the other calls raise; `asking` tells what to wait for.
+        """
+        while wanted := [key for key in partitions if self.must_add(key)]:
+            if self.asking is None:
+                self._is_begun = True
+                self.asking = self._addition(wanted)
+            try:
+                added = self.asking.step()
+            except KlogError:
+                self.asking = None
+                raise
+            if added is None:
+                return
+            self._partitions |= added
+            self.asking = None
+
+    def _addition(self, wanted: list[TopicPartition]) -> CoordinatorRequest[set[TopicPartition]]:
+        topics = [{"name": topic, "partitions": numbers} for topic, numbers in numbers_by_topic(wanted).items()]
+        fields = {**self._identity(), "topics": topics}
+        message = {f"v3_and_below_{name}": value for name, value in fields.items()}
+
+        def added(answer: Message) -> set[TopicPartition]:
             entries = (
                 ((topic["name"], entry["partition_index"]), entry)
                 for topic in answer["results_by_topic_v3_and_below"]
                 for entry in topic["results_by_partition"]
             )
             found = by_key(ADD_PARTITIONS_TO_TXN, answer, entries, wanted)
-            self._check_each(
-                ADD_PARTITIONS_TO_TXN,
-                {key: entry["partition_error_code"] for key, entry in found.items()},
-                "added to the transaction",
-            )
+            codes = {key: entry["partition_error_code"] for key, entry in found.items()}
+            self._check_each(ADD_PARTITIONS_TO_TXN, codes, "added to the transaction")
+            return set(wanted)
 
-        self._attempt(ask)
-        self._partitions.update(wanted)
+        name = self.transactional_id
+        return CoordinatorRequest(self._cluster, self._coordinators, name, ADD_PARTITIONS_TO_TXN, message, added)
 
     def send_offsets(
         self,
@@ -283,6 +296,9 @@ class Transactions:
         self._attempt(ask)
 
     def _ended(self) -> None:
+        if self.asking is not None:  # of a transaction that has failed: the coordinator rejects its epoch
+            self.asking.cancel()
+            self.asking = None
         self._partitions.clear()
         self._groups.clear()
         self._is_begun = self._has_aborted = False
@@ -372,8 +388,7 @@ class Transactions:
             with self._coordinators.forgotten_on_error():
                 return ask()
 
-        config = self._cluster.config
-        return self._cluster.attempt(ask_again, config.max_block_ms, config.named("max.block.ms"))
+        return self._cluster.attempt(ask_again, self._cluster.config.max_block_ms, "max.block.ms")
 
     def _request(self, api: Api, message: Message) -> Message:
         return self._cluster.request(self._node(), api, message)
