@@ -21,7 +21,9 @@ from spark_klog.client.delivery.receipts import Delivery, RecordMetadata
 from spark_klog.client.delivery.retries import Retries
 from spark_klog.client.producer import Producer
 from spark_klog.errors import ErrorCode, KlogError
+from tests.support.faults import Fault, empty, error, late
 from tests.support.model_cluster import Fate, Key, ModelCluster
+from tests.support.scripted_broker import ScriptedCluster
 
 _SECONDS = float(os.environ.get("SPARK_KLOG_PRODUCER_SECONDS", "0"))
 _SEEDS = 6
@@ -278,3 +280,15 @@ def test_planted_faults_are_found(fault: Callable[[pytest.MonkeyPatch], None], m
     monkeypatch.setitem(SETTINGS, "delivery.timeout.ms", "5000")
     with pytest.raises((AssertionError, KlogError, OverflowError)):
         _run_all()
+
+
+@pytest.mark.parametrize("fault", [error(ErrorCode.NOT_LEADER_OR_FOLLOWER), empty()])
+def test_a_move_with_five_requests_in_flight_is_one_retry(fault: Fault) -> None:
+    with ScriptedCluster({"t": 1}) as brokers:
+        brokers.on("Produce", late(0.2), *[fault] * 5)
+        settings = {"batch.size": "1", "linger.ms": "0", "retries": "1"}
+        with Producer({"bootstrap.servers": brokers.bootstrap_servers, **settings}) as producer:
+            for number in range(12):  # the first one alone, then five at a time
+                producer.send("t", b"%d" % number)
+        assert brokers.values("t", 0) == [b"%d" % number for number in range(12)]
+        assert brokers.count("Produce") == 17

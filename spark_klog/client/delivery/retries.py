@@ -101,7 +101,8 @@ class Retries:
             queue.resent += 1
         if any(queue.resent > self._cluster.config.retries for queue in queues):
             return error
-        self.put_off(queues, error)
+        if queues:
+            self.put_off(queues, error)
         return None
 
     def put_off(self, queues: Collection[Queue], error: Exception) -> None:

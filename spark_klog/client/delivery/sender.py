@@ -304,7 +304,8 @@ class Sender:
                 PRODUCE, message, version=version, answered=is_answered, deadline=deadline, wait=False
             )
         except UNREACHABLE as error:
-            if (spent := self._retries.resend([queue for queue, _ in chosen], error)) is not None:
+            alone = [queue for queue, _ in chosen if not queue.in_flight]  # else its requests in flight are lost, too
+            if (spent := self._retries.resend(alone, error)) is not None:
                 raise spent from None
             return False
         timeout = self._config.request_timeout_ms / 1000
@@ -349,7 +350,8 @@ class Sender:
                     final = self._settle(*requested.pop(key), entry) or final
         if requested:
             left_out = ConnectionFailed(f"broker {node} left partitions out of its answer")
-            final = self._retries.resend([queue for queue, _ in requested.values()], left_out) or final
+            oldest = [queue for queue, batch in requested.values() if batch is queue.batches[0]]
+            final = self._retries.resend(oldest, left_out) or final
         return final
 
     def _settle(self, queue: Queue, batch: Batch, entry: Message) -> KlogError | None:
@@ -360,8 +362,8 @@ class Sender:
             return None
         reason = f" ({entry['error_message']})" if entry["error_message"] else ""
         error = answer_error(PRODUCE, code, f"produce to {queue.name}{reason}")
-        if code in _RENUMBERED and batch is not queue.batches[0]:
-            queue.is_open = False  # an earlier batch failed, so this one was out of order: both are sent again
+        if (error.retriable or code in _RENUMBERED) and batch is not queue.batches[0]:
+            queue.is_open = False  # an earlier batch has failed: both are sent again, and it counts the attempt
             return None
         if code in _RENUMBERED and queue.numbering is not None and self._transactions is None:
             queue.must_renumber = True
