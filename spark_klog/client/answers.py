@@ -18,6 +18,7 @@ from spark_klog.protocol.apis import (
     FETCH,
     INIT_PRODUCER_ID,
     METADATA,
+    PRODUCE,
     TXN_OFFSET_COMMIT,
 )
 from spark_klog.protocol.codec import Message
@@ -57,6 +58,10 @@ _ADVICE: dict[int, dict[ErrorCode, str]] = {
     INIT_PRODUCER_ID.key: {
         ErrorCode.INVALID_TRANSACTION_TIMEOUT: "transaction.timeout.ms is larger than the broker's "
         "transaction.max.timeout.ms (15 minutes by default): lower the one or raise the other",
+    },
+    PRODUCE.key: {
+        ErrorCode.MESSAGE_TOO_LARGE: "the batch is larger than the topic's max.message.bytes: raise that, or lower "
+        "batch.size if each record is smaller",
     },
     TXN_OFFSET_COMMIT.key: {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "the cluster has no such partition, check the topic's name and number",

@@ -30,7 +30,8 @@ class TransactionCalls:
         """Forget the records that are not in a batch yet."""
         raise NotImplementedError
 
-    def _transactional(self) -> Transactions:
+    def _transactional(self, call: str) -> Transactions:
+        self._check_open(call)
         if self._transactions is None:
             raise ConfigError(f"{self._cluster.config.named('transactional.id')} is not set: it names the transactions")
         return self._transactions
@@ -41,15 +42,13 @@ class TransactionCalls:
         Call it once, first, and after `prepare_transaction` before the next transaction.
         """
         with self._turns:
-            self._check_open("init_transactions")
-            self._transactional().init()
+            self._transactional("init_transactions").init()
             self._sender.reset()  # another epoch numbers its batches from 0 on
 
     def begin_transaction(self) -> None:
         """Begin a transaction. The broker learns of it with the first record."""
         with self._turns:
-            self._check_open("begin_transaction")
-            self._transactional().begin()
+            self._transactional("begin_transaction").begin()
 
     def send_offsets_to_transaction(
         self,
@@ -65,13 +64,14 @@ class TransactionCalls:
         """
         found = GroupMetadata(group) if isinstance(group, str) else group
         with self._turns:
-            self._transactional().send_offsets(offsets, found.group, found.generation, found.member, found.instance)
+            transactions = self._transactional("send_offsets_to_transaction")
+            transactions.send_offsets(offsets, found.group, found.generation, found.member, found.instance)
 
     def commit_transaction(self) -> None:
         """Flush and commit. After `RequestTimedOut` or `ConnectionFailed` the outcome is open: call it again."""
-        transactions = self._transactional()
         try:
             with self._turns:
+                transactions = self._transactional("commit_transaction")
                 if not transactions.is_ending:
                     transactions.check_open("commit_transaction")
                     self._flush()
@@ -88,7 +88,7 @@ class TransactionCalls:
         """
         try:
             with self._turns:
-                transactions = self._transactional()
+                transactions = self._transactional("prepare_transaction")
                 transactions.check_open("prepare_transaction")
                 self._flush()
                 return transactions.prepare()
@@ -99,7 +99,7 @@ class TransactionCalls:
         """Drop unsent records and abort the transaction. After an error call it again."""
         try:
             with self._turns:
-                self._abort_transaction(self._transactional())
+                self._abort_transaction(self._transactional("abort_transaction"))
         finally:
             self._sender.receipts.call_back()
 
