@@ -259,6 +259,7 @@ class Producer(TransactionCalls):
         while row < columns.count:
             body, following, base, maximum = self._kernel.encode(columns, row, self.batch_size)
             self._sender.add(key, body, following - row, base, maximum)
+            self._sender.make_room()
             row = following
 
     def _check(self, call: str) -> None:
@@ -273,14 +274,16 @@ class Producer(TransactionCalls):
             raise ProducerClosed(f"{call}: the producer is closed")
 
     def _finish(self, key: TopicPartition, until: float = math.inf) -> None:
-        """Make a batch of what has gathered for a partition; `until`: see `Sender.add`."""
-        gathering = self._gathering.pop(key, None)
-        if gathering is None:
+        """Make a batch of what has gathered for a partition; `until`: see `Sender.make_room`."""
+        if key not in self._gathering:
             return
-        self._gathered -= len(gathering.body)
-        if gathering.count:  # no records if the first one could not be encoded
-            first, last = gathering.first_timestamp, gathering.max_timestamp
-            self._sender.add(key, gathering.body, gathering.count, first, last, gathering.receipt, until)
+        with self._sender.whole(key):
+            gathering = self._gathering.pop(key)
+            self._gathered -= len(gathering.body)
+            if gathering.count:  # no records if the first one could not be encoded
+                first, last = gathering.first_timestamp, gathering.max_timestamp
+                self._sender.add(key, gathering.body, gathering.count, first, last, gathering.receipt)
+        self._sender.make_room(until)
 
     def _finish_all(self, until: float = math.inf) -> None:
         for key in list(self._gathering):

@@ -89,6 +89,7 @@ class Target:
             self._began_at = time.monotonic()
         receipt = self._sender.receipts.new(key)
         self._sender.add_batch(key, data, count, receipt)
+        self._sender.make_room()
         return receipt
 
     def step(self) -> tuple[float, list[Connection]]:

@@ -7,22 +7,30 @@ from types import FrameType
 from typing import Any
 
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.producer import Producer
+from spark_klog.errors import KlogError
 from spark_klog.protocol.apis import METADATA
+from tests.support.faults import late
 from tests.support.scripted_broker import ScriptedCluster
 
 _MODULES = ("client/network/connection.py", "client/network/frame_stream.py")
 _OUTSIDE = ("close", "closed")
+#: From a producer's gathered records to its queue of batches.
+_QUEUEING = ("client/producer.py", "delivery/sender.py", "delivery/message.py", "delivery/queues.py", "producer_id.py")
+_QUEUEING_FUNCTIONS = ("_finish", "_finish_all", "add", "_add", "_admit", "encode_batch", "take")
 
 
 class _Interrupt:
     """Raise KeyboardInterrupt at the line numbered `at` of the modules; `is_over` if there is none."""
 
-    def __init__(self, at: int) -> None:
-        self._at = at
+    def __init__(self, at: int, modules: tuple[str, ...] = _MODULES, functions: tuple[str, ...] = ()) -> None:
+        self._at, self._modules, self._functions = at, modules, functions
         self.is_over = True
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
-        is_ours = frame.f_code.co_filename.endswith(_MODULES) and frame.f_code.co_name not in _OUTSIDE
+        name = frame.f_code.co_name
+        is_inside = name in self._functions if self._functions else name not in _OUTSIDE
+        is_ours = is_inside and frame.f_code.co_filename.endswith(self._modules)
         if event == "line" and is_ours:
             self._at -= 1
             if self._at == 0:
@@ -55,3 +63,73 @@ def test_an_interrupt_at_each_line_of_a_request() -> None:
                 assert _topics(cluster, "u") == ["u"], at
                 assert cluster.plain_connection(0).pending == 0, at
     assert at > 50, at
+
+
+def test_an_interrupt_at_each_line_that_queues_records() -> None:
+    """All records are there once after the next flush, or it raises: none is lost without an error."""
+    with ScriptedCluster({"t": 1}) as brokers:
+        at, is_over = 0, False
+        written = 0
+        while not is_over:
+            at += 1
+            settings = {"bootstrap.servers": brokers.bootstrap_servers, "linger.ms": "600000"}
+            producer = Producer(Cluster.connect(settings))
+            values = [b"%d %d" % (at, number) for number in range(3)]
+            for value in values:
+                producer.send("t", value)
+            interrupt = _Interrupt(at, _QUEUEING, _QUEUEING_FUNCTIONS)
+            before = sys.gettrace()
+            sys.settrace(interrupt)
+            try:
+                producer.flush()
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(before)
+            is_over = interrupt.is_over
+            failure = ""
+            try:
+                producer.flush()
+            except KlogError as error:
+                failure = str(error)
+            producer.abort()
+            if failure:
+                assert "records for t-0 are lost: an interrupt has ended the call" in failure, at
+            else:
+                written += 1
+                assert [one for one in brokers.values("t", 0) if one.startswith(b"%d " % at)] == values, at
+    assert at - written > 10
+
+
+def test_an_interrupt_at_each_line_that_waits_for_requests_of_an_aborted_transaction() -> None:
+    """The transaction can be aborted after it, and another one committed."""
+    with ScriptedCluster({"t": 2}, nodes=2) as brokers:
+        at, is_over = 0, False
+        while not is_over:
+            at += 1
+            settings = {"bootstrap.servers": brokers.bootstrap_servers, "transactional.id": "x", "linger.ms": "0"}
+            producer = Producer(Cluster.connect(settings))
+            producer.init_transactions()
+            producer.begin_transaction()
+            brokers.always("Produce", late(0.1))
+            before = brokers.count("Produce")
+            while brokers.count("Produce") < before + 2:
+                for partition in range(2):
+                    producer.send("t", b"", partition=partition)
+            interrupt = _Interrupt(at, ("delivery/in_flight.py",), ("drain",))
+            tracing = sys.gettrace()
+            sys.settrace(interrupt)
+            try:
+                producer.abort_transaction()
+            except KeyboardInterrupt:
+                producer.abort_transaction()
+            finally:
+                sys.settrace(tracing)
+            is_over = interrupt.is_over
+            brokers.clear()
+            producer.begin_transaction()
+            producer.send("t", b"%d" % at, partition=0)
+            producer.commit_transaction()
+            producer.abort()
+            assert brokers.values("t", 0)[-1] == b"%d" % at
+    assert at > 5, at

@@ -125,13 +125,13 @@ class InFlight:
 
     def drain(self, deadline: float) -> None:
         """Receive and drop all responses until the deadline, a reading of `time.monotonic`."""
-        for request in [request for requests in self._requests.values() for request in requests]:
-            try:
-                if request.handle is not None:
-                    request.connection.receive(request.handle, deadline)
-            except KlogError as error:
-                _log.info("records that are dropped may be written: %s", error)
-                request.connection.close()
-        self._requests.clear()
+        for node in self.nodes:
+            while (request := self.oldest(node)) is not None:
+                self.end(node)  # first, in case this is interrupted
+                try:
+                    if request.handle is not None:
+                        request.connection.receive(request.handle, deadline)
+                except (KlogError, ValueError) as error:  # ValueError: received, but an interrupt came after that
+                    _log.info("records that are dropped may be written: %s", error)
+                    request.connection.close()
         self.stop_waiting()
-        self.bytes = 0

@@ -30,7 +30,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from spark_klog.client.answers import answer_error
 from spark_klog.client.cluster import Cluster, TopicPartition
@@ -114,29 +115,39 @@ class Sender:
         base_timestamp: int,
         max_timestamp: int,
         receipt: Receipt | None = None,
-        until: float = math.inf,
     ) -> None:
-        """Queue `count` encoded records as one batch, and send if max.request.size is reached.
-
-        Waits while unsent batches for responsive leaders exceed max.request.size, or all batches exceed buffer.memory,
-        but not beyond `until`, a reading of `time.monotonic`. Raises what `flush` raises.
-        """
-        numbering = self._admit(key, count).numbering
-        is_transactional = self._transactions is not None
-        data = encode_batch(body, count, base_timestamp, max_timestamp, self._config, numbering, is_transactional)
-        self._add(key, data, count, receipt, until)
+        """Queue `count` encoded records as one batch; call `make_room` after it. Raises the sender's earlier error."""
+        with self.whole(key):
+            numbering = self._admit(key, count).numbering
+            is_transactional = self._transactions is not None
+            data = encode_batch(body, count, base_timestamp, max_timestamp, self._config, numbering, is_transactional)
+            self._add(key, data, count, receipt)
 
     def add_batch(self, key: TopicPartition, batch: bytearray, count: int, receipt: Receipt | None = None) -> None:
         """Queue a batch of magic 2 of another log: its header becomes this producer's, its records stay as they are.
 
         `count` is the number of its records, whose offset deltas must be 0, 1, 2 and so on. Else like `add`.
         """
-        numbering = self._admit(key, count).numbering
-        producer = (-1, -1, -1)
-        if numbering is not None:
-            producer = numbering.producer_id, numbering.epoch, numbering.take(count)
-        set_produced(memoryview(batch), *producer, is_transactional=self._transactions is not None)
-        self._add(key, batch, count, receipt, math.inf)
+        with self.whole(key):
+            numbering = self._admit(key, count).numbering
+            producer = (-1, -1, -1)
+            if numbering is not None:
+                producer = numbering.producer_id, numbering.epoch, numbering.take(count)
+            set_produced(memoryview(batch), *producer, is_transactional=self._transactions is not None)
+            self._add(key, batch, count, receipt)
+
+    @contextmanager
+    def whole(self, key: TopicPartition) -> Iterator[None]:
+        """Fail if an interrupt (Ctrl-C) ends the block: records or a sequence would be missing without any error."""
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            self.fail(
+                KlogError(f"records for {key[0]}-{key[1]} are lost: an interrupt has ended the call that adds them")
+            )
+            raise
 
     def _admit(self, key: TopicPartition, count: int) -> Queue:
         """The queue for a batch of `count` records; raises the sender's earlier error."""
@@ -147,12 +158,17 @@ class Sender:
             queue = self._queues[key] = self._new_queue(key)
         return queue
 
-    def _add(
-        self, key: TopicPartition, data: bytes | bytearray, count: int, receipt: Receipt | None, until: float
-    ) -> None:
+    def _add(self, key: TopicPartition, data: bytes | bytearray, count: int, receipt: Receipt | None) -> None:
         deadline = self._clock.now() + self._config.delivery_timeout_ms / 1000
         self._queues[key].add(Batch(data, count, deadline, receipt))
         self._bytes += len(data)
+
+    def make_room(self, until: float = math.inf) -> None:
+        """Send if max.request.size is reached.
+
+        Waits while unsent batches for responsive leaders exceed max.request.size, or all batches exceed buffer.memory,
+        but not beyond `until`, a reading of `time.monotonic`. Raises what `flush` raises.
+        """
         if self._may_be_enough():
             self._deliver(lambda: not self._is_enough(), until)
 
