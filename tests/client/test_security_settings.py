@@ -182,7 +182,7 @@ REFUSED: list[tuple[dict[str, str], str]] = [
         )
         for url in (
             *("h/token", "https:///token", "https://h:port/token", "https://h:99999/token", "https://[::1/token"),
-            *("https://a:top-secret@h/token", "https://h/a b", "https://h/\u00e4"),
+            *("https://a:top-secret@h/token", "https://h/a b", "https://h/\u00e4", "HTTPS://h/token"),
         )
     ),
     (

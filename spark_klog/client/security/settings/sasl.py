@@ -291,10 +291,8 @@ def _is_web_address(url: str) -> bool:
         has_port = parts.port is None or parts.port > 0
     except ValueError:
         return False
-    is_clean = url.isascii() and url.isprintable() and " " not in url
-    return (
-        is_clean and has_port and parts.scheme in ("https", "http") and bool(parts.hostname) and "@" not in parts.netloc
-    )
+    is_clean = url.startswith(("https://", "http://")) and url.isascii() and url.isprintable() and " " not in url
+    return is_clean and has_port and bool(parts.hostname) and "@" not in parts.netloc
 
 
 def _pairs(text: str, shown: str) -> list[tuple[str, str]]:
