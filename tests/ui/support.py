@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tests.support.kafka import free_port
 from tests.support.klog import klog_command
 
 
@@ -59,8 +60,11 @@ def events(text: str) -> list[tuple[str, Any]]:
 
 @contextmanager
 def serving(*arguments: str) -> Iterator[Page]:
-    """Run `klog ui` on a free port; it ends cleanly."""
-    command = klog_command("ui", "--listen", "0", *arguments)
+    """Run `klog ui` on a free port; it ends cleanly.
+
+    Not on one that the system picks: a client of a broker that had it before would keep calling there.
+    """
+    command = klog_command("ui", "--listen", str(free_port()), *arguments)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

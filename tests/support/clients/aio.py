@@ -47,7 +47,7 @@ class AioKafka(Client):
             bootstrap_servers=self.servers,
             compression_type=None if codec == "none" else codec,
             acks="all",
-            linger_ms=50,
+            linger_ms=500,
         ) as producer:
             sent = [
                 await producer.send(topic, record.value, record.key, partition, record.timestamp, list(record.headers))

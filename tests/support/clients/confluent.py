@@ -21,8 +21,9 @@ class Confluent(Client):
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(SECONDS)
 
     def produce(self, topic: str, partition: int, codec: str, records: Sequence[Record]) -> list[int]:
-        # Long enough for all records to share a batch: librdkafka does not compress if that saves nothing.
-        producer = Producer(self._configured(**{"compression.type": codec, "acks": "all", "linger.ms": 100}))
+        # All records share a batch, as only the flush ends their linger: librdkafka does not compress if that saves
+        # nothing, as with one short record.
+        producer = Producer(self._configured(**{"compression.type": codec, "acks": "all", "linger.ms": 60_000}))
         offsets: list[int] = []
 
         def delivered(error: object, message: Message) -> None:

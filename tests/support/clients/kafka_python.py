@@ -23,12 +23,13 @@ class KafkaPython(Client):
             bootstrap_servers=self.servers,
             compression_type=None if codec == "none" else codec,
             acks="all",
-            linger_ms=50,
+            linger_ms=60_000,  # the flush ends it: a batch of one short record would not be compressed
         )
         sent = [
             producer.send(topic, record.value, record.key, list(record.headers), partition, record.timestamp)
             for record in records
         ]
+        producer.flush(SECONDS)
         offsets = [entry.get(SECONDS).offset for entry in sent]
         producer.close(SECONDS)
         return offsets

@@ -30,11 +30,15 @@ class Kcat(Client):
         kcat("-L", "-b", self.servers, "-t", topic)
 
     def produce(self, topic: str, partition: int, codec: str, records: Sequence[Record]) -> None:
-        for (headers, has_nulls), group in groupby(records, lambda record: (record.headers, _has_nulls(record))):
+        for (headers, has_nulls), together in groupby(records, lambda record: (record.headers, _has_nulls(record))):
+            group = list(together)
+            # A batch of all, as librdkafka does not compress if that saves nothing.
             arguments = ["-P", "-b", self.servers, "-t", topic, "-p", str(partition), "-z", codec, "-X", "acks=all"]
             arguments += [
                 "-X",
-                "linger.ms=50",
+                "linger.ms=60000",
+                "-X",
+                f"batch.num.messages={len(group)}",
                 "-K",
                 _KEY.decode(),
                 "-D",

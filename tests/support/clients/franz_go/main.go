@@ -95,7 +95,7 @@ func produce(ctx context.Context, servers kgo.Opt, topic, partition, codec strin
 		kgo.RequiredAcks(kgo.AllISRAcks()),
 		kgo.RecordPartitioner(kgo.ManualPartitioner()),
 		kgo.ProducerBatchCompression(codecs[codec]),
-		kgo.ProducerLinger(50*time.Millisecond),
+		kgo.ProducerLinger(time.Minute), // the flush ends it: all records share a batch
 	)
 	if err != nil {
 		return nil, err
@@ -110,8 +110,17 @@ func produce(ctx context.Context, servers kgo.Opt, topic, partition, codec strin
 		record.Topic, record.Partition = topic, int32(number)
 		records = append(records, record)
 	}
-	if err := client.ProduceSync(ctx, records...).FirstErr(); err != nil {
+	errs := make(chan error, len(records))
+	for _, record := range records {
+		client.Produce(ctx, record, func(_ *kgo.Record, err error) { errs <- err })
+	}
+	if err := client.Flush(ctx); err != nil {
 		return nil, err
+	}
+	for range records {
+		if err := <-errs; err != nil {
+			return nil, err
+		}
 	}
 	var offsets []string
 	for _, record := range records {
