@@ -7,7 +7,9 @@ to do about errors, corrupt batches and leaders that move.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median_high
+from typing import NamedTuple
 from uuid import UUID
 
 from spark_klog.client.answers import by_key, check_code
@@ -18,22 +20,62 @@ from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import Message
 
 _log = logging.getLogger(__name__)
-#: A range of at most so many records is short, and this is how much of its partition is fetched.
+#: A range of at most so many records is short.
 MOST_RECORDS = 1000
-_PARTITION_BYTES = 64 * 1024
-#: Ranges of a request; together their bytes are no more than those of two usual fetches.
-MOST_RANGES = 256
+#: How much of a partition is fetched: at first, and at most. And how much a request may bring.
+_PARTITION_BYTES, _LARGEST_BYTES, _REQUEST_BYTES = 64 * 1024, 1024 * 1024, 16 * 1024 * 1024
+#: Ranges of a request.
+MOST_RANGES = _REQUEST_BYTES // _PARTITION_BYTES
 #: Part of the time for a request, and the most ms, that may be lost before the ranges are read one by one.
 _PART, _LONGEST_MS = 4, 5_000
 
 
-def fetch_short(
-    cluster: Cluster, node: int, starts: Mapping[TopicPartition, tuple[int, int]], topic_ids: Mapping[str, UUID]
-) -> dict[TopicPartition, Fetched]:
-    """The record batches of those [start, end) that one answer of the leader `node` holds, in views of one buffer.
+class ShortRanges:
+    """Fetches short ranges of topics with these ids, and learns how many bytes of a partition they need."""
 
-    They are valid until the next fetch of any reader of the same cluster. Without errors: what fails is left out.
-    """
+    def __init__(self, cluster: Cluster, topic_ids: Mapping[str, UUID]) -> None:
+        self._cluster, self._topic_ids = cluster, topic_ids
+        self._bytes = min(_PARTITION_BYTES, cluster.config.partition_fetch_bytes)
+        self._most = min(_LARGEST_BYTES, cluster.config.partition_fetch_bytes)
+
+    def fetch(
+        self, node: int, ranges: Mapping[TopicPartition, tuple[int, int]]
+    ) -> Iterator[dict[TopicPartition, Fetched]]:
+        """The record batches of [start, end) of each partition of which `node` is the leader, in views of one buffer.
+
+        They are valid until the next fetch of any reader of the same cluster. Ranges that fail, or that one answer does
+        not hold, are left out.
+        """
+        left = list(ranges)
+        most = min(_REQUEST_BYTES, self._cluster.config.fetch_max_bytes)
+        while left:
+            count = max(1, most // self._bytes)
+            asked, left = {key: ranges[key] for key in left[:count]}, left[count:]
+            answer = fetch_short(self._cluster, node, asked, self._topic_ids, self._bytes)
+            if answer is None:
+                return
+            if answer.found:
+                yield answer.found
+            if len(answer.cut) > len(answer.found) and self._bytes < self._most:
+                self._bytes = min(self._most, max(2 * self._bytes, median_high(answer.cut.values())))
+                left = [*answer.cut, *left]
+
+
+class ShortAnswer(NamedTuple):
+    """Partitions whose range is there as a whole, and those cut off, each with an estimate of the bytes it needs."""
+
+    found: dict[TopicPartition, Fetched]
+    cut: dict[TopicPartition, int]
+
+
+def fetch_short(
+    cluster: Cluster,
+    node: int,
+    starts: Mapping[TopicPartition, tuple[int, int]],
+    topic_ids: Mapping[str, UUID],
+    most_bytes: int,
+) -> ShortAnswer | None:
+    """Fetch those [start, end) from their leader `node`, so many bytes of each; None if there is no sound answer."""
     timeout_ms = min(cluster.config.request_timeout_ms / _PART, _LONGEST_MS)
     try:
         with cluster.within(timeout_ms):
@@ -44,7 +86,7 @@ def fetch_short(
                 "min_bytes": 1,
                 "max_bytes": cluster.config.fetch_max_bytes,
                 "isolation_level": cluster.config.isolation_level,
-                "topics": _topics(starts, topic_ids, min(_PARTITION_BYTES, cluster.config.partition_fetch_bytes)),
+                "topics": _topics(starts, topic_ids, most_bytes),
             }
             version = FETCH_WITH_TOPIC_IDS if by_id else None
             answer = connection.request(FETCH, request, version=version, deadline=cluster.deadline())
@@ -53,14 +95,20 @@ def fetch_short(
         entries = by_key(FETCH, answer, entries_of(answer, "topic_id" if by_id else "topic"), keys)
     except KlogError as error:
         _log.info("fetching %d partitions of broker %d one by one: %s", len(starts), node, error)
-        return {}
-    found = {}
+        return None
+    result = ShortAnswer({}, {})
     for name, entry in entries.items():
         key = keys[name]
-        fetched = _whole(cluster, key, *starts[key], entry)
-        if fetched is not None:
-            found[key] = fetched
-    return found
+        start, end = starts[key]
+        if entry["error_code"]:
+            continue
+        fetched = _fetched(cluster, key, start, end, entry)
+        if fetched is not None and fetched.next_offset >= end:
+            result.found[key] = fetched
+        elif entry["high_watermark"] >= end:
+            offsets = 0 if fetched is None else fetched.next_offset - start
+            result.cut[key] = _needed(entry["records"], offsets, end - start)
+    return result
 
 
 def _topics(
@@ -76,17 +124,26 @@ def _topics(
     ]
 
 
-def _whole(cluster: Cluster, key: TopicPartition, start: int, end: int, entry: Message) -> Fetched | None:
-    if entry["error_code"] or not entry["records"]:
+def _fetched(cluster: Cluster, key: TopicPartition, start: int, end: int, entry: Message) -> Fetched | None:
+    """The record batches of an entry that are whole; None if there is none, or one is corrupt."""
+    if not entry["records"]:
         return None
     fetch = RangeFetch(cluster, *key, start, end)
     try:
         fetched = fetch.fetched(entry)
     except KlogError:
         return None
-    if fetched is None or fetched.damaged or fetch.is_past_corrupt:
-        return None
-    return fetched if fetched.next_offset >= end else None
+    return None if fetched is None or fetched.damaged or fetch.is_past_corrupt else fetched
+
+
+def _needed(records: memoryview | None, offsets: int, wanted: int) -> int:
+    """Estimate the bytes of `wanted` offsets from an answer with `offsets` of them; 0 if it tells nothing.
+
+    Brokers leave out a first batch that is larger than what was asked for.
+    """
+    if not records or not offsets:
+        return 0
+    return len(records) * wanted // offsets + len(records) // 8
 
 
 def is_short(start: int, end: int) -> bool:

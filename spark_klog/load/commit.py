@@ -16,7 +16,6 @@ from spark_klog.load.journal.model import (
     Progress,
     Range,
     RangeResult,
-    as_json,
     manifest_path,
     offsets_json,
     place_of,
@@ -158,7 +157,7 @@ def _audit(key: Key, kept: Sequence[RangeResult], planned: int, log_end: int) ->
 
 def write_manifest(store: Store, manifest: Manifest) -> None:
     """Commit the run. `LoadError` if another run has committed it meanwhile."""
-    if not store.create(manifest_path(manifest.run), to_json(as_json(manifest))):
+    if not store.create(manifest_path(manifest.run), to_json(manifest)):
         raise LoadError(
             f"{store.address}: another run of this load has committed run {run_name(manifest.run)}; its records are "
             "there once. Run again for what has come since"

@@ -34,7 +34,6 @@ from spark_klog.load.journal.model import (
     Progress,
     Range,
     RangeResult,
-    as_json,
     offsets_json,
     plan_path,
     run_name,
@@ -207,7 +206,7 @@ class _Run:
         summary = self._summary(extent, progress)
         if not self._committed:
             idle = Idle(number, _now(), summary.partitions)
-            self._store.write(IDLE, to_json(as_json(idle)))
+            self._store.write(IDLE, to_json(idle))
         return summary
 
     def _extent(self, progress: Mapping[Key, Progress], limits: Limits, *, is_again: bool) -> Extent:
@@ -227,7 +226,7 @@ class _Run:
         starts = offsets_json({key: item for key, item in extent.start.items() if key in moved or key not in progress})
         lost, replaces = lost_json(extent.lost), [item for each in extent.again.values() for item in each]
         plan = Plan(number, _now(), self._options.topics, tasks, settings, lost, starts, replaces, asked)
-        if not self._store.create(plan_path(number), to_json(as_json(plan))):
+        if not self._store.create(plan_path(number), to_json(plan)):
             raise LoadError(f"{self._store.address}: another run of this load has begun run {run_name(number)}")
         return plan
 

@@ -32,5 +32,6 @@ def test_a_corrupt_batch_before_one_that_is_cut_off(
         key, node = (topic, 0), client.leader(topic, 0)
         entry = {"error_code": 0, "records": records, "high_watermark": 303, "aborted_transactions": []}
         monkeypatch.setattr("spark_klog.client.small_ranges.by_key", lambda *_: {key: entry})
-        found = fetch_short(client, node, {key: (0, 300)}, {})
-    assert list(found) == ([] if is_corrupt else [key])
+        answer = fetch_short(client, node, {key: (0, 300)}, {}, 1 << 20)
+    assert answer is not None
+    assert list(answer.found) == ([] if is_corrupt else [key])

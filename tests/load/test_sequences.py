@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from spark_klog import durable
 from spark_klog.client import small_ranges
 from spark_klog.client.cluster import Cluster
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError
 from spark_klog.load import planning
 from spark_klog.load.audit import status
+from spark_klog.load.journal import store
+from spark_klog.load.journal.model import STAGED
 from spark_klog.load.places import AtTime
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks import writers
-from spark_klog.spark.tasks import reading
 from tests.load.support import TwinFails, by_duckdb, expected, run
 from tests.spark.support import Sent, create_topic, delete_records, delete_topic, produce, values
 
@@ -142,12 +146,53 @@ def test_short_ranges_are_fetched_together(
 
     def fetch_short(*arguments: Any) -> Any:
         requests[0] += 1
-        found = real(*arguments)
-        return {key: item for key, item in found.items() if key[1] % 3} if corrupted else found
+        answer = real(*arguments)
+        if corrupted:
+            for key in [key for key in answer.found if key[1] % 3 == 0]:
+                del answer.found[key]
+        return answer
 
-    monkeypatch.setattr(reading, "fetch_short", fetch_short)
+    monkeypatch.setattr(small_ranges, "fetch_short", fetch_short)
     loaded = run(servers, tmp_path, topic)
     assert 1 <= requests[0] <= 4
     assert [item.records for item in loaded.partitions] == [20] * count
     assert by_duckdb(tmp_path) == expected(topic, dict.fromkeys(range(count), 20))
     assert status(str(tmp_path)).findings == []
+
+
+def test_files_are_on_disk_before_the_offsets_that_name_them(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order that survives a power failure: content, name, folder, then the task's file of offsets."""
+    servers, count = cluster.bootstrap_servers, 5
+    create_topic(servers, topic, count)
+    produce(servers, topic, values(count * 20, partitions=count))
+    synced: set[str] = set()
+    unsafe: set[str] = set()
+    tasks = files = 0
+
+    def sync(path: Path) -> None:
+        durable.sync_folder(path)
+        synced.add(str(path))
+        unsafe.difference_update({name for name in unsafe if Path(name).parent == path})
+
+    def replace(source: Path, place: Path) -> None:
+        nonlocal files
+        os.replace(source, place)
+        if str(place).endswith(STAGED):
+            assert str(source) in synced
+            unsafe.add(str(place))
+            files += 1
+
+    def link(source: Path, place: Path) -> None:
+        nonlocal tasks
+        if Path(place).name.startswith("offsets-"):
+            assert unsafe == set()
+            tasks += 1
+        os.link(source, place)
+
+    monkeypatch.setattr(store, "sync_folder", sync)
+    monkeypatch.setattr(store, "os", SimpleNamespace(**{**vars(os), "replace": replace, "link": link}))
+    assert run(servers, tmp_path, topic).failed == []
+    assert files == count
+    assert tasks

@@ -63,18 +63,25 @@ def test_it_is_said_once_unless_it_was_chosen(process: str, choice: str | None) 
     assert all("install spark_klog again with a C compiler" in line and "hundred times slower" in line for line in told)
 
 
+def _like(reference: Any) -> Any:
+    """A module in the native kernel's place that has what the reference has."""
+    made: Any = types.ModuleType("spark_klog.records.kernels._kernel")
+    vars(made).update({name: value for name, value in vars(reference).items() if not name.startswith("__")})
+    made.name = "native"
+    return made
+
+
 @pytest.mark.parametrize("how", ["version", "function"])
 def test_a_native_kernel_of_older_sources(monkeypatch: pytest.MonkeyPatch, how: str, caplog: Any) -> None:
     """It is not used, and both the refusal and the warning say how to build it again."""
     reference = kernels.load("reference")
-    older = types.ModuleType("spark_klog.records.kernels._kernel")
-    vars(older).update({name: value for name, value in vars(reference).items() if not name.startswith("__")})
-    older.name = "native"  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, older.__name__, older)
     monkeypatch.delenv("SPARK_KLOG_KERNEL", raising=False)
-    assert kernels.load("native") is older
+    same, older = _like(reference), _like(reference)
+    monkeypatch.setitem(sys.modules, same.__name__, same)
+    assert kernels.load("native") is same
+    monkeypatch.setitem(sys.modules, older.__name__, older)
     if how == "version":
-        older.VERSION = kernels.VERSION - 1  # type: ignore[attr-defined]
+        older.VERSION = kernels.VERSION - 1
     else:
         del older.ordered_batches
     with pytest.raises(ConfigError, match=r"built from other sources.*pip install -e \."):

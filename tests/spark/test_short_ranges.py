@@ -53,6 +53,15 @@ def test_one_request_reads_them_all() -> None:
         assert brokers.count("Fetch") == 1
 
 
+@pytest.mark.parametrize("size", [100_000 // RECORDS, 900_000 // RECORDS])
+def test_requests_grow_until_they_hold_whole_ranges(size: int) -> None:
+    """A first answer is cut off within the ranges; it shows how much to ask for, and nothing is fetched alone."""
+    with ScriptedCluster({"t": PARTITIONS}) as brokers:
+        values = _fill(brokers.bootstrap_servers, "t", lambda partition: size)
+        assert sorted(_read(brokers.bootstrap_servers, _ranges("t"))) == sorted(values)
+        assert brokers.count("Fetch") < PARTITIONS / 4
+
+
 def test_they_share_an_arrow_batch() -> None:
     """One for each of thousands of partitions costs more than their records."""
     with ScriptedCluster({"t": PARTITIONS}) as brokers:

@@ -187,4 +187,4 @@ def _values(schema: str) -> str:
 
 def claim_output(store: Store, cluster_id: str | None, format_name: str, schema: str) -> None:
     """Make an output that `check_output` found new this load's."""
-    store.create(LOAD, to_json(Identity(uuid.uuid4().hex, cluster_id or "", format_name, schema).__dict__))
+    store.create(LOAD, to_json(Identity(uuid.uuid4().hex, cluster_id or "", format_name, schema)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, TypeVar
 
@@ -239,10 +239,6 @@ def offsets_json(progress: dict[tuple[str, int], Progress]) -> dict[str, dict[st
     for (topic, partition), item in sorted(progress.items()):
         found.setdefault(topic, {})[str(partition)] = item
     return found
-
-
-def as_json(value: Any) -> dict[str, Any]:
-    return asdict(value)
 
 
 _NESTED: dict[tuple[type, str], Any] = {}

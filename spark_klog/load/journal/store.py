@@ -11,7 +11,9 @@ import os
 import tempfile
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +22,8 @@ from spark_klog.durable import sync_folder, write_synced
 from spark_klog.errors import ConfigError, LoadError
 
 _HIDDEN = ".tmp-"
+#: Bytes of files that wait to be synced together, and how many are synced at once.
+_MOST_WAITING, _SYNCS = 64 * 1024 * 1024, 4
 
 
 class Store(Protocol):
@@ -49,7 +53,10 @@ class Store(Protocol):
         """A file's bytes; None if there is no such file."""
 
     def put(self, source: Path, path: str) -> None:
-        """Move a file from `scratch` to its place, replacing what is there."""
+        """Hand over a file from `scratch`, which replaces what is at its place after `settle` at the latest."""
+
+    def settle(self) -> None:
+        """Wait until all files of `put` are in place, and safe from a power failure."""
 
     def move(self, source: str, target: str) -> None:
         """Move a file, replacing what is there; nothing if `source` does not exist."""
@@ -92,9 +99,34 @@ def read_json(store: Store, path: str) -> dict[str, Any] | None:
     return value
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=vars)
+
+
 def to_json(value: Any) -> bytes:
-    """JSON that people can read and edit."""
-    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+    """JSON that people can read and edit, of dataclasses as well: what holds no others has a line of its own."""
+    return (_lines(vars(value) if is_dataclass(value) else value, 0) + "\n").encode()
+
+
+def _lines(value: Any, depth: int) -> str:
+    items = list(value.values() if isinstance(value, dict) else value if isinstance(value, list) else ())
+    if not items or (depth and not isinstance(items[0], dict | list) and not is_dataclass(items[0])):
+        return _ENCODER.encode(value)  # in C, which has no indentation
+    texts = [_lines(item, depth + 1) for item in items]
+    if isinstance(value, dict):
+        texts = [f"{_ENCODER.encode(key)}: {text}" for key, text in zip(value, texts, strict=True)]
+    indent = " " * depth
+    body = f",\n{indent} ".join(texts)
+    start, end = "{}" if isinstance(value, dict) else "[]"
+    return f"{start}\n{indent} {body}\n{indent}{end}"
+
+
+def _replace(source: Path, place: Path) -> None:
+    """Move a file to a place whose folder is made if need be. FileNotFoundError without the file."""
+    try:
+        os.replace(source, place)
+    except FileNotFoundError:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(source, place)
 
 
 def _reason(error: OSError) -> str:
@@ -117,6 +149,9 @@ class LocalStore:
     def __init__(self, root: Path) -> None:
         self._root = root
         self.address = str(root)
+        #: Files of `put`, which are synced together: a folder once, and the disk does several files at a time.
+        self._waiting: list[tuple[Path, str]] = []
+        self._waiting_bytes = 0
 
     def read(self, path: str) -> bytes | None:
         with _named(self, path, "read"):
@@ -171,18 +206,31 @@ class LocalStore:
 
     def put(self, source: Path, path: str) -> None:
         with _named(self, path, "written"):
-            place = self._root / path
-            place.parent.mkdir(parents=True, exist_ok=True)
+            self._waiting.append((source, path))
+            self._waiting_bytes += source.stat().st_size
+        if self._waiting_bytes >= _MOST_WAITING:
+            self.settle()
+
+    def settle(self) -> None:
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        with ThreadPoolExecutor(_SYNCS) as pool:
+            for _ in pool.map(self._sync, waiting):
+                pass
+        for source, path in waiting:
+            with _named(self, path, "written"):
+                _replace(source, self._root / path)
+        for folder in {path.rpartition("/")[0] for _, path in waiting}:
+            with _named(self, folder, "written"):
+                sync_folder(self._root / folder)
+
+    def _sync(self, item: tuple[Path, str]) -> None:
+        source, path = item
+        with _named(self, path, "written"):
             sync_folder(source)
-            os.replace(source, place)
-            sync_folder(place.parent)
 
     def move(self, source: str, target: str) -> None:
-        with _named(self, target, "written"):
-            place = self._root / target
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):
-                os.replace(self._root / source, place)
+        with _named(self, target, "written"), suppress(FileNotFoundError):
+            _replace(self._root / source, self._root / target)
 
     def remove(self, path: str) -> None:
         import shutil
@@ -282,6 +330,9 @@ class ArrowStore:
                 while piece := file.read(8 * 1024 * 1024):
                     stream.write(piece)
             source.unlink()
+
+    def settle(self) -> None:
+        """Nothing is left to do: an upload ends when the file is safe."""
 
     def move(self, source: str, target: str) -> None:
         with _named(self, target, "written"):

@@ -6,7 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -124,9 +124,10 @@ def run_task(number: int, ranges: Sequence[Range], job: Job) -> list[RangeResult
         return done
     with store.scratch(staging_path(job.run)) as folder:
         results = _load_all(store, ranges, job, folder)
+        store.settle()
     if store.size(manifest_path(job.run)) is not None:  # another attempt of this task has ended long ago
         return results
-    if store.create(task_path(job.run, number), to_json({"ranges": [asdict(item) for item in results]})):
+    if store.create(task_path(job.run, number), to_json({"ranges": results})):
         return results
     return task_results(store, job.run, number) or results  # another attempt was first: its files count
 
@@ -159,9 +160,9 @@ def _load_all(store: Store, ranges: Sequence[Range], job: Job, folder: Path) -> 
     }
     ids = {item.topic: UUID(item.topic_id) for item in ranges if item.topic_id}
     found = {}
-    for number, (asked, reader) in enumerate(in_reading_order(job.source, by_range, ids)):
+    for asked, reader in in_reading_order(job.source, by_range, ids):
         item = by_range[asked]
-        found[item] = _load(store, item, job, folder / str(number), reader)
+        found[item] = _load(store, item, job, folder, reader)
     return [found[item] if item in found else _load(store, item, job, folder, None) for item in ranges]
 
 
@@ -184,7 +185,6 @@ def _load(store: Store, item: Range, job: Job, folder: Path, reader: RangeReader
             LossReporter(job.source.on_data_loss).report([lost])
             _Observer(item, counts, job, keep).lost(lost)
         elif job.deadline is None or time.time() < job.deadline:
-            folder.mkdir()
             writer = RangeWriter(item, job.settings.columns, job.settings, folder, put)
             with Values(item, job.settings, folder) as values:
                 _copy(item, job, counts, _Observer(item, counts, job, keep), values, writer, reader)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
@@ -39,8 +40,9 @@ class _ParquetWriter:
     def __init__(self, path: Path, schema: pa.Schema, settings: WriteSettings) -> None:
         import pyarrow.parquet as pq
 
+        self._file = pa.OSFile(str(path), "wb")
         self._writer = pq.ParquetWriter(
-            str(path),
+            self._file,
             schema,
             compression=settings.compression,
             compression_level=settings.compression_level,
@@ -52,6 +54,7 @@ class _ParquetWriter:
 
     def close(self) -> None:
         self._writer.close()
+        self._file.close()
 
 
 class _ArrowWriter:
@@ -171,7 +174,6 @@ class RangeWriter:
         self._files: dict[str, _OpenFile] = {}
         self._first = item.start
         self._last = item.start - 1
-        self._count = 0
 
     def add(self, batch: pa.RecordBatch, times: NDArray[np.int64], layout_times: NDArray[np.int64]) -> None:
         """Add records in the order of offsets; `times` are their timestamps in microseconds, `layout_times` those that
@@ -224,8 +226,7 @@ class RangeWriter:
 
     def _file(self, folder: str) -> _OpenFile:
         if folder not in self._files:
-            self._count += 1
-            self._files[folder] = _OpenFile(self._scratch / f"{self._count}", self._schema, self._settings)
+            self._files[folder] = _OpenFile(self._scratch / uuid.uuid4().hex, self._schema, self._settings)
         return self._files[folder]
 
     def _flush_full(self) -> None:

@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 from functools import cache
+from types import ModuleType
 
 from spark_klog.errors import ConfigError
 from spark_klog.records.contract import Kernel
@@ -18,6 +19,7 @@ _log = logging.getLogger(__name__)
 VERSION = 1
 #: Kernels that were built before there was a version.
 _FIRST_VERSION = 1
+_OLDER = "was built from other sources than these: build it again with 'pip install -e .'"
 _MODULES = {"native": "spark_klog.records.kernels._kernel", "reference": "spark_klog.records.kernels.reference"}
 
 
@@ -44,10 +46,13 @@ def native_trouble() -> str | None:
     except ImportError:
         # In a checkout Python imports the sources there, whatever is installed.
         return "is missing: install spark_klog again with a C compiler, in a checkout with 'pip install -e .'"
+    return None if _is_of_these_sources(native) else _OLDER
+
+
+@cache
+def _is_of_these_sources(native: ModuleType) -> bool:
     is_whole = all(hasattr(native, name) for name in vars(Kernel) if not name.startswith("_"))
-    if not is_whole or getattr(native, "VERSION", _FIRST_VERSION) != VERSION:
-        return "was built from other sources than these: build it again with 'pip install -e .'"
-    return None
+    return is_whole and getattr(native, "VERSION", _FIRST_VERSION) == VERSION
 
 
 @cache

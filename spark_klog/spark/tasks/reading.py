@@ -15,7 +15,7 @@ import pyarrow as pa
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.config import ClientConfig, client_config
 from spark_klog.client.fetcher import Fetched, fetch_range
-from spark_klog.client.small_ranges import MOST_RANGES, by_leader, fetch_short, is_short
+from spark_klog.client.small_ranges import MOST_RANGES, ShortRanges, by_leader, is_short
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.errors import DecodeError, ErrorCode, OffsetOutOfRange, ProtocolError
 from spark_klog.records.kernels import warn_if_slow
@@ -153,6 +153,7 @@ class _BrokerReader:
         self._cluster = cluster
         self._poll_timeout_ms = poll_timeout_ms
         self._topic_ids = topic_ids
+        self._short = ShortRanges(cluster, topic_ids)
         #: Short ranges that are fetched and not yet read; their data is in one buffer.
         self._fetched: dict[OffsetRange, Fetched] = {}
 
@@ -174,9 +175,9 @@ class _BrokerReader:
         if len(left) == len(short) > 1:
             for node, keys in by_leader(self._cluster, list(left)).items():
                 starts = {key: (left[key].start, left[key].end) for key in keys}
-                found = fetch_short(self._cluster, node, starts, self._topic_ids)
-                self._fetched = {left.pop(key): fetched for key, fetched in found.items()}
-                yield from list(self._fetched)
+                for found in self._short.fetch(node, starts):
+                    self._fetched = {left.pop(key): fetched for key, fetched in found.items()}
+                    yield from list(self._fetched)
             short = list(left.values())
         yield from short
 
