@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from spark_klog.errors import LoadError
 
@@ -258,39 +258,64 @@ def _build(kind: Any, value: Any) -> Any:
         raise TypeError(f"no JSON object for {kind.__name__}")
     if value.get("version", VERSION) != VERSION:
         raise ValueError(f"version {value['version']}, this is version {VERSION}")
-    names, required = _shape(kind)
-    unknown = sorted(value.keys() - names.keys())
-    if unknown:
-        raise ValueError(f"unknown {', '.join(unknown)}")
-    missing = [name for name in required if name not in value]
-    if missing:
+    shape = _shape(kind)
+    if unknown := value.keys() - shape.names:
+        raise ValueError(f"unknown {', '.join(sorted(unknown))}")
+    if missing := [name for name in shape.required if name not in value]:
         raise ValueError(f"without {', '.join(missing)}")
-    made = {name: _nested(kind, name, item) for name, item in value.items()}
-    for name, item in made.items():
-        _check(name, names[name], item)
+    made = dict(value)
+    for name, inner in shape.nested:
+        if name in value:
+            made[name] = _nested(name, inner, value[name])
+    _check(shape, made)
     return kind(**made)
 
 
+class _Shape(NamedTuple):
+    """The fields of a dataclass, with those that must be there, those that hold dataclasses, and numbers and texts."""
+
+    names: frozenset[str]
+    required: tuple[str, ...]
+    nested: tuple[tuple[str, Any], ...]
+    numbers: tuple[str, ...]
+    times: tuple[str, ...]
+    texts: tuple[str, ...]
+
+
 @cache
-def _shape(kind: Any) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The types of a dataclass's fields by name, and the fields without a default."""
-    required = (item.name for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING)
-    return {item.name: str(item.type) for item in fields(kind)}, tuple(required)
+def _shape(kind: Any) -> _Shape:
+    types = {item.name: str(item.type) for item in fields(kind)}
+
+    def of(*annotations: str) -> tuple[str, ...]:
+        return tuple(name for name, annotation in types.items() if annotation in annotations)
+
+    return _Shape(
+        frozenset(types),
+        tuple(item.name for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING),
+        tuple((name, _NESTED[kind, name]) for name in types if (kind, name) in _NESTED),
+        of("int"),
+        of("int | None"),
+        of("str"),
+    )
 
 
-def _check(name: str, annotation: str, value: Any) -> None:
+def _check(shape: _Shape, made: dict[str, Any]) -> None:
     """Refuse numbers and strings of another type, and negative numbers: a person may have edited them."""
-    if annotation in ("int", "int | None") and not (value is None and "None" in annotation):
+    for name in shape.numbers:
+        value = made.get(name, 0)
         if type(value) is not int or (value < 0 and "time" not in name):
             raise ValueError(f"{name}: {value!r}")
-    elif annotation == "str" and not isinstance(value, str):
-        raise ValueError(f"{name}: {value!r}")
+    for name in shape.times:
+        value = made.get(name)
+        if value is not None and type(value) is not int:
+            raise ValueError(f"{name}: {value!r}")
+    for name in shape.texts:
+        value = made.get(name, "")
+        if not isinstance(value, str):
+            raise ValueError(f"{name}: {value!r}")
 
 
-def _nested(kind: Any, name: str, value: Any) -> Any:
-    inner = _NESTED.get((kind, name))
-    if inner is None:
-        return value
+def _nested(name: str, inner: Any, value: Any) -> Any:
     if name == "tasks":
         return [[_build(inner, item) for item in ranges] for ranges in value]
     if name in ("offsets", "starts"):

@@ -120,12 +120,12 @@ def _lines(value: Any, depth: int) -> str:
     return f"{start}\n{indent} {body}\n{indent}{end}"
 
 
-def _replace(source: Path, place: Path) -> None:
+def _replace(source: str, place: str) -> None:
     """Move a file to a place whose folder is made if need be. FileNotFoundError without the file."""
     try:
         os.replace(source, place)
     except FileNotFoundError:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        os.makedirs(os.path.dirname(place), exist_ok=True)
         os.replace(source, place)
 
 
@@ -200,7 +200,7 @@ class LocalStore:
     def size(self, path: str) -> int | None:
         with _named(self, path, "read"):
             try:
-                return (self._root / path).stat().st_size
+                return os.stat(f"{self._root}/{path}").st_size
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
@@ -218,7 +218,7 @@ class LocalStore:
                 pass
         for source, path in waiting:
             with _named(self, path, "written"):
-                _replace(source, self._root / path)
+                _replace(str(source), f"{self._root}/{path}")
         for folder in {path.rpartition("/")[0] for _, path in waiting}:
             with _named(self, folder, "written"):
                 sync_folder(self._root / folder)
@@ -230,7 +230,7 @@ class LocalStore:
 
     def move(self, source: str, target: str) -> None:
         with _named(self, target, "written"), suppress(FileNotFoundError):
-            _replace(self._root / source, self._root / target)
+            _replace(f"{self._root}/{source}", f"{self._root}/{target}")
 
     def remove(self, path: str) -> None:
         import shutil
