@@ -29,6 +29,8 @@ ROWS = 65_536
 BYTES = 8 * 1024 * 1024
 _MAX_INT32 = 0x7FFFFFFF
 _MAX_MILLISECONDS = 0x7FFFFFFF_FFFFFFFF // 1000
+_Int64s = np.ndarray[Any, np.dtype[np.int64]]
+_NO_ROWS: _Int64s = np.empty(0, np.int64)
 
 
 class PartitionDecoder:
@@ -37,6 +39,9 @@ class PartitionDecoder:
     With `move_to`, short ranges of many partitions share an Arrow batch: a batch costs Spark and Arrow as much as
     thousands of rows. A compressed record batch may grow to `limit` bytes; `checks` as of `append_visible`.
     `DecodeError` and `CorruptBatchError` name the topic and partition.
+
+    A record whose timestamp (ms) does not fit into microseconds goes to `on_bad` with its offset and value, and is
+    left out unless that raises. With the column `timestamp` in ms instead all records are in the batches.
     """
 
     def __init__(
@@ -55,20 +60,23 @@ class PartitionDecoder:
         self._checks = checks
         self._schema = schema
         self._kernel = kernels.load()
-        self._builder = self._kernel.builder(frozenset(schema.names) & frozenset(COLUMNS))
+        names = frozenset(schema.names)
+        self._is_exact = "timestamp" not in names or schema.field("timestamp").type.unit == "ms"
+        self._builder = self._kernel.builder((names if self._is_exact else names | {"offset"}) & frozenset(COLUMNS))
         self._constants: dict[str, pa.Array] = {}
         self._taken = 0
-        #: Partitions before the current one with rows in the builder, and how many of its rows were before their end.
-        self._moved: list[tuple[str, int, int]] = []
+        #: Partitions before the current one with rows in the builder, their `on_bad`, and how many of its rows were
+        #: before their end.
+        self._moved: list[tuple[str, int, Callable[[BadBatch], None], int]] = []
 
     def move_to(self, topic: str, partition: int, on_bad: Callable[[BadBatch], None] = refuse) -> None:
         """Continue with the records of another partition; they fill up an Arrow batch that is not full yet."""
-        self._on_bad = on_bad
         if (topic, partition) == (self._topic, self._partition):
+            self._on_bad = on_bad
             return
         if self._builder.rows:
-            self._moved.append((self._topic, self._partition, self._builder.rows))
-        self._topic, self._partition = topic, partition
+            self._moved.append((self._topic, self._partition, self._on_bad, self._builder.rows))
+        self._topic, self._partition, self._on_bad = topic, partition, on_bad
         self._constants.clear()
 
     @property
@@ -88,55 +96,67 @@ class PartitionDecoder:
 
         `damaged` maps positions of record batches with wrong offsets to their errors.
         """
-        with self._named():
-            visible = append_visible(
-                self._kernel,
-                self._builder,
-                data,
-                first,
-                end,
-                aborted,
-                self._limit,
-                self._on_bad,
-                ROWS,
-                BYTES,
-                damaged,
-                self._checks,
-            )
-            for _ in visible:
-                if self._builder.rows >= ROWS or self._builder.size >= BYTES:
-                    yield self._take()
+        visible = append_visible(
+            self._kernel,
+            self._builder,
+            data,
+            first,
+            end,
+            aborted,
+            self._limit,
+            self._on_bad,
+            ROWS,
+            BYTES,
+            damaged,
+            self._checks,
+        )
+        for _ in self._named(visible):
+            if self._builder.rows >= ROWS or self._builder.size >= BYTES:
+                yield self._take()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """The last Arrow batch, if records are left."""
         if self._builder.rows:
-            with self._named():
-                yield self._take()
+            yield self._take()
 
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Add the topic and partition to errors."""
-        try:
-            yield
-        except CorruptBatchError as error:
-            raise CorruptBatchError(f"{self._topic}-{self._partition}: {error}") from None
-        except DecodeError as error:
-            raise DecodeError(f"{self._topic}-{self._partition}: {error}") from None
+    def _named(self, steps: Iterator[None]) -> Iterator[None]:
+        """The steps of reading a partition, with its name in their errors."""
+        with _named(self._topic, self._partition):
+            yield from steps
 
     def _take(self) -> pa.RecordBatch:
         columns = self._builder.finish()
         self._taken += columns.count
-        self._moved.append((self._topic, self._partition, columns.count))
+        self._moved.append((self._topic, self._partition, self._on_bad, columns.count))
+        unfit = _NO_ROWS if self._is_exact else _unfit(columns.timestamp)
+        for row in unfit.tolist():
+            self._refuse(row, columns)
         arrays = [self._column(name, columns) for name in self._schema.names]
         self._moved.clear()
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        return batch.filter(pa.array(np.isin(np.arange(columns.count), unfit, invert=True))) if len(unfit) else batch
+
+    def _refuse(self, row: int, columns: RecordColumns) -> None:
+        """Give a record whose timestamp does not fit into microseconds to the `on_bad` of its partition."""
+        topic, partition, on_bad, _ = next(each for each in self._moved if row < each[-1])
+        assert columns.offset is not None
+        assert columns.timestamp is not None
+        offset, time = (int(np.frombuffer(data, np.int64)[row]) for data in (columns.offset, columns.timestamp))
+        value: Buffer = b""
+        if columns.value is not None:
+            start, end = np.frombuffer(columns.value.offsets, np.int32)[row : row + 2]
+            value = memoryview(columns.value.data)[start:end]
+        reason = f"the record at offset {offset} has the timestamp {time} ms, which does not fit into microseconds"
+        with _named(topic, partition):
+            on_bad(BadBatch(offset, memoryview(value), DecodeError(reason)))
 
     def _column(self, name: str, columns: RecordColumns) -> pa.Array:
         count = columns.count
         if name in ("topic", "partition"):
             return self._constant(name, count) if len(self._moved) == 1 else self._varying(name)
         if name == "timestamp":
-            return _fixed(self._schema.field(name).type, count, _microseconds(columns.timestamp))
+            times = columns.timestamp if self._is_exact else _microseconds(columns.timestamp)
+            return _fixed(self._schema.field(name).type, count, times)
         if name == "offset":
             return _fixed(pa.int64(), count, columns.offset)
         if name == "timestampType":
@@ -158,13 +178,13 @@ class PartitionDecoder:
 
     def _varying(self, name: str) -> pa.Array:
         """The column `topic` or `partition` of several partitions."""
-        ends = np.array([end for _, _, end in self._moved])
+        ends = np.array([end for *_, end in self._moved])
         counts = np.diff(ends, prepend=0)
         if name == "partition":
-            partitions = np.array([partition for _, partition, _ in self._moved], np.int32)
+            partitions = np.array([partition for _, partition, *_ in self._moved], np.int32)
             return _fixed(pa.int32(), int(ends[-1]), np.repeat(partitions, counts))
         runs: list[tuple[str, int]] = []
-        for (topic, _, _), count in zip(self._moved, counts.tolist(), strict=True):
+        for (topic, *_), count in zip(self._moved, counts.tolist(), strict=True):
             before = runs.pop()[1] if runs and runs[-1][0] == topic else 0
             runs.append((topic, before + count))
         return pa.concat_arrays([_repeated(topic, count) for topic, count in runs])
@@ -179,15 +199,32 @@ def _repeated(text: str, count: int) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data * count)])
 
 
-def _microseconds(milliseconds: Buffer | None) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Convert a kernel's timestamps, in place if its buffer is writable.
+@contextmanager
+def _named(topic: str, partition: int) -> Iterator[None]:
+    """Add the topic and partition to errors."""
+    try:
+        yield
+    except CorruptBatchError as error:
+        raise CorruptBatchError(f"{topic}-{partition}: {error}") from None
+    except DecodeError as error:
+        raise DecodeError(f"{topic}-{partition}: {error}") from None
 
-    `DecodeError` if one does not fit into 64 bits as microseconds (after the year 294,247).
-    """
+
+def has_microseconds(milliseconds: _Int64s) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Whether times fit into 64 bits as microseconds: those from about 292,000 years before 1970 to as many after."""
+    return (milliseconds >= -_MAX_MILLISECONDS) & (milliseconds <= _MAX_MILLISECONDS)
+
+
+def _unfit(milliseconds: Buffer | None) -> _Int64s:
+    """The rows whose timestamps do not fit into 64 bits as microseconds."""
+    assert milliseconds is not None
+    return np.flatnonzero(~has_microseconds(np.frombuffer(milliseconds, np.int64)))
+
+
+def _microseconds(milliseconds: Buffer | None) -> _Int64s:
+    """Convert a kernel's timestamps, in place if its buffer is writable."""
     assert milliseconds is not None
     values = np.frombuffer(milliseconds, np.int64)
-    if len(values) and not -_MAX_MILLISECONDS <= values.min() <= values.max() <= _MAX_MILLISECONDS:
-        raise DecodeError(f"timestamps from {values.min()} to {values.max()} ms do not fit into microseconds")
     return np.multiply(values, 1000, out=values if values.flags.writeable else None)
 
 

@@ -7,7 +7,8 @@
     OUTPUT/_klog/runs/RUN/offsets-TASK.json           what a task has read and written, when all its files are complete
     OUTPUT/_klog/runs/RUN/staging/                    files of tasks before the commit (local disks only)
     OUTPUT/_klog/runs/RUN/manifest.json               the commit: the run's files, offsets and audit
-    OUTPUT/_klog/dead-letters/                        corrupt record batches, as the option badRecords keeps them
+    OUTPUT/_klog/dead-letters/                        corrupt record batches, as the option badRecords keeps them, and
+                                                      records that can't be written (`tasks/parsing.py`)
 
 A run is committed when its manifest exists. A killed run has a plan, and the next run finishes it first: the tasks that
 are complete are kept, the others run again and write files of the same names.

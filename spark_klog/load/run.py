@@ -131,7 +131,7 @@ class Loaded:
 
     @property
     def bad(self) -> int:
-        """Corrupt batches and values that did not parse."""
+        """Corrupt batches, and records whose value or timestamp did not parse."""
         return sum(item.bad for item in self.partitions)
 
     @property

@@ -13,13 +13,17 @@ import pyarrow as pa
 
 from spark_klog.client import Producer
 from spark_klog.client.security.settings.secrets import Settings
-from spark_klog.columns.schema import FULL, subset
+from spark_klog.columns.schema import subset
 from spark_klog.errors import LoadError
 from spark_klog.load.journal.history import open_load
 from spark_klog.load.journal.model import LETTERS
 from spark_klog.load.journal.store import Store
 
-_COLUMNS = ("key", "value", "partition", "timestamp", "headers")
+_SCHEMA = pa.schema(
+    [*subset(("key", "value", "partition", "headers")), pa.field("timestamp", pa.int64())]  # ms
+)
+#: The last time that has microseconds.
+_LAST_MS = ((1 << 63) - 1) // 1000
 _ROWS = 10_000
 
 
@@ -35,7 +39,8 @@ def replay(output: str, client: Mapping[str, str], topic: str, source: str | Non
     """Send the dead letters of a load, of the topic `source` or of all, to a topic in one transaction.
 
     All of them are sent or none. Another call sends them again. Partitions stay if the topic has them; else the
-    key decides. `LoadError` for a damaged letter, errors as of `Producer`.
+    key decides. Timestamps that no column holds or no producer sends become the current time. `LoadError` for a
+    damaged letter, errors as of `Producer`.
     """
     store, _ = open_load(output)
     names = store.names(LETTERS)
@@ -51,7 +56,7 @@ def replay(output: str, client: Mapping[str, str], topic: str, source: str | Non
             sent: dict[str, int] = {}
             for name in values:
                 for rows in _rows(store, name, count, sent):
-                    producer.send_arrow(pa.Table.from_pylist(rows, subset(_COLUMNS)), topic)
+                    producer.send_arrow(pa.Table.from_pylist(rows, _SCHEMA), topic)
                     records += len(rows)
             producer.commit_transaction()
     found = [name for name in batches if source is None or name.startswith(f"{source}-")]
@@ -77,7 +82,7 @@ def _rows(store: Store, name: str, partitions: int, sent: dict[str, int]) -> Ite
                     "key": _bytes(letter["key"]),
                     "value": _bytes(letter["value"]),
                     "partition": letter["partition"] if letter["partition"] < partitions else None,
-                    "timestamp": pa.scalar(letter["timestamp"] * 1000, FULL.field("timestamp").type),
+                    "timestamp": letter["timestamp"] if -1 <= letter["timestamp"] <= _LAST_MS else None,
                     "headers": [{"key": key, "value": _bytes(value)} for key, value in letter["headers"]] or None,
                 }
             )

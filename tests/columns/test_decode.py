@@ -170,10 +170,28 @@ def test_what_is_no_batch_names_topic_and_partition() -> None:
 
 @pytest.mark.parametrize("timestamp", [(2**63 - 1) // 1000 + 1, 2**62, -(2**63), -((2**63 - 1) // 1000) - 1])
 def test_a_timestamp_without_microseconds_is_named(timestamp: int) -> None:
-    with pytest.raises(DecodeError, match=rf"t-7: timestamps from .*{timestamp}.* do not fit into microseconds"):
+    with pytest.raises(DecodeError, match=rf"^t-7: the record at offset 100 has the timestamp {timestamp} ms,"):
         decoded([make_batch([ROWS[0]._replace(timestamp=timestamp)])])
+    schema = pa.schema([FULL.field("timestamp")])
+    with pytest.raises(DecodeError, match=rf"^t-7: the record at offset 100 has the timestamp {timestamp} ms,"):
+        decoded([make_batch([ROWS[0]._replace(timestamp=timestamp)])], schema=schema)
     schema = pa.schema([FULL.field("offset")])
     assert rows_of(decoded([make_batch([ROWS[0]._replace(timestamp=timestamp)])], schema=schema)) == [{"offset": 100}]
+
+
+def test_records_without_microseconds_are_left_out_alone() -> None:
+    """Each goes to its own partition's `on_bad`, also of an Arrow batch of several partitions."""
+    rows = [row._replace(timestamp=2**62) if row.offset in (101, 102) else row for row in ROWS]
+    bad: list[tuple[str, int, bytes]] = []
+    decoder = PartitionDecoder("t", 7, FULL, on_bad=lambda item: bad.append(("t-7", item.offset, bytes(item.data))))
+    batches = list(decoder.add(make_batch(rows), 0, 1000))
+    decoder.move_to("u", 2, lambda item: bad.append(("u-2", item.offset, bytes(item.data))))
+    batches += decoder.add(make_batch(rows[:2]), 0, 1000)
+    decoder.move_to("t", 7)
+    batches += [*decoder.add(make_batch(rows[3:]), 0, 1000), *decoder.finish()]
+    good = [meaning(row) for row in rows if row.timestamp < 2**62]
+    assert rows_of(batches) == [*good, good[0] | {"topic": "u", "partition": 2}, *good[1:]]
+    assert bad == [("t-7", 101, b"v1"), ("t-7", 102, b""), ("u-2", 101, b"v1")]
 
 
 def test_the_last_timestamp_with_microseconds() -> None:

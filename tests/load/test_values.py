@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections import Counter
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -26,9 +27,13 @@ from spark_klog.load.settings import WriteSettings
 from spark_klog.load.values.parser import JsonParser
 from spark_klog.load.values.schema import parse_schema, read_schema, schema_text
 from spark_klog.load.values.suspects import why_bad
+from spark_klog.restore.replay import replay
 from tests.load.support import by_duckdb, run
 from tests.spark.support import Sent, create_topic, produce
+from tests.support.batches import make_batch
 from tests.support.klog import klog
+from tests.support.mirrors import read_topic
+from tests.support.raw_client import RawClient
 
 _TIME = 1_700_002_800_000  # 2023-11-14T23:00Z
 _HOUR_MS = 3_600_000
@@ -223,6 +228,38 @@ def test_a_load_of_values(cluster: EmbeddedCluster, topic: str, tmp_path: Path, 
     with pytest.raises(LoadError, match="belongs to a load with values of the schema"):
         run(servers, tmp_path, topic, settings=WriteSettings(format_name, "none"))
     assert str(len(_BAD)) in klog("load", "status", str(tmp_path)).stdout
+
+
+@pytest.mark.parametrize("schema", ["", "id bigint"])
+def test_timestamps_without_microseconds(cluster: EmbeddedCluster, topic: str, tmp_path: Path, schema: str) -> None:
+    """Nanoseconds taken for milliseconds: their records are dead letters, those before and after them are loaded."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    times = dict(enumerate([_TIME * 10**6, _TIME, -(2**62), _TIME, 2**63 - 1, _TIME]))
+    values = [b"no" if offset == 3 else b'{"id": 1}' for offset in times]
+    batch = make_batch([(None, value) for value in values], list(times.values()))
+    with RawClient(int(servers.rpartition(":")[2])) as client:
+        assert client.produce(topic, bytes(batch), 7) == (0, 0)
+    asked = WriteSettings(schema=schema)
+    bad = [0, 2, 3, 4] if schema else [0, 2, 4]
+    with pytest.raises(LoadError, match=f"has {len(bad)} bad record batches or values, more than --max-bad 1"):
+        run(servers, tmp_path, topic, settings=asked, max_bad=MaxBad(1))
+    loaded = run(servers, tmp_path, topic, settings=asked, max_bad=MaxBad(4))
+    assert (loaded.bad, [item.error for item in loaded.partitions]) == (len(bad), [""])
+    assert by_duckdb(tmp_path) == [(topic, 0, offset) for offset in times if offset not in bad]
+    [letters] = (tmp_path / LETTERS).iterdir()
+    found = [json.loads(line) for line in letters.read_text().splitlines()]
+    assert [(item["offset"], item["timestamp"]) for item in found] == [(offset, times[offset]) for offset in bad]
+    assert [item["reason"] for item in found if item["offset"] != 3] == [
+        f"timestamp {times[offset]} ms does not fit into microseconds" for offset in bad if offset != 3
+    ]
+    assert all(base64.b64decode(item["value"]) == values[item["offset"]] for item in found)
+    create_topic(servers, f"{topic}-again")
+    before = time.time_ns() // 1_000_000
+    assert replay(str(tmp_path), {"bootstrap.servers": servers}, f"{topic}-again").records == len(bad)
+    [again] = read_topic(servers, f"{topic}-again", 1)
+    assert [item.value for item in again] == [values[offset] for offset in bad]
+    assert all(before <= seen.timestamp[1] or offset == 3 for seen, offset in zip(again, bad, strict=True))
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Asia/Kolkata"])

@@ -49,7 +49,7 @@ def offsets_read(bad_records: BadRecords, data: bytes, first: int = 0, end: int 
 
 @pytest.mark.parametrize("error", [CorruptBatchError("the CRC is wrong"), DecodeError("it is cut off")])
 def test_fail_raises(error: DecodeError) -> None:
-    with pytest.raises(DecodeError, match=f"^{error}$") as caught:
+    with pytest.raises(DecodeError, match=f"^{error}; badRecords=skip or deadletter reads") as caught:
         BadRecords(BadRecordsOptions("fail"), "t", 3).take(BAD._replace(error=error))
     assert type(caught.value) is type(error)
 
@@ -65,7 +65,7 @@ def test_skip_logs_and_reads_the_rest(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "spark_klog"):
         assert offsets_read(BadRecords(BadRecordsOptions("skip"), "t", 3), data) == [0, 1, 4, 5]
     (message,) = caplog.messages
-    expected = f"t-3: skipped a corrupt record batch of {len(batches[1])} bytes: batch of offsets 2-3: CRC"
+    expected = f"t-3: skipped {len(batches[1])} bytes of bad records: batch of offsets 2-3: CRC"
     assert message.startswith(expected)
 
 
@@ -82,6 +82,19 @@ def test_deadletter_keeps_the_bytes(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert letter.pop("reason").startswith("batch of offsets 2-3: CRC 0x")
     assert letter == {"topic": "t", "partition": 3, "offset": 2}
     assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("mode", ["skip", "deadletter"])
+def test_a_timestamp_without_microseconds(mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Only the record is left out, and its value kept."""
+    data = bytes(make_batch([(b"k", b"%d" % at) for at in range(3)], [TIME, 2**62, TIME]))
+    options = BadRecordsOptions(mode, str(tmp_path) if mode == "deadletter" else None)
+    assert offsets_read(BadRecords(options, "t", 3), data) == [0, 2]
+    (message,) = caplog.messages
+    assert message.startswith(f"t-3: skipped 1 bytes of bad records: the record at offset 1 has the timestamp {2**62}")
+    letters = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
+    assert [(item["offset"], base64.b64decode(item["bytes"])) for item in letters] == [(1, b"1")] * len(letters)
+    assert len(letters) == (mode == "deadletter")
 
 
 def test_nothing_is_made_without_a_bad_batch(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ class RangeResult:
 
     @property
     def bad(self) -> int:
-        """Corrupt batches and values that did not parse."""
+        """Corrupt batches, and records whose value or timestamp did not parse."""
         return len(self.dead_letters) - bool(self.bad_values) + self.bad_values
 
 

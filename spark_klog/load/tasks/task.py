@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from spark_klog.columns.schema import FULL
 from spark_klog.errors import KlogError, LoadError
 from spark_klog.load.journal.model import (
     LETTERS,
@@ -29,7 +28,7 @@ from spark_klog.load.journal.model import (
 )
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
 from spark_klog.load.settings import WriteSettings
-from spark_klog.load.tasks.parsing import Values
+from spark_klog.load.tasks.parsing import READ, Values
 from spark_klog.load.tasks.writers import HOUR_US, FinishedFile, RangeWriter, time_text
 from spark_klog.load.values.event_time import dated
 from spark_klog.records.formats.batch import iter_batches
@@ -228,7 +227,7 @@ def _copy(
 ) -> None:
     ids = {item.topic: UUID(item.topic_id)} if item.topic_id else {}
     asked = OffsetRange(item.topic, item.partition, item.start, item.end)
-    for batch in read_ranges(job.source, [asked], FULL, ids, observer, reader):
+    for batch in read_ranges(job.source, [asked], READ, ids, observer, reader):
         kept = values.parse(batch)
         counts.gaps[UNPARSED] += len(batch) - len(kept.raw)
         if len(kept.raw):

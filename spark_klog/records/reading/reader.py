@@ -79,7 +79,10 @@ def records_of(header: Header, batch: memoryview, limit: int = MAX_DECOMPRESSED)
 
 
 class BadBatch(NamedTuple):
-    """A corrupt batch: its offset field (base offset; of a wrapper the last offset), its bytes, and the error."""
+    """A corrupt batch: its offset field (base offset; of a wrapper the last offset), its bytes, and the error.
+
+    Or a single record that can't be decoded into columns: its offset, the bytes of its value, and the error.
+    """
 
     offset: int
     data: memoryview

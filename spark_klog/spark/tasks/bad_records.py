@@ -1,4 +1,7 @@
-"""Fail for corrupt record batches, skip them, or keep their bytes as dead letters: the option badRecords."""
+"""Fail for corrupt record batches, skip them, or keep their bytes as dead letters: the option badRecords.
+
+The same for single records whose timestamps have no microseconds: of them the value is kept.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +43,13 @@ class BadRecords:
     def take(self, bad: BadBatch) -> None:
         """Handle one record batch. Raises its `DecodeError` with "fail", OSError if a dead letter can't be written."""
         if self._options.mode == "fail":
-            raise bad.error
+            raise type(bad.error)(f"{bad.error}; badRecords=skip or deadletter reads on after it")
         letter = bad.offset, zlib.crc32(bad.data)
         if letter == self._last:  # the next fetch starts with the batch that the last one ended with
             return
         self._last = letter
         name = f"{self._topic}-{self._partition}"
-        _log.error("%s: skipped a corrupt record batch of %d bytes: %s", name, len(bad.data), bad.error)
+        _log.error("%s: skipped %d bytes of bad records: %s", name, len(bad.data), bad.error)
         file = f"{name}-{bad.offset}-{letter[1]:08x}.json"
         if self._keep is not None:
             self._keep(file, self._letter(bad))
