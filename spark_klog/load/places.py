@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -20,6 +22,8 @@ from spark_klog.spark.offsets import TimeSpec, parse_offsets
 
 Key = tuple[str, int]
 _LARGEST = (1 << 63) - 1
+#: A partition, in its one form: "07" and "7" would be the same one.
+_NUMBER = re.compile("0|[1-9][0-9]{0,9}")
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,8 @@ Place = AtRun | AtTime | AtOffsets
 
 def parse_run(option: str, text: str) -> AtRun:
     """Parse a run's number or name; `ConfigError`."""
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise ConfigError(f"{option} {text} is not a run: name one that `klog load status OUTPUT` lists")
+    if not re.fullmatch("0*[1-9][0-9]{0,17}", text):
+        raise ConfigError(f"{option} {text[:40]} is not a run: name one that `klog load status OUTPUT` lists")
     return AtRun(int(text))
 
 
@@ -84,10 +88,12 @@ def read_offsets(option: str, path: Path) -> AtOffsets:
     """Read offsets as `klog load offsets` prints them; `ConfigError` if the file holds anything else."""
     where = f"{option} {path}"
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_text(), object_pairs_hook=_distinct)
     except OSError as error:
         raise ConfigError(f"{where} can't be read: {error.strerror}") from None
-    except ValueError as error:
+    except _Twice as error:
+        raise ConfigError(f"{where} has {error} twice in one object: remove one of them") from None
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not JSON ({error})") from None
     if not isinstance(value, dict) or not isinstance(value.get("offsets"), dict):
         raise ConfigError(f'{where} has no offsets: write {{"offsets": {{"TOPIC": {{"0": 100}}}}}}')
@@ -99,8 +105,8 @@ def read_offsets(option: str, path: Path) -> AtOffsets:
         if not isinstance(each, dict):
             raise ConfigError(f'{where}: topic {topic} needs an offset for each partition, as {{"0": 100}}')
         for partition, offset in each.items():
-            if not (partition.isascii() and partition.isdecimal()):
-                raise ConfigError(f"{where}: topic {topic} has no partition {partition!r}")
+            if not _NUMBER.fullmatch(partition):
+                raise ConfigError(f"{where}: topic {topic} has no partition {partition[:40]!r}")
             if type(offset) is not int or not 0 <= offset <= _LARGEST:
                 raise ConfigError(f"{where}: {topic}-{partition}: {offset!r} is not an offset")
             offsets[topic, int(partition)] = offset
@@ -108,6 +114,18 @@ def read_offsets(option: str, path: Path) -> AtOffsets:
     if not isinstance(cluster_id, str) or not isinstance(topic_ids, dict):
         raise ConfigError(f"{where}: cluster_id must be a text, topic_ids a text for each topic")
     return AtOffsets(where, offsets, cluster_id, topic_ids)
+
+
+class _Twice(Exception):
+    """A name that is twice in an object of JSON."""
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; `_Twice`, where Python's parser would take the last value."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _Twice(repr(next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)))
+    return found
 
 
 def offsets_of_run(store: Store, run: int | None) -> dict[Key, Progress]:

@@ -219,8 +219,29 @@ def test_places_that_are_none(cluster: EmbeddedCluster, topic: str, tmp_path: Pa
     (tmp_path / "text").write_text("{")
     with pytest.raises(ConfigError, match="is not JSON"):
         read_offsets("--from-offsets", tmp_path / "text")
+    with pytest.raises(ConfigError, match=r"--from-run 9{40} is not a run"):
+        parse_run("--from-run", "9" * 5000)
     with pytest.raises(ConfigError, match="can't be read: No such file"):
         read_offsets("--from-offsets", tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 100_000, r"is not JSON \(maximum recursion depth"),
+        ('{"offsets": {"t": {"' + "1" * 5000 + '": 1}}}', "topic t has no partition '1{40}'"),
+        ('{"offsets": {"t": {"0": ' + "1" * 5000 + "}}}", "is not JSON"),
+        ('{"offsets": {"t": {"7": 1, "07": 2}}}', "topic t has no partition '07'"),
+        ('{"offsets": {"t": {"7": 1, "8": 1, "7": 2}}}', "has '7' twice in one object"),
+        ('{"offsets": {"t": {"7": 1}, "t": {"8": 1}}}', "has 't' twice in one object"),
+        ('{"offsets": {}, "run": "1", "offsets": {"t": {"8": 1}}}', "has 'offsets' twice in one object"),
+    ],
+)
+def test_files_that_hold_no_offsets(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "offsets.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=f"^--until {file}.*{words}"):
+        read_offsets("--until", file)
 
 
 def test_what_the_log_has_no_more_stays(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
