@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -59,8 +60,10 @@ def replay(output: str, client: Mapping[str, str], topic: str, source: str | Non
                     producer.send_arrow(pa.Table.from_pylist(rows, _SCHEMA), topic)
                     records += len(rows)
             producer.commit_transaction()
-    found = [name for name in batches if source is None or name.startswith(f"{source}-")]
-    return Replayed(records, len(found))
+    if source is not None:  # TOPIC-PARTITION-OFFSET-CRC.json: another topic's name may begin with this one's and a "-"
+        of_source = re.compile(rf"{re.escape(source)}-\d+--?\d+-[0-9a-f]{{8}}\.json")
+        batches = [name for name in batches if of_source.fullmatch(name)]
+    return Replayed(records, len(batches))
 
 
 def _rows(store: Store, name: str, partitions: int, sent: dict[str, int]) -> Iterator[list[dict[str, Any]]]:

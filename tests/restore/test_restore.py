@@ -15,6 +15,9 @@ from spark_klog.client import Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.load import files
+from spark_klog.load.journal.history import claim_output
+from spark_klog.load.journal.model import LETTERS
+from spark_klog.load.journal.store import open_store
 from spark_klog.load.places import AtTime
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import WriteSettings
@@ -246,6 +249,22 @@ def test_replay_of_dead_letters(cluster: EmbeddedCluster, target: EmbeddedCluste
     later = whole.name.replace("+" + "0" * 20, f"+{json.loads(lines[5])['offset']:020d}")
     whole.with_name(later).write_text("".join(lines[5:]))  # of a range that a run has left out
     assert replay(str(tmp_path), _client(target), topic, topic).records == sent + 1
+
+
+def test_corrupt_batches_of_one_topic(tmp_path: Path) -> None:
+    """They are counted by name; "a" begins "a-1" and "a-b". An offset of a damaged header may be negative."""
+    store = open_store(str(tmp_path))
+    claim_output(store, None, "parquet", "")
+    names = ("a-0-5", "a-0--5", "a-1-0-5", "a-1-2--5", "a-b-0-5", "ab-0-5", "a.-0-5")
+    for name in names:
+        store.write(f"{LETTERS}/{name}-0badbeef.json", b"{}")
+    assert {topic: replay(str(tmp_path), {}, "x", topic).batches for topic in ("a", "a-1", "a-b", "a.", None)} == {
+        "a": 2,
+        "a-1": 2,
+        "a-b": 1,
+        "a.": 1,
+        None: len(names),
+    }
 
 
 @pytest.mark.slow
