@@ -230,6 +230,29 @@ def test_a_load_of_values(cluster: EmbeddedCluster, topic: str, tmp_path: Path, 
     assert str(len(_BAD)) in klog("load", "status", str(tmp_path)).stdout
 
 
+def test_numbers_that_json_does_not_have(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """Lines are JSON for strict readers; Spark and DuckDB read the names back as numbers."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    texts = ['{"x": NaN, "more": [1, -Infinity]}', '{"x": Infinity, "in": {"y": 1e300}}', '{"x": 1.5}']
+    produce(servers, topic, [Sent(text.encode(), None, 0, _TIME) for text in texts])
+    schema = "x double, more array<double>, `in` struct<y: float>"
+    run(servers, tmp_path, topic, settings=WriteSettings("json", "none", schema=schema))
+    [path] = tmp_path.glob(f"{topic}/*.jsonl")
+    lines = [json.loads(line, parse_constant=pytest.fail)["value"] for line in path.read_text().splitlines()]
+    assert lines == [
+        {"x": "NaN", "more": [1, "-Infinity"], "in": None},
+        {"x": "Infinity", "more": None, "in": {"y": "Infinity"}},
+        {"x": 1.5, "more": None, "in": None},
+    ]
+    with duckdb.connect() as connection:
+        found = connection.execute(
+            "SELECT value.x, value.more[2] FROM read_json($1, columns = {value: 'STRUCT(x DOUBLE, more DOUBLE[])'})",
+            [str(path)],
+        ).fetchall()
+    assert repr(found) == "[(nan, -inf), (inf, None), (1.5, None)]"
+
+
 @pytest.mark.parametrize("schema", ["", "id bigint"])
 def test_timestamps_without_microseconds(cluster: EmbeddedCluster, topic: str, tmp_path: Path, schema: str) -> None:
     """Nanoseconds taken for milliseconds: their records are dead letters, those before and after them are loaded."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -72,7 +73,10 @@ class _ArrowWriter:
 
 
 class _JsonWriter:
-    """A line a record. Bytes are text if they are UTF-8, else {"base64": ...}; timestamps are ms."""
+    """A line a record. Bytes are text if they are UTF-8, else {"base64": ...}; timestamps are ms.
+
+    Numbers that JSON does not have are "NaN", "Infinity" and "-Infinity", which Spark writes and reads.
+    """
 
     def __init__(self, path: Path, schema: pa.Schema, settings: WriteSettings) -> None:
         compression = None if settings.compression == "none" else settings.compression
@@ -105,6 +109,8 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return json.dumps(value)
     if isinstance(value, datetime | date):
         return value.isoformat()
     return str(value) if isinstance(value, Decimal) else value
