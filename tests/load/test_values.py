@@ -140,6 +140,12 @@ def test_many_bad_values_cost_no_call_each(monkeypatch: pytest.MonkeyPatch, bad:
     assert calls[0] < 100
 
 
+@pytest.mark.parametrize("number", ["NaN", "-NaN", "Inf", "-Inf", "Infinity", "-Infinity"])
+def test_a_value_is_good_beside_any_other(number: str) -> None:
+    parser, row = JsonParser(parse_schema("x double")), f'{{"x":{number}}}'.encode()
+    assert [len(parser.parse(pa.array(rows, pa.binary())).bad) for rows in ([row], [row, b"bad"])] == [0, 1]
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["", "1", "2023-11-14", "noon", "-"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abl"), inner, max_size=3),
