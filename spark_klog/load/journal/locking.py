@@ -37,6 +37,11 @@ def locked(store: Store) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise LoadError(f"another run of the load in {store.address} is under way: wait for its end") from None
+        except OSError as error:
+            raise LoadError(
+                f"{store.address} can't be locked ({error.strerror}): use a mount with flock, or the URI of an object "
+                "store"
+            ) from None
         yield
     finally:
         os.close(file)

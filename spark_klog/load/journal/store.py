@@ -6,6 +6,7 @@ Local files are written beside their place, synced and renamed; object stores sh
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -24,6 +25,9 @@ from spark_klog.errors import ConfigError, LoadError
 _HIDDEN = ".tmp-"
 #: Bytes of files that wait to be synced together, and how many are synced at once.
 _MOST_WAITING, _SYNCS = 64 * 1024 * 1024, 4
+_LOCK = f"{_HIDDEN}lock"
+#: The errors of os.link on mounts without hard links (FUSE of object stores, FAT), or for a file that may have no more.
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
 class Store(Protocol):
@@ -142,7 +146,7 @@ def _named(store: Store, path: str, action: str) -> Iterator[None]:
 
 
 class LocalStore:
-    """A folder of a local disk, or of a mount."""
+    """A folder of a local disk, or of a mount that has locks (flock), renames, and preferably hard links."""
 
     shows_whole_files_only = False
 
@@ -168,14 +172,34 @@ class LocalStore:
 
     def create(self, path: str, content: bytes) -> bool:
         with _named(self, path, "written"):
-            temporary = self._temporary(path, content)
+            temporary, place = self._temporary(path, content), self._root / path
             try:
-                os.link(temporary, self._root / path)
+                os.link(temporary, place)
             except FileExistsError:
                 return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                if not self._rename_to_new(temporary, place):
+                    return False
             finally:
-                temporary.unlink()
-            sync_folder((self._root / path).parent)
+                temporary.unlink(missing_ok=True)
+            sync_folder(place.parent)
+            return True
+
+    def _rename_to_new(self, temporary: Path, place: Path) -> bool:
+        """Rename a file to a place that is free, on a mount without hard links; False if it is taken.
+
+        A lock makes it exclusive, as far as the mount's locks go. A file that is opened with O_EXCL would be so
+        without a lock, but a process that is killed before it has written it would leave half of it at its place.
+        """
+        import fcntl
+
+        with (place.parent / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if place.exists():
+                return False
+            os.replace(temporary, place)
             return True
 
     def _temporary(self, path: str, content: bytes) -> Path:

@@ -1,0 +1,97 @@
+"""A load's files on mounts without hard links, or without locks."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import LoadError
+from spark_klog.load.audit import status
+from spark_klog.load.journal.locking import locked
+from spark_klog.load.journal.store import LocalStore
+from tests.load.support import by_duckdb, expected, in_child, run
+from tests.spark.support import create_topic, produce, values
+
+_MANY = 16
+
+
+def _refuse_links(patch: pytest.MonkeyPatch, number: int = errno.EPERM) -> None:
+    def link(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    patch.setattr(os, "link", link)
+
+
+@pytest.mark.parametrize("name", ["EPERM", "ENOTSUP", "EOPNOTSUPP", "ENOSYS", "EMLINK"])
+def test_a_file_is_created_once_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    _refuse_links(monkeypatch, getattr(errno, name))
+    store = LocalStore(tmp_path)
+    assert [store.create("runs/plan.json", content) for content in (b"first", b"second")] == [True, False]
+    assert (store.read("runs/plan.json"), store.names("runs")) == (b"first", ["plan.json"])
+
+
+def test_one_of_many_creates_a_file_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _refuse_links(monkeypatch)
+    barrier = Barrier(_MANY)
+
+    def create(number: int) -> bool:
+        barrier.wait()
+        return LocalStore(tmp_path).create("plan.json", b"%d" % number)
+
+    with ThreadPoolExecutor(_MANY) as pool:
+        made = list(pool.map(create, range(_MANY)))
+    assert [number for number, is_made in enumerate(made) if is_made] == [int((tmp_path / "plan.json").read_bytes())]
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_kill_leaves_no_half_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_before: bool) -> None:
+    _refuse_links(monkeypatch)
+    store, real = LocalStore(tmp_path), os.replace
+
+    def die(source: Path, target: Path) -> None:
+        if not is_before:
+            real(source, target)
+        os._exit(9)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "replace", die)
+        assert in_child(lambda: store.create("plan.json", b"whole")) == 9
+    assert store.read("plan.json") == (None if is_before else b"whole")
+    assert store.create("plan.json", b"next") == is_before
+
+
+def test_another_error_of_links_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _refuse_links(monkeypatch, errno.EIO)
+    with pytest.raises(LoadError, match=r"plan.json can't be written: Input/output error"):
+        LocalStore(tmp_path).create("plan.json", b"")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mount_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    output = tmp_path / "out"
+    with pytest.raises(LoadError, match=r"out can't be locked \(No locks available\): use a mount with flock"):
+        locked(LocalStore(output)).__enter__()
+    assert not output.exists()
+
+
+def test_loads_without_hard_links(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _refuse_links(monkeypatch)
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    for start in (0, 40):
+        produce(cluster.bootstrap_servers, topic, values(40, start=start, partitions=2))
+        run(cluster.bootstrap_servers, tmp_path, topic)
+    assert by_duckdb(tmp_path) == expected(topic, {0: 40, 1: 40})
+    assert status(str(tmp_path)).findings == []
