@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Barrier
 
@@ -83,6 +84,38 @@ def test_a_mount_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(LoadError, match=r"out can't be locked \(No locks available\): use a mount with flock"):
         locked(LocalStore(output)).__enter__()
     assert not output.exists()
+
+
+def test_a_run_that_is_refused_leaves_the_lock_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes the folders, another run takes the lock, and it is refused: a third one is, too."""
+    store, real = LocalStore(tmp_path / "out"), fcntl.flock
+    with ExitStack() as first:
+
+        def flock(file: int, kind: int) -> None:
+            monkeypatch.setattr(fcntl, "flock", real)
+            first.enter_context(locked(store))
+            real(file, kind)
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+        for _ in range(2):
+            with pytest.raises(LoadError, match="is under way"), locked(store):
+                pytest.fail("two runs have the lock")
+
+
+def test_a_lock_that_a_run_has_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that is locked is no longer the one that others would lock."""
+    store, real = LocalStore(tmp_path / "out"), fcntl.flock
+    with ExitStack() as third:
+
+        def flock(file: int, kind: int) -> None:
+            monkeypatch.setattr(fcntl, "flock", real)
+            (tmp_path / "out/_klog/lock").unlink()
+            third.enter_context(locked(store))
+            real(file, kind)
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+        with pytest.raises(LoadError, match="is under way"), locked(store):
+            pytest.fail("two runs have the lock")
 
 
 def test_loads_without_hard_links(

@@ -32,20 +32,30 @@ def locked(store: Store) -> Iterator[None]:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise LoadError(f"{store.address} can't be written: {error.strerror}: {error.filename}") from None
+    is_ours = False
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise LoadError(f"another run of the load in {store.address} is under way: wait for its end") from None
+            raise _under_way(store) from None
         except OSError as error:
+            is_ours = True  # nobody has a lock here
             raise LoadError(
                 f"{store.address} can't be locked ({error.strerror}): use a mount with flock, or the URI of an object "
                 "store"
             ) from None
+        if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file)):
+            raise _under_way(store)  # a run that failed has removed the file since it was opened here
+        is_ours = True
         yield
     finally:
+        if is_ours:
+            _remove_if_empty(path, made)
         os.close(file)
-        _remove_if_empty(path, made)
+
+
+def _under_way(store: Store) -> LoadError:
+    return LoadError(f"another run of the load in {store.address} is under way: wait for its end")
 
 
 def _make_folders(folder: Path) -> list[Path]:
