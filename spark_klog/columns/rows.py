@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -75,47 +76,80 @@ def check_columns(schema: pa.Schema, topic: str | None) -> None:
             raise InvalidRecords(f"column '{name}' must be {wanted}, not {schema.field(name).type}: cast it", name)
 
 
-def record_rows(rows: pa.Table | pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+def record_rows(rows: pa.Table | pa.RecordBatch, first: int = 0) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Cut the rows into batches with the columns and types that `PartitionEncoder` takes; yield (first row, batch).
 
-    `InvalidRecords` for a value that can't be cast, for example a timestamp out of range.
+    Rows are counted from `first`. `InvalidRecords` for a value that can't be cast, such as a timestamp out of range.
     """
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
     table = table.select([name for name in table.column_names if name in _COLUMNS])
     size = max(1, min(_SLICE_ROWS, _SLICE_BYTES * table.num_rows // max(1, table.nbytes)))
-    first = 0
-    while first < table.num_rows:
-        part = table.slice(first, size).combine_chunks().to_batches()
-        for batch in part:
-            arrays = [_cast(batch.column(name), name, first) for name in batch.schema.names]
+    for start in range(0, table.num_rows, size):
+        for batch in table.slice(start, size).combine_chunks().to_batches():
+            arrays = [_checked_cast(batch.column(name), name, first) for name in batch.schema.names]
             yield first, pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
             first += batch.num_rows
 
 
-def _cast(array: Any, name: str, first: int) -> Any:
+def _checked_cast(array: Any, name: str, first: int) -> Any:
     kind = _COLUMNS[name][2]
     try:
-        if kinds.is_timestamp(array.type):
-            # safe of whole seconds: they may overflow; finer units lose digits
-            array = array.cast(pa.timestamp("ms", array.type.tz), safe=array.type.unit == "s")
-        return array.cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        rows = f"rows from {first} on"
-        raise InvalidRecords(f"column '{name}' of type {array.type}, {rows}: {error}", name, first) from None
+        return _cast(array, kind)
+    except pa.ArrowNotImplementedError as error:
+        raise InvalidRecords(f"column '{name}' of type {array.type}: {error}", name) from None
+    except pa.ArrowInvalid as error:
+        row = first + bisect_left(range(len(array)), True, key=lambda row: not _can_cast(array.slice(0, row + 1), kind))
+        raise InvalidRecords(f"row {row}: column '{name}' of type {array.type}: {error}", name, row) from None
+
+
+def _can_cast(array: Any, kind: pa.DataType) -> bool:
+    try:
+        _cast(array, kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _cast(array: Any, kind: pa.DataType) -> Any:
+    return _milliseconds(array) if kinds.is_timestamp(array.type) else array.cast(kind)
+
+
+def _milliseconds(times: Any) -> Any:
+    """The milliseconds since 1970 in which the times lie, rounded down as Spark rounds: -1 ms and a half is -2 ms."""
+    kind = pa.timestamp("ms", times.type.tz)
+    # safe for whole seconds: they may overflow; finer units lose digits
+    rounded = times.cast(kind, safe=times.type.unit == "s")
+    result = rounded.cast(pa.int64())
+    if times.type.unit in ("us", "ns"):  # Arrow rounds towards 0
+        result = pc.subtract(result, pc.less(times, rounded.cast(times.type)).cast(pa.int64()))
+    return result
+
+
+def topic_names(topics: Any, first: int) -> list[str]:
+    """The distinct names in column 'topic'; `InvalidRecords`, its row counted from `first`, for a null or bad UTF-8."""
+    if topics.null_count:
+        row = first + _first(topics.is_null())
+        raise InvalidRecords(f"row {row} has a null topic: give every row a topic, or all rows one", "topic", row)
+    try:
+        names: list[str] = pc.unique(topics).to_pylist()
+    except UnicodeDecodeError as error:
+        row = first + pc.index(topics.cast(pa.binary()), error.object).as_py()
+        text = f"row {row}: column 'topic' is {error.object!r}, which is not UTF-8"
+        raise InvalidRecords(text, "topic", row) from None
+    return names
 
 
 def check_rows(rows: pa.RecordBatch, first: int, topic: str | None, partitions_of: Callable[[str], int]) -> None:
     """Raise `InvalidRecords`, with the row's number counted from `first`, for a row that is not a record.
 
-    That is a row with a null topic, an unknown partition, a negative timestamp (but -1: none) or a header without key.
+    That is a row with a topic that is null or not UTF-8, an unknown partition, a negative timestamp (but -1: none) or a
+    header without key.
     """
     names = rows.schema.names
-    if topic is None and rows.column("topic").null_count:
-        row = first + _first(rows.column("topic").is_null())
-        raise InvalidRecords(f"row {row} has a null topic: give every row a topic, or all rows one", "topic", row)
+    topics = [topic] if topic is not None else topic_names(rows.column("topic"), first)
     if "partition" in names and rows.column("partition").null_count < rows.num_rows:
         numbers = rows.column("partition")
-        for name in [topic] if topic is not None else pc.unique(rows.column("topic")).to_pylist():
+        for name in topics:
             count = partitions_of(name)
             wrong = pc.or_(pc.less(numbers, 0), pc.greater_equal(numbers, count))
             if topic is None:
@@ -135,10 +169,11 @@ def check_rows(rows: pa.RecordBatch, first: int, topic: str | None, partitions_o
 
 
 def _check_headers(headers: Any, first: int) -> None:
-    entries = pc.list_flatten(headers)
-    keys = pc.struct_field(entries, "key")  # of a null entry, too
+    keys = pc.struct_field(pc.list_flatten(headers), "key")  # of a null entry, too
     if keys.null_count:
-        row = first + pc.list_parent_indices(headers)[_first(keys.is_null())].as_py()
+        # not list_parent_indices: it counts the entries behind a null list, which list_flatten leaves out
+        ends = np.cumsum(pc.list_value_length(headers).fill_null(0).to_numpy(zero_copy_only=False))
+        row = first + int(np.searchsorted(ends, _first(keys.is_null()), side="right"))
         raise InvalidRecords(f"row {row} has a header without key", "headers", row)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.admin.topics import NewTopic
@@ -16,7 +15,7 @@ from spark_klog.client.backoff import pause_seconds
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.delivery.transactions import PreparedTransaction
 from spark_klog.client.producer import Producer
-from spark_klog.columns.rows import check_rows, record_rows
+from spark_klog.columns.rows import check_rows, record_rows, topic_names
 from spark_klog.errors import ErrorCode, InvalidRecords, KlogError, ProtocolError, RecordTooLargeToSend
 from spark_klog.protocol.apis import METADATA
 from spark_klog.spark.options.names import PREFIX
@@ -45,14 +44,14 @@ class SinkProducer:
         """
         if rows.num_rows == 0:
             return
-        names = [topic] if topic is not None else pc.unique(rows.column("topic").drop_null()).to_pylist()
+        names = [topic] if topic is not None else topic_names(rows.column("topic"), first)
         self._require([name for name in names if name not in self._known], create_partitions)
         try:
             self._producer.send_arrow(rows, topic)
         except InvalidRecords as error:
             if error.row is not None:
-                for start, part in record_rows(rows):
-                    check_rows(part, first + start, topic, self._producer.partitions)
+                for start, part in record_rows(rows, first):
+                    check_rows(part, start, topic, self._producer.partitions)
             raise
         except RecordTooLargeToSend as error:
             row = first + (error.row or 0)

@@ -126,14 +126,29 @@ WRONG = [
     ({"value": VALUES, "keys": VALUES}, "keys", None, "unknown column 'keys' of type binary: known are key, value"),
     ({"value": VALUES, "partition": pa.array([0, 2])}, "partition", 1, "row 1: partition 2 of topic t.* 0 to 1"),
     ({"value": VALUES, "partition": pa.array([-1, 0])}, "partition", 0, "row 0: partition -1 of topic t"),
-    ({"value": VALUES, "partition": pa.array([1, 1 << 40])}, "partition", 0, "'partition' of type int64"),
-    ({"value": VALUES, "timestamp": pa.array([1, 1 << 62], pa.timestamp("s"))}, "timestamp", 0, "out of bounds"),
+    ({"value": VALUES, "partition": pa.array([1, 1 << 40])}, "partition", 1, "row 1: column .partition. of"),
+    ({"value": VALUES, "timestamp": pa.array([1, 1 << 62], pa.timestamp("s"))}, "timestamp", 1, "1: .* out of bounds"),
     ({"value": VALUES, "timestamp": pa.array([None, -2])}, "timestamp", 1, "row 1: timestamp -2 ms is negative"),
+    ({"value": VALUES, "timestamp": pa.array([-1_000, -1_001], pa.timestamp("us"))}, "timestamp", 1, "1: .* -2 ms is"),
     (
         {"value": VALUES, "headers": pa.array([[], [("a", b""), (None, b"")]], pa.list_(HEADER))},
         "headers",
         1,
         "row 1 has a header without key",
+    ),
+    (
+        # the null list has two entries behind it
+        {
+            "value": VALUES,
+            "headers": pa.ListArray.from_arrays(
+                pa.array([0, 2, 3], pa.int32()),
+                pa.array([("a", b""), (None, b""), (None, b"")], HEADER),
+                mask=pa.array([True, False]),
+            ),
+        },
+        "headers",
+        1,
+        "^row 1 has a header without key",
     ),
 ]
 
@@ -154,15 +169,19 @@ def test_rows_that_are_no_records(columns: dict[str, Any], column: str, row: int
         assert sum(map(len, brokers.log.values())) == 2
 
 
-def test_a_null_topic_and_a_topic_without_the_partition_are_named_with_the_row() -> None:
+def test_rows_with_a_wrong_topic_are_named() -> None:
     with ModelCluster(1, {"t": 2, "u": 1}) as brokers, Producer({"bootstrap.servers": brokers.servers}) as producer:
         chunk = pa.table({"value": ["a", "b"], "topic": ["t", "u"], "partition": pa.array([1, 0], pa.int8())})
         no_topic = pa.table(
             {"value": ["c"], "topic": pa.array([None], pa.string()), "partition": pa.array([0], pa.int8())}
         )
+        topics = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
+        no_utf_8 = pa.table({"value": ["c"], "topic": topics, "partition": pa.array([0], pa.int8())})
         beyond = pa.table({"value": ["c"], "topic": ["u"], "partition": pa.array([1], pa.int8())})
         with pytest.raises(InvalidRecords, match="row 2 has a null topic: give every row a topic"):
             producer.send_arrow(pa.concat_tables([chunk, no_topic]))
+        with pytest.raises(InvalidRecords, match=r"row 2: column 'topic' is b'\\xff', which is not UTF-8"):
+            producer.send_arrow(pa.concat_tables([chunk, no_utf_8]))
         with pytest.raises(InvalidRecords, match="row 2: partition 1 of topic u: it has partitions 0 to 0"):
             producer.send_arrow(pa.concat_tables([chunk, beyond]))
         with pytest.raises(InvalidRecords, match="no topic: pass topic, or add a column 'topic'"):

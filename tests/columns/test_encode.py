@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from kafka.partitioner.default import murmur2
 
 from spark_klog.columns.encode import PartitionEncoder
-from spark_klog.columns.rows import check_rows
+from spark_klog.columns.rows import check_rows, record_rows
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError
 from spark_klog.records import kernels
@@ -155,6 +155,13 @@ def test_headers() -> None:
     assert found == {("t", 3): [(None, b"v", headers) for headers in wanted]}
 
 
+def test_a_null_list_that_has_entries_behind_it_is_no_headers() -> None:
+    entries = pa.array([("a", b"1"), (None, b"2"), ("b", b"3")], HEADERS.value_type)
+    lists = pa.ListArray.from_arrays(pa.array([0, 2, 3], pa.int32()), entries, mask=pa.array([True, False]))
+    found = split(table(value=pa.array([b"v"] * 2), headers=lists))
+    assert found == {("t", 3): [(None, b"v", []), (None, b"v", [("b", b"3")])]}
+
+
 def test_headers_whose_list_has_another_item_name() -> None:
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     found = split(table(value=pa.array([b"v"]), headers=pa.array([[{"key": "a", "value": b"1"}]], kind)))
@@ -167,6 +174,16 @@ def test_no_rows_give_nothing() -> None:
     )
     assert split(whole.slice(0, 0)) == {}
     assert split(whole.slice(0, 0), None) == {}
+
+
+@pytest.mark.parametrize(("unit", "in_ms"), [("us", 1_000), ("ns", 1_000_000)])
+def test_times_are_rounded_down(unit: str, in_ms: int) -> None:
+    """As by Spark's unix_millis, before 1970 too: what is below -1 ms must not become -1, a record without time."""
+    times = [ms * in_ms + rest for ms in (-2, -1, 0, 1) for rest in (0, 1, in_ms - 1)]
+    for kind in (pa.timestamp(unit), pa.timestamp(unit, "UTC")):
+        rows = table(value=pa.array([b"v"] * (len(times) + 1)), timestamp=pa.array([*times, None], kind))
+        [(first, found)] = record_rows(rows)
+        assert (first, found.column("timestamp").to_pylist()) == (0, [*(time // in_ms for time in times), None])
 
 
 def test_records_bear_the_time_of_the_split() -> None:

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,7 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError
+from spark_klog.errors import ConfigError, ErrorCode, InvalidRecords, KlogError, ProtocolError
 from spark_klog.spark import producer_cache, sink
 from spark_klog.spark.options.writes import sink_options
 from spark_klog.spark.producer_cache import PRODUCERS, ProducerCache
@@ -233,6 +234,24 @@ def test_a_partition_that_is_gone_is_refused_by_what_is_there_now() -> None:
         brokers.make_anew("t", 1)
         with pytest.raises(ConfigError, match="partitions 0 to 0"):
             task(brokers.servers, [(("t", 1), b"v")])
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"topic": pa.array(["t", None])}, "row 4 has a null topic"),
+        ({"topic": pa.array([b"t", b"\xff"]).view(pa.string())}, "row 4: column 'topic' is b'.xff'"),
+        ({"topic": ["t", "t"], "partition": pa.array([0, 1 << 32])}, "row 4: column 'partition' of type int64"),
+        ({"topic": ["t", "t"], "partition": pa.array([0, 1], pa.int32())}, "row 4: partition 1 of topic t"),
+    ],
+)
+def test_a_row_that_is_no_record_is_counted_from_the_tasks_first(columns: dict[str, Any], told: str) -> None:
+    with ModelCluster(1, {"t": 1}) as brokers:
+        options = sink_options({"kafka.bootstrap.servers": brokers.servers})
+        batches = [{"value": [b"v"] * 3, "topic": ["t"] * 3}, {"value": [b"v"] * 2, **columns}]
+        with pytest.raises(InvalidRecords, match=f"^{told}") as failed:
+            sink.BatchQueryWriter(options, SCHEMA).write(map(pa.record_batch, batches))
+        assert failed.value.row == 4
 
 
 def test_a_task_asks_for_metadata_once_and_of_the_topics_of_the_task_before() -> None:

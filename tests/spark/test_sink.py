@@ -227,6 +227,8 @@ def test_rows_that_can_not_be_written(spark: SparkSession, servers: str, topic: 
     create_topic(servers, topic, 2)
     null_topic = spark.range(0, 1, 1, 1).selectExpr("cast(null as string) as topic", "'x' as value")
     assert "row 0 has a null topic" in error_of(lambda: write(null_topic, servers))
+    no_utf_8 = spark.range(0, 9, 1, 1).selectExpr("if(id = 8, cast(X'61ff' as string), 'a') as topic", "'x' as value")
+    assert "row 8: column 'topic' is b'a" in error_of(lambda: write(no_utf_8, servers))
     partition = spark.range(0, 1, 1, 1).selectExpr("9 as partition", "'x' as value")
     message = f"row 0: partition 9 of topic {topic}: it has partitions 0 to 1"
     assert message in error_of(lambda: write(partition, servers, topic=topic))
