@@ -36,7 +36,7 @@ def _show(*arguments: str | Path) -> Result:
 
 
 def test_text(tmp_path: Path) -> None:
-    done = _show(_checkpoint(tmp_path / "c", KAFKAS, "-", state=True))
+    done = _show(f"file://{_checkpoint(tmp_path / 'c%20', KAFKAS, '-', state=True)}")
     assert done.exit_code == 0, done.output
     lines = [line.split() for line in done.output.splitlines()]
     assert lines == [

@@ -147,11 +147,12 @@ class TestFiles:
 
 class TestOpen:
     def test_local(self, tmp_path: Path) -> None:
-        for uri in (str(tmp_path), tmp_path.as_uri(), f"file:{tmp_path}"):
-            tree = open_tree(f"{uri}/with space" if ":" not in uri else f"{uri}/with%20space")
-            tree.put("/a", b"1")
+        """A URI is read as by Hadoop's Path, which does not decode."""
+        for number, uri in enumerate((str(tmp_path), f"file://{tmp_path}", f"File:{tmp_path}")):
+            tree = open_tree(f"{uri}/with space, %20, # and ?")
+            tree.put("/a", b"%d" % number)
             tree.close()
-        assert (tmp_path / "with space/a").read_text() == "1"
+            assert (tmp_path / "with space, %20, # and ?/a").read_text() == f"{number}"
 
     def test_arrow(self) -> None:
         tree = open_tree("mock:///some/base")
@@ -169,6 +170,7 @@ class TestOpen:
             "zookeeper:///x",
             "zookeeper://h:port",
             "file://host/x",
+            "file:x",
         ],
     )
     def test_what_names_no_directories(self, uri: str) -> None:

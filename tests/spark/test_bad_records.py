@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
@@ -109,7 +108,7 @@ def _plain(folder: Path) -> str:
 
 
 def _uri(folder: Path) -> str:
-    return f"file://{quote(str(folder))}"
+    return f"file://{folder}"
 
 
 def _short_uri(folder: Path) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from spark_klog.errors import ConfigError
 
 #: Two letters at least: C:\ is a path.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+#: As Hadoop's Path reads it, so that Spark means the same folder: %, # and ? are characters of the path.
+_FILE = re.compile(r"file:(?://(?:localhost)?(?=/)|(?=/(?!/)))(.*)", re.IGNORECASE | re.DOTALL)
 _USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:(?://)?)(?:[^/\s'\"]*|[^/\s:'\"]+:[^\s'\"]*)@")
 
 
@@ -22,7 +23,10 @@ def without_user(text: str) -> str:
 
 
 def local_path(address: str) -> str | None:
-    """The folder of a path or file:PATH, None for a URI of another kind; ConfigError for an invalid one."""
+    """The folder of a path or file:PATH, None for a URI of another kind; ConfigError for an invalid one.
+
+    Nothing is decoded: file:///a%20b is the folder /a%20b, as it is for Spark.
+    """
     scheme = _SCHEME.match(address)
     if scheme is None:
         if not address:
@@ -30,10 +34,10 @@ def local_path(address: str) -> str | None:
         return address
     if scheme[1].lower() != "file":
         return None
-    parts = urlsplit(address)
-    if parts.netloc not in ("", "localhost") or not parts.path:
+    found = _FILE.fullmatch(address)
+    if found is None:
         raise ConfigError(f"{without_user(address)!r} is not a local folder: write file:///PATH")
-    return unquote(parts.path)
+    return found[1]
 
 
 def filesystem_at(address: str) -> tuple[Any, str]:
@@ -43,8 +47,9 @@ def filesystem_at(address: str) -> tuple[Any, str]:
     """
     from pyarrow.fs import FileSystem, LocalFileSystem
 
-    if not _SCHEME.match(address):
-        return LocalFileSystem(), address
+    local = local_path(address)
+    if local is not None:
+        return LocalFileSystem(), local
     try:
         filesystem, path = FileSystem.from_uri(address)
     except ValueError as error:

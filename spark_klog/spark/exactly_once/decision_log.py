@@ -24,13 +24,13 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from spark_klog.directories.trees.addresses import local_path
 from spark_klog.durable import sync_folder, write_synced
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.spark.exactly_once.protocol import Claim, Decision, Ended, Entry, Log, Superseded, Transaction
@@ -43,8 +43,6 @@ _TEMPORARY = ".new-"
 _SHARED = (".claim-", ".ended-")
 #: Of a file that claims share: restarts add claims until a decision is made. NTFS allows 1024 links, ext4 65,000.
 _MOST_LINKS = 1000
-#: A path or a file: URI, as Hadoop's Path reads it: %, # and ? are characters of the path.
-_LOCAL = re.compile(r"(?:file:(?://(?:localhost)?(?=/)|(?=/(?!/)))|(?![^/]+:|//))(.*)", re.IGNORECASE | re.DOTALL)
 #: Spark writes it into a checkpoint when the query starts.
 _OF_SPARK = "metadata"
 #: What os.link raises on file systems without hard links: FUSE mounts of object stores, FAT and others.
@@ -56,14 +54,14 @@ def checkpoint_folder(location: str) -> Path:
 
     Raises `ConfigError` if it is on a file system that is not local, or if the folder is another one than Spark's.
     """
-    local = _LOCAL.fullmatch(location)
-    if local is None:
+    path = local_path(location)
+    if path is None:
         raise ConfigError(
             "deliveryGuarantee=exactly-once needs a checkpointLocation that is a local or mounted folder of the "
             f"driver, not {location}: its decision log relies on hard links. Use such a folder, or "
             "deliveryGuarantee=at-least-once"
         )
-    folder = Path(local[1])
+    folder = Path(path)
     if not (folder / _OF_SPARK).is_file():
         raise ConfigError(
             f"checkpointLocation={location} is not a folder of the driver's machine with Spark's checkpoint in it: "

@@ -235,9 +235,11 @@ def test_locations(tmp_path: Path) -> None:
         f"file://localhost{tmp_path}/{name}",
     ):
         assert checkpoint_folder(location) == folder
-    for location in ("s3a://bucket/a", "hdfs:///a", "abfss://c@a.example/b", "file://host/a", "dbfs:/a"):
+    for location in ("s3a://bucket/a", "hdfs:///a", "abfss://c@a.example/b", "dbfs:/a"):
         with pytest.raises(ConfigError, match=r"needs a checkpointLocation that is a local or mounted folder"):
             checkpoint_folder(location)
+    with pytest.raises(ConfigError, match=r"'file://host/a' is not a local folder: write file:///PATH"):
+        checkpoint_folder("file://host/a")
     with pytest.raises(ConfigError, match=r"is not a folder of the driver's machine"):
         checkpoint_folder(str(tmp_path / "none"))
 

@@ -28,7 +28,6 @@ _SECONDS = 300
         "gs://bucket/a",
         "wasbs://container@account/a",
         "dbfs:/a",
-        "file://host/a",
     ],
 )
 def test_stores(location: str) -> None:
