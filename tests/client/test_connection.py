@@ -210,6 +210,17 @@ def test_a_throttled_client_is_silent_for_a_while(brokers: ScriptedCluster) -> N
     assert after.at - before.at >= 0.4
 
 
+def test_a_shorter_throttling_does_not_end_a_longer_one(brokers: ScriptedCluster) -> None:
+    """Of two requests under way; as in Kafka's ClusterConnectionStates."""
+    brokers.on("Fetch", slowed(600_000), slowed(1))
+    with _connect(brokers) as connection:
+        first, second = _send_fetch(connection, 0), _send_fetch(connection, 1)
+        connection.receive(first)
+        until = connection.throttled_until
+        connection.receive(second)
+        assert connection.throttled_until == until
+
+
 def test_a_throttling_broker_holds_up_no_other() -> None:
     """Requests to several brokers at once: only those to the throttling one wait for the end of its throttling."""
     with ScriptedCluster({"t": 2}, nodes=2) as brokers:

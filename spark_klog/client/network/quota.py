@@ -19,9 +19,9 @@ class Quota:
         self.until = 0.0
 
     def note(self, throttle_time_ms: int) -> None:
-        """Take the throttle time of a response; 0 changes nothing."""
+        """Take the throttle time of a response; it does not shorten that of an earlier one, 0 changes nothing."""
         if throttle_time_ms > 0:
-            self.until = time.monotonic() + throttle_time_ms / 1000
+            self.until = max(self.until, time.monotonic() + throttle_time_ms / 1000)
 
     def wait(self, deadline: float) -> None:
         """Wait until the throttling ends; `RequestTimedOut` if that is after the deadline."""
