@@ -6,7 +6,7 @@ The offsets follow Spark's commit. A store that is down neither fails a query no
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,23 @@ from spark_klog.spark.publisher import Publisher, Store
 #: How long a micro-batch waits for its offsets to be written. Only the first one of an outage waits so long, so the
 #: time is generous: it includes connecting from a busy machine, and a query that ends earlier loses its last offsets.
 _PATIENCE_SECONDS = 15.0
+
+
+class _Coordinator:
+    """The group's offsets at its coordinator, which refuses those of deleted topics as if they might appear soon.
+
+    A query's last offsets may name some: of topics that were deleted since, and also while the query was down.
+    """
+
+    def __init__(self, cluster: Cluster, group: str) -> None:
+        self._cluster = cluster
+        self._offsets = GroupOffsets(cluster, group)
+
+    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        there = self._cluster.partitions({topic for topic, _ in offsets}, missing_ok=True)
+        left = {key: offset for key, offset in offsets.items() if key[1] in there.get(key[0], ())}
+        if left:
+            self._offsets.commit(left)
 
 
 class GroupProgress:
@@ -45,7 +62,7 @@ class GroupProgress:
             tree = open_tree(name)
             return OffsetDirectory(tree, self._options.group), tree.close
         cluster = self._connect()
-        return GroupOffsets(cluster, self._options.group), cluster.close
+        return _Coordinator(cluster, self._options.group), cluster.close
 
     def publish(self, offsets: Offsets) -> None:
         """Write the offsets that changed; after an outage the newest ones are written."""

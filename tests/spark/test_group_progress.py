@@ -11,17 +11,20 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from confluent_kafka import OFFSET_INVALID, Consumer, TopicPartition as KafkaPartition
 from hypothesis import given, settings, strategies as st
 
+from spark_klog.client.cluster import Cluster
 from spark_klog.directories.trees.memory import MemoryTree
 from spark_klog.directories.trees.tree import Tree
+from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConnectionFailed, DirectoryError, KlogError, ProtocolError
 from spark_klog.spark import group_offsets, publisher
 from spark_klog.spark.group_offsets import GroupProgress
 from spark_klog.spark.offsets import Offsets, TopicPartition
 from spark_klog.spark.options.reads import GroupOffsetsOptions
 
-from .support import wait_for
+from .support import create_topic, wait_for
 
 A, B, C = ("a", 0), ("a", 1), ("b", 0)
 COORDINATOR, ONE, OTHER = "the coordinator", "one", "other"
@@ -50,6 +53,11 @@ class Stores:
         self.opened.append(COORDINATOR)
         self._check(COORDINATOR)
         return self
+
+    def partitions(self, topics: Collection[str], *, missing_ok: bool) -> dict[str, Collection[int]]:
+        """Of the coordinator's cluster, in which all topics exist."""
+        self._check(COORDINATOR)
+        return {topic: range(12) for topic in topics}
 
     def close(self) -> None:
         """The coordinator's connection."""
@@ -137,6 +145,24 @@ def test_all_stores_are_written(stores: Stores) -> None:
     shown.publish({A: 5, C: 0})
     assert stores.offsets(COORDINATOR) == stores.offsets(ONE) == stores.offsets(OTHER) == {A: 5, C: 0}
     assert stores.trees[ONE].get("/consumers/g/offsets/a/0") == b"5"
+
+
+def test_offsets_of_deleted_topics_hold_up_nobody(
+    cluster: EmbeddedCluster, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A restarted query begins with the offsets of its last micro-batch, and some of the topics may be gone."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    settings = {"bootstrap.servers": servers, "request.timeout.ms": "2000"}
+    shown = GroupProgress(GroupOffsetsOptions(topic, True, ()), lambda: Cluster.connect(settings))
+    shown.publish({(f"{topic}-gone", 0): 7})
+    shown.publish({(f"{topic}-gone", 0): 7, (topic, 0): 5, (topic, 1): 3})
+    shown.close()
+    assert not caplog.messages
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": topic})
+    asked = [KafkaPartition(topic, 0), KafkaPartition(topic, 1), KafkaPartition(f"{topic}-gone", 0)]
+    assert [found.offset for found in consumer.committed(asked, timeout=30)] == [5, OFFSET_INVALID, OFFSET_INVALID]
+    consumer.close()
 
 
 def test_without_a_coordinator_no_cluster_is_asked_for(stores: Stores) -> None:
