@@ -47,6 +47,7 @@ from spark_klog.spark.versions import (
 
 #: How long to look for a missing partition before it counts as deleted.
 _GONE_SECONDS = 20.0
+_LEAST_RETRY_MS = 50
 #: Additional keys of a progress record's latest offsets: the lost ranges (failOnDataLoss=report) and the bytes per
 #: record of each partition (estimateRecordBytes). No topic has a space in its name.
 LOST, RECORD_BYTES = "lost ranges", "record bytes"
@@ -274,12 +275,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             is_missed = bool(behind - latest.keys() - self._gone) and time.monotonic() < deadline
             if attempt >= self._options.offset_retries and not is_missed:
                 break
-            time.sleep(self._options.offset_retry_ms / 1000)
+            self._pause()
             if self._target is not None:
                 # The target itself may have come from a stale answer.
                 self._target |= broker_source.latest(self._cluster, behind.intersection(there))
         self._gone = start.keys() - latest.keys()
         return latest
+
+    def _pause(self) -> None:
+        """Wait before the next look-up: a deleted topic is looked up for 20 s, and retryIntervalMs may be 0."""
+        time.sleep(max(self._options.offset_retry_ms, _LEAST_RETRY_MS) / 1000)
 
     def _is_subscribed(self, key: TopicPartition) -> bool:
         return self._options.subscription.names(*key)
@@ -321,7 +326,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         deadline = time.monotonic() + _GONE_SECONDS
         expected = {key for key in expected if self._is_subscribed(key)}
         while expected - (there := set(self._partitions())) and time.monotonic() < deadline:
-            time.sleep(self._options.offset_retry_ms / 1000)
+            self._pause()
         self._gone = expected - there
         return there
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -284,6 +285,32 @@ def test_a_batch_of_a_topic_made_anew_is_the_same_when_it_is_run_again(servers: 
     assert ranges_of(again.partitions(first, end)) == [(0, records)]
     produce(servers, topic, values(2))
     assert ranges_of(again.partitions(end, again.latestOffset(end, ReadAllAvailable()))) == [(records, records + 2)]
+    for each in (reader, again):
+        each.stop()
+
+
+@needs_admission_control
+def test_a_deleted_topic_is_looked_for_with_pauses(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the options say: it is looked for as long as a broker that has just started may not know it."""
+    create_topic(servers, topic)
+    produce(servers, topic, values(5))
+    options = {"startingOffsets": "earliest", "failOnDataLoss": "report"}
+    retries = {"fetchOffset.retryIntervalMs": "0", "fetchOffset.numRetries": "0"}
+    reader, again = (stream_reader(servers, topic, **options, **retries) for _ in range(2))
+    first = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    delete_topic(servers, topic)
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        assert seconds > 0.02
+        now += seconds
+
+    monkeypatch.setattr(stream, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    monkeypatch.setattr(stream, "_GONE_SECONDS", 1.0)
+    assert reader.latestOffset(first, ReadAllAvailable()) != first
+    assert ranges_of(again.partitions({}, first)) == []
+    assert 2.0 <= now < 3.0
     for each in (reader, again):
         each.stop()
 
