@@ -17,7 +17,7 @@ from spark_klog.client.backoff import Backoff
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.network.connection import Connection
 from spark_klog.client.network.responses import Handle
-from spark_klog.client.offsets import offset_range
+from spark_klog.client.offsets import list_offsets, offset_range
 from spark_klog.errors import (
     ConnectionFailed,
     DecodeError,
@@ -30,6 +30,7 @@ from spark_klog.errors import (
 )
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import Message
+from spark_klog.protocol.tables.list_offsets import LATEST
 from spark_klog.records.formats.batch import first_batch_size, next_offset_after, whole_batch_size
 from spark_klog.records.reading.offset_order import NO_END, NOTHING, End, OffsetOrder
 
@@ -134,8 +135,9 @@ class RangeFetch:
                     if self._max_bytes > asked_for:
                         continue
                     self._check_range()
+                    failure: KlogError = self._no_record()
                 except (ConnectionFailed, RequestTimedOut) as error:
-                    failure: KlogError = error
+                    failure = error
                 except ProtocolError as error:
                     if not error.retriable:
                         raise
@@ -144,9 +146,6 @@ class RangeFetch:
                         with suppress(ConnectionFailed, RequestTimedOut):
                             self._check_range()
                     failure = error
-                else:
-                    seconds = self._timeout_ms / 1000
-                    failure = RequestTimedOut(f"{self._name} gave no record at offset {self._offset} for {seconds:g} s")
                 self._forget()
                 backoff.pause(failure)
                 _log.info("fetching %s again: %s", self._name, failure)
@@ -277,3 +276,13 @@ class RangeFetch:
         available = offset_range(self._cluster, self._topic, self._partition)
         if self._end > available[1] or self._offset < available[0]:
             raise OffsetOutOfRange(self._topic, self._partition, (self._offset, self._end), available)
+
+    def _no_record(self) -> RequestTimedOut:
+        """The error for an offset that the log has and the broker does not give."""
+        text = f"{self._name} gave no record at offset {self._offset} for {self._timeout_ms / 1000:g} s"
+        if self._cluster.config.isolation_level:
+            key = self._topic, self._partition
+            stable = list_offsets(self._cluster, {key: LATEST})[key]
+            if stable <= self._offset:
+                text += f": a transaction that began at offset {stable} is open, and isolation.level is read_committed"
+        return RequestTimedOut(text)

@@ -21,7 +21,7 @@ from spark_klog.errors import (
 )
 from spark_klog.protocol.apis import LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH
 from spark_klog.protocol.codec import Message
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 
 #: The offset in a response if no record has this timestamp or a later one.
 NO_OFFSET = -1
@@ -195,9 +195,10 @@ def check_committable(key: TopicPartition, offset: int) -> None:
 
 
 def offset_range(cluster: Cluster, topic: str, partition: int) -> tuple[int, int]:
-    """The (earliest, latest) offsets of one partition."""
+    """The (earliest, latest) offsets of one partition's log, whatever the isolation level is."""
     key = topic, partition
-    return list_offsets(cluster, {key: EARLIEST})[key], list_offsets(cluster, {key: LATEST})[key]
+    first, end = (list_offsets(cluster, {key: time}, READ_UNCOMMITTED)[key] for time in (EARLIEST, LATEST))
+    return first, end
 
 
 @dataclass(frozen=True, slots=True)

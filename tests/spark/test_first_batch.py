@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -430,3 +431,30 @@ def test_an_open_transaction_is_no_shorter_log(spark: SparkSession, servers: str
     finally:
         query.stop()
     assert offsets_of(job.result) == rows(topic, 0, 7)
+
+
+@needs_admission_control
+def test_a_planned_micro_batch_waits_for_an_open_transaction(
+    servers: str, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A query that was read_uncommitted has planned it: its records are not lost, and not left out."""
+    create_topic(servers, topic)
+    produce(servers, topic, values(5))
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "log_level": 0})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"open")
+    producer.flush(30)
+    options = {"startingOffsets": "earliest", "failOnDataLoss": "false", "kafkaConsumer.pollTimeoutMs": "60000"}
+    before = stream_reader(servers, topic, **options)
+    end = before.latestOffset(before.initialOffset(), ReadAllAvailable())
+    again = stream_reader(servers, topic, **options, **{"kafka.isolation.level": "read_committed"})
+    [task] = again.partitions({}, end)
+    told = f"{topic}-0 gave no record at offset 5 for 60 s: a transaction that began at offset 5 is open"
+    with caplog.at_level("INFO", "spark_klog"), ThreadPoolExecutor(1) as thread:
+        found = thread.submit(lambda: [row for batch in again.read(task) for row in batch.column("offset").to_pylist()])
+        wait_for(lambda: found.done() or told in caplog.text, "the reason for the wait")
+        producer.commit_transaction(30)
+        assert found.result() == [0, 1, 2, 3, 4, 5]
+    for each in (before, again):
+        each.stop()
