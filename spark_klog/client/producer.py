@@ -150,8 +150,7 @@ class Producer(TransactionCalls):
         check_bytes("value", value)
         check_bytes("key", key)
         headers = check_headers(headers)
-        if self._has_thread and not self._choice.counts.knows(topic):
-            TopicLookUp(self._turns, self._cluster, self._choice.counts, lambda: self._check("send")).run(topic)
+        self._look_up(topic, "send")
         with self._turns:
             self._check("send")
             check_size(topic, key, value, headers, *self._size_limit)
@@ -178,6 +177,11 @@ class Producer(TransactionCalls):
                 self._finish((topic, partition))
                 self._sender.step()
         return Delivery(gathering.receipt, index, timestamp)
+
+    def _look_up(self, topic: str, call: str) -> None:
+        """Have a topic's partitions known before the call's turn, so that other threads' calls go on meanwhile."""
+        if self._has_thread and not self._choice.counts.knows(topic):
+            TopicLookUp(self._turns, self._cluster, self._choice.counts, lambda: self._check(call)).run(topic)
 
     def _gather(self, key: TopicPartition) -> Gathering:
         """Begin a batch, and have the thread send it after linger.ms."""
@@ -242,8 +246,10 @@ class Producer(TransactionCalls):
         `InvalidRecords` names the column and its type, or the row, that is wrong, `RecordTooLargeToSend` a row that is
         beyond max.request.size or buffer.memory; no row is added then.
         """
-        from spark_klog.client.delivery.arrow import arrow_records
+        from spark_klog.client.delivery.arrow import arrow_records, topics_of
 
+        for name in topics_of(rows, topic):
+            self._look_up(name, "send_arrow")
         with self._turns:
             self._check("send_arrow")
             self._choice.renew()

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import pyarrow as pa
 import pytest
 
 from spark_klog.client import Producer
@@ -54,17 +55,21 @@ def producer(brokers: ScriptedCluster) -> Iterator[Producer]:
 
 
 class _Sending(threading.Thread):
-    """Sends a record in a thread of its own."""
+    """Sends a record in a thread of its own; as a row of Arrow, or waits until it is confirmed."""
 
-    def __init__(self, producer: Producer, topic: str) -> None:
+    def __init__(self, producer: Producer, topic: str, *, as_arrow: bool = False) -> None:
         super().__init__(daemon=True)
-        self._producer, self._topic = producer, topic
+        self._producer, self._topic, self._as_arrow = producer, topic, as_arrow
         self.failure: KlogError | None = None
         self.start()
 
     def run(self) -> None:
         try:
-            self._producer.send(self._topic, b"in a thread").result(SECONDS)
+            if self._as_arrow:
+                row = {"topic": self._topic, "value": b"in a thread"}
+                self._producer.send_arrow(pa.Table.from_pylist([{**row, "topic": "known"}, row]))
+            else:
+                self._producer.send(self._topic, b"in a thread").result(SECONDS)
         except KlogError as failure:
             self.failure = failure
 
@@ -76,9 +81,10 @@ def _asked_for(brokers: ScriptedCluster, topic: str) -> int:
     )
 
 
-def test_while_a_call_looks_up_a_topic(brokers: ScriptedCluster, producer: Producer) -> None:
+@pytest.mark.parametrize("as_arrow", [False, True])
+def test_while_a_call_looks_up_a_topic(brokers: ScriptedCluster, producer: Producer, as_arrow: bool) -> None:
     brokers.always("Metadata", late(LATE))
-    sending = _Sending(producer, "late")
+    sending = _Sending(producer, "late", as_arrow=as_arrow)
     wait_until(lambda: _asked_for(brokers, "late"))
     for number in range(1, 20):
         producer.send("known", b"%d" % number).result(SECONDS)

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_klog.columns.encode import PartitionEncoder
 from spark_klog.columns.rows import check_columns, check_rows, record_rows
 from spark_klog.columns.sizes import check_sizes
 from spark_klog.records.contract import RecordColumns
 from spark_klog.records.partitioning import Partitioning
+
+
+def topics_of(rows: pa.Table | pa.RecordBatch, topic: str | None) -> list[str]:
+    """The topics of the rows; raises `InvalidRecords` and `TypeError` as `arrow_records` does."""
+    _check_columns(rows, topic)
+    if topic is not None:
+        return [topic] if rows.num_rows else []
+    names = (pc.unique(batch.column("topic")).to_pylist() for _, batch in record_rows(rows.select(["topic"])))
+    return [name for name in dict.fromkeys(chain.from_iterable(names)) if name is not None]
+
+
+def _check_columns(rows: pa.Table | pa.RecordBatch, topic: str | None) -> None:
+    if not isinstance(rows, pa.Table | pa.RecordBatch):
+        raise TypeError(f"rows must be a pyarrow Table or RecordBatch, not {type(rows).__name__}")
+    check_columns(rows.schema, topic)
 
 
 def arrow_records(
@@ -26,9 +43,7 @@ def arrow_records(
 
     Raises `InvalidRecords` or `RecordTooLargeToSend` before it yields anything, `TypeError` if `rows` is not of Arrow.
     """
-    if not isinstance(rows, pa.Table | pa.RecordBatch):
-        raise TypeError(f"rows must be a pyarrow Table or RecordBatch, not {type(rows).__name__}")
-    check_columns(rows.schema, topic)
+    _check_columns(rows, topic)
     for first, batch in record_rows(rows):
         check_rows(batch, first, topic, partitions_of)
         check_sizes(batch, first, topic, *size_limit)
