@@ -73,9 +73,15 @@ class InvalidRecords(ErrorWithFields, ConfigError):
 class ConnectionFailed(KlogError, ConnectionError):
     """No broker could be reached, or a connection broke; safe to retry elsewhere."""
 
+    #: Whether the request was not sent, so that the broker can't have acted on it.
+    is_unsent = False
+
 
 class RequestTimedOut(KlogError, TimeoutError):
     """A broker did not answer, or a partition got no leader, within the configured time."""
+
+    #: As of `ConnectionFailed`.
+    is_unsent = False
 
 
 class HandshakeInterrupted(ConnectionFailed):

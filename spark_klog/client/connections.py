@@ -26,6 +26,16 @@ _Request = TypeVar("_Request", bound=Hashable)
 _Key = TypeVar("_Key", tuple[str, int], tuple[str, int, int])
 
 
+@contextmanager
+def _unsent() -> Iterator[None]:
+    """Note in errors of the block, which opens a connection, that the request was not sent."""
+    try:
+        yield
+    except (ConnectionFailed, RequestTimedOut) as error:
+        error.is_unsent = True
+        raise
+
+
 class Connections:
     """The base of `Cluster`, which fetches the metadata that name the brokers."""
 
@@ -87,7 +97,9 @@ class Connections:
 
     def request(self, node: int, api: Api, message: Message) -> Message:
         """Send a broker a request for anything but records; raises what `Connection` raises."""
-        return self._open(self._connections, self.address(node)).request(api, message, deadline=self.deadline())
+        with _unsent():
+            connection = self.plain_connection(node)
+        return connection.request(api, message, deadline=self.deadline())
 
     def request_each(self, api: Api, messages: Mapping[int, Message]) -> dict[int, Message | KlogError]:
         """Ask several brokers at once, see `request_all`; `messages` by node id."""
@@ -107,7 +119,8 @@ class Connections:
         begin, deadline = time.monotonic(), self.deadline()
         for key, (node, _) in requests.items():
             try:
-                opening[key] = self._begin(self._connections, self.address(node))
+                with _unsent():
+                    opening[key] = self._begin(self._connections, self.address(node))
             except KlogError as error:
                 result[key] = error
         while True:
@@ -115,7 +128,9 @@ class Connections:
             look_at = deadline
             for key, connection in list(opening.items()):
                 try:
-                    if not connection.open_step():
+                    with _unsent():
+                        is_open = connection.open_step()
+                    if not is_open:
                         waited.append(connection)
                         look_at = min(look_at, connection.look_at)
                     elif connection.is_throttled and connection.throttled_until <= deadline:

@@ -22,7 +22,7 @@ from spark_klog.errors import (
     ProtocolError,
     RequestTimedOut,
 )
-from tests.support.faults import Fault, error, late, lost, silent
+from tests.support.faults import Fault, dropped, error, late, lost, silent
 from tests.support.kafka import HOST
 from tests.support.kafka_python_wire import Message
 from tests.support.scripted_broker import ScriptedCluster
@@ -173,6 +173,38 @@ def test_a_lost_answer_is_not_a_refusal() -> None:
         with pytest.raises(ProtocolError) as raised:
             admin.create_topic("t", 1, replication_factor=1)
         assert raised.value.code == _EXISTS
+
+
+class _Groups(ScriptedCluster):
+    """Its coordinator deletes groups."""
+
+    def _on_DeleteGroups(self, node: int, asked: Message, is_applied: bool) -> Message:
+        results = []
+        for name in asked["groups_names"]:
+            is_there = (self.offsets.pop(name, None) if is_applied else self.offsets.get(name)) is not None
+            results.append({"group_id": name, "error_code": 0 if is_there else ErrorCode.GROUP_ID_NOT_FOUND})
+        return {"results": results}
+
+
+def test_a_connection_that_fails_is_not_a_lost_answer() -> None:
+    """Nothing was sent: what the broker says next is the outcome."""
+    with _Groups({"t": 1}, nodes=2) as brokers:
+        first = {"bootstrap.servers": f"{HOST}:{brokers.ports[0]}", "retry.backoff.ms": 5}
+        for refused, code in (
+            (lambda admin: admin.create_topic("t", 1, replication_factor=1), _EXISTS),
+            (lambda admin: admin.delete_topic("none"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+            (lambda admin: admin.delete_group("none"), ErrorCode.GROUP_ID_NOT_FOUND),
+        ):
+            with Admin(first) as admin:
+                brokers.on("ApiVersions", dropped())  # of the connection to the controller and coordinator
+                with pytest.raises(ProtocolError) as raised:
+                    refused(admin)
+            assert raised.value.code == code
+        brokers.offsets["g"] = {("t", 0): 1}
+        with Admin(first) as admin:
+            brokers.on("DeleteGroups", lost())
+            admin.delete_group("g")
+        assert brokers.count("DeleteGroups") == 3
 
 
 def test_a_call_ends_within_default_api_timeout() -> None:

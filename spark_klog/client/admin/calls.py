@@ -271,8 +271,9 @@ class AdminCalls:
             node = self.cluster.controller()
             try:
                 answer = self.cluster.request(node, api, request(rest))
-            except (ConnectionFailed, RequestTimedOut):
-                is_answer_lost.update(rest)
+            except (ConnectionFailed, RequestTimedOut) as error:
+                if not error.is_unsent:
+                    is_answer_lost.update(rest)
                 raise
             return {key: result(key, entry) for key, entry in by_key(api, answer, entries(answer), rest).items()}
 

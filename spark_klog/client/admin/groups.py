@@ -136,7 +136,7 @@ class GroupCalls(AdminCalls):
                 lambda name: f"deleting group {name}",
             )
             for name, result in answered.items():
-                if isinstance(result, ConnectionFailed | RequestTimedOut):
+                if isinstance(result, ConnectionFailed | RequestTimedOut) and not result.is_unsent:
                     is_answer_lost.add(name)
                 is_gone = isinstance(result, ProtocolError) and result.code == ErrorCode.GROUP_ID_NOT_FOUND
                 if is_gone and name in is_answer_lost:
