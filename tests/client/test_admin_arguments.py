@@ -17,6 +17,7 @@ from spark_klog.errors import (
     AdminClosed,
     ConfigError,
     ConnectionFailed,
+    DecodeError,
     ErrorCode,
     KlogError,
     ProtocolError,
@@ -205,6 +206,36 @@ def test_a_connection_that_fails_is_not_a_lost_answer() -> None:
             brokers.on("DeleteGroups", lost())
             admin.delete_group("g")
         assert brokers.count("DeleteGroups") == 3
+
+
+class _Strange(ScriptedCluster):
+    """Node 1 answers for a topic that was not asked for; the group `strange` has a member with half an assignment."""
+
+    def _on_DescribeGroups(self, node: int, asked: Message, is_applied: bool) -> Message:
+        answer = super()._on_DescribeGroups(node, asked, is_applied)
+        member = dict.fromkeys(("member_id", "client_id", "client_host"), "m")
+        for group in answer["groups"]:
+            if group["group_id"] == "strange":
+                group["members"] = [member | {"member_metadata": b"", "member_assignment": b"\x00"}]
+        return answer
+
+    def _on_ListOffsets(self, node: int, asked: Message, is_applied: bool) -> Message:
+        answer = super()._on_ListOffsets(node, asked, is_applied)
+        for topic in answer["topics"] if node == 1 else ():
+            topic["name"] = "another"
+        return answer
+
+
+def test_an_answer_that_can_not_be_used_keeps_the_other_outcomes() -> None:
+    with _Strange({"t": 2}, nodes=2) as brokers, _admin(brokers) as admin:
+        found = admin.list_offsets({("t", 0): "latest", ("t", 1): "latest"})
+        assert list(found.successes) == [("t", 0)]
+        assert isinstance(found["t", 1], DecodeError)
+        with pytest.raises(DecodeError, match="another"):
+            admin.list_offsets({("t", 1): "latest"})
+        described = admin.describe_groups(["sound", "strange"])
+        assert list(described.successes) == ["sound"]
+        assert isinstance(described["strange"], DecodeError)
 
 
 def test_a_call_ends_within_default_api_timeout() -> None:

@@ -33,6 +33,8 @@ _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 #: Seconds in which a broker may learn of a topic that another one has created; after that the topic does not exist.
 _UNKNOWN_SECONDS = 1.0
+#: Final errors of a broker that has not answered for any item.
+_UNUSABLE = (AuthenticationError, DecodeError, UnsupportedVersionError)
 
 
 class AdminCalls:
@@ -112,7 +114,8 @@ class AdminCalls:
         """Ask for the items until none has a retriable error or the time is over.
 
         A topic that does not exist is a final error after a second, or with `waits_for_topics` at the end of the time.
-        What `ask` raises is retried for all items if it is retriable; it is the call's error if none was answered.
+        What `ask` raises is retried for all items if it is retriable; it is the call's error if none was answered. So
+        is an item's error if no broker gave any item a usable answer.
         """
         found: dict[_K, _V | KlogError] = {}
         #: The errors of the last attempt if `ask` raised.
@@ -147,6 +150,9 @@ class AdminCalls:
                 found |= refused
                 if not any(_is_answered(result) for result in found.values()) or found.keys() == refused.keys():
                     raise
+        unusable = [error for error in found.values() if isinstance(error, _UNUSABLE)]
+        if found and len(unusable) == len(found):
+            raise unusable[0]
         return Outcomes({key: found[key] for key in wanted})
 
     def _ask_brokers(
@@ -170,7 +176,7 @@ class AdminCalls:
                 if isinstance(answer, KlogError):
                     raise answer
                 answered = by_key(api, answer, entries(answer), keys)
-            except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
+            except KlogError as error:
                 found |= dict.fromkeys(keys, error)
             else:
                 for key, entry in answered.items():
@@ -200,8 +206,6 @@ class AdminCalls:
         for node, answer in self.cluster.request_each(api, asked).items():
             is_error = not isinstance(answer, KlogError) and answer.get("error_code")
             found[node] = answer_error(api, is_error, f"{api.name} of broker {node}") if is_error else answer
-            if isinstance(answer, UnsupportedVersionError | DecodeError | AuthenticationError):
-                raise answer
         return found
 
     def _knows(self, node: int) -> bool:

@@ -116,7 +116,10 @@ class GroupCalls(AdminCalls):
         for node, names in by_node.items():
             for name in names:
                 entry = answered[name]
-                found[name] = entry if isinstance(entry, KlogError) else _described(entry, node)
+                try:
+                    found[name] = entry if isinstance(entry, KlogError) else _described(entry, node)
+                except DecodeError as error:
+                    found[name] = error
         return found
 
     def delete_groups(self, groups: Iterable[str]) -> Outcomes[str, None]:
