@@ -31,6 +31,10 @@ _NUMBERS = {
     "positive long": (1, _MAX_LONG),
 }
 
+#: How close (a ratio of `difflib`) an unknown name is to the setting that it probably means. A short name may differ in
+#: one letter, if it has at least so many.
+_CLOSE, _SHORTEST = 0.85, 4
+
 #: The batches of a producer in each partition by which brokers recognise duplicates.
 _MOST_IDEMPOTENT = 5
 
@@ -312,7 +316,8 @@ def _hint(name: str, prefix: str) -> str:
             return f"write {prefix}{other}"
     known = [*sorted(_ELSEWHERE), *_KNOWN, *sorted(security_settings.NAMES), *sorted(_WITHOUT_EFFECT)]
     beginning = [other for other in known if other.startswith(name)]
-    close = difflib.get_close_matches(name, known, 1, 0.85) or (beginning if len(beginning) == 1 else [])
+    cutoff = min(_CLOSE, 1 - 1 / max(len(name), _SHORTEST))
+    close = difflib.get_close_matches(name, known, 1, cutoff) or (beginning if len(beginning) == 1 else [])
     if close:
         return f"did you mean {prefix}{close[0]}?"
     return "remove it: Kafka's Java clients have no such setting"

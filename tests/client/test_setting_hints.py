@@ -31,6 +31,9 @@ def _said(name: str, prefix: str = "") -> str:
         ("sasl_plain_username", "it is kafka-python's, write sasl.username"),
         ("ssl_cafile", "it is kafka-python's, write ssl.ca.location"),
         ("ssl", "remove it"),  # the beginning of many
+        ("ackz", "did you mean acks?"),
+        ("akcs", "did you mean acks?"),
+        ("nonsense", "remove it"),
     ],
 )
 def test_names_of_other_clients(name: str, hint: str) -> None:
