@@ -181,6 +181,9 @@ def test_client_certificates_that_are_refused(
     assert "can't be decrypted: check ssl.key.password" in _refused(wrong, ConfigError)
     del wrong["ssl.key.password"]  # nobody is asked for it at a terminal
     assert "can't be decrypted: check ssl.key.password" in _refused(wrong, ConfigError)
+    for setting in ("ssl.key.password", "ssl.keystore.password"):  # OpenSSL takes 1,024 bytes
+        text = _refused(wrong | {setting: "x" * 1025}, ConfigError)
+        assert text.startswith(f"{setting}: password cannot be longer than 1024 bytes")
     mixed = settings | forms["librdkafka's files"] | {"ssl.certificate.location": str(others.client)}
     assert "is not the key of the certificate in ssl.certificate.location" in _refused(mixed, ConfigError)
 

@@ -134,6 +134,9 @@ def _load_key(context: ssl.SSLContext, config: TlsConfig, chain: Source, key: So
                 f"the key in {_place(key)} can't be decrypted: check {config.prefix}ssl.key.password"
             ) from None
         raise ConfigError(f"{_place(key)}: the key or its certificate is damaged: {error.reason}") from None
+    except ValueError as error:  # OpenSSL takes at most 1,024 bytes
+        setting = "ssl.key.password" if config.key_password else "ssl.keystore.password"
+        raise ConfigError(f"{config.prefix}{setting}: {error}; encrypt the key with a shorter one") from None
 
 
 def _blocks(content: bytes, kind: str) -> str:
