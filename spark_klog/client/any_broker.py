@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from spark_klog.client.answers import check_code
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.network.connection import Connection
+from spark_klog.client.network.interrupts import closing_if_interrupted
 from spark_klog.client.network.responses import Handle
 from spark_klog.errors import ConnectionFailed, DecodeError, KlogError, RequestTimedOut
 from spark_klog.protocol.apis import METADATA
@@ -47,6 +48,7 @@ class AnyBrokerRequest(Generic[_Result]):
         #: When the next broker is asked, a reading of `time.monotonic`.
         self._until = 0.0
 
+    @closing_if_interrupted
     def step(self) -> _Result | None:
         """Do what can be done without waiting; the result once a broker has answered, else None.
 
@@ -115,6 +117,11 @@ class AnyBrokerRequest(Generic[_Result]):
         if self._handle is None and self._connection.is_throttled:
             return min(self._until, self._connection.throttled_until)
         return min(self._until, time.monotonic() + _LONGEST_WAIT)
+
+    def close(self) -> None:
+        """Close the connection: an interrupt may have dropped the answer, for which the next step asks again."""
+        if self._connection is not None:
+            self._connection.close()
 
     def cancel(self) -> None:
         """Drop the answer, which is not needed any more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from types import FrameType
 from typing import Any
 
@@ -10,7 +11,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.producer import Producer
 from spark_klog.errors import KlogError
 from spark_klog.protocol.apis import METADATA
-from tests.support.faults import late
+from tests.support.faults import dropped, late
 from tests.support.scripted_broker import ScriptedCluster
 
 _MODULES = ("client/network/connection.py", "client/network/frame_stream.py")
@@ -18,6 +19,13 @@ _OUTSIDE = ("close", "closed")
 #: From a producer's gathered records to its queue of batches.
 _QUEUEING = ("client/producer.py", "delivery/sender.py", "delivery/message.py", "delivery/queues.py", "producer_id.py")
 _QUEUEING_FUNCTIONS = ("_finish", "_finish_all", "add", "_add", "_admit", "encode_batch", "take")
+
+#: From an answer, or the end of the connection, to the batches that are confirmed or sent again.
+_PROCESSING = (*_MODULES, "sender.py", "in_flight.py", "queues.py", "receipts.py", "retries.py", "any_broker.py")
+_PROCESSING_FUNCTIONS = (
+    *("_take_answers", "_take_answer", "_settle", "_confirm", "confirm", "end", "end_all", "answered", "resend"),
+    *("put_off", "receive", "has_answer", "step", "_answer", "_learn", "with_leaders"),
+)
 
 
 class _Interrupt:
@@ -99,6 +107,49 @@ def test_an_interrupt_at_each_line_that_queues_records() -> None:
                 written += 1
                 assert [one for one in brokers.values("t", 0) if one.startswith(b"%d " % at)] == values, at
     assert at - written > 10
+
+
+def test_an_interrupt_at_each_line_that_processes_an_answer() -> None:
+    """The next flush ends at once: all records are there once after it, or it raises."""
+    with ScriptedCluster({"t": 2}, nodes=2) as brokers:
+        at, is_over = 0, False
+        failed = 0
+        while not is_over:
+            at += 1
+            settings = {"bootstrap.servers": brokers.bootstrap_servers, "linger.ms": "600000", "retry.backoff.ms": "1"}
+            limits = {"request.timeout.ms": "100000", "delivery.timeout.ms": "200000"}
+            producer = Producer(Cluster.connect(settings | limits))
+            values = [[b"%d %d %d" % (at, partition, number) for number in range(3)] for partition in range(2)]
+            for partition in range(2):
+                for value in values[partition]:
+                    producer.send("t", value, partition=partition)
+            brokers.on("Produce", dropped())
+            interrupt = _Interrupt(at, _PROCESSING, _PROCESSING_FUNCTIONS)
+            tracing = sys.gettrace()
+            sys.settrace(interrupt)
+            try:
+                producer.flush()
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(tracing)
+            is_over = interrupt.is_over
+            begin, failure = time.monotonic(), ""
+            try:
+                producer.flush()
+            except KlogError as error:
+                failure = str(error)
+            assert time.monotonic() - begin < 60, at
+            producer.abort()
+            brokers.clear()
+            if failure:
+                failed += 1
+                assert "an interrupt has ended the call that processes the broker's answer" in failure, at
+                continue
+            for partition in range(2):
+                there = [one for one in brokers.values("t", partition) if one.startswith(b"%d " % at)]
+                assert there == values[partition], at
+    assert 10 < failed < at - 10
 
 
 def test_an_interrupt_at_each_line_that_waits_for_requests_of_an_aborted_transaction() -> None:

@@ -31,7 +31,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from spark_klog.client.answers import answer_error
 from spark_klog.client.cluster import Cluster, TopicPartition
@@ -54,6 +54,7 @@ _log = logging.getLogger(__name__)
 _LAST_TRANSACTIONAL = 11
 _CONFIRMED = frozenset({ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER})
 _RENUMBERED = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
+_HALF_PROCESSED = "records may be written or not: an interrupt has ended the call that processes the broker's answer"
 #: Seconds between looks whether another thread has called `stop`.
 _LONGEST_WAIT = 0.25
 
@@ -136,17 +137,22 @@ class Sender:
             set_produced(memoryview(batch), *producer, is_transactional=self._transactions is not None)
             self._add(key, batch, count, receipt)
 
-    @contextmanager
-    def whole(self, key: TopicPartition) -> Iterator[None]:
+    def whole(self, key: TopicPartition) -> AbstractContextManager[None]:
         """Fail if an interrupt (Ctrl-C) ends the block: records or a sequence would be missing without any error."""
+        return self._failing_if_interrupted(
+            f"records for {key[0]}-{key[1]} are lost: an interrupt has ended the call that adds them"
+        )
+
+    @contextmanager
+    def _failing_if_interrupted(self, failure: str, connection: Connection | None = None) -> Iterator[None]:
+        """Fail if an interrupt ends the block, unless it has closed `connection`: its requests are sent again then."""
         try:
             yield
         except Exception:
             raise
         except BaseException:
-            self.fail(
-                KlogError(f"records for {key[0]}-{key[1]} are lost: an interrupt has ended the call that adds them")
-            )
+            if connection is None or not connection.closed:
+                self.fail(KlogError(failure))
             raise
 
     def _admit(self, key: TopicPartition, count: int) -> Queue:
@@ -341,10 +347,12 @@ class Sender:
         for node in self._in_flight.nodes:
             try:
                 while (oldest := self._in_flight.oldest(node)) is not None and self._in_flight.has_answer(oldest):
-                    final = self._take_answer(node, oldest) or final
+                    with self._failing_if_interrupted(_HALF_PROCESSED, oldest.connection):
+                        final = self._take_answer(node, oldest) or final
             except UNREACHABLE as error:
-                self._cluster.suspect(node)
-                final = self._retries.resend(self._in_flight.end_all(node), error) or final
+                with self._failing_if_interrupted(_HALF_PROCESSED):
+                    self._cluster.suspect(node)
+                    final = self._retries.resend(self._in_flight.end_all(node), error) or final
         if final is not None:
             raise final
 
