@@ -87,6 +87,9 @@ class RequestTimedOut(KlogError, TimeoutError):
 class HandshakeInterrupted(ConnectionFailed):
     """The broker closed a connection before it was of use: often both sides expect another security protocol."""
 
+    #: Whether a broker had answered ApiVersions; else it may be a proxy whose broker is not up yet.
+    is_by_broker = False
+
 
 class AuthenticationError(KlogError):
     """The broker refuses who this client is, or this client the broker. Another attempt would not help."""

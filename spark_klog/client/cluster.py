@@ -30,8 +30,9 @@ from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
 
 _log = logging.getLogger(__name__)
-#: With TLS or SASL, a cluster never reached before: fail after this many rounds in which all brokers closed the
-#: connection during the handshake. A restarting broker does so too, but usually the settings do not fit the port.
+#: A cluster never reached before: fail after this many rounds in which all brokers closed the connection during the
+#: handshake. A restarting broker does so too, but usually the settings do not fit the port. Without TLS and SASL a
+#: round counts only if the brokers have answered ApiVersions: a proxy whose broker is not up yet closes, too.
 _INTERRUPTED_ROUNDS = 5
 #: The first version of Metadata that does not create missing topics unless it is asked to.
 _FIRST_NOT_CREATING = 4
@@ -180,13 +181,14 @@ class Cluster(Connections):
                     except (ConnectionFailed, RequestTimedOut) as error:
                         self.unanswered(address)
                         failures.append(str(error))
-                        interrupted += isinstance(error, HandshakeInterrupted)
+                        if isinstance(error, HandshakeInterrupted):
+                            interrupted += error.is_by_broker or self.config.security.protocol != PLAINTEXT
                     except DecodeError as error:  # not a broker; the next address may be one
                         stranger = error
                 if stranger is not None and not failures:
                     raise stranger
                 rounds += interrupted == len(candidates)
-                if rounds == _INTERRUPTED_ROUNDS and not self._brokers and self.config.security.protocol != PLAINTEXT:
+                if rounds == _INTERRUPTED_ROUNDS and not self._brokers:
                     raise HandshakeInterrupted("; ".join(failures))
                 failure = stranger or ConnectionFailed("; ".join(failures))
                 if self.none_answered():

@@ -154,9 +154,10 @@ def test_a_password_of_another_user_is_wrong(broker: SecureBroker) -> None:
 def test_plaintext_on_a_tls_listener(broker: SecureBroker) -> None:
     with RawClient(broker.ports["SSL"]) as client:
         client.send_frame(encode_request(METADATA, 4, 1, CLIENT_ID, {"topics": []}).to_bytes())
+        assert client.socket.recv(7, socket.MSG_WAITALL).startswith(b"\x15\x03")  # an alert
         assert client.is_closed()
         port = client.socket.getsockname()[1]
-    broker.wait_for_log(f"127.0.0.1:{port}", "connection to SSL failed")
+    broker.wait_for_log(f"127.0.0.1:{port}", "connection to SSL failed: the client does not use TLS")
 
 
 def test_a_client_that_trusts_another_signer(broker: SecureBroker, tmp_path: Path) -> None:

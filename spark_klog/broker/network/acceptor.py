@@ -25,6 +25,9 @@ _log = logging.getLogger(__name__)
 _BURST = 64
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_SECONDS = 1.0
+#: The type of TLS records with which a client begins, and a fatal alert, internal_error, as Kafka sends it.
+_HANDSHAKE, _ALERT = b"\x16", b"\x15\x03\x03\x00\x02\x02\x50"
+_MOST_DROPPED = 1 << 16
 
 
 class ConnectionLimits:
@@ -145,9 +148,26 @@ class Acceptor:
 
     async def _open_tls(self, client: socket.socket, connection: Connection, tls: ssl.SSLContext) -> None:
         await _readable(self._loop, client)
+        try:
+            _refuse_plain_text(client)
+        except OSError:
+            client.close()
+            raise
         await self._loop.connect_accepted_socket(
             lambda: connection, client, ssl=tls, ssl_handshake_timeout=self._seconds
         )
+
+
+def _refuse_plain_text(client: socket.socket) -> None:
+    """Send a client that does not begin a TLS handshake an alert, by which it can tell what is wrong.
+
+    `ConnectionError` then. asyncio closes the connection without one.
+    """
+    if client.recv(1, socket.MSG_PEEK) in (b"", _HANDSHAKE):
+        return
+    client.recv(_MOST_DROPPED)  # closing with unread bytes would reset the connection before the alert is read
+    client.send(_ALERT)
+    raise ConnectionError("the client does not use TLS")
 
 
 async def _readable(loop: asyncio.AbstractEventLoop, client: socket.socket) -> None:

@@ -13,8 +13,12 @@ def security_error(answer: bytes | bytearray, address: str, security: SecurityCo
     """The error for a TLS alert on a connection without TLS; None for other bytes."""
     if answer[: len(_ALERT)] != _ALERT or security.tls is not None:
         return None
-    wanted = "SASL_SSL" if security.sasl else "SSL"
-    return TlsError(f"broker {address} uses TLS on this port: set {security.named('security.protocol')} to {wanted}")
+    name = security.named("security.protocol")
+    return TlsError(f"broker {address} uses TLS on this port: set {name} to {_with_tls(security)}")
+
+
+def _with_tls(security: SecurityConfig) -> str:
+    return "SASL_SSL" if security.sasl else "SSL, or to SASL_SSL if it requires SASL, too"
 
 
 def closed_early(error: OSError, text: str, address: str, security: SecurityConfig, is_open: bool) -> KlogError:
@@ -28,7 +32,9 @@ def closed_early(error: OSError, text: str, address: str, security: SecurityConf
         refused = refusal(error, address, security.tls)
         if refused is not None:
             return refused
-    return HandshakeInterrupted(f"{text}; {_hint(security, is_open)}")
+    interrupted = HandshakeInterrupted(f"{text}; {_hint(security, is_open)}")
+    interrupted.is_by_broker = is_open
+    return interrupted
 
 
 def _hint(security: SecurityConfig, is_open: bool) -> str:
@@ -36,7 +42,7 @@ def _hint(security: SecurityConfig, is_open: bool) -> str:
     if is_open and security.sasl is None:
         return f"if it requires SASL on this port, set {name} to {'SASL_SSL' if security.tls else 'SASL_PLAINTEXT'}"
     if security.tls is None:
-        return f"if it uses TLS on this port, set {name} to {'SASL_SSL' if security.sasl else 'SSL'}"
+        return f"if it uses TLS on this port, set {name} to {_with_tls(security)}"
     if security.tls.chain is None:
         return f"it may require a client certificate: set {security.named('ssl.keystore.location')}"
     return f"it may refuse the certificate in {security.tls.chain.setting}: its log says why"
