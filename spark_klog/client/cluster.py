@@ -78,13 +78,15 @@ class Cluster(Connections):
             raise
         return cluster
 
-    def metadata(self, topics: Collection[str] | None, *, create: bool = False) -> dict[str, Message]:
+    def metadata(
+        self, topics: Collection[str] | None, *, create: bool = False, is_retried: bool = False
+    ) -> dict[str, Message]:
         """Fetch metadata of the topics (None: all topics), by name; unknown topics have their error code.
 
-        With `create`, brokers with auto.create.topics.enable create missing topics.
+        With `create`, brokers with auto.create.topics.enable create missing topics. `is_retried`: see `any_broker`.
         """
 
-        answer = self._metadata_with_brokers(lambda version: self.metadata_message(version, topics, create))
+        answer = self._metadata_with_brokers(lambda version: self.metadata_message(version, topics, create), is_retried)
         return self.learn(answer, topics)
 
     @staticmethod
@@ -115,12 +117,12 @@ class Cluster(Connections):
         found = {topic["name"]: topic for topic in answer["topics"]}
         return found if topics is None else {name: found[name] for name in topics if name in found}
 
-    def _metadata_with_brokers(self, request: Callable[[int], Message]) -> Message:
+    def _metadata_with_brokers(self, request: Callable[[int], Message], is_retried: bool) -> Message:
         """Fetch metadata, and retry while it names no broker: a broker that has just started knows none yet."""
         with self.within(self.config.request_timeout_ms) as deadline:
             backoff = Backoff(self.config, deadline, self._limit)
             while True:
-                answer = self.any_broker(METADATA, request)
+                answer = self.any_broker(METADATA, request, is_retried=is_retried)
                 check_code(METADATA, answer["error_code"], "metadata")
                 if answer["brokers"]:
                     return answer
@@ -154,10 +156,11 @@ class Cluster(Connections):
         """Note that the broker there did not answer: it is asked last."""
         self._silent.add(address)
 
-    def any_broker(self, api: Api, message: Callable[[int], Message]) -> Message:
+    def any_broker(self, api: Api, message: Callable[[int], Message], *, is_retried: bool = False) -> Message:
         """Send a request to any broker, see `candidates`. `message` makes the request for a version.
 
-        Raises what `Connection` raises, when request.timeout.ms is over.
+        Raises what `Connection` raises, when request.timeout.ms is over; with `is_retried` after each broker was asked
+        once, as the caller pauses and retries.
         """
         with self.within(self.config.request_timeout_ms) as deadline:
             # a cluster that was reached before may come back; otherwise the address is probably wrong
@@ -191,7 +194,7 @@ class Cluster(Connections):
                 if rounds == _INTERRUPTED_ROUNDS and not self._brokers:
                     raise HandshakeInterrupted("; ".join(failures))
                 failure = stranger or ConnectionFailed("; ".join(failures))
-                if self.none_answered():
+                if self.none_answered() or is_retried:
                     raise failure
                 backoff.pause(failure)
 

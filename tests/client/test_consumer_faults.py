@@ -73,5 +73,28 @@ def _run(seed: int) -> None:
                 assert values == _values(partition)[start[partition] :]
 
 
+def test_brokers_that_close_connections_are_asked_after_growing_pauses() -> None:
+    """Each poll waited for metadata for a second, with pauses of its own: it connected ten times a second for ever."""
+    with ScriptedCluster({"t": 1}) as brokers:
+        brokers.append("t", 0, [b"a"])
+        with Consumer({"bootstrap.servers": brokers.bootstrap_servers, "auto.offset.reset": "earliest"}) as consumer:
+            consumer.assign([("t", 0)])
+            while not consumer.poll(0.2):
+                pass
+            for api in ("ApiVersions", "Metadata", "Fetch"):
+                brokers.always(api, faults.dropped())
+            before = brokers.count("ApiVersions")
+            end = time.monotonic() + 2.5
+            while time.monotonic() < end:
+                assert not consumer.poll(0.1)
+            # pauses of 0.1 s, 0.2 s, 0.4 s, 0.8 s and 1 s, of records and of metadata
+            assert brokers.count("ApiVersions") - before <= 10
+            brokers.clear()
+            brokers.append("t", 0, [b"b"])
+            while not (records := consumer.poll(0.2)):
+                pass
+            assert [record.value for record in records] == [b"b"]
+
+
 def test_random_faults() -> None:
     faults.run_seeds(_run)

@@ -107,7 +107,8 @@ class Positions:
         self._refreshes += 1
         self._refresh_at = now + pause_seconds(self._config.client, self._refreshes)
         try:
-            found = self._cluster.metadata(self._assignment.topics(), create=self._config.allow_auto_create_topics)
+            creates = self._config.allow_auto_create_topics
+            found = self._cluster.metadata(self._assignment.topics(), create=creates, is_retried=True)
         except (ConnectionFailed, RequestTimedOut) as error:
             self._troubles.note("the cluster", error)
             for item in lacking:
