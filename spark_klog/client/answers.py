@@ -60,8 +60,8 @@ _ADVICE: dict[int, dict[ErrorCode, str]] = {
         "transaction.max.timeout.ms (15 minutes by default): lower the one or raise the other",
     },
     PRODUCE.key: {
-        ErrorCode.MESSAGE_TOO_LARGE: "the batch is larger than the topic's max.message.bytes: raise that, or lower "
-        "batch.size if each record is smaller",
+        ErrorCode.MESSAGE_TOO_LARGE: "the record, or the batch that a mirror copies, is larger than the topic's "
+        "max.message.bytes: raise that",
     },
     TXN_OFFSET_COMMIT.key: {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "the cluster has no such partition, check the topic's name and number",

@@ -214,6 +214,9 @@ def test_topics(server: Server, cluster: Cluster) -> None:
     assert failed.value.code == ErrorCode.TOPIC_ALREADY_EXISTS
     with pytest.raises(ProtocolError, match=rf"produce to {name}-0.*MESSAGE_TOO_LARGE"):
         _send(cluster, name, [(0, NOW, None, bytes(5000), ())])
+    many: list[Line] = [(number, NOW + number, b"k", b"%d" % number * 30, ()) for number in range(300)]
+    _send(cluster, name, many)  # one batch, which is split until its parts fit
+    assert _confluent_read(server.servers, name, len(many)) == many
     delete_topic(cluster, name)
     deadline = time.monotonic() + 20
     while name in list_topics(cluster):

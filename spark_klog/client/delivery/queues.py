@@ -20,9 +20,14 @@ _SLOW_SECONDS = 1.0
 
 
 class Batch:
-    """A finished batch; `deadline` is a reading of the sender's clock, `order` its place in the queue."""
+    """A finished batch; `deadline` is a reading of the sender's clock, `order` its place in the queue.
 
-    __slots__ = ("append_time", "base_offset", "count", "data", "deadline", "is_in_flight", "order", "receipt")
+    `first` is the place of its first record among those of its receipt, None if it must not be split.
+    """
+
+    __slots__ = (
+        *("append_time", "base_offset", "count", "data", "deadline", "first", "is_in_flight", "order", "receipt"),
+    )
 
     def __init__(self, data: bytes | bytearray, count: int, deadline: float, receipt: Receipt | None) -> None:
         self.data = data
@@ -30,6 +35,7 @@ class Batch:
         self.deadline = deadline
         self.is_in_flight = False
         self.receipt = receipt
+        self.first: int | None = 0
         self.order = 0
         self.base_offset = self.append_time = -1
 
@@ -44,7 +50,7 @@ class Queue:
 
     __slots__ = (
         *("added", "attempts", "batches", "confirmed", "failure", "in_flight", "in_flight_size", "is_open", "key"),
-        *("must_renumber", "node", "not_before", "numbering", "resent", "size"),
+        *("must_renumber", "node", "not_before", "numbering", "resent", "size", "splits"),
     )
 
     def __init__(self, key: TopicPartition, numbering: Numbering | None) -> None:
@@ -63,6 +69,8 @@ class Queue:
         self.attempts = 0
         #: How often the oldest batch was sent in vain.
         self.resent = 0
+        #: How often a batch was split.
+        self.splits = 0
         self.not_before = 0.0
         self.failure: Exception | None = None
 
@@ -75,6 +83,16 @@ class Queue:
         batch.order = self.added
         self.batches.append(batch)
         self.size += len(batch.data)
+
+    def replace_oldest(self, parts: list[Batch]) -> None:
+        """Put batches in the place of the oldest one, which is not in flight; they are sent alone at first."""
+        oldest = self.batches.popleft()
+        self.size += sum(len(part.data) for part in parts) - len(oldest.data)
+        for before, part in enumerate(reversed(parts)):
+            part.order = oldest.order - before  # unique: batches before the oldest are confirmed, in order
+            self.batches.appendleft(part)
+        self.splits += 1
+        self.is_open = False
 
     def next(self, now: float, most: int) -> Batch | None:
         """The batch to send next, None if it has to wait; `most` batches may be in flight, `now` is the time."""

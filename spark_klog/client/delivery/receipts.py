@@ -41,24 +41,44 @@ def fresh(error: KlogError) -> KlogError:
 
 
 class Receipt:
-    """The outcome of a batch, which its records' deliveries share. `finish` and `ask` are called under a lock."""
+    """The outcome of a batch, which its records' deliveries share. All but reading is done under a lock.
 
-    __slots__ = ("_callbacks", "append_time", "base_offset", "done", "error", "key")
+    A batch that was split is confirmed part by part, in order; records of parts confirmed before an error have none.
+    """
+
+    __slots__ = ("_callbacks", "_left", "_parts", "_written", "done", "error", "key")
 
     def __init__(self, key: TopicPartition) -> None:
         self.key = key
         self.done = threading.Event()
         self.error: KlogError | None = None
-        self.base_offset = self.append_time = -1
+        #: The first record of each confirmed part, its offset and append time.
+        self._parts: list[tuple[int, int, int]] = []
+        #: Parts that are not confirmed, and records that are.
+        self._left, self._written = 1, 0
         self._callbacks: deque[tuple[OnDelivery, int, int]] = deque()
 
     def ask(self, callback: OnDelivery, index: int, timestamp: int) -> None:
         """Have `callback` called for a record; `index` is its position in the batch."""
         self._callbacks.append((callback, index, timestamp))
 
-    def confirm(self, base_offset: int, append_time: int) -> None:
-        self.base_offset, self.append_time = base_offset, append_time
-        self.done.set()
+    def split(self) -> None:
+        """Note that one more part is to be confirmed."""
+        self._left += 1
+
+    def confirm(self, base_offset: int, append_time: int, part: tuple[int, int]) -> None:
+        """Confirm a part: its first record's position in the batch, and the number of its records."""
+        first, count = part
+        self._parts.append((first, base_offset, append_time))
+        self._left -= 1
+        self._written += count
+        if not self._left:
+            self.done.set()
+
+    @property
+    def base_offset(self) -> int:
+        """The offset of the first record, -1 if it is not known."""
+        return self._parts[0][1] if self._parts else -1
 
     def fail(self, error: KlogError) -> None:
         if not self.done.is_set():
@@ -70,16 +90,22 @@ class Receipt:
         """Whether there are callbacks to call."""
         return bool(self._callbacks)
 
+    def error_of(self, index: int) -> KlogError | None:
+        """The error of a record, if it failed."""
+        return None if index < self._written else self.error
+
     def metadata(self, index: int, timestamp: int) -> RecordMetadata:
-        offset = self.base_offset + index if self.base_offset >= 0 else -1
-        return RecordMetadata(*self.key, offset, self.append_time if self.append_time >= 0 else timestamp)
+        first, base, append_time = next(part for part in reversed(self._parts) if part[0] <= index)
+        offset = base + index - first if base >= 0 else -1
+        return RecordMetadata(*self.key, offset, append_time if append_time >= 0 else timestamp)
 
     def call_next(self) -> None:
         """Call the first callback; an error that it raises is logged."""
         callback, index, timestamp = self._callbacks.popleft()
         try:
-            if self.error is not None:
-                callback(self.error, None)
+            error = self.error_of(index)
+            if error is not None:
+                callback(error, None)
             else:
                 callback(None, self.metadata(index, timestamp))
         except Exception:
@@ -103,8 +129,10 @@ class Receipts:
         self._open.add(receipt)
         return receipt
 
-    def confirm(self, receipt: Receipt, base_offset: int, append_time: int) -> None:
-        receipt.confirm(base_offset, append_time)
+    def confirm(self, receipt: Receipt, base_offset: int, append_time: int, part: tuple[int, int]) -> None:
+        receipt.confirm(base_offset, append_time, part)
+        if not receipt.done.is_set():
+            return
         self._open.discard(receipt)
         if receipt.is_asked:
             self._completed.append(receipt)
@@ -191,8 +219,14 @@ class Delivery:
         """Wait like `result`, and return the record's error, None if it is confirmed."""
         if not self._receipt.done.wait(timeout):
             raise DeliveryPending(*self._receipt.key, timeout or 0.0)
-        return self._receipt.error
+        return self._receipt.error_of(self._index)
 
     def __repr__(self) -> str:
-        state = "failed" if self.done() and self._receipt.error else "confirmed" if self.done() else "pending"
+        state = (
+            "failed"
+            if self.done() and self._receipt.error_of(self._index)
+            else "confirmed"
+            if self.done()
+            else "pending"
+        )
         return f"<Delivery to {self.topic}-{self.partition}, {state}>"

@@ -12,6 +12,7 @@ sender handles responses in the order of the requests, partition by partition:
     UNKNOWN_PRODUCER_ID                     if an earlier batch of the partition is unconfirmed: retried after it;
                                             else renumbered from 0 in the next epoch and retried (KIP-360); final if
                                             the batch has no number or is in a transaction
+    MESSAGE_TOO_LARGE                       if the batch has several records: split and sent again (see `splitting`)
     any other error                         final: the producer fails
 
 Errors after which a batch is retried are final once it was sent again `retries` times.
@@ -41,6 +42,7 @@ from spark_klog.client.delivery.producer_id import ProducerIds
 from spark_klog.client.delivery.queues import Batch, CallClock, Queue, Request, expired, next_batches
 from spark_klog.client.delivery.receipts import Receipt, Receipts, fresh
 from spark_klog.client.delivery.retries import UNREACHABLE, Retries
+from spark_klog.client.delivery.splitting import split
 from spark_klog.client.delivery.transactions import Transactions
 from spark_klog.client.network.connection import Connection
 from spark_klog.client.network.readiness import wait_until_ready
@@ -127,7 +129,8 @@ class Sender:
     def add_batch(self, key: TopicPartition, batch: bytearray, count: int, receipt: Receipt | None = None) -> None:
         """Queue a batch of magic 2 of another log: its header becomes this producer's, its records stay as they are.
 
-        `count` is the number of its records, whose offset deltas must be 0, 1, 2 and so on. Else like `add`.
+        `count` is the number of its records, whose offset deltas must be 0, 1, 2 and so on. It is never split, so that
+        these are its offsets in the log, too. Else like `add`.
         """
         with self.whole(key):
             numbering = self._admit(key, count).numbering
@@ -135,7 +138,7 @@ class Sender:
             if numbering is not None:
                 producer = numbering.producer_id, numbering.epoch, numbering.take(count)
             set_produced(memoryview(batch), *producer, is_transactional=self._transactions is not None)
-            self._add(key, batch, count, receipt)
+            self._add(key, batch, count, receipt, is_whole=True)
 
     def whole(self, key: TopicPartition) -> AbstractContextManager[None]:
         """Fail if an interrupt (Ctrl-C) ends the block: records or a sequence would be missing without any error."""
@@ -164,9 +167,20 @@ class Sender:
             queue = self._queues[key] = self._new_queue(key)
         return queue
 
-    def _add(self, key: TopicPartition, data: bytes | bytearray, count: int, receipt: Receipt | None) -> None:
+    def _add(
+        self,
+        key: TopicPartition,
+        data: bytes | bytearray,
+        count: int,
+        receipt: Receipt | None,
+        *,
+        is_whole: bool = False,
+    ) -> None:
         deadline = self._clock.now() + self._config.delivery_timeout_ms / 1000
-        self._queues[key].add(Batch(data, count, deadline, receipt))
+        batch = Batch(data, count, deadline, receipt)
+        if is_whole:
+            batch.first = None
+        self._queues[key].add(batch)
         self._bytes += len(data)
 
     def make_room(self, until: float = math.inf) -> None:
@@ -386,8 +400,12 @@ class Sender:
             return None
         reason = f" ({entry['error_message']})" if entry["error_message"] else ""
         error = answer_error(PRODUCE, code, f"produce to {queue.name}{reason}")
-        if (error.retriable or code in _RENUMBERED) and batch is not queue.batches[0]:
+        must_split = code == ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1 and batch.first is not None
+        if (error.retriable or code in _RENUMBERED or must_split) and batch is not queue.batches[0]:
             queue.is_open = False  # an earlier batch has failed: both are sent again, and it counts the attempt
+            return None
+        if must_split:
+            self._split(queue)
             return None
         if code in _RENUMBERED and queue.numbering is not None and self._transactions is None:
             queue.must_renumber = True
@@ -397,13 +415,24 @@ class Sender:
             return error
         return self._retries.resend([queue], error)
 
+    def _split(self, queue: Queue) -> None:
+        batch = queue.batches[0]
+        parts = split(batch, self._config)
+        queue.replace_oldest(parts)
+        self._bytes += sum(len(part.data) for part in parts) - len(batch.data)
+        # a warning at the first batch, then seldom: if batch.size is too large, each batch is split
+        level = logging.INFO if queue.splits & (queue.splits - 1) else logging.WARNING
+        hint = "lower batch.size below the topic's max.message.bytes to avoid that"
+        _log.log(level, "a batch of %d records for %s is too large and is split: %s", batch.count, queue.name, hint)
+
     def _confirm(self, queue: Queue, batch: Batch, base_offset: int = -1, append_time: int = -1) -> None:
         batch.base_offset, batch.append_time = base_offset, append_time
         self._bytes -= len(batch.data)
         self.unconfirmed -= batch.count
         for confirmed in queue.confirm(batch):
             if confirmed.receipt is not None:
-                self.receipts.confirm(confirmed.receipt, confirmed.base_offset, confirmed.append_time)
+                part = confirmed.first or 0, confirmed.count
+                self.receipts.confirm(confirmed.receipt, confirmed.base_offset, confirmed.append_time, part)
 
     def _expire(self) -> None:
         for queue in self._queues.values():

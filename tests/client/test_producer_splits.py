@@ -1,0 +1,108 @@
+"""Batches that are larger than the broker takes are split and sent again, in order, once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from spark_klog.client import Producer
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.delivery.sender import Sender
+from spark_klog.errors import ErrorCode, ProtocolError
+from tests.support.faults import error, lost
+from tests.support.kafka_python_wire import Message, make_records
+from tests.support.scripted_broker import ScriptedCluster
+from tests.support.sound_brokers import NOW
+
+LIMIT = 1000
+SETTINGS = {"linger.ms": "600000", "retry.backoff.ms": "1"}
+
+
+class Brokers(ScriptedCluster):
+    """They refuse batches of more than LIMIT bytes."""
+
+    def _on_Produce(self, node: int, asked: Message, is_applied: bool) -> Message | None:
+        taken, refused = [], []
+        for topic in asked["topic_data"]:
+            for data in topic["partition_data"]:
+                (refused if len(data["records"]) > LIMIT else taken).append(
+                    {"name": topic["name"], "partition_data": [data]}
+                )
+        answer = super()._on_Produce(node, asked | {"topic_data": taken}, is_applied)
+        for topic in refused if answer is not None else ():
+            entry = {"index": topic["partition_data"][0]["index"], "error_code": ErrorCode.MESSAGE_TOO_LARGE}
+            answer["responses"].append({"name": topic["name"], "partition_responses": [entry | {"base_offset": -1}]})
+        return answer
+
+
+@pytest.fixture
+def brokers() -> Iterator[Brokers]:
+    with Brokers({"t": 2}) as running:
+        yield running
+
+
+def _settings(brokers: ScriptedCluster, **more: str) -> dict[str, str]:
+    return (
+        {"bootstrap.servers": brokers.bootstrap_servers} | SETTINGS | {k.replace("_", "."): v for k, v in more.items()}
+    )
+
+
+@pytest.mark.parametrize("idempotence", ["true", "false"])
+@pytest.mark.parametrize("codec", ["none", "gzip"])
+def test_many_batches_in_flight(brokers: Brokers, idempotence: str, codec: str) -> None:
+    """Some fit, others don't; each record is written once, in order, and each delivery has the offset of its record."""
+    draw = random.Random(7)
+    values = [[draw.randbytes(draw.choice([1, 30, 900])) for _ in range(150)] for _ in range(2)]
+    told: list[list[int]] = [[], []]
+    settings = _settings(brokers, enable_idempotence=idempotence, batch_size="3000", compression_type=codec)
+    with Producer(settings) as producer:
+        brokers.on("Produce", error(ErrorCode.NOT_LEADER_OR_FOLLOWER), lost() if idempotence == "true" else error(6))
+        deliveries = [
+            [
+                producer.send("t", value, partition=partition, on_delivery=lambda _, at, to=to: to.append(at.offset))  # type: ignore[union-attr,misc]
+                for value in values[partition]
+            ]
+            for partition, to in enumerate(told)
+        ]
+        producer.flush()
+        offsets = [[delivery.result(0).offset for delivery in some] for some in deliveries]
+    for partition in range(2):
+        assert brokers.values("t", partition) == values[partition]
+        assert offsets[partition] == told[partition] == list(range(150))
+
+
+def test_rows_of_arrow_in_a_transaction(brokers: Brokers) -> None:
+    with Producer(_settings(brokers, transactional_id="x")) as producer:
+        producer.init_transactions()
+        for number in range(2):
+            producer.begin_transaction()
+            values = [b"%d %d " % (number, row) * 10 for row in range(200)]
+            producer.send_arrow(pa.table({"value": values, "partition": [0] * 200}), "t")
+            producer.commit_transaction()
+            assert brokers.values("t", 0)[200 * number :] == values
+
+
+def test_a_single_record_is_refused_and_those_before_it_are_confirmed(brokers: Brokers) -> None:
+    with Producer(_settings(brokers)) as producer:
+        deliveries = [producer.send("t", value, partition=0) for value in (b"0", b"1", bytes(LIMIT), b"3")]
+        with pytest.raises(ProtocolError, match=r"MESSAGE_TOO_LARGE.*max\.message\.bytes: raise that"):
+            producer.flush()
+        assert [delivery.result(0).offset for delivery in deliveries[:2]] == [0, 1]
+        for delivery in deliveries[2:]:
+            with pytest.raises(ProtocolError):
+                delivery.result(0)
+        producer.abort()
+    assert brokers.values("t", 0) == [b"0", b"1"]
+
+
+def test_a_batch_of_another_log_is_not_split(brokers: Brokers) -> None:
+    """Its offsets are noted by a mirror: other producers' records must not come between."""
+    with Cluster.connect(_settings(brokers)) as cluster:
+        sender = Sender(cluster)
+        sender.add_batch(("t", 0), bytearray(make_records(2, [bytes(600)] * 2, NOW)), 2)
+        with pytest.raises(ProtocolError, match="MESSAGE_TOO_LARGE"):
+            sender.flush()
+    assert brokers.values("t", 0) == []
