@@ -28,9 +28,12 @@ from spark_klog.load.journal.model import (
 )
 from spark_klog.load.journal.store import Store, to_json
 from spark_klog.load.tasks.task import cut
+from spark_klog.spark.planning.ranges import DELETED, RECREATED, RETENTION, TRUNCATED
 
 _log = logging.getLogger(__name__)
 Key = tuple[str, int]
+#: Causes of gaps: the offsets are no longer in the log.
+_LOST = {DELETED, RECREATED, RETENTION, TRUNCATED}
 
 
 def check_results(store: Store, run: int, task: int, ranges: Sequence[Range], results: Sequence[RangeResult]) -> None:
@@ -124,10 +127,14 @@ def make_manifest(
 
 
 def _whole(kept: list[RangeResult], replaces: Sequence[RangeResult]) -> list[RangeResult]:
-    """Results without those of ranges that end inside one that is replaced."""
+    """Results up to the first range to be replaced that they do not have as a whole.
+
+    They end inside it, or the log has lost some of it since the plan was made: only the old files have these records.
+    """
     until = kept[-1].until
     for old in replaces:
-        if old.start < until < old.until:
+        has_lost = any(item.gaps.keys() & _LOST for item in kept if old.start <= item.start < old.until)
+        if old.start < until and (until < old.until or has_lost):
             until = old.start
     return [item if item.until <= until else cut(item, until) for item in kept]
 

@@ -257,6 +257,29 @@ def test_what_the_log_has_no_more_stays(cluster: EmbeddedCluster, topic: str, tm
     assert by_duckdb(tmp_path) == expected(topic, {0: 60, 1: 60})
 
 
+@pytest.mark.parametrize("recreated", [True, False])
+def test_what_the_log_has_lost_since_a_kill_stays(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, recreated: bool
+) -> None:
+    """A run that loads again was killed when it had its plan; the one that finishes it finds other logs."""
+    servers = cluster.bootstrap_servers
+    _runs(servers, topic, tmp_path)
+    before = by_duckdb(tmp_path)
+    with pytest.raises(Killed), failing(LocalStore, -1, _die):
+        run(servers, tmp_path, topic, start=AtRun(1))
+    assert status(str(tmp_path)).unfinished
+    if recreated:
+        delete_topic(servers, topic)
+        create_topic(servers, topic, 2)
+    else:
+        delete_records(servers, topic, {0: 25})
+    run(servers, tmp_path, topic, fail_on_loss=False)
+    assert by_duckdb(tmp_path) == before
+    assert [item.what for item in status(str(tmp_path)).findings if "lost" not in item.what] == []
+    run(servers, tmp_path, topic, start=AtRun(1), fail_on_loss=False)
+    assert by_duckdb(tmp_path) == before
+
+
 def test_a_topic_that_was_created_again(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
     """The files of the old topic stay: nobody else has its records."""
     servers = cluster.bootstrap_servers
