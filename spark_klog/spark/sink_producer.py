@@ -61,18 +61,21 @@ class SinkProducer:
         if not names:
             return
         missing = self._missing(names)
-        if create_partitions is not None:
-            self._create(missing, create_partitions)
-            missing = []
-        deadline, attempts = time.monotonic() + _GRACE, 0
+        seconds = _GRACE if create_partitions is None else self._cluster.config.request_timeout_ms / 1000
+        deadline, attempts = time.monotonic() + seconds, 0
         while missing and time.monotonic() < deadline:
+            if attempts:
+                time.sleep(pause_seconds(self._cluster.config, attempts))
             attempts += 1
-            time.sleep(pause_seconds(self._cluster.config, attempts))
+            if create_partitions is not None:
+                self._create(missing, create_partitions)
             missing = self._missing(missing)
         if missing:
+            hint = "option createTopics=PARTITIONS creates topics"
+            if create_partitions is not None:
+                hint = f"not there {seconds:g} s after it was created: is a topic of this name being deleted?"
             what = f"topic{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
-            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            raise answer_error(METADATA, code, f"{what} (option createTopics=PARTITIONS creates topics)")
+            raise answer_error(METADATA, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{what} ({hint})")
         self._known.update(names)
 
     def _missing(self, names: list[str]) -> list[str]:
@@ -80,10 +83,13 @@ class SinkProducer:
         return [name for name in names if name not in found]
 
     def _create(self, names: list[str], partitions: int) -> None:
-        """Create topics with the brokers' default.replication.factor."""
+        """Create topics with the brokers' default.replication.factor.
+
+        Kafka answers TOPIC_ALREADY_EXISTS also while it deletes a topic that it no longer tells clients about.
+        """
         outcomes = Admin(self._cluster).create_topics([NewTopic(name, partitions) for name in names])
         for error in outcomes.failures.values():
-            # else another task has created the topic
+            # else another task has created the topic, or it will have to be created later
             if not isinstance(error, ProtocolError) or error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
                 raise error
 

@@ -19,6 +19,7 @@ from kafka import KafkaAdminClient, TopicPartition
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
+from spark_klog.broker.faults import ErrorAnswer, Fault
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, ErrorCode, InvalidRecords, KlogError, ProtocolError
 from spark_klog.spark import producer_cache, sink
@@ -252,6 +253,20 @@ def test_a_row_that_is_no_record_is_counted_from_the_tasks_first(columns: dict[s
         with pytest.raises(InvalidRecords, match=f"^{told}") as failed:
             sink.BatchQueryWriter(options, SCHEMA).write(map(pa.record_batch, batches))
         assert failed.value.row == 4
+
+
+def test_a_topic_that_is_still_being_deleted_is_created_as_the_option_says(
+    make_cluster: Callable[..., EmbeddedCluster], topic: str
+) -> None:
+    """CreateTopics says for a while that it exists; a look-up by the producer would have it auto-created."""
+    cluster = make_cluster(faults=[Fault(ErrorAnswer("TOPIC_ALREADY_EXISTS"), api="CreateTopics", count=2)])
+    servers = cluster.bootstrap_servers
+    with PRODUCERS.borrow({"bootstrap.servers": servers, "retry.backoff.ms": "1"}) as producer:
+        producer.send_arrow(pa.record_batch({"value": [b"v"]}), topic, 3, 0)
+    assert all(cluster.faults_fired().values())
+    found = AdminClient({"bootstrap.servers": servers}).list_topics(topic, timeout=30).topics[topic]
+    assert len(found.partitions) == 3
+    assert [record.value for record in consume(servers, topic)] == [b"v"]
 
 
 def test_a_task_asks_for_metadata_once_and_of_the_topics_of_the_task_before() -> None:
