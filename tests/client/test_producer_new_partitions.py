@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from spark_klog.client import Admin, Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, ConnectionFailed
+from spark_klog.protocol.apis import METADATA
 from tests.support.model_cluster import ModelCluster
 
 ALWAYS = {"metadata.max.age.ms": "1"}
@@ -93,6 +95,31 @@ def test_fewer_partitions_of_a_topic_made_anew() -> None:
             brokers.topics["t"] = 1
             wait_until(lambda: producer.partitions("t") == 1)
             assert [producer.send("t", b"after").partition for _ in range(3)] == [0, 0, 0]
+
+
+def test_an_answer_that_comes_after_a_newer_one() -> None:
+    """`send` asks without waiting; the calls that wait for their answer see later metadata."""
+    asked, may_answer = threading.Event(), threading.Event()
+    with ModelCluster(1, {"t": 3}) as brokers:
+        answer = brokers.answer
+
+        def late(node: int, key: int, version: int, message: Any) -> Any:
+            found = answer(node, key, version, message)
+            if key == METADATA.key:
+                asked.set()
+                assert may_answer.wait(60)
+            return found
+
+        with Producer({"bootstrap.servers": brokers.servers, **ALWAYS}) as producer:
+            producer.send("t", b"first").result(60)
+            brokers.answer = late  # type: ignore[method-assign]
+            while not asked.is_set():
+                producer.send("t", b"asks")
+            may_answer.set()
+            brokers.add_partitions("t", 1)
+            assert producer.partitions("t") == 4
+            producer.send("t", b"new", partition=3)
+        assert brokers.log["t", 3] == [b"new"]
 
 
 def test_at_our_broker() -> None:

@@ -67,6 +67,8 @@ class PartitionCounts:
         if self._renewal is None and time.monotonic() < self._old_at:
             return False
         self._refreshed.clear()
+        if wait:
+            self._drop_renewal()
         try:
             with self._cluster.within(_RENEWAL_MS):
                 found = self._cluster.metadata(self._known) if wait else self._renewal_step()
@@ -91,8 +93,15 @@ class PartitionCounts:
             self._renewal = request
         return found
 
+    def _drop_renewal(self) -> None:
+        """Forget a request in flight: its answer may be older than one that is asked for now."""
+        if self._renewal is not None:
+            self._renewal.cancel()
+            self._renewal = None
+
     def refresh(self) -> bool:
         """As `Producer.refresh`."""
+        self._drop_renewal()
         cluster_id = self._cluster.cluster_id
         topics = list(self._known)
         self._known.clear()
