@@ -6,7 +6,9 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from spark_klog.client.security.sasl.mechanisms import OAuthBearer
 from spark_klog.client.security.sasl.tokens import token_of
 from spark_klog.client.security.settings.config import OAuthConfig
 from spark_klog.errors import KlogError, SaslError
+from tests.support.certificates import make_certificates
 from tests.support.token_server import TokenServer
 
 
@@ -45,6 +48,18 @@ def test_a_redirect_gets_no_secret() -> None:
         finally:
             server.shutdown()
             server.server_close()
+
+
+def test_an_endpoint_with_an_authority_of_its_own(tmp_path: Path) -> None:
+    """One that openssl makes by default, without the key usage that Python's default wants since 3.13."""
+    certificates = make_certificates(tmp_path)
+    with TokenServer(certificates=certificates) as server:
+        config = OAuthConfig(server.url, client_id=server.client_id, client_secret=server.secret)
+        with pytest.raises(SaslError, match=r"is not trusted: .*; set https\.ca\.location to"):
+            token_of(config, "127.0.0.1", time.monotonic() + 20, str)
+        config = replace(config, ca=str(certificates.ca))
+        assert token_of(config, "127.0.0.1", time.monotonic() + 20, str).value
+        assert server.given == 1
 
 
 def _answered(answer: bytes, byte_seconds: float = 0.0) -> KlogError:

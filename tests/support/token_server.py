@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 import time
 from base64 import b64decode, urlsafe_b64encode
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from .certificates import KEY_PASSWORD, Certificates
 from .kafka import HOST
 
 
@@ -24,11 +26,14 @@ def unsigned_token(user: str, lifetime: float = 3600.0) -> str:
 
 
 class TokenServer:
-    """A server that gives tokens of `lifetime` seconds to the client `client_id` with `secret`, and counts them."""
+    """A server that gives tokens of `lifetime` seconds to the client `client_id` with `secret`, and counts them.
+
+    With `certificates` it takes TLS.
+    """
 
     client_id, secret = "klog-client", "client:secret/1"
 
-    def __init__(self, lifetime: float = 3600.0) -> None:
+    def __init__(self, lifetime: float = 3600.0, certificates: Certificates | None = None) -> None:
         self.given = 0
         self.lifetime = lifetime
         server = self
@@ -55,11 +60,16 @@ class TokenServer:
                 pass
 
         self._server = ThreadingHTTPServer((HOST, 0), Handler)
+        self._scheme = "http" if certificates is None else "https"
+        if certificates is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificates.server, password=KEY_PASSWORD)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self._server.server_address[1]}/token"
+        return f"{self._scheme}://{HOST}:{self._server.server_address[1]}/token"
 
     def __enter__(self) -> TokenServer:
         return self
