@@ -28,7 +28,7 @@ from spark_klog.errors import ConfigError
 from spark_klog.protocol.apis import API_VERSIONS, METADATA, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from spark_klog.protocol.codec import encode_request
 from tests.support.broker import KlogBroker, broker_command, refusal
-from tests.support.certificates import KEY_PASSWORD, Certificates, make_certificates
+from tests.support.certificates import KEY_PASSWORD, Certificates, make_certificates, trusting
 from tests.support.kafka import HOST, free_port, kafka_libs
 from tests.support.raw_client import CLIENT_ID, RawClient
 from tests.support.secure_broker import PASSWORDS, SecureBroker, add_user
@@ -166,8 +166,7 @@ def test_a_client_that_trusts_another_signer(broker: SecureBroker, tmp_path: Pat
 
 
 def test_old_tls_is_refused(broker: SecureBroker) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(broker.certificates.ca)
+    context = trusting(broker.certificates.ca)
     for version, accepted in (("TLSv1.2", True), ("TLSv1.3", True)):
         context.minimum_version = context.maximum_version = ssl.TLSVersion[version.replace(".", "_")]
         with socket.create_connection((HOST, broker.ports["SSL"])) as plain:

@@ -19,7 +19,7 @@ from spark_klog.protocol.apis import FETCH, METADATA, PRODUCE
 from spark_klog.protocol.codec import encode_request
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
-from tests.support.certificates import make_certificates
+from tests.support.certificates import make_certificates, trusting
 from tests.support.kafka import HOST
 from tests.support.raw_client import CLIENT_ID, RawClient
 from tests.support.secure_broker import SecureBroker
@@ -88,7 +88,7 @@ def test_a_thousand_silent_connections(tmp_path: Path, topic: str) -> None:
 def test_a_tls_handshake_that_stops_half_way(tmp_path: Path) -> None:
     certificates = make_certificates(tmp_path / "certificates")
     with SecureBroker(tmp_path, certificates, settings={"authentication.timeout.ms": "500"}) as broker:
-        context = ssl.create_default_context(cafile=str(certificates.ca))
+        context = trusting(certificates.ca)
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         half = context.wrap_bio(incoming, outgoing, server_hostname=HOST)
         with pytest.raises(ssl.SSLWantReadError):
@@ -145,7 +145,7 @@ def test_a_client_that_does_not_read(tmp_path: Path, topic: str) -> None:
         fetch = {"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 50 * MIB}
         fetch |= {"topics": [{"topic": topic, "partitions": [partition]}]}
         frame = encode_request(FETCH, 11, 7, CLIENT_ID, fetch).to_bytes()
-        context = ssl.create_default_context(cafile=str(certificates.ca))
+        context = trusting(certificates.ca)
         before = broker.rss_bytes()
         for protocol in ("PLAINTEXT", "SSL"):
             plain = socket.create_connection((HOST, broker.ports[protocol]), 20)

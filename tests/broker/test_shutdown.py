@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import ssl
 import subprocess
 import threading
 import time
@@ -18,7 +17,7 @@ from spark_klog.protocol.apis import DESCRIBE_GROUPS, FETCH, JOIN_GROUP, PRODUCE
 from spark_klog.protocol.codec import decode_response, encode_request
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker, broker_command
-from tests.support.certificates import make_certificates
+from tests.support.certificates import make_certificates, trusting
 from tests.support.kafka import HOST, free_port
 from tests.support.raw_client import RawClient
 from tests.support.secure_broker import SecureBroker
@@ -109,7 +108,7 @@ def test_under_load_nothing_acknowledged_is_lost_and_the_next_start_is_clean(ser
 def test_tls_clients_that_do_not_read_hold_up_no_stop(server_dir: Path) -> None:
     """Such a client never agrees to close TLS; asyncio's transport breaks if it is closed again meanwhile."""
     with SecureBroker(server_dir, make_certificates(server_dir / "certificates")) as broker:
-        context = ssl.create_default_context(cafile=broker.certificates.ca)
+        context = trusting(broker.certificates.ca)
         context.check_hostname = False
         raw = socket.create_connection((HOST, broker.ports["SSL"]), 20)
         with context.wrap_socket(raw) as silent, socket.create_connection((HOST, broker.ports["SSL"]), 20):

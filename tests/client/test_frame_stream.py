@@ -16,7 +16,7 @@ import pytest
 
 from spark_klog.client.network.frame_stream import FrameStream
 from spark_klog.client.security.tls.sockets import TlsSocket
-from tests.support.certificates import KEY_PASSWORD, make_certificates
+from tests.support.certificates import KEY_PASSWORD, make_certificates, trusting
 
 _SECONDS = 60.0
 _SIZE = struct.Struct(">i")
@@ -26,7 +26,7 @@ _SIZE = struct.Struct(">i")
 def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """Of a client and a server."""
     made = make_certificates(tmp_path_factory.mktemp("certificates"))
-    client, server = ssl.create_default_context(cafile=made.ca), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    client, server = trusting(made.ca), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client.sslsocket_class = TlsSocket
     server.load_cert_chain(made.server, password=KEY_PASSWORD)
     return client, server

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,3 +43,10 @@ def make_certificates(folder: Path, *, expired: bool = False) -> Certificates:
         made[name] = folder / f"{name}.pem"
         made[name].write_text(key.read_text() + certificate.read_text() + ca.read_text())
     return Certificates(ca, made["server"], made["client"])
+
+
+def trusting(ca: Path) -> ssl.SSLContext:
+    """A client's context. `ssl.create_default_context` refuses from Python 3.13 on what openssl makes by default."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(ca)
+    return context
