@@ -330,6 +330,5 @@ def test_answers_that_are_lost_and_errors_that_pass_write_no_row_twice(spark: Sp
         there = consume(servers, topic)
     assert Counter(record.value for record in there) == {b"%0100d" % n: 1 for n in range(20_000)}
     placed = Counter(record.partition for record in there)
-    # not even: a partition gets no rows while its leader is looked for
+    # how even they are depends on time: a partition gets no rows while its leader is looked for
     assert len(placed) == 4, placed
-    assert max(placed.values()) < 2 * min(placed.values()), placed
