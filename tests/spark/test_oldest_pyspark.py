@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,3 +120,16 @@ def test_all_modules_compile_and_the_broker_starts(tmp_path: Path) -> None:
 )
 def test_lower_bounds(requirement: str, bound: str) -> None:
     assert pyspark_versions.lower_bound(requirement) == bound
+
+
+def test_pairs_whose_python_is_not_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has a pyspark which no other pair has takes the tests' Python; the others are left out, and named."""
+    monkeypatch.setattr(pyspark_versions, "_on_machine", lambda version: None)
+    monkeypatch.setattr(pyspark_versions, "_environment", lambda name, python, packages: (packages[0], python))
+    ours = sys.executable
+    found = [("pyspark==4.2.1", ours), ("pyspark==4.3.0", ours)], ["pyspark-4.3.0-python3.14"]
+    assert pyspark_versions.newer() == found
+    monkeypatch.setattr(pyspark_versions, "_on_machine", lambda version: f"/usr/bin/python{version}")
+    pythons, left_out = pyspark_versions.newer()
+    assert pythons[-1] == ("pyspark==4.3.0", "/usr/bin/python3.14")
+    assert left_out == []

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 #: The newest version whose Kafka connector Maven has.
 WITH_CONNECTOR = "4.1.1"
 #: Pythons and pysparks of `make matrix`, beside the oldest pair and the one with Spark's connector.
-_NEWER = (("3.12", "4.2.1"), ("3.13", "4.3.0"))
+_NEWER = (("3.12", "4.2.1"), ("3.13", "4.3.0"), ("3.14", "4.3.0"))
 _ATTEMPTS = 5
 _FIRST_PAUSE_SECONDS = 2.0
 _INSTALL_SECONDS = 900
@@ -36,32 +36,46 @@ def with_connector() -> Path:
     return _environment(f"pyspark-{WITH_CONNECTOR}-klog", sys.executable, _with_pyspark(WITH_CONNECTOR))
 
 
-def newer() -> list[Path]:
-    """Pythons of the newer versions of pyspark, with the newest of the other dependencies."""
-    found = []
+def newer() -> tuple[list[Path], list[str]]:
+    """Pythons of the newer versions of pyspark, with the newest of the other dependencies; names of the pairs left out.
+
+    A pair is left out if its Python is not on this machine and another pair has its pyspark: with another Python it
+    would show nothing new.
+    """
+    found, left_out, pysparks = [], [], set[str]()
     for version, pyspark in _NEWER:
-        python = _interpreter(version)
+        python = _on_machine(version)
+        if not python and pyspark in pysparks:
+            left_out.append(f"pyspark-{pyspark}-python{version}")
+            continue
+        pysparks.add(pyspark)
+        python = python or _stand_in(version)
         found.append(_environment(f"pyspark-{pyspark}-{Path(python).name}", python, _with_pyspark(pyspark)))
-    return found
+    return found, left_out
 
 
 def oldest() -> Path:
     """The oldest Python that is here, with the lower bound of each dependency in pyproject.toml."""
-    python = _interpreter("3.10")
+    python = _on_machine("3.10") or _stand_in("3.10")
     versions = [lower_bound(text) for text in _dependencies()]
     name = "-".join(re.findall(r"pyspark\S*==([\d.]+)", " ".join(versions))).rstrip(".")
     return _environment(f"oldest-{name}-{Path(python).name}", python, versions)
 
 
-def _interpreter(version: str) -> str:
-    """The path of this Python, on PATH or of pyenv; of the one that runs the tests if it is not on the machine."""
+def _on_machine(version: str) -> str | None:
+    """The path of this Python, on PATH or of pyenv."""
     name = f"python{version}"
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     for python in filter(None, [shutil.which(name), *map(str, pyenv.glob(f"versions/{version}.*/bin/{name}"))]):
         # a shim of pyenv for a Python that is not chosen fails
         if not subprocess.run([python, "--version"], capture_output=True, check=False).returncode:
             return python
-    log.warning("%s is not on this machine: %s takes its place", name, sys.executable)
+    return None
+
+
+def _stand_in(version: str) -> str:
+    """The Python that runs the tests, for one that is not on this machine."""
+    log.warning("python%s is not on this machine: %s takes its place", version, sys.executable)
     return sys.executable
 
 
