@@ -389,8 +389,8 @@ def test_read_committed(server: Server) -> None:
     producers[0].produce(topic, b"open", partition=0)
     producers[0].flush(20)
     with server.connect() as cluster, server.connect(isolation_level="read_committed") as careful:
-        assert offset_range(cluster, topic, 0)[1] == end + 1
-        assert offset_range(careful, topic, 0)[1] == end
+        assert offset_range(cluster, topic, 0)[1] == offset_range(careful, topic, 0)[1] == end + 1
+        assert list_offsets(careful, {(topic, 0): LATEST}) == {(topic, 0): end}
     producers[0].abort_transaction(30)
 
 

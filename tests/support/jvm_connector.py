@@ -19,7 +19,7 @@ _ARTIFACTS = (
     "org.apache.commons:commons-pool2:2.12.0",
     "org.apache.kafka:kafka-clients:3.9.1",
 )
-_READ_SECONDS = 300
+_READ_SECONDS = 900
 _STOP_SECONDS = 30
 
 

@@ -32,7 +32,7 @@ RECORDS_A_BATCH = 30
 #: More than are copied between the kills.
 RECORDS = 3000 * KILLS
 _PROGRAM = Path(__file__).with_name("copy_program.py")
-_SECONDS = 240.0
+_SECONDS = 600.0
 #: A killed worker may end its run, and so the next one.
 _STARTS = 5
 _BROKER = "broker"

@@ -18,7 +18,7 @@ from tests.spark.support import Sent, create_topic, error_of, produce, set_topic
 
 from .support import PARTITIONS, fill, once, read
 
-_SECONDS = 300
+_SECONDS = 500
 
 
 def start(
