@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_klog.columns.encode import PartitionEncoder
-from spark_klog.columns.rows import check_columns, check_rows, record_rows
+from spark_klog.columns.rows import check_columns, check_rows, record_rows, topic_names
 from spark_klog.columns.sizes import check_sizes
 from spark_klog.records.contract import RecordColumns
 from spark_klog.records.partitioning import Partitioning
@@ -20,8 +19,8 @@ def topics_of(rows: pa.Table | pa.RecordBatch, topic: str | None) -> list[str]:
     _check_columns(rows, topic)
     if topic is not None:
         return [topic] if rows.num_rows else []
-    names = (pc.unique(batch.column("topic")).to_pylist() for _, batch in record_rows(rows.select(["topic"])))
-    return [name for name in dict.fromkeys(chain.from_iterable(names)) if name is not None]
+    names = (topic_names(batch.column("topic"), first) for first, batch in record_rows(rows.select(["topic"])))
+    return list(dict.fromkeys(chain.from_iterable(names)))
 
 
 def _check_columns(rows: pa.Table | pa.RecordBatch, topic: str | None) -> None:
