@@ -6,7 +6,7 @@ import contextlib
 import time
 
 import kafka as kafka_python
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 _SECONDS = 20.0
 
@@ -35,8 +35,11 @@ def places_by_confluent(servers: str, topic: str, partition: int, *, committed: 
             message = consumer.poll(0.2)
             if message is None:
                 continue
-            if message.error() is not None:  # end of the partition
-                return found
+            error = message.error()
+            if error is not None:
+                if error.code() == KafkaError._PARTITION_EOF:
+                    return found
+                continue  # librdkafka tries again
             found.append((message.offset() or 0, (message.value() or b"").decode()))
     finally:
         consumer.close()
