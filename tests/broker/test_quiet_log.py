@@ -227,12 +227,14 @@ def test_a_refused_change_whose_client_is_gone(caplog: pytest.LogCaptureFixture)
                 await failed.wait()
                 raise error
 
-            waiting = asyncio.create_task(tasks.finish(change()))
+            task = tasks.start(change())
+            waiting = [asyncio.create_task(tasks.outcome(task)) for _ in range(2)]
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
+            for waiter in waiting:
+                waiter.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiter
             failed.set()
             await tasks.ended()
             await asyncio.sleep(0)

@@ -36,12 +36,18 @@ class BackgroundTasks:
 
     async def finish(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run to the end even if the caller is cancelled, as when its connection is lost."""
-        task = self.start(work)
+        return await self.outcome(self.start(work))
+
+    async def outcome(self, task: asyncio.Task[_T]) -> _T:
+        """Wait for a task that goes on if the caller is cancelled."""
         try:
-            return await asyncio.shield(task)
+            # from Python 3.14 on asyncio.shield logs a later failure itself, as an error with a traceback
+            await asyncio.wait({task})
         except asyncio.CancelledError:
+            task.remove_done_callback(_log_failure)  # that of another caller
             task.add_done_callback(_log_failure)
             raise
+        return task.result()
 
     async def ended(self) -> None:
         """Wait for all tasks."""

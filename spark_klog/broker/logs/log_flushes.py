@@ -47,7 +47,7 @@ class LogFlushes:
             if under_way is None:
                 under_way = self._tasks.start(self._flush_before_roll(log))
                 self._before_rolls[log] = under_way
-            await asyncio.shield(under_way)
+            await self._tasks.outcome(under_way)
 
     async def _flush_before_roll(self, log: PartitionLog) -> None:
         try:
@@ -78,7 +78,7 @@ class LogFlushes:
             if under_way is None:
                 under_way = self._tasks.start(self._flush_appended(log))
                 self._after_appends[log] = under_way
-            await asyncio.shield(under_way)
+            await self._tasks.outcome(under_way)
 
     async def _flush_appended(self, log: PartitionLog) -> None:
         try:
