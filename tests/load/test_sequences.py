@@ -7,17 +7,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from spark_klog import durable
 from spark_klog.client import small_ranges
 from spark_klog.client.cluster import Cluster
+from spark_klog.columns.schema import FULL
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError
 from spark_klog.load import planning
 from spark_klog.load.audit import status
 from spark_klog.load.journal import store
-from spark_klog.load.journal.model import STAGED
+from spark_klog.load.journal.model import STAGED, Range
 from spark_klog.load.places import AtTime
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
@@ -123,6 +126,25 @@ def test_few_files_are_open_for_many_hours(
     assert len(lines) == len(set(lines)) == count
     found = status(str(tmp_path))
     assert (found.findings, sum(found.hours[topic].values())) == ([], count)
+
+
+def test_a_few_records_of_another_hour_keep_no_others_in_memory(tmp_path: Path) -> None:
+    """Records that come late: one in each Arrow batch waits for the row group of its hour, which never fills."""
+    count, rows = 50, 1000
+    settings = WriteSettings(layout="hour", row_group_bytes=2 * rows * 1000)
+    writer = writers.RangeWriter(Range("t", 0, 0, count * rows), FULL, settings, tmp_path, lambda _: None)
+    before = pa.total_allocated_bytes()
+    for number in range(count):
+        times = np.full(rows, _TIME * 1000)
+        times[0] -= _HOUR_MS * 1000
+        columns: dict[str, pa.Array] = {name: pa.nulls(rows, FULL.field(name).type) for name in FULL.names}
+        columns["value"] = pa.array([b"%01000d" % row for row in range(rows)], pa.binary())
+        columns["offset"] = pa.array(range(number * rows, (number + 1) * rows), pa.int64())
+        columns["timestamp"] = pa.array(times).cast(FULL.field("timestamp").type)
+        writer.add(pa.RecordBatch.from_arrays(list(columns.values()), schema=FULL), times, times)
+    del columns
+    assert pa.total_allocated_bytes() - before < 10 * rows * 1000
+    writer.finish(count * rows)
 
 
 def test_an_attempt_that_fails_beside_one_that_is_done(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:

@@ -214,10 +214,11 @@ class RangeWriter:
             yield self._folder(int(found[0])), batch, times
             return
         order = np.argsort(slots, kind="stable")
-        batch, times = batch.take(pa.array(order)), times[order]
         ends = np.cumsum(counts)
         for slot, end, count in zip(found.tolist(), ends.tolist(), counts.tolist(), strict=True):
-            yield self._folder(slot), batch.slice(end - count, count), times[end - count : end]
+            rows = order[end - count : end]
+            # not a slice, which would keep the whole batch in memory until the few records of a rare hour are written
+            yield self._folder(slot), batch.take(pa.array(rows)), times[rows]
 
     def _write_each(self, parts: list[tuple[str, pa.RecordBatch, NDArray[np.int64]]], last: int) -> None:
         """Write an Arrow batch with records of too many folders at once: one file after the other."""
