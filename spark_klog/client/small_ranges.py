@@ -35,8 +35,8 @@ class ShortRanges:
 
     def __init__(self, cluster: Cluster, topic_ids: Mapping[str, UUID]) -> None:
         self._cluster, self._topic_ids = cluster, topic_ids
-        self._bytes = min(_PARTITION_BYTES, cluster.config.partition_fetch_bytes)
-        self._most = min(_LARGEST_BYTES, cluster.config.partition_fetch_bytes)
+        self._most = max(1, min(_LARGEST_BYTES, cluster.config.partition_fetch_bytes))
+        self._bytes = min(_PARTITION_BYTES, self._most)
 
     def fetch(
         self, node: int, ranges: Mapping[TopicPartition, tuple[int, int]]

@@ -7,8 +7,9 @@ from struct import pack_into
 
 import pytest
 
+from spark_klog.client import Producer
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.small_ranges import fetch_short
+from spark_klog.client.small_ranges import ShortRanges, fetch_short
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.records.building.own_batch import own_batch
 from tests.support.topics import make_topic
@@ -35,3 +36,17 @@ def test_a_corrupt_batch_before_one_that_is_cut_off(
         answer = fetch_short(client, node, {key: (0, 300)}, {}, 1 << 20)
     assert answer is not None
     assert list(answer.found) == ([] if is_corrupt else [key])
+
+
+def test_the_least_that_may_be_asked_of_a_partition(cluster: EmbeddedCluster) -> None:
+    """Kafka takes max.partition.fetch.bytes=0: the first batch comes whatever its size."""
+    topic = f"t-{uuid.uuid4().hex[:8]}"
+    make_topic(cluster.bootstrap_servers, topic, 2)
+    settings = {"bootstrap.servers": cluster.bootstrap_servers}
+    with Producer(settings) as producer:
+        for partition in (0, 1):
+            producer.send(topic, b"v", partition=partition)
+    with Cluster.connect({**settings, "max.partition.fetch.bytes": "0"}) as client:
+        node = client.leader(topic, 0)
+        found = list(ShortRanges(client, {}).fetch(node, {(topic, 0): (0, 1), (topic, 1): (0, 1)}))
+    assert (topic, 0) in found[0]
