@@ -38,6 +38,7 @@ from spark_klog.load.journal.model import (
     plan_path,
     run_name,
     staging_path,
+    task_path,
 )
 from spark_klog.load.journal.store import Store, open_store, to_json
 from spark_klog.load.places import Place
@@ -226,6 +227,10 @@ class _Run:
         starts = offsets_json({key: item for key, item in extent.start.items() if key in moved or key not in progress})
         lost, replaces = lost_json(extent.lost), [item for each in extent.again.values() for item in each]
         plan = Plan(number, _now(), self._options.topics, tasks, settings, lost, starts, replaces, asked)
+        # A run that could read nothing removes its folder: killed there, or with an attempt of a task that ends later,
+        # it leaves results of ranges that this plan does not have.
+        for task in complete_tasks(self._store, number):
+            self._store.remove(task_path(number, task))
         if not self._store.create(plan_path(number), to_json(plan)):
             raise LoadError(f"{self._store.address}: another run of this load has begun run {run_name(number)}")
         return plan

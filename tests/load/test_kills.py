@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ConnectionFailed
 from spark_klog.load import files
 from spark_klog.load.audit import status
 from spark_klog.load.journal.history import read_manifest
 from spark_klog.load.journal.model import LATEST, staging_path
 from spark_klog.load.journal.store import LocalStore, open_store
 from spark_klog.load.planning import Limits
+from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.tasks import task
-from tests.load.support import by_duckdb, by_pyarrow, expected, failing, in_child, run
+from tests.load.support import InProcess, Killed, by_duckdb, by_pyarrow, expected, failing, in_child, run
 from tests.spark.support import create_topic, delete_topic, produce, values
 
 _FIRST, _MORE = 400, 60
@@ -163,3 +165,30 @@ def test_a_topic_that_was_created_again_since(cluster: EmbeddedCluster, topic: s
     assert len(asked) == 8, "only the new topic is read"
     assert by_duckdb(tmp_path) == expected(topic, dict.fromkeys(range(8), 2))
     assert {"a new topic has its name" in item.error for item in loaded.failed} == {True}
+
+
+def test_killed_while_it_gives_up_a_run(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that could read nothing removes its folder; of two tasks' results one is left, but no plan."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 2)
+    produce(servers, topic, values(100, partitions=2))
+
+    def unreadable(*_: Any) -> Any:
+        raise ConnectionFailed("the broker is gone")
+
+    def removed_in_part(store: LocalStore, path: str) -> None:
+        Path(store.uri(path), "plan.json").unlink()
+        raise Killed
+
+    options = LoadOptions({"bootstrap.servers": servers}, [topic], str(tmp_path), max_task_records=50)
+    with monkeypatch.context() as patch:
+        patch.setattr(task, "read_ranges", unreadable)
+        patch.setattr(LocalStore, "remove", removed_in_part)
+        with pytest.raises(Killed):
+            load(options, InProcess())
+    produce(servers, topic, values(20, partitions=2))
+    loaded = run(servers, tmp_path, topic)
+    assert loaded.failed == []
+    assert by_duckdb(tmp_path) == expected(topic, {0: 60, 1: 60})
