@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +11,8 @@ from spark_klog.client.offsets import list_offsets
 from spark_klog.client.sampling import record_sizes
 from spark_klog.client.small_ranges import MOST_RANGES
 from spark_klog.errors import ConfigError, DataLossError, ProtocolError
-from spark_klog.load.journal.model import Progress, Range, RangeResult
+from spark_klog.load.journal.model import STAGED, Progress, Range, RangeResult, file_path
+from spark_klog.load.journal.store import Store
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.spark.options.reads import SplitLimits
 from spark_klog.spark.planning.ranges import (
@@ -31,6 +32,8 @@ Key = tuple[str, int]
 _LEAST_RECORDS = 100_000
 #: Ranges of so many records share tasks, which together are so many for each core.
 _SMALL, _TASKS_OF_CORE = 10_000, 2
+#: Bytes of a file's name on a disk.
+_LONGEST_NAME = 255
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,20 @@ def partitions_of(cluster: Cluster, topics: list[str]) -> dict[Key, str]:
         raise
     ids = {topic: str(cluster.topic_ids[topic]) if topic in cluster.topic_ids else "" for topic in found}
     return {(topic, number): ids[topic] for topic in sorted(found) for number in found[topic]}
+
+
+def check_names(store: Store, partitions: Iterable[Key], extension: str) -> None:
+    """`ConfigError` for a topic whose files have names that a local disk does not take.
+
+    To be called before there is a plan: runs go on with a plan, and none could write these files.
+    """
+    for topic, partition in () if store.shows_whole_files_only else partitions:
+        name = file_path(topic, partition, 0, 0, 0, "", extension).rpartition("/")[2] + STAGED
+        if len(name) > _LONGEST_NAME:
+            raise ConfigError(
+                f"topic {topic}: the names of its files would have {len(name)} bytes, and a disk takes "
+                f"{_LONGEST_NAME}: load it into an object store"
+            )
 
 
 def find_extent(cluster: Cluster, topics: list[str], progress: Mapping[Key, Progress], fail_on_loss: bool) -> Extent:

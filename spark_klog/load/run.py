@@ -47,6 +47,7 @@ from spark_klog.load.planning import (
     Key,
     Limits,
     bounded,
+    check_names,
     find_extent,
     lost_json,
     make_tasks,
@@ -150,7 +151,8 @@ def load(options: LoadOptions, runner: Runner, follower: Follower | None = None)
     follower = follower or NoFollower()
     store = open_store(options.output)
     with Cluster.connect(options.client) as cluster:
-        partitions_of(cluster, options.topics)  # before anything is written
+        # Before anything is written.
+        check_names(store, partitions_of(cluster, options.topics), options.settings.extension)
         with locked(store):
             is_new = check_output(store, cluster.cluster_id, options.settings.format, options.settings.schema) is None
             return _Run(options, store, cluster, runner, follower).all(is_new)

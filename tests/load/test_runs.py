@@ -151,6 +151,25 @@ def test_names_that_readers_would_skip(cluster: EmbeddedCluster, topic: str, tmp
     assert by_pyarrow(tmp_path) == by_duckdb(tmp_path) == expected(hidden, {0: 10})
 
 
+def test_a_name_that_is_too_long_for_files(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """Refused before a plan is written, which all later runs would begin with, and fail."""
+    servers, long = cluster.bootstrap_servers, f"{topic}-".ljust(230, "x")
+    for name in (topic, long):
+        create_topic(servers, name)
+        produce(servers, name, values(10))
+    run(servers, tmp_path, topic)
+    produce(servers, topic, values(10))
+    with pytest.raises(ConfigError, match=f"topic {long}.*bytes.*object store"):
+        run(servers, tmp_path, topic, long)
+    run(servers, tmp_path, topic)
+    assert by_duckdb(tmp_path) == expected(topic, {0: 20})
+    fitting = topic.ljust(190, "x")
+    create_topic(servers, fitting)
+    produce(servers, fitting, values(10))
+    run(servers, tmp_path, topic, fitting)
+    assert len(by_duckdb(tmp_path)) == 30
+
+
 def test_bounds(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 2)
