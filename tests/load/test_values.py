@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from datetime import date, datetime, timezone
@@ -311,6 +314,23 @@ def test_by_event_time_in_a_zone(cluster: EmbeddedCluster, topic: str, tmp_path:
         found["/".join(path.parts[-3:-1])] += ds.dataset(path).count_rows()
     assert found == expected
     assert sum(status(str(tmp_path)).hours[topic].values()) == 122
+
+
+def test_dead_letters_are_utf_8_in_any_locale(tmp_path: Path) -> None:
+    """In a process of its own, as a process has one locale. Python takes C for UTF-8 unless it is told not to."""
+    row = {"topic": "t", "partition": 0, "offset": 0, "timestamp": 1, "value": b"no", "headers": [{"key": "é"}]}
+    code = f"""
+import pathlib, pyarrow
+from spark_klog.load.journal.model import Range
+from spark_klog.load.settings import WriteSettings
+from spark_klog.load.tasks.parsing import READ, Values
+with Values(Range("t", 0, 0, 1), WriteSettings(schema="a bigint"), pathlib.Path({str(tmp_path)!r})) as values:
+    values.parse(pyarrow.RecordBatch.from_pylist([{row!a}], READ))
+"""
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **locale}, check=True)
+    [letters] = tmp_path.iterdir()
+    assert json.loads(letters.read_bytes().decode())["headers"] == [["é", None]]
 
 
 def test_settings_of_values() -> None:

@@ -85,7 +85,7 @@ class Values:
 
     def _keep(self, batch: pa.RecordBatch, reasons: list[str]) -> None:
         if self._file is None:
-            self._file = self.letters.open("w")
+            self._file = self.letters.open("w", encoding="utf-8")
         self.bad += len(reasons)
         times = batch["timestamp"].cast(pa.int64()).to_pylist()
         columns = (batch[name].to_pylist() for name in ("topic", "partition", "offset", "key", "value", "headers"))
