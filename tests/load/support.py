@@ -25,7 +25,7 @@ from tests.support.batches import make_batch
 from tests.support.raw_client import RawClient
 
 #: What changes a store.
-CHANGES = ("write", "create", "put", "move", "remove")
+CHANGES = ("write", "create", "put", "settle", "move", "remove")
 _SECONDS = 60
 _TIME = 1_700_000_000_000
 #: Of Produce.
