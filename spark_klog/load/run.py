@@ -154,7 +154,8 @@ def load(options: LoadOptions, runner: Runner, follower: Follower | None = None)
         # Before anything is written.
         check_names(store, partitions_of(cluster, options.topics), options.settings.extension)
         with locked(store):
-            is_new = check_output(store, cluster.cluster_id, options.settings.format, options.settings.schema) is None
+            asked = options.settings
+            is_new = check_output(store, cluster.cluster_id, asked.format, asked.schema, asked.layout) is None
             return _Run(options, store, cluster, runner, follower).all(is_new)
 
 

@@ -318,6 +318,10 @@ def test_outputs_of_others(cluster: EmbeddedCluster, topic: str, tmp_path: Path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(LoadError, match="belongs to a load with --format parquet, not arrow"):
         run(servers, tmp_path, topic, settings=WriteSettings("arrow"))
+    # Spark would read the files of one layout only, without a word, or none.
+    with pytest.raises(LoadError, match="belongs to a load with --partition-by none, not day"):
+        run(servers, tmp_path, topic, settings=WriteSettings(layout="day"))
+    assert {path: path.read_bytes() for path in before} == before
     identity = tmp_path / "_klog" / "load.json"
     [cluster_id] = [value for name, value in json.loads(identity.read_text()).items() if name == "cluster_id"]
     identity.write_text(identity.read_text().replace(cluster_id, "another"))

@@ -146,10 +146,10 @@ def open_load(output: str) -> tuple[Store, Identity]:
     return store, identity
 
 
-def check_output(store: Store, cluster_id: str | None, format_name: str, schema: str) -> Identity | None:
+def check_output(store: Store, cluster_id: str | None, format_name: str, schema: str, layout: str) -> Identity | None:
     """The load that the output belongs to; None if it is new.
 
-    `LoadError` if it belongs to a load of another cluster, format or schema, or has other files.
+    `LoadError` if it belongs to a load of another cluster, format, schema or layout, or has other files.
     """
     found = read_identity(store)
     if found is None:
@@ -178,7 +178,21 @@ def check_output(store: Store, cluster_id: str | None, format_name: str, schema:
             f"{store.address} belongs to a load with {_values(found.schema)}, not {_values(schema)}: use another "
             "--output, which --from-time and --from-offsets may begin where you like"
         )
+    before = _last_layout(store)
+    if before is not None and before != layout:
+        # Spark leaves out files outside of the folders, or refuses the folders, without knowing that they are one load.
+        raise LoadError(
+            f"{store.address} belongs to a load with --partition-by {before}, not {layout}: use another --output, "
+            "which --from-time and --from-offsets may begin where you like"
+        )
     return found
+
+
+def _last_layout(store: Store) -> str | None:
+    """How the last run, committed or not, lays out its files; None before the first run that has files."""
+    number = last_committed(store)
+    plan = read_plan(store, number + 1) or read_plan(store, number)
+    return None if plan is None else plan.settings.get("layout")
 
 
 def _values(schema: str) -> str:
