@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from spark_klog.cli.jobs.batch_load import _arguments as arguments_of_load, main as batch_load
+from spark_klog.cli.jobs.running import exit_code
 from spark_klog.embedded import EmbeddedCluster
 from tests.jobs.support import BATCH_LOAD, DONE, NOTHING_NEW, Driver, Load, environment, rows_of, wait_until
 from tests.jobs.truth import Truth, check_each_once, reported, zookeeper_offsets
@@ -138,6 +139,14 @@ def test_until_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFi
     assert batch_load([*topic, *output, *servers, "--until", text]) == 1
     said = capsys.readouterr().err
     assert f"--until {text} is neither a file nor a time: give a file of offsets" in said
+
+
+def test_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    assert exit_code("batch_load", interrupted) == 130
+    assert capsys.readouterr().err == "batch_load: interrupted; the next call goes on from what is complete\n"
 
 
 def test_a_run_with_nothing_new_imports_no_spark(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from spark_klog.cli.clusters import cluster_settings
+from spark_klog.cli.output import INTERRUPTED
 from spark_klog.errors import KlogError
 from spark_klog.load.tasks.spark_tasks import cause_of
 
@@ -54,9 +55,15 @@ def complain(job: str, text: str) -> None:
 
 
 def exit_code(job: str, work: Callable[[], int]) -> int:
-    """Run `work` and return its exit code. If it raises, print the cause on stderr and return FAILED."""
+    """Run `work` and return its exit code. If it raises, print the cause on stderr and return FAILED.
+
+    After Ctrl-C return INTERRUPTED.
+    """
     try:
         return work()
+    except KeyboardInterrupt:
+        complain(job, "interrupted; the next call goes on from what is complete")
+        return INTERRUPTED
     except (KlogError, OSError) as error:
         complain(job, str(error))
     except Exception as error:
