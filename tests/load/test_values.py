@@ -192,6 +192,11 @@ def test_schemas(tmp_path: Path) -> None:
     kind = read_schema(_DDL + ", `odd ``name` int")
     assert parse_schema(schema_text(kind)) == kind
     assert read_schema(str(file))[0] == pa.field("id", pa.int64())
+    with pytest.raises(ConfigError, match=r"--schema nofile\.ddl is neither a file nor DDL"):
+        read_schema("nofile.ddl")
+    file.write_text("näme int", "latin-1")
+    with pytest.raises(ConfigError, match=r"schema\.ddl can't be read: 'utf-8' codec"):
+        read_schema(str(file))
 
 
 @pytest.mark.parametrize("format_name", ["parquet", "json"])

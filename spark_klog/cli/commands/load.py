@@ -109,7 +109,7 @@ def status_command(
         if found.idle:
             click.echo(f"nothing new at {found.idle}")
         if found.unfinished:
-            click.echo(f"run {found.unfinished} was killed or is under way; the next run finishes it")
+            click.echo(f"run {found.unfinished} failed, was killed, or is under way; the next run finishes it")
         for item in found.findings:
             click.echo(f"missing: {item.topic}-{item.partition} {item.what}")
         if not found.findings:

@@ -35,10 +35,16 @@ def read_schema(text: str) -> pa.DataType:
     """Parse a schema, or the file that has it, to a struct type; `ConfigError` for one that can't be parsed."""
     path = Path(text)
     try:
-        if path.is_file():
-            text = path.read_text()
+        is_file = path.is_file()
     except (OSError, ValueError):  # a schema may be longer than a file's name
-        pass
+        is_file = False
+    if is_file:
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--schema {text} can't be read: {error}") from None
+    elif text.strip() and not any(mark in text.strip() for mark in " \t\n:`"):
+        raise ConfigError(f"--schema {text} is neither a file nor DDL: write 'user_id bigint, at timestamp'")
     return parse_schema(text)
 
 

@@ -37,7 +37,7 @@ function load(found) {
   if (found.error) return [el("h2", {}, found.output), el("p", { class: "bad" }, found.error)];
   const missing = found.missing.map((one) => el("li", { class: "bad" }, `${one.topic}-${one.partition} ${one.what}`));
   return [el("h2", {}, found.output),
-    found.unfinished ? el("p", {}, `run ${found.unfinished} was killed or is under way`) : null,
+    found.unfinished ? el("p", {}, `run ${found.unfinished} failed, was killed, or is under way`) : null,
     missing.length ? el("ul", {}, ...missing) : el("p", {}, "Nothing is missing."),
     table("Runs", [
       { title: "Run", cell: (row) => row.run },
