@@ -77,20 +77,22 @@ def parse_offsets_file(content: bytes, path: str) -> dict[tuple[str, int], int]:
 
 
 def offset_lines(content: bytes, path: str) -> list[Any]:
-    """The JSON of each source in a file offsets/N, None for a line that is not JSON; `DecodeError` if malformed."""
+    """The JSON of each source in a file offsets/N, None for a line of another kind; `DecodeError` if malformed."""
     try:
         version, _, *sources = content.decode().splitlines()
     except ValueError:
         raise DecodeError(f"{path} is not a file of offsets: {content[:100]!r}") from None
     if version != _VERSION:
         raise DecodeError(f"{path} has version {version[:20]!r} of Spark's offsets, expected {_VERSION}")
-    return [_json(line) for line in sources]
+    return [_json(line, path) for line in sources]
 
 
-def _json(line: str) -> Any:
+def _json(line: str, path: str) -> Any:
     try:
         return json.loads(line)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as error:
+        if line.startswith('{"'):  # cut off or edited: taken for another kind of source, its topics would be left out
+            raise DecodeError(f"{path}: the line of a source is not JSON ({error}): {line[:100]!r}") from None
         return None
 
 

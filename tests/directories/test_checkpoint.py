@@ -30,6 +30,7 @@ def test_several_sources() -> None:
         (b'v1\n{}\n{"a":{"0":9223372036854775808}}', "no source of the query reads topics"),
         (b'v1\n{}\n{"a":{"x":5}}', "no source of the query reads topics"),
         (b'v1\n{}\n{"a":{"99999999999":5}}', "no source of the query reads topics"),
+        (b'v1\n{}\n{"b":{"0":5}}\n{"a":{"0":5}', r"the line of a source is not JSON .* '\{\"a\":\{\"0\":5\}'"),
         (b"v1\n{}\n" + b"[" * 100_000, "no source of the query reads topics"),
     ],
 )
