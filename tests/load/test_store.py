@@ -10,13 +10,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from threading import Barrier
 
+import pyarrow as pa
 import pytest
 
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import LoadError
+from spark_klog.errors import ConfigError, LoadError
 from spark_klog.load.audit import status
 from spark_klog.load.journal.locking import locked
-from spark_klog.load.journal.store import LocalStore
+from spark_klog.load.journal.store import ArrowStore, LocalStore, open_store
 from tests.load.support import by_duckdb, expected, in_child, run
 from tests.spark.support import create_topic, produce, values
 
@@ -73,6 +74,25 @@ def test_another_error_of_links_is_an_error(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(LoadError, match=r"plan.json can't be written: Input/output error"):
         LocalStore(tmp_path).create("plan.json", b"")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_pyarrow_that_is_no_os_error() -> None:
+    """Those of its Azure file system, without credentials for one."""
+
+    class Azure:
+        def open_input_file(self, _: str) -> None:
+            raise pa.ArrowException("Unknown error: no credentials")
+
+        open_input_stream = get_file_info = open_input_file
+
+    with pytest.raises(LoadError, match=r"abfss://c/x/load.json can't be read: Unknown error: no credentials"):
+        ArrowStore(Azure(), "c/x", "abfss://c/x").read("load.json")
+
+
+@pytest.mark.parametrize("scheme", ["s3a", "s3n", "S3"])
+def test_hadoops_names_of_s3(scheme: str) -> None:
+    with pytest.raises(ConfigError, match="write s3://BUCKET/FOLDER"):
+        open_store(f"{scheme}://bucket/x")
 
 
 def test_a_mount_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,8 +53,10 @@ def filesystem_at(address: str) -> tuple[Any, str]:
     try:
         filesystem, path = FileSystem.from_uri(address)
     except ValueError as error:
+        advice = "give a path or a URI of pyarrow's file systems (for a tree also zookeeper://HOST:PORT)"
+        if re.match("s3[an]?:", address, re.IGNORECASE):  # Hadoop's names, which jobs on Spark have
+            advice = "write s3://BUCKET/FOLDER"
         raise ConfigError(
-            f"{without_user(address)!r} names no directory ({without_user(str(error))}): "
-            "give a path or a URI of pyarrow's file systems (for a tree also zookeeper://HOST:PORT)"
+            f"{without_user(address)!r} names no directory ({without_user(str(error))}): {advice}"
         ) from None
     return filesystem, path

@@ -18,6 +18,8 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pyarrow import ArrowException
+
 from spark_klog.directories.trees.addresses import filesystem_at, local_path, without_user
 from spark_klog.durable import sync_folder, write_synced
 from spark_klog.errors import ConfigError, LoadError
@@ -84,7 +86,7 @@ def open_store(address: str) -> Store:
         return LocalStore(Path(path).absolute())
     try:
         filesystem, base = filesystem_at(address)
-    except OSError as error:
+    except (OSError, ArrowException) as error:
         raise LoadError(f"{without_user(address)} can't be opened: {_reason(error)}") from None
     return ArrowStore(filesystem, base, without_user(address))
 
@@ -133,15 +135,15 @@ def _replace(source: str, place: str) -> None:
         os.replace(source, place)
 
 
-def _reason(error: OSError) -> str:
-    return without_user((error.strerror or str(error)).partition("\n")[0])
+def _reason(error: Exception) -> str:
+    return without_user((getattr(error, "strerror", None) or str(error)).partition("\n")[0])
 
 
 @contextmanager
 def _named(store: Store, path: str, action: str) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
+    except (OSError, ArrowException) as error:  # pyarrow's Azure file system has errors that are no OSError
         raise LoadError(f"{store.address}/{path} can't be {action}: {_reason(error)}") from None
 
 
