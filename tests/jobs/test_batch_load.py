@@ -120,6 +120,13 @@ def test_wrong_arguments(options: list[str], words: str, tmp_path: Path) -> None
     assert words in ran.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize("given", [["--group", ""], ["--group", "g", "--zookeeper", " "]])
+def test_an_empty_group_or_place(capsys: pytest.CaptureFixture[str], given: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        arguments_of_load([*_GIVEN, "--bootstrap-servers", "127.0.0.1:1", *given])
+    assert f"argument {given[-2]}: is empty: give a" in capsys.readouterr().err
+
+
 def test_times_before_now_are_no_options() -> None:
     given = [*_GIVEN, "--bootstrap-servers", "127.0.0.1:1"]
     options = arguments_of_load([*given, "--from-time", "-2h", "--until", "-1h", "--json"])

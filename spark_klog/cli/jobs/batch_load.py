@@ -223,6 +223,12 @@ def _with_times_before_now(argv: Sequence[str]) -> list[str]:
     return made
 
 
+def _name(text: str) -> str:
+    if not text.strip():  # as a variable that is not set: the job would publish nothing
+        raise argparse.ArgumentTypeError("is empty: give a value, or leave the option out")
+    return text
+
+
 def _topics(text: str) -> list[str]:
     topics = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not topics:
@@ -242,10 +248,14 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     place.add_argument("--from-time", metavar="TIME", help="load from this time on: 2026-11-21T10:00:00Z, -1h")
     place.add_argument("--from-offsets", type=Path, metavar="FILE", help="load from offsets: see `klog load offsets`")
     parser.add_argument("--until", metavar="TIME|FILE", help="load until this time, or offsets as of --from-offsets")
-    parser.add_argument("--group", help="publish the progress as the offsets of this group; by default at Kafka")
+    parser.add_argument(
+        "--group", type=_name, help="publish the progress as the offsets of this group; by default at Kafka"
+    )
     place = parser.add_mutually_exclusive_group()
-    place.add_argument("--zookeeper", metavar="HOST:PORT[/CHROOT]", help="publish to /consumers/GROUP/offsets there")
-    place.add_argument("--offsets-path", metavar="URI", help="publish to the same tree in plain files")
+    place.add_argument(
+        "--zookeeper", type=_name, metavar="HOST:PORT[/CHROOT]", help="publish to /consumers/GROUP/offsets there"
+    )
+    place.add_argument("--offsets-path", type=_name, metavar="URI", help="publish to the same tree in plain files")
     parser.add_argument("--max-records", type=_count, metavar="N", help="load at most about N records")
     parser.add_argument("--max-bytes", type=_count, metavar="N", help="load at most about N bytes of the log")
     parser.add_argument("--max-time", type=_seconds, metavar="SECONDS", help="stop reading after this time")
