@@ -100,6 +100,7 @@ def test_new_topics_and_partitions_with_offsets_in_files(
             [*_GIVEN, "--format", "parqet"],
             "needs --checkpoint if Spark is to write it; the job itself writes arrow, json, ",
         ),
+        ([*_GIVEN, "--command-config", "none.properties"], "--command-config: none.properties: No such file"),
         ([*_GIVEN, "--max-time", "soon"], "is not a positive number of seconds"),
         ([*_GIVEN, "--zookeeper", "z:1"], "need --group"),
         ([*_GIVEN, "--group", "g", "--zookeeper", "z:1", "--offsets-path", "p"], "not allowed with"),

@@ -39,9 +39,14 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_cluster_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """End with an error of the arguments if they name no cluster."""
+    """End with an error of the arguments if they name no cluster, or a file that can't be read."""
     if options.bootstrap_servers is None and options.command_config is None and options.cluster is None:
         parser.error("give --bootstrap-servers, --cluster, or bootstrap.servers in the file of --command-config")
+    if options.command_config is not None:
+        try:
+            options.command_config.open("rb").close()
+        except OSError as error:
+            parser.error(f"argument --command-config: {options.command_config}: {error.strerror}")
 
 
 def client_settings(options: argparse.Namespace) -> dict[str, str]:
