@@ -270,9 +270,9 @@ def test_coordinators_are_looked_up_once(query: Query, monkeypatch: pytest.Monke
     asked: list[str] = []
     any_broker = Cluster.any_broker
 
-    def count(self: Cluster, api: Api, message: Callable[[int], Message]) -> Message:
+    def count(self: Cluster, api: Api, message: Callable[[int], Message], **more: bool) -> Message:
         asked.append(api.name)
-        return any_broker(self, api, message)
+        return any_broker(self, api, message, **more)
 
     monkeypatch.setattr(Cluster, "any_broker", count)
     query.decide(claimed, 0, *tasks)
