@@ -154,6 +154,9 @@ _FIGURES = {
     "the same into Parquet": "Spark read into Parquet, 4,000,000 records, none | M rows/s",
     "micro-batches of 100": "micro-batches of 100 new records, append to sink, p50 of 100 | ms",
     "stream of large": "Spark stream, AvailableNow, 1,000,000 offsets a trigger, 4,000,000 records, none | M rows/s",
+    "write of 2 million": "Spark write, at least once, 2,000,000 rows of 100 B from Parquet, lz4 | M rows/s",
+    r"(?:\[load\]\(.*?\)|load) of 4 million": "log to Parquet, all columns, zstd, 4,000,000 records of 100 B, lz4, "
+    "local[2] | M records/s",
 }
 
 
