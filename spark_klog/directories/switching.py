@@ -70,6 +70,12 @@ def checkpoint_state(address: str) -> CheckpointState:
             "the last micro-batch is not done, and begins elsewhere than the one before ended (a topic was created "
             "again, or a partition came back): let it end with klog"
         )
+    waiting = [source.number for source in sources if source.offsets is None and _began_with_kafka(root, source.number)]
+    if waiting:
+        to_klog.append(
+            f"source {waiting[0]} has read no partition yet, and klog does not find its start: run it with kafka until "
+            "it reads a topic"
+        )
     if not any(source.offsets is not None for source in sources) and planned >= 0:
         reason = "no source of the query reads topics"
         to_klog.append(reason)
@@ -91,6 +97,18 @@ def _query(root: Path) -> str | None:
     except (ValueError, KeyError, TypeError):
         raise DecodeError(f"{root / 'metadata'} is not Spark's: it has no id of a query") from None
     return str(found)
+
+
+def _began_with_kafka(root: Path, number: int) -> bool:
+    """Whether Spark's connector has kept the start of a source: offsets by topic, {} if no topic was there."""
+    try:
+        lines = (root / "sources" / str(number) / "0").read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return False
+    try:
+        return _offsets(json.loads(lines[-1])) is not None
+    except (IndexError, ValueError, RecursionError):
+        return False
 
 
 def _offsets(value: Any) -> dict[tuple[str, int], int] | None:

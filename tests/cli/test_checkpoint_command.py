@@ -77,6 +77,20 @@ def test_switches(tmp_path: Path, line: str, planned: int, done: int, to_klog: s
         assert _show(folder, "--to", name).exit_code == (2 if reason else 0)
 
 
+@pytest.mark.parametrize(
+    ("start", "is_safe"),
+    [("{}", False), ('{"path":"/data/x.csv","timestamp":1700000000000,"batchId":0}', True), ("1700000000000", True)],
+)
+def test_a_source_that_has_read_nothing(tmp_path: Path, start: str, is_safe: bool) -> None:
+    """Spark's connector with a pattern that no topic matches yet, and other sources, which keep files there, too."""
+    folder = _checkpoint(tmp_path / "c", KAFKAS, "-")
+    (folder / "sources" / "1").mkdir(parents=True)
+    (folder / "sources" / "1" / "0").write_bytes(b"\0v1\n" + start.encode())
+    found = json.loads(_show(folder, "--json").output)
+    assert ["source 1 has read no partition yet" in reason for reason in found["to_klog"]] == [True] * (not is_safe)
+    assert found["to_kafka"] == []
+
+
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     done = _show(tmp_path)
     assert (done.exit_code, "is not a checkpoint" in done.output) == (1, True)
