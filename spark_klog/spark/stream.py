@@ -81,6 +81,9 @@ class RefusedStreamReader(DataSourceStreamReader):
     def getDefaultReadLimit(self) -> ReadLimit:
         raise self._error
 
+    def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
+        raise self._error
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         raise self._error
 
