@@ -193,7 +193,9 @@ class Cluster(Connections):
                 rounds += interrupted == len(candidates)
                 if rounds == _INTERRUPTED_ROUNDS and not self._brokers:
                     raise HandshakeInterrupted("; ".join(failures))
-                failure = stranger or ConnectionFailed("; ".join(failures))
+                failure: KlogError = ConnectionFailed("; ".join(failures))
+                if stranger is not None and not self._brokers:  # else brokers that were reached are down for a while
+                    failure = stranger
                 if self.none_answered() or is_retried:
                     raise failure
                 backoff.pause(failure)

@@ -6,6 +6,8 @@ SPARK_KLOG_FAULT_SECONDS (3) says for how long, SPARK_KLOG_FAULT_SEED (0) where 
 from __future__ import annotations
 
 import random
+import socketserver
+import threading
 import time
 
 from spark_klog.client import Consumer
@@ -94,6 +96,33 @@ def test_brokers_that_close_connections_are_asked_after_growing_pauses() -> None
             while not (records := consumer.poll(0.2)):
                 pass
             assert [record.value for record in records] == [b"b"]
+
+
+def test_an_address_that_is_no_broker_does_not_end_polls_during_an_outage() -> None:
+    class WebServer(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(100)
+            self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), WebServer) as other, ScriptedCluster({"t": 1}) as brokers:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        brokers.append("t", 0, [b"a"])
+        servers = f"{brokers.bootstrap_servers},127.0.0.1:{other.server_address[1]}"
+        with Consumer({"bootstrap.servers": servers, "auto.offset.reset": "earliest"}) as consumer:
+            consumer.assign([("t", 0)])
+            while not consumer.poll(0.2):
+                pass
+            for api in ("ApiVersions", "Metadata", "Fetch"):
+                brokers.always(api, faults.dropped())
+            before = brokers.count("ApiVersions")
+            while brokers.count("ApiVersions") < before + 4:
+                assert not consumer.poll(0.1)
+            brokers.clear()
+            brokers.append("t", 0, [b"b"])
+            while not (records := consumer.poll(0.2)):
+                pass
+            assert [record.value for record in records] == [b"b"]
+        other.shutdown()
 
 
 def test_random_faults() -> None:
