@@ -248,8 +248,9 @@ class Producer(TransactionCalls):
         """
         from spark_klog.client.delivery.arrow import arrow_records, topics_of
 
-        for name in topics_of(rows, topic):
-            self._look_up(name, "send_arrow")
+        if self._has_thread:
+            for name in topics_of(rows, topic):
+                self._look_up(name, "send_arrow")
         with self._turns:
             self._check("send_arrow")
             self._choice.renew()

@@ -28,7 +28,8 @@ ROWS = 65_536
 #: with 32 MiB.
 BYTES = 8 * 1024 * 1024
 _MAX_INT32 = 0x7FFFFFFF
-_MAX_MILLISECONDS = 0x7FFFFFFF_FFFFFFFF // 1000
+#: The last time that fits into 64 bits as microseconds.
+MAX_MILLISECONDS = 0x7FFFFFFF_FFFFFFFF // 1000
 _Int64s = np.ndarray[Any, np.dtype[np.int64]]
 _NO_ROWS: _Int64s = np.empty(0, np.int64)
 
@@ -212,7 +213,7 @@ def _named(topic: str, partition: int) -> Iterator[None]:
 
 def has_microseconds(milliseconds: _Int64s) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Whether times fit into 64 bits as microseconds: those from about 292,000 years before 1970 to as many after."""
-    return (milliseconds >= -_MAX_MILLISECONDS) & (milliseconds <= _MAX_MILLISECONDS)
+    return (milliseconds >= -MAX_MILLISECONDS) & (milliseconds <= MAX_MILLISECONDS)
 
 
 def _unfit(milliseconds: Buffer | None) -> _Int64s:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from spark_klog.client import Producer
 from spark_klog.client.security.settings.secrets import Settings
+from spark_klog.columns.decode import MAX_MILLISECONDS
 from spark_klog.columns.schema import subset
 from spark_klog.errors import LoadError
 from spark_klog.load.journal.history import open_load
@@ -23,8 +24,6 @@ from spark_klog.load.journal.store import Store
 _SCHEMA = pa.schema(
     [*subset(("key", "value", "partition", "headers")), pa.field("timestamp", pa.int64())]  # ms
 )
-#: The last time that has microseconds.
-_LAST_MS = ((1 << 63) - 1) // 1000
 _ROWS = 10_000
 
 
@@ -85,7 +84,7 @@ def _rows(store: Store, name: str, partitions: int, sent: dict[str, int]) -> Ite
                     "key": _bytes(letter["key"]),
                     "value": _bytes(letter["value"]),
                     "partition": letter["partition"] if letter["partition"] < partitions else None,
-                    "timestamp": letter["timestamp"] if -1 <= letter["timestamp"] <= _LAST_MS else None,
+                    "timestamp": letter["timestamp"] if -1 <= letter["timestamp"] <= MAX_MILLISECONDS else None,
                     "headers": [{"key": key, "value": _bytes(value)} for key, value in letter["headers"]] or None,
                 }
             )

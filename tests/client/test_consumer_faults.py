@@ -75,17 +75,22 @@ def _run(seed: int) -> None:
                 assert values == _values(partition)[start[partition] :]
 
 
+def _read_before_an_outage(consumer: Consumer, brokers: ScriptedCluster) -> int:
+    """Read t-0, then let the brokers close connections; how many connections there were before."""
+    consumer.assign([("t", 0)])
+    while not consumer.poll(0.2):
+        pass
+    for api in ("ApiVersions", "Metadata", "Fetch"):
+        brokers.always(api, faults.dropped())
+    return brokers.count("ApiVersions")
+
+
 def test_brokers_that_close_connections_are_asked_after_growing_pauses() -> None:
     """Each poll waited for metadata for a second, with pauses of its own: it connected ten times a second for ever."""
     with ScriptedCluster({"t": 1}) as brokers:
         brokers.append("t", 0, [b"a"])
         with Consumer({"bootstrap.servers": brokers.bootstrap_servers, "auto.offset.reset": "earliest"}) as consumer:
-            consumer.assign([("t", 0)])
-            while not consumer.poll(0.2):
-                pass
-            for api in ("ApiVersions", "Metadata", "Fetch"):
-                brokers.always(api, faults.dropped())
-            before = brokers.count("ApiVersions")
+            before = _read_before_an_outage(consumer, brokers)
             end = time.monotonic() + 2.5
             while time.monotonic() < end:
                 assert not consumer.poll(0.1)
@@ -109,12 +114,7 @@ def test_an_address_that_is_no_broker_does_not_end_polls_during_an_outage() -> N
         brokers.append("t", 0, [b"a"])
         servers = f"{brokers.bootstrap_servers},127.0.0.1:{other.server_address[1]}"
         with Consumer({"bootstrap.servers": servers, "auto.offset.reset": "earliest"}) as consumer:
-            consumer.assign([("t", 0)])
-            while not consumer.poll(0.2):
-                pass
-            for api in ("ApiVersions", "Metadata", "Fetch"):
-                brokers.always(api, faults.dropped())
-            before = brokers.count("ApiVersions")
+            before = _read_before_an_outage(consumer, brokers)
             while brokers.count("ApiVersions") < before + 4:
                 assert not consumer.poll(0.1)
             brokers.clear()

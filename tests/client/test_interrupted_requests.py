@@ -47,6 +47,18 @@ class _Interrupt:
         return self if is_ours else None
 
 
+def _flush(producer: Producer, interrupt: _Interrupt) -> None:
+    """Flush until the interrupt, if it comes."""
+    before = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        producer.flush()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+
+
 def _topics(cluster: Cluster, *names: str) -> list[str]:
     answer = cluster.request(0, METADATA, {"topics": [{"name": name} for name in names]})
     return [topic["name"] for topic in answer["topics"]]
@@ -86,14 +98,7 @@ def test_an_interrupt_at_each_line_that_queues_records() -> None:
             for value in values:
                 producer.send("t", value)
             interrupt = _Interrupt(at, _QUEUEING, _QUEUEING_FUNCTIONS)
-            before = sys.gettrace()
-            sys.settrace(interrupt)
-            try:
-                producer.flush()
-            except KeyboardInterrupt:
-                pass
-            finally:
-                sys.settrace(before)
+            _flush(producer, interrupt)
             is_over = interrupt.is_over
             failure = ""
             try:
@@ -125,14 +130,7 @@ def test_an_interrupt_at_each_line_that_processes_an_answer() -> None:
                     producer.send("t", value, partition=partition)
             brokers.on("Produce", dropped())
             interrupt = _Interrupt(at, _PROCESSING, _PROCESSING_FUNCTIONS)
-            tracing = sys.gettrace()
-            sys.settrace(interrupt)
-            try:
-                producer.flush()
-            except KeyboardInterrupt:
-                pass
-            finally:
-                sys.settrace(tracing)
+            _flush(producer, interrupt)
             is_over = interrupt.is_over
             begin, failure = time.monotonic(), ""
             try:

@@ -29,13 +29,20 @@ class Batch:
         *("append_time", "base_offset", "count", "data", "deadline", "first", "is_in_flight", "order", "receipt"),
     )
 
-    def __init__(self, data: bytes | bytearray, count: int, deadline: float, receipt: Receipt | None) -> None:
+    def __init__(
+        self,
+        data: bytes | bytearray,
+        count: int,
+        deadline: float,
+        receipt: Receipt | None,
+        first: int | None = 0,
+    ) -> None:
         self.data = data
         self.count = count
         self.deadline = deadline
         self.is_in_flight = False
         self.receipt = receipt
-        self.first: int | None = 0
+        self.first = first
         self.order = 0
         self.base_offset = self.append_time = -1
 

@@ -138,7 +138,7 @@ class Sender:
             if numbering is not None:
                 producer = numbering.producer_id, numbering.epoch, numbering.take(count)
             set_produced(memoryview(batch), *producer, is_transactional=self._transactions is not None)
-            self._add(key, batch, count, receipt, is_whole=True)
+            self._add(key, batch, count, receipt, first=None)
 
     def whole(self, key: TopicPartition) -> AbstractContextManager[None]:
         """Fail if an interrupt (Ctrl-C) ends the block: records or a sequence would be missing without any error."""
@@ -173,14 +173,10 @@ class Sender:
         data: bytes | bytearray,
         count: int,
         receipt: Receipt | None,
-        *,
-        is_whole: bool = False,
+        first: int | None = 0,
     ) -> None:
         deadline = self._clock.now() + self._config.delivery_timeout_ms / 1000
-        batch = Batch(data, count, deadline, receipt)
-        if is_whole:
-            batch.first = None
-        self._queues[key].add(batch)
+        self._queues[key].add(Batch(data, count, deadline, receipt, first))
         self._bytes += len(data)
 
     def make_room(self, until: float = math.inf) -> None:

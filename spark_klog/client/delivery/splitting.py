@@ -30,9 +30,7 @@ def split(batch: Batch, config: ClientConfig) -> list[Batch]:
         data = encode_batch(
             _body(some, base), len(some), base, latest, config, numbering, is_transactional=header.is_transactional
         )
-        part = Batch(data, len(some), batch.deadline, batch.receipt)
-        part.first = first
-        parts.append(part)
+        parts.append(Batch(data, len(some), batch.deadline, batch.receipt, first))
     if batch.receipt is not None:
         batch.receipt.split()
     return parts

@@ -62,8 +62,10 @@ class Values:
         values = None
         if self._parser is not None:
             found = self._parser.parse(batch["value"].filter(pa.array(good)) if bad else batch["value"])
-            rows, values = _rows(good), found.column
-            bad = sorted([*bad, *((rows[row], reason) for row, reason in found.bad)])
+            values = found.column
+            if found.bad:
+                rows = _rows(good)
+                bad = sorted([*bad, *((rows[row], reason) for row, reason in found.bad)])
         if bad:
             good[[row for row, _ in bad]] = False
             self._keep(batch.take(pa.array([row for row, _ in bad])), [reason for _, reason in bad])
