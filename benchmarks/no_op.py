@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.data import PARTITIONS, RECORD_SIZE
@@ -38,9 +38,9 @@ def beside_no_op(
     return result
 
 
-def no_op_side(folder: Path) -> SparkSide:
+def no_op_side(folder: Path, confs: Mapping[str, str] | None = None) -> SparkSide:
     """The source and writer that do nothing."""
     # no_op_source.py lies beside spark_side.py, where its workers find it, too
     environment = project_environment()
     path = [str(Path(__file__).parent), *filter(None, [environment.get("PYTHONPATH")])]
-    return SparkSide(NAME, "no-op", folder, environment={"PYTHONPATH": ":".join(path)})
+    return SparkSide(NAME, "no-op", folder, confs=confs, environment={"PYTHONPATH": ":".join(path)})

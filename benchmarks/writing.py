@@ -1,10 +1,20 @@
-"""Spark writes to a topic on a real Kafka: beside the JVM connector, a writer that does nothing, and exactly once."""
+"""Spark writes to a topic on a real Kafka: beside the JVM connector, a writer that does nothing, and exactly once.
+
+Kafka shares the machine with Spark. So there is a bound for any writer of Arrow batches: the processor time of a write
+that does nothing and that of the broker, spread over all cores. It has a line beside each write.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+
+import psutil
 
 from benchmarks.broker_pair import check_count, topic
 from benchmarks.data import RECORD_SIZE
@@ -26,60 +36,81 @@ _CONFS_OF_LARGE = {"spark.sql.execution.arrow.maxRecordsPerBatch": "500"}
 _MICRO_BATCH = 100_000
 #: With 4,000,000 records as the setting 2,000,000 rows are written.
 _PART = 2
+#: The bound of the module's docstring.
+_BOUND = "a no-op and Kafka's part on all cores"
 _NAMES = itertools.count()
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows in Parquet files, and in which unit their speed is told."""
+
+    folder: Path
+    count: int
+    size: int
+    unit: str
+    amount: float
+    confs: Mapping[str, str] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.count:,} rows of {self.size:,} B from Parquet"
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A write: its seconds, the mean size of its record batches in KB, and seconds of processor time."""
+
+    seconds: float
+    batch_size: float
+    spark: float
+    broker: float
 
 
 def _write(bench: Bench) -> Iterator[Result]:
     folder = bench.folder("write")
-    rows = bench.records // _PART
+    count = bench.records // _PART
+    # at least two micro-batches in a quick run
+    per_batch = min(_MICRO_BATCH, count // 2)
+    few = max(1, count * RECORD_SIZE // _LARGE)
+    rows = _Rows(folder / "rows", count, RECORD_SIZE, "M rows/s", count / 1e6)
+    large = _Rows(folder / "large", few, _LARGE, "MB/s", few * _LARGE / 1e6, _CONFS_OF_LARGE)
     with klog_side(folder / "data") as maker:
         maker.start()
-        small = _data(maker, folder / "rows", rows, RECORD_SIZE)
-        large_rows = max(1, rows * RECORD_SIZE // _LARGE)
-        large = _data(maker, folder / "large", large_rows, _LARGE)
-        # at least two micro-batches in a quick run
-        per_batch = min(_MICRO_BATCH, rows // 2)
-        batches = _data(maker, folder / "batches", rows, RECORD_SIZE, files=rows // per_batch)
+        _make(maker, rows.folder, count, RECORD_SIZE)
+        _make(maker, large.folder, few, _LARGE)
+        _make(maker, folder / "batches", count, RECORD_SIZE, files=count // per_batch)
     with Kafka("3.9.1", folder / "broker", {"log.segment.delete.delay.ms": "1000"}, heap="1g") as kafka:
+        result, no_op = _beside_no_op(bench, kafka, folder / "no-op", rows, "lz4")
+        yield result
         for codec in _CODECS:
-            sizes: dict[str, list[float]] = {}
-
-            def speed(side: SparkSide, codec: str = codec, sizes: dict[str, list[float]] = sizes) -> float:
-                seconds, size = _written(kafka, side, small, rows, codec)
-                sizes.setdefault(side.name, []).append(size)
-                return rows / 1e6 / seconds
-
-            work = f"Spark write, at least once, {rows:,} rows of {RECORD_SIZE} B from Parquet, {codec}"
-            result = beside_jvm(bench, work, "M rows/s", folder / codec, speed)
-            yield result
-            means = [Side(side.name, sizes.get(side.name, [])[1:], failed=side.failed) for side in result.sides]
-            yield Result(f"mean record batch of that, {codec}", "KB", *means, bench.command)
-        yield _beside_no_op(bench, kafka, folder / "no-op", small, rows)
-        work = f"Spark write, at least once, {large_rows:,} rows of {_LARGE:,} B from Parquet, none"
-        yield beside_jvm(
-            bench,
-            work,
-            "MB/s",
-            folder / "of-large",
-            lambda side: large_rows * _LARGE / 1e6 / _written(kafka, side, large, large_rows, "none")[0],
-            confs=_CONFS_OF_LARGE,
-        )
-        yield _guarantees(bench, kafka, folder / "guarantees", batches, rows, per_batch)
+            yield from _beside_connector(bench, kafka, folder / codec, rows, codec, no_op)
+        result, no_op = _beside_no_op(bench, kafka, folder / "no-op-of-large", large, "none")
+        yield result
+        yield from _beside_connector(bench, kafka, folder / "of-large", large, "none", no_op)
+        yield _guarantees(bench, kafka, folder / "guarantees", folder / "batches", count, per_batch)
 
 
-def _data(side: SparkSide, folder: Path, rows: int, size: int, files: int = 4) -> Path:
+def _make(side: SparkSide, folder: Path, rows: int, size: int, files: int = 4) -> None:
     side.ask("make_rows", {}, folder=str(folder), rows=str(rows), size=str(size), files=str(files))
-    return folder
 
 
-def _written(kafka: Kafka, side: SparkSide, data: Path, rows: int, codec: str) -> tuple[float, float]:
-    """The seconds of a write into a new topic, and the mean size of its record batches in KB."""
+def _written(kafka: Kafka, side: SparkSide, rows: _Rows, codec: str) -> _Run:
+    """Write into a new topic, and compare its end offsets with the rows."""
     with topic(kafka.bootstrap_servers, f"write-{next(_NAMES)}") as name:
         options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": name, "kafka.compression.type": codec}
-        seconds = float(side.ask("write", options | _OPTIONS, folder=str(data))["seconds"])
-        check_count(kafka, name, rows)
+        spark, broker = _processor_time(side.pid), _processor_time(kafka.pid)
+        seconds = float(side.ask("write", options | _OPTIONS, folder=str(rows.folder))["seconds"])
+        spark, broker = _processor_time(side.pid) - spark, _processor_time(kafka.pid) - broker
+        check_count(kafka, name, rows.count)
         sizes = [len(data) for log in kafka.log_dir.glob(f"{name}-[0-9]*/*.log") for data in _batches(log)]
-    return seconds, sum(sizes) / len(sizes) / 1000
+    return _Run(seconds, sum(sizes) / len(sizes) / 1000, spark, broker)
+
+
+def _processor_time(pid: int | None) -> float:
+    """Seconds of a process and those below it, so far: Python workers stay until the session ends."""
+    process = psutil.Process(pid)
+    times = [part.cpu_times() for part in (process, *process.children(recursive=True))]
+    return float(sum(time.user + time.system for time in times))
 
 
 def _batches(log: Path) -> Iterator[bytes | memoryview]:
@@ -87,17 +118,52 @@ def _batches(log: Path) -> Iterator[bytes | memoryview]:
         yield data
 
 
-def _beside_no_op(bench: Bench, kafka: Kafka, folder: Path, data: Path, rows: int) -> Result:
-    work = f"Spark write, {rows:,} rows of {RECORD_SIZE} B from Parquet, lz4, beside a writer that does nothing"
+def _beside_no_op(bench: Bench, kafka: Kafka, folder: Path, rows: _Rows, codec: str) -> tuple[Result, float]:
+    """The speeds beside a writer that does nothing, and the processor time of that one."""
+    work = f"Spark write, {rows}, {codec}, beside a writer that does nothing"
+    result = Result(work, rows.unit, Side("klog"), peer := Side(NO_OP), bench.command)
+    times: list[float] = []
 
     def speed(side: SparkSide) -> float:
         if side.name == result.klog.name:
-            return rows / 1e6 / _written(kafka, side, data, rows, "lz4")[0]
-        return rows / 1e6 / float(side.ask("write", {}, folder=str(data))["seconds"])
+            return rows.amount / _written(kafka, side, rows, codec).seconds
+        before = _processor_time(side.pid)
+        seconds = float(side.ask("write", {}, folder=str(rows.folder))["seconds"])
+        times.append(_processor_time(side.pid) - before)
+        return rows.amount / seconds
 
-    result = Result(work, "M rows/s", Side("klog"), peer := Side(NO_OP), bench.command)
-    alternate([(result.klog, lambda: klog_side(folder)), (peer, lambda: no_op_side(folder))], bench.repeat, speed)
-    return result
+    makers = [(result.klog, lambda: klog_side(folder, rows.confs)), (peer, lambda: no_op_side(folder, rows.confs))]
+    alternate(makers, bench.repeat, speed)
+    return result, median(times[1:] or [math.nan])
+
+
+def _beside_connector(
+    bench: Bench, kafka: Kafka, folder: Path, rows: _Rows, codec: str, no_op: float
+) -> Iterator[Result]:
+    """The same write by klog and by the connector; `no_op` is the processor time of a writer that does nothing."""
+    runs: dict[str, list[_Run]] = {}
+
+    def speed(side: SparkSide) -> float:
+        run = _written(kafka, side, rows, codec)
+        runs.setdefault(side.name, []).append(run)
+        return rows.amount / run.seconds
+
+    work = f"Spark write, at least once, {rows}, {codec}"
+    result = beside_jvm(bench, work, rows.unit, folder, speed, confs=rows.confs)
+    yield result
+
+    def figures(name: str, unit: str, figure: Callable[[_Run], float], higher_is_better: bool) -> Result:
+        klog, peer = (
+            Side(side.name, [figure(run) for run in runs.get(side.name, [])[1:]], failed=side.failed)
+            for side in result.sides
+        )
+        return Result(f"{name} of that, {rows.size:,} B, {codec}", unit, klog, peer, bench.command, higher_is_better)
+
+    yield figures("mean record batch", "KB", lambda run: run.batch_size, True)
+    yield figures("processor time of Spark and Kafka", "s", lambda run: run.spark + run.broker, False)
+    cores = os.cpu_count() or 1
+    bound = [rows.amount * cores / (no_op + run.broker) for run in runs.get(result.klog.name, [])[1:]]
+    yield Result(f"{work}, beside its bound", rows.unit, result.klog, Side(_BOUND, bound), bench.command)
 
 
 def _guarantees(bench: Bench, kafka: Kafka, folder: Path, data: Path, rows: int, per_batch: int) -> Result:
@@ -137,9 +203,12 @@ WRITE = Work(
         f"{_OPTIONS['kafka.batch.size']} and linger.ms {_OPTIONS['kafka.linger.ms']} for both sides; from the read "
         "of the Parquet files to the return of `save()`. The end offsets are compared with the rows; "
         "large rows with spark.sql.execution.arrow.maxRecordsPerBatch 500 for klog; "
-        "the mean size of record batches is that of the broker's "
-        "log files. The streams read one Parquet file a micro-batch with AvailableNow, in one session; "
+        "the mean size of record batches is that of the broker's log files. The streams read "
+        "one Parquet file a micro-batch with AvailableNow, in one session; "
         "transaction markers are part of what they write.",
+        "The bound of a write is the processor time of the writer that does nothing and that of Kafka during the "
+        "write, over all cores: nothing that gets its rows from Spark through Arrow and writes to this Kafka can be "
+        "faster.",
         "Wanted: lz4, none, snappy and gzip 1.5 times the connector's rows, large rows 1.3 times, lz4 0.8 of a writer "
         "that does nothing, exactly once 0.9 of at least once.",
     ),
