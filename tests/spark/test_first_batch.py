@@ -410,8 +410,8 @@ def test_all_topics_may_go(spark: SparkSession, servers: str, topic: str, tmp_pa
     assert offsets_of(job.result) == rows(f"{topic}-2", 0, 4)
 
 
-def test_an_open_transaction_is_no_shorter_log(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
-    """A query that was read_uncommitted has read on: read_committed ends before the transaction."""
+def five_records_and_an_open_one(servers: str, topic: str) -> Producer:
+    """The producer of the transaction that is open."""
     create_topic(servers, topic)
     produce(servers, topic, values(5))
     producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "log_level": 0})
@@ -419,6 +419,12 @@ def test_an_open_transaction_is_no_shorter_log(spark: SparkSession, servers: str
     producer.begin_transaction()
     producer.produce(topic, b"open")
     producer.flush(30)
+    return producer
+
+
+def test_an_open_transaction_is_no_shorter_log(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
+    """A query that was read_uncommitted has read on: read_committed ends before the transaction."""
+    producer = five_records_and_an_open_one(servers, topic)
     job = Job(spark, servers, tmp_path, subscribe=topic)
     assert job.run() == [6]
     job.options["kafka.isolation.level"] = "read_committed"
@@ -438,13 +444,7 @@ def test_a_planned_micro_batch_waits_for_an_open_transaction(
     servers: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A query that was read_uncommitted has planned it: its records are not lost, and not left out."""
-    create_topic(servers, topic)
-    produce(servers, topic, values(5))
-    producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "log_level": 0})
-    producer.init_transactions(30)
-    producer.begin_transaction()
-    producer.produce(topic, b"open")
-    producer.flush(30)
+    producer = five_records_and_an_open_one(servers, topic)
     options = {"startingOffsets": "earliest", "failOnDataLoss": "false", "kafkaConsumer.pollTimeoutMs": "60000"}
     before = stream_reader(servers, topic, **options)
     end = before.latestOffset(before.initialOffset(), ReadAllAvailable())
