@@ -23,6 +23,7 @@ from spark_klog.client.delivery import at_exit
 from spark_klog.client.delivery.background import Background, Turns
 from spark_klog.client.delivery.gathering import (
     Gathering,
+    Gatherings,
     check_bytes,
     check_headers,
     check_size,
@@ -110,8 +111,7 @@ class Producer(TransactionCalls):
         self._background: Background | None = None
         self._linger = cluster.config.linger_ms / 1000
         self._max_block = cluster.config.max_block_ms / 1000
-        self._gathering: dict[TopicPartition, Gathering] = {}
-        self._gathered = 0
+        self._gathering = Gatherings()
         #: Bytes of records in a batch before compression; a record is never split.
         self.batch_size = max(1, cluster.config.batch_size)
         self._size_limit = size_limit(cluster.config)
@@ -163,7 +163,7 @@ class Producer(TransactionCalls):
                 gathering = self._gather((topic, partition))
             index = gathering.count
             size = gathering.add(timestamp, key, value, headers)
-            self._gathered += size
+            self._gathering.bytes += size
             if on_delivery is not None:
                 gathering.receipt.ask(on_delivery, index, timestamp)
             if is_free:
@@ -201,7 +201,7 @@ class Producer(TransactionCalls):
     def _await_room(self, topic: str, partition: int) -> None:
         """Wait until records take less than buffer.memory."""
         limit = self._cluster.config.buffer_memory
-        waiting = self._gathered + self._sender.size
+        waiting = self._gathering.bytes + self._sender.size
         if waiting < limit or not waiting:
             return
         until = time.monotonic() + self._max_block
@@ -220,7 +220,7 @@ class Producer(TransactionCalls):
             return math.inf, ()
         try:
             now = time.monotonic()
-            for key in [key for key, gathering in self._gathering.items() if gathering.due <= now]:
+            for key in self._gathering.due(now):
                 self._finish(key, now)
             pause, connections = self._sender.step()
         except KlogError as error:  # the next call raises it
@@ -232,8 +232,7 @@ class Producer(TransactionCalls):
             _log.exception("records are not written")
             self._sender.fail(KlogError(f"the producer's thread has failed: {error!r}"))
             return math.inf, ()
-        due = min((gathering.due for gathering in self._gathering.values()), default=math.inf)
-        return max(0.0, min(pause, due - time.monotonic())), connections
+        return max(0.0, min(pause, self._gathering.next_due - time.monotonic())), connections
 
     def send_arrow(self, rows: pa.Table | pa.RecordBatch, topic: str | None = None) -> None:
         """Add the rows of an Arrow table or record batch as records, without a Python object per record.
@@ -285,8 +284,7 @@ class Producer(TransactionCalls):
         if key not in self._gathering:
             return
         with self._sender.whole(key):
-            gathering = self._gathering.pop(key)
-            self._gathered -= len(gathering.body)
+            gathering = self._gathering.take(key)
             if gathering.count:  # no records if the first one could not be encoded
                 first, last = gathering.first_timestamp, gathering.max_timestamp
                 self._sender.add(key, gathering.body, gathering.count, first, last, gathering.receipt)
@@ -298,7 +296,6 @@ class Producer(TransactionCalls):
 
     def _drop_gathered(self) -> None:
         self._gathering.clear()
-        self._gathered = 0
 
     def flush(self) -> None:
         """Send all records and wait until they are confirmed, and `on_delivery` was called for them."""
@@ -337,7 +334,7 @@ class Producer(TransactionCalls):
         except KlogError as error:
             reason = str(error)
         self._sender.receipts.call_back_within(max(_LAST_CALLBACKS, until - time.monotonic()))
-        lost = self._sender.unconfirmed + sum(gathering.count for gathering in list(self._gathering.values()))
+        lost = self._sender.unconfirmed + self._gathering.records
         if lost:
             _log.warning("the program ends with %d records not confirmed: call flush or close before; %s", lost, reason)
 

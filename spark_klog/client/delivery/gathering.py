@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
 
+from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.config import ClientConfig
 from spark_klog.client.delivery.receipts import Receipt
 from spark_klog.errors import BufferExhausted, ConfigError, RecordTooLargeToSend
@@ -36,6 +38,34 @@ class Gathering:
         self.count += 1
         self.max_timestamp = max(self.max_timestamp, timestamp)
         return len(self.body) - before
+
+
+class Gatherings(dict[TopicPartition, Gathering]):
+    """What gathers, by partition, and its size in bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def take(self, key: TopicPartition) -> Gathering:
+        gathering = self.pop(key)
+        self.bytes -= len(gathering.body)
+        return gathering
+
+    def due(self, now: float) -> list[TopicPartition]:
+        return [key for key, gathering in self.items() if gathering.due <= now]
+
+    @property
+    def next_due(self) -> float:
+        return min((gathering.due for gathering in self.values()), default=math.inf)
+
+    @property
+    def records(self) -> int:
+        return sum(gathering.count for gathering in list(self.values()))  # at the exit another thread may add some
+
+    def clear(self) -> None:
+        super().clear()
+        self.bytes = 0
 
 
 def check_bytes(name: str, content: object) -> None:
