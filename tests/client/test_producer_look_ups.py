@@ -10,6 +10,10 @@ import pyarrow as pa
 import pytest
 
 from spark_klog.client import Producer
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.delivery.producer_id import ProducerIds
+from spark_klog.client.delivery.queues import Queue
+from spark_klog.client.delivery.retries import Retries
 from spark_klog.errors import (
     ConnectionFailed,
     ErrorCode,
@@ -262,6 +266,20 @@ def test_a_coordinator_that_does_not_answer_in_time(brokers: ScriptedCluster) ->
         producer.abort_transaction()
     producer.abort()
     assert brokers.values("known", 0) == []
+
+
+def test_a_leader_that_no_batch_waits_for_any_more(brokers: ScriptedCluster) -> None:
+    """Its request is dropped, for example after the end of its transaction, and not taken for that of other topics."""
+    with Cluster.connect({"bootstrap.servers": brokers.bootstrap_servers, "request.timeout.ms": "500"}) as cluster:
+        brokers.always("Metadata", silent())
+        retries = Retries(cluster, ProducerIds(cluster))
+        before, following = Queue(("known", 0), None), Queue(("late", 0), None)
+        assert retries.with_leaders([before]) == []
+        while following.failure is None:
+            assert retries.with_leaders([following]) == []
+            time.sleep(0.01)
+        assert before.failure is None
+        assert "did not answer in time" in str(following.failure)
 
 
 def test_errors_of_a_look_up(brokers: ScriptedCluster) -> None:

@@ -60,8 +60,8 @@ class Retries:
     def with_leaders(self, queues: list[Queue]) -> list[Queue]:
         """The queues whose partitions have a leader; the others wait for metadata, or are retried after a pause."""
         unknown = self._without_leader(queues)
-        if not unknown and self._asking is not None:
-            self._asking.cancel()
+        if self._asking is not None and not any(queue.key[0] in self._asking.topics for queue in unknown):
+            self._asking.cancel()  # nothing waits for it any more
             self._asking = None
         while unknown:
             if self._asking is None:
