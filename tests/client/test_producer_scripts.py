@@ -97,6 +97,7 @@ def _run(seed: int, idempotence: bool, final: bool) -> int:
         settings["enable.idempotence"] = str(idempotence).lower()
         settings.setdefault("max.in.flight.requests.per.connection", str(draw.choice([1, 2, 5, 5])))
         brokers.takes_any_first = draw.random() < 0.5
+        brokers.max_bytes = draw.choice([160, 1000])  # a record, or a whole batch
         weights = {topic: [draw.choice([1, 20]) for _ in range(count)] for topic, count in TOPICS.items()}
         settings["linger.ms"] = str(draw.choice([0, 1, 600_000]))
         producer = Producer(settings)

@@ -12,7 +12,7 @@ from spark_klog.client import Producer
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.delivery.sender import Sender
 from spark_klog.errors import ErrorCode, ProtocolError
-from tests.support.faults import error, lost
+from tests.support.faults import dropped, error, lost, sound
 from tests.support.kafka_python_wire import Message, make_records
 from tests.support.scripted_broker import ScriptedCluster
 from tests.support.sound_brokers import NOW
@@ -22,13 +22,22 @@ SETTINGS = {"linger.ms": "600000", "retry.backoff.ms": "1"}
 
 
 class Brokers(ScriptedCluster):
-    """They refuse batches of more than LIMIT bytes."""
+    """They refuse batches of more than `limit` bytes, before they look for duplicates, as Kafka does."""
+
+    limit = LIMIT
+    _lowered_after: int | None = None
+
+    def lower_after(self, requests: int) -> None:
+        """Have LIMIT as the limit after so many requests in all."""
+        self._lowered_after = requests
 
     def _on_Produce(self, node: int, asked: Message, is_applied: bool) -> Message | None:
+        if self._lowered_after is not None and self.count("Produce") > self._lowered_after:
+            self.limit = LIMIT
         taken, refused = [], []
         for topic in asked["topic_data"]:
             for data in topic["partition_data"]:
-                (refused if len(data["records"]) > LIMIT else taken).append(
+                (refused if len(data["records"]) > self.limit else taken).append(
                     {"name": topic["name"], "partition_data": [data]}
                 )
         answer = super()._on_Produce(node, asked | {"topic_data": taken}, is_applied)
@@ -96,6 +105,42 @@ def test_a_single_record_is_refused_and_those_before_it_are_confirmed(brokers: B
                 delivery.result(0)
         producer.abort()
     assert brokers.values("t", 0) == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("is_transactional", [False, True])
+def test_a_batch_that_is_written_is_not_written_again(brokers: Brokers, is_transactional: bool) -> None:
+    """The answer is lost, then the limit is lowered: the broker does not recognise the halves."""
+    brokers.limit = 1 << 20
+    producer = Producer(_settings(brokers, **{"transactional_id": "x"} if is_transactional else {}))
+    if is_transactional:
+        producer.init_transactions()
+        producer.begin_transaction()
+    brokers.on("Produce", sound(), lost())
+    producer.send("t", b"first", partition=0)
+    producer.flush()
+    values = [b"%d" % number * 300 for number in range(4)]
+    deliveries = [producer.send("t", value, partition=0) for value in values]
+    brokers.lower_after(2)
+    with pytest.raises(ProtocolError, match=r"OUT_OF_ORDER_SEQUENCE_NUMBER.*probably written.*max\.message\.bytes"):
+        producer.flush()
+    for delivery in deliveries:
+        with pytest.raises(ProtocolError):
+            delivery.result(0)
+    producer.abort()
+    assert brokers.values("t", 0) == [b"first", *values]
+
+
+def test_a_batch_that_may_be_written_but_is_not(brokers: Brokers) -> None:
+    """The broker takes the halves, so that no error is needed."""
+    with Producer(_settings(brokers)) as producer:
+        brokers.on("Produce", sound(), dropped())
+        values = [b"%d" % number * 300 for number in range(8)]
+        producer.send("t", b"first", partition=0)
+        producer.flush()
+        deliveries = [producer.send("t", value, partition=0) for value in values]
+        producer.flush()
+        assert [delivery.result(0).offset for delivery in deliveries] == list(range(1, 9))
+    assert brokers.values("t", 0) == [b"first", *values]
 
 
 def test_a_batch_of_another_log_is_not_split(brokers: Brokers) -> None:

@@ -97,6 +97,8 @@ class ModelCluster:
         self.cluster_id = "model"
         #: Whether an unknown producer may begin with any sequence, as from Kafka 2.5 on.
         self.takes_any_first = False
+        #: Brokers refuse larger batches (max.message.bytes).
+        self.max_bytes = 1 << 20
         #: The most requests that a connection had sent when one of them was answered.
         self.most_in_flight = 0
         self._producers: dict[Key, dict[int, _Producer]] = {key: {} for key in keys}
@@ -186,6 +188,8 @@ class ModelCluster:
         return {"responses": responses, "throttle_time_ms": fate.throttle_ms}
 
     def _append(self, key: Key, data: bytes) -> int:
+        if len(data) > self.max_bytes:  # Kafka looks at the size before the producer's sequences
+            return int(ErrorCode.MESSAGE_TOO_LARGE)
         records = MemoryRecords(data)
         values: list[bytes] = []
         batches = 0

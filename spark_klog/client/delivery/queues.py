@@ -22,11 +22,13 @@ _SLOW_SECONDS = 1.0
 class Batch:
     """A finished batch; `deadline` is a reading of the sender's clock, `order` its place in the queue.
 
-    `first` is the place of its first record among those of its receipt, None if it must not be split.
+    `first` is the place of its first record among those of its receipt, None if it must not be split. `may_be_written`:
+    its records were sent before in a larger batch without an answer that says what became of them.
     """
 
     __slots__ = (
-        *("append_time", "base_offset", "count", "data", "deadline", "first", "is_in_flight", "order", "receipt"),
+        *("append_time", "base_offset", "count", "data", "deadline", "first", "is_in_flight", "may_be_written"),
+        *("order", "receipt", "sent"),
     )
 
     def __init__(
@@ -36,6 +38,8 @@ class Batch:
         deadline: float,
         receipt: Receipt | None,
         first: int | None = 0,
+        *,
+        may_be_written: bool = False,
     ) -> None:
         self.data = data
         self.count = count
@@ -43,7 +47,10 @@ class Batch:
         self.is_in_flight = False
         self.receipt = receipt
         self.first = first
+        self.may_be_written = may_be_written
         self.order = 0
+        #: How often it was sent.
+        self.sent = 0
         self.base_offset = self.append_time = -1
 
 
@@ -113,6 +120,7 @@ class Queue:
 
     def sent(self, batch: Batch, node: int) -> None:
         batch.is_in_flight = True
+        batch.sent += 1
         self.in_flight += 1
         self.in_flight_size += len(batch.data)
         self.node = node

@@ -11,7 +11,8 @@ sender handles responses in the order of the requests, partition by partition:
     OUT_OF_ORDER_SEQUENCE_NUMBER,
     UNKNOWN_PRODUCER_ID                     if an earlier batch of the partition is unconfirmed: retried after it;
                                             else renumbered from 0 in the next epoch and retried (KIP-360); final if
-                                            the batch has no number or is in a transaction
+                                            the batch has no number or is in a transaction, or if it is out of order
+                                            because the batch that it is split from may be written
     MESSAGE_TOO_LARGE                       if the batch has several records: split and sent again (see `splitting`)
     any other error                         final: the producer fails
 
@@ -46,7 +47,7 @@ from spark_klog.client.delivery.splitting import split
 from spark_klog.client.delivery.transactions import Transactions
 from spark_klog.client.network.connection import Connection
 from spark_klog.client.network.readiness import wait_until_ready
-from spark_klog.errors import ConnectionFailed, ErrorCode, KlogError, ProducerClosed
+from spark_klog.errors import ConnectionFailed, ErrorCode, KlogError, ProducerClosed, ProtocolError
 from spark_klog.protocol.apis import PRODUCE
 from spark_klog.protocol.codec import Message
 from spark_klog.records.formats.batch_v2 import set_produced
@@ -57,6 +58,10 @@ _LAST_TRANSACTIONAL = 11
 _CONFIRMED = frozenset({ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER})
 _RENUMBERED = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
 _HALF_PROCESSED = "records may be written or not: an interrupt has ended the call that processes the broker's answer"
+_MAY_BE_WRITTEN = (
+    "the records are probably written: the answer was lost, and then their batch was too large for the topic, whose "
+    "max.message.bytes may have been lowered. They are not sent again: look for them in the topic"
+)
 #: Seconds between looks whether another thread has called `stop`.
 _LONGEST_WAIT = 0.25
 
@@ -403,7 +408,10 @@ class Sender:
         if must_split:
             self._split(queue)
             return None
-        if code in _RENUMBERED and queue.numbering is not None and self._transactions is None:
+        may_renumber = queue.numbering is not None and self._transactions is None
+        if batch.may_be_written and code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            error, may_renumber = ProtocolError(code, error.what, advice=_MAY_BE_WRITTEN), False
+        if code in _RENUMBERED and may_renumber:
             queue.must_renumber = True
         elif not error.retriable or code in _RENUMBERED:
             if batch.receipt is not None:

@@ -14,7 +14,11 @@ from spark_klog.records.kernels.reference import append_record, iter_records
 
 
 def split(batch: Batch, config: ClientConfig) -> list[Batch]:
-    """Two batches with half of the records each. They share the batch's sequences, so those of later batches stay."""
+    """Two batches with half of the records each. They share the batch's sequences, so those of later batches stay.
+
+    The broker refuses the first one as out of order if it has written the whole batch at an earlier attempt: it looks
+    at a batch's size before it looks for duplicates.
+    """
     view = memoryview(batch.data)
     header = read_batch_header(view)
     numbering = None
@@ -23,6 +27,7 @@ def split(batch: Batch, config: ClientConfig) -> list[Batch]:
     records = list(iter_records(header, view))
     middle = len(records) // 2
     before = batch.first or 0
+    may_be_written = batch.may_be_written or batch.sent > 1
     parts: list[Batch] = []
     for first, some in ((before, records[:middle]), (before + middle, records[middle:])):
         base = some[0].timestamp
@@ -30,7 +35,8 @@ def split(batch: Batch, config: ClientConfig) -> list[Batch]:
         data = encode_batch(
             _body(some, base), len(some), base, latest, config, numbering, is_transactional=header.is_transactional
         )
-        parts.append(Batch(data, len(some), batch.deadline, batch.receipt, first))
+        is_doubtful = may_be_written and not parts
+        parts.append(Batch(data, len(some), batch.deadline, batch.receipt, first, may_be_written=is_doubtful))
     if batch.receipt is not None:
         batch.receipt.split()
     return parts
