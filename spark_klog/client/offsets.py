@@ -64,7 +64,7 @@ def list_offsets(
 
 
 def offsets_of_led(
-    cluster: Cluster, times: Mapping[TopicPartition, int]
+    cluster: Cluster, times: Mapping[TopicPartition, int], isolation_level: int | None = None
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, KlogError]]:
     """Like `list_offsets`, but without retries: ask each leader in the last metadata once.
 
@@ -80,7 +80,7 @@ def offsets_of_led(
             failed[topic, partition] = ProtocolError(ErrorCode.LEADER_NOT_AVAILABLE, what)
         else:
             leaders.setdefault(node, {}).setdefault(topic, []).append(partition)
-    found, refused = _offsets_at(cluster, leaders, times, None)
+    found, refused = _offsets_at(cluster, leaders, times, isolation_level)
     for refusal in refused.values():
         if not is_retriable(refusal):
             raise refusal

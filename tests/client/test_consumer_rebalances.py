@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_klog.broker.faults import Delay, Fault
-from spark_klog.client import RebalanceListener
+from spark_klog.broker.faults import Delay, Drop, Fault
+from spark_klog.client import Consumer, RebalanceListener
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.consumer.membership import heartbeat
 from spark_klog.embedded import EmbeddedCluster
@@ -161,6 +161,39 @@ def test_a_static_leader_that_came_back_finds_new_partitions(server: Server) -> 
         poll_until([first], lambda: first.owned() == {0, 1, 2})
     finally:
         first.close()
+
+
+@pytest.mark.parametrize("is_pattern", [True, False])
+def test_another_subscription_while_brokers_are_away(
+    cluster: EmbeddedCluster, server: Server, is_pattern: bool
+) -> None:
+    """The look at the topics fails: it is repeated soon, and the topics of the subscription before are not read."""
+    before, after = server.topic(), server.topic()
+    for topic in (before, after):
+        server.send(topic, short(1))
+    settings = {"bootstrap.servers": server.servers, "group.id": before, "auto.offset.reset": "earliest"}
+    with Consumer({**settings, "enable.auto.commit": "false"}) as consumer:
+        found: list[str] = []
+
+        def poll_once() -> None:
+            found.extend(record.topic for record in consumer.poll(0.5))
+
+        deadline = time.monotonic() + SECONDS
+        consumer.subscribe(f"^{before}" if is_pattern else [before])
+        while not found:
+            assert time.monotonic() < deadline
+            poll_once()
+        try:
+            cluster.inject(Fault(Drop(), api="Metadata", count=1_000_000))
+            consumer.subscribe(f"^{after}" if is_pattern else [after])
+            for _ in range(2):
+                poll_once()
+        finally:
+            cluster.clear_faults()
+        while len(found) < 2:
+            assert time.monotonic() < deadline
+            poll_once()
+        assert found == [before, after]
 
 
 def test_the_commit_before_a_revocation_may_take_longer_than_a_poll(

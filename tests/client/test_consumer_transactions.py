@@ -1,4 +1,7 @@
-"""A consumer whose offsets a producer commits with its records: read, transform, write exactly once (KIP-447)."""
+"""A consumer whose offsets a producer commits with its records: read, transform, write exactly once (KIP-447).
+
+And one that waits for an open transaction.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from spark_klog.broker.faults import ErrorAnswer, Fault
 from spark_klog.client import Consumer, ConsumerRecord, GroupMetadata, Producer
+from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import CommitFailed, ErrorCode, ProtocolError
 from tests.support.consumers import SECONDS, Server, next_offsets, running, short
 from tests.support.kafka import versions
@@ -112,3 +117,23 @@ def test_group_metadata_without_membership(server: Server) -> None:
             consumer.group_metadata()
     with server.consumer(group_id="g") as consumer:
         assert consumer.group_metadata() == GroupMetadata("g", -1, "", None)
+
+
+def test_a_position_in_an_open_transaction_is_in_range() -> None:
+    """A broker that wrongly says it is not does not send the consumer back to the last stable offset."""
+    refusal = Fault(ErrorAnswer("OFFSET_OUT_OF_RANGE"), api="Fetch", count=1)
+    with EmbeddedCluster(faults=[refusal]) as cluster:
+        servers = {"bootstrap.servers": cluster.bootstrap_servers}
+        reads = {"isolation.level": "read_committed", "auto.offset.reset": "earliest"}
+        with Producer({**servers, "transactional.id": "x"}) as producer, Consumer({**servers, **reads}) as consumer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            for number in range(10):
+                producer.send("t", b"%d" % number, partition=0)
+            producer.flush()
+            consumer.assign([("t", 0, 5)])
+            for _ in range(5):
+                assert consumer.poll(0.2) == []
+            assert consumer.position("t", 0) == 5
+            producer.commit_transaction()
+            assert next_offsets(consumer, 5) == list(range(5, 10))

@@ -31,7 +31,7 @@ from spark_klog.errors import (
 )
 from spark_klog.protocol.apis import METADATA
 from spark_klog.protocol.codec import Message
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 
 _log = logging.getLogger(__name__)
 #: Asks for committed offsets once; returns them, and the errors of single partitions.
@@ -216,11 +216,13 @@ class Positions:
             found.seek(max(0, offset))
             found.succeeded()
 
-    def _offsets(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Offsets by ListOffsets; partitions that fail are noted and left out."""
+    def _offsets(
+        self, times: Mapping[TopicPartition, int], isolation_level: int | None = None
+    ) -> dict[TopicPartition, int]:
+        """Offsets by ListOffsets, see `list_offsets`; partitions that fail are noted and left out."""
         if not times:
             return {}
-        found, failed = offsets_of_led(self._cluster, times)
+        found, failed = offsets_of_led(self._cluster, times, isolation_level)
         for key, error in failed.items():
             item = self._assignment.get(key)
             assert item is not None
@@ -264,7 +266,7 @@ class Positions:
                 wanted[key] = offset
         self._out_of_range.clear()
         first = self._offsets(dict.fromkeys(wanted, EARLIEST))
-        last = self._offsets(dict.fromkeys(first, LATEST))
+        last = self._offsets(dict.fromkeys(first, LATEST), READ_UNCOMMITTED)  # positions may be in open transactions
         for key, end in last.items():
             item, offset = self._assignment.get(key), wanted[key]
             assert item is not None

@@ -14,7 +14,7 @@ from spark_klog.errors import ErrorCode
 from spark_klog.protocol.apis import METADATA
 
 _log = logging.getLogger(__name__)
-#: Seconds between lookups of subscribed topics that do not exist.
+#: Seconds until the next lookup if subscribed topics do not exist, or if no broker answered.
 _MISSING_SECONDS = 1.0
 
 
@@ -28,7 +28,6 @@ class SubscribedTopics:
         self._cluster, self._config = cluster, config
         self._topics: frozenset[str] = frozenset()
         self._pattern: re.Pattern[str] | None = None
-        self._looked_at = -math.inf
         #: When `look` does its next lookup, a reading of `time.monotonic`.
         self.look_at = -math.inf
         #: Partition counts of the topics in the last lookup; 0: the topic does not exist.
@@ -49,7 +48,8 @@ class SubscribedTopics:
     def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | None) -> None:
         """Replace the subscription; the next `look` looks the topics up."""
         self._topics, self._pattern = frozenset(topics), pattern
-        self._looked_at = -math.inf
+        self._counts = {}
+        self.look_at = -math.inf
         self._missing = []
 
     def look(self, now: float) -> bool:
@@ -57,15 +57,10 @@ class SubscribedTopics:
 
         The leader joins again if a topic has new partitions, a member with a pattern if other topics match.
         """
-        age = self._config.client.metadata_max_age_ms / 1000
-        has_no_match = not self._topics and not self._counts and self._pattern is not None
-        if has_no_match or 0 in self._counts.values():
-            age = min(age, _MISSING_SECONDS)
-        self.look_at = self._looked_at + age
         if now < self.look_at:
             return False
-        self._looked_at = now
-        self.look_at = now + age
+        age = self._config.client.metadata_max_age_ms / 1000
+        self.look_at = now + min(age, _MISSING_SECONDS)  # unless all is found
         must_rejoin = False
         counts = self.count(None if self._pattern is not None else self._topics)
         if self._pattern is not None:
@@ -73,6 +68,9 @@ class SubscribedTopics:
             counts = {topic: counts.get(topic, 0) for topic in matching | self._topics}
             must_rejoin = _existing(counts) != _existing(self._counts)
         self._counts = counts
+        has_no_match = not self._topics and not counts and self._pattern is not None
+        if not has_no_match and 0 not in counts.values():
+            self.look_at = now + age
         self._warn_of_missing()
         if self.assigned_for is not None:
             shared = self.assigned_for.keys() & counts.keys()
