@@ -25,7 +25,7 @@ from spark_klog.client.cluster import UNKNOWN_TOPIC, TopicPartition
 from spark_klog.client.consumer.decoding.chunk import Chunk
 from spark_klog.client.delivery.receipts import Receipt
 from spark_klog.client.network.readiness import wait_until_ready
-from spark_klog.client.offsets import list_offsets
+from spark_klog.client.offsets import list_offsets, offset_range
 from spark_klog.errors import (
     DataLossError,
     LogTruncated,
@@ -262,12 +262,18 @@ class Session:
                 position = start
                 known.moved(position)
             elif position > end:
-                self._topics.check_id(key[0])
-                raise DataLossError(
-                    f"{key[0]}-{key[1]} ends at offset {end} at the source, but was mirrored up to {position}: "
-                    f"it was created again or truncated. {_REMEDY}"
-                )
+                self._check_end(key, position)
             self._positions[key] = position
+
+    def _check_end(self, key: TopicPartition, position: int) -> None:
+        """Raise `DataLossError` if the log ends before a position; with read_committed its bounds end earlier."""
+        _, end = offset_range(self._source_admin.cluster, *key)
+        if position > end:
+            self._topics.check_id(key[0])
+            raise DataLossError(
+                f"{key[0]}-{key[1]} ends at offset {end} at the source, but was mirrored up to {position}: "
+                f"it was created again or truncated. {_REMEDY}"
+            )
 
     def _lose(self, key: TopicPartition, position: int, start: int) -> None:
         _log.warning(

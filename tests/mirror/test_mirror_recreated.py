@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from spark_klog.client import Admin
+from spark_klog.client import Admin, Producer as KlogProducer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError, ErrorCode, KlogError, ProtocolError
 from spark_klog.mirror.mirror import Mirror
@@ -122,3 +122,21 @@ def test_nothing_of_the_new_topic_is_copied_unless_it_is_wanted(
     assert "created again" in str(one.error)
     copies = read_topic(target.bootstrap_servers, topic, _PARTITIONS)
     assert [[seen.value for seen in part] for part in copies] == old
+
+
+def test_an_open_transaction_does_not_make_the_log_shorter(cluster: EmbeddedCluster, target: EmbeddedCluster) -> None:
+    """A mirror that has copied its records read_uncommitted goes on read_committed, for which the log ends before."""
+    topic, servers = f"t-{uuid.uuid4().hex[:8]}", cluster.bootstrap_servers
+    make_topic(servers, topic, 1)
+    with KlogProducer({"bootstrap.servers": servers, "transactional.id": topic}) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"open")
+        producer.flush()
+        for level, copied in (("read_uncommitted", 1), ("read_committed", 0)):
+            source = {"bootstrap.servers": servers, "isolation.level": level}
+            to = {"bootstrap.servers": target.bootstrap_servers}
+            mirror = Mirror(MirrorSettings(source, to, name=topic, topics=re.compile(topic)))
+            assert mirror.run(until_end=True).records == copied
+        producer.commit_transaction()
+    assert [seen.value for seen in read_topic(target.bootstrap_servers, topic, 1)[0]] == [b"open"]
