@@ -13,7 +13,7 @@ from spark_klog.client.small_ranges import MOST_RANGES
 from spark_klog.errors import ConfigError, DataLossError, ProtocolError
 from spark_klog.load.journal.model import STAGED, Progress, Range, RangeResult, file_path
 from spark_klog.load.journal.store import Store
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 from spark_klog.spark.options.reads import SplitLimits
 from spark_klog.spark.planning.ranges import (
     RECREATED,
@@ -108,10 +108,13 @@ def find_extent(cluster: Cluster, topics: list[str], progress: Mapping[Key, Prog
     ids = partitions_of(cluster, topics)
     low = list_offsets(cluster, dict.fromkeys(ids, EARLIEST))
     high = list_offsets(cluster, dict.fromkeys(ids, LATEST))
+    # read_committed: before what an earlier run has read of open transactions
+    shorter = [key for key in ids if key in progress and high[key] < progress[key].offset]
+    ends = {**high, **list_offsets(cluster, dict.fromkeys(shorter, LATEST), READ_UNCOMMITTED)}
     start, lost = {}, []
     for key, topic_id in ids.items():
         last = progress.get(key)
-        first, loss = _start(key, last, topic_id, low[key], high[key])
+        first, loss = _start(key, last, topic_id, low[key], ends[key])
         start[key] = first
         lost += loss
     if lost and fail_on_loss:

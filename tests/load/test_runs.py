@@ -292,6 +292,30 @@ def test_transactions_are_gaps_with_a_name(cluster: EmbeddedCluster, topic: str,
     assert by_duckdb(tmp_path) == [(topic, 0, offset) for offset in offsets]
 
 
+@pytest.mark.parametrize("fail_on_loss", [True, False])
+def test_read_committed_after_read_uncommitted(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, fail_on_loss: bool
+) -> None:
+    """Records of an open transaction that are loaded are neither lost nor loaded again."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "log_level": 0})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for index in range(10):
+        producer.produce(topic, b"%d" % index, partition=0)
+    producer.flush(30)
+    run(servers, tmp_path, topic)
+    client = {"bootstrap.servers": servers, "isolation.level": "read_committed"}
+    options = LoadOptions(client, [topic], str(tmp_path), fail_on_loss=fail_on_loss)
+    [item] = load(options, InProcess()).partitions
+    assert item.until == 10
+    producer.commit_transaction(30)
+    [item] = load(options, InProcess()).partitions
+    assert item.until == 11
+    assert by_duckdb(tmp_path) == expected(topic, {0: 10})
+
+
 def test_a_topic_that_was_created_again(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
     servers = cluster.bootstrap_servers
     create_topic(servers, topic)
