@@ -18,9 +18,12 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_klog.client.cluster import Cluster
+from spark_klog.columns.schema import WITHOUT_HEADERS
+from spark_klog.errors import DataLossError
 from spark_klog.spark import stream
+from spark_klog.spark.options.reads import source_options
 from spark_klog.spark.planning import broker_source
-from spark_klog.spark.source import KlogDataSource
+from spark_klog.spark.source import BatchQueryReader, KlogDataSource
 from spark_klog.spark.stream import RangePartition, StreamReader
 from spark_klog.spark.versions import ReadAllAvailable
 
@@ -458,3 +461,24 @@ def test_a_planned_micro_batch_waits_for_an_open_transaction(
         assert found.result() == [0, 1, 2, 3, 4, 5]
     for each in (before, again):
         each.stop()
+
+
+@pytest.mark.parametrize(("start", "is_lost"), [(6, False), (7, True)])
+def test_a_batch_query_that_starts_in_an_open_transaction(servers: str, topic: str, start: int, is_lost: bool) -> None:
+    """A group that was read_uncommitted has committed such an offset: nothing is lost before the log's end."""
+    create_topic(servers, topic)
+    produce(servers, topic, values(5))
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "log_level": 0})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"open")
+    producer.flush(30)
+    options = {"kafka.bootstrap.servers": servers, "subscribe": topic, "kafka.isolation.level": "read_committed"}
+    options["startingOffsets"] = json.dumps({topic: {"0": start}})
+    reader = BatchQueryReader(source_options(options, streaming=False), WITHOUT_HEADERS)
+    if is_lost:
+        with pytest.raises(DataLossError, match="not there yet"):
+            reader.partitions()
+    else:
+        assert ranges_of(reader.partitions()) == []
+    producer.abort_transaction(30)

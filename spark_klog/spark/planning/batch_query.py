@@ -37,6 +37,9 @@ class BatchQuerySource(OffsetSource, Protocol):
     def resolve(self, spec: Spec, partitions: Collection[TopicPartition], option: str) -> Offsets:
         """As `resolution.resolve`, for every spec that the options accept."""
 
+    def log_ends(self, partitions: Collection[TopicPartition]) -> Offsets:
+        """The end of each partition's log: at brokers whatever the isolation level is, in directories as `latest`."""
+
     def tasks(self, ranges: list[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
         """Split and pack ranges into tasks, within the limits of the options."""
 
@@ -88,6 +91,9 @@ def plan_batch_query(source: BatchQuerySource, options: SourceOptions, pushed: P
     begun = {key: offset for key, offset in start.items() if offset > low[key]}  # retention may have passed the others
     check_resolved(begun, end, high, options.starting_option, options.ending_option)
     kept, lost = clip(nonempty_ranges(start, end), low, high)
-    LossReporter(options.on_data_loss).report(lost + beyond(start, end, low, high))
+    late = beyond(start, end, low, high)
+    ends = source.log_ends([item[:2] for item in late]) if late else {}
+    late = [item for item in late if item.start > ends[item[:2]]]  # the others start in open transactions
+    LossReporter(options.on_data_loss).report(lost + late)
     kept = [pushed.clip(item) for item in kept]
     return source.tasks(clip_times(source, kept, pushed.first_time, pushed.end_time))

@@ -142,6 +142,9 @@ class BrokerSource(BrokerOffsets):
     def resolve(self, spec: Spec, partitions: Collection[TopicPartition], option: str) -> Offsets:
         return resolve(self._cluster, spec, partitions, option, self._progress)
 
+    def log_ends(self, partitions: Collection[TopicPartition]) -> Offsets:
+        return high_watermarks(self._cluster, partitions)
+
     def tasks(self, ranges: list[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
         return tasks(self._cluster, ranges, self._options.split)
 

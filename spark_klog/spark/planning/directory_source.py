@@ -103,6 +103,9 @@ class DirectorySource:
                     self._log(key).check_offset(offset)
         return resolution.resolve(self, spec, partitions, option)
 
+    def log_ends(self, partitions: Collection[TopicPartition]) -> Offsets:
+        return resolution.latest(self, partitions)
+
     def tasks(self, ranges: list[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
         limits = self._options.split
         size = limits.max_bytes or (None if limits.min_partitions else _TASK_BYTES)
