@@ -2,21 +2,7 @@
 
 Each broker has up to max.in.flight.requests.per.connection requests in flight. So has each partition with idempotence,
 else one, so that retries keep its order. A batch stays in its partition's queue until the leader confirms it. The
-sender handles responses in the order of the requests, partition by partition:
-
-    no error, DUPLICATE_SEQUENCE_NUMBER     confirmed
-    a retriable error                       retried after a pause, at the leader in fresh metadata
-    no answer: a lost connection, a
-    timeout, a partition left out           retried; a broker that has a numbered batch drops the duplicate
-    OUT_OF_ORDER_SEQUENCE_NUMBER,
-    UNKNOWN_PRODUCER_ID                     if an earlier batch of the partition is unconfirmed: retried after it;
-                                            else renumbered from 0 in the next epoch and retried (KIP-360); final if
-                                            the batch has no number or is in a transaction, or if it is out of order
-                                            because the batch that it is split from may be written
-    MESSAGE_TOO_LARGE                       if the batch has several records: split and sent again (see `splitting`)
-    any other error                         final: the producer fails
-
-Errors after which a batch is retried are final once it was sent again `retries` times.
+sender handles responses in the order of the requests; `outcomes` says what becomes of each batch.
 
 A partition's failed batch and those after it are sent again in order, with the same sequences, when none of them is in
 flight any more (see `Queue`); other partitions go on. A broker recognises duplicates among a producer's last five
@@ -35,33 +21,25 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from spark_klog.client.answers import answer_error
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.delivery.in_flight import InFlight
 from spark_klog.client.delivery.message import encode_batch, produce_message
+from spark_klog.client.delivery.outcomes import Outcomes
 from spark_klog.client.delivery.producer_id import ProducerIds
 from spark_klog.client.delivery.queues import Batch, CallClock, Queue, Request, expired, next_batches
-from spark_klog.client.delivery.receipts import Receipt, Receipts, fresh
+from spark_klog.client.delivery.receipts import Receipt, fresh
 from spark_klog.client.delivery.retries import UNREACHABLE, Retries
-from spark_klog.client.delivery.splitting import split
 from spark_klog.client.delivery.transactions import Transactions
 from spark_klog.client.network.connection import Connection
 from spark_klog.client.network.readiness import wait_until_ready
-from spark_klog.errors import ConnectionFailed, ErrorCode, KlogError, ProducerClosed, ProtocolError
+from spark_klog.errors import ConnectionFailed, KlogError, ProducerClosed
 from spark_klog.protocol.apis import PRODUCE
-from spark_klog.protocol.codec import Message
 from spark_klog.records.formats.batch_v2 import set_produced
 
 _log = logging.getLogger(__name__)
 #: The last version of Produce that expects the producer to add partitions to the transaction (KIP-890).
 _LAST_TRANSACTIONAL = 11
-_CONFIRMED = frozenset({ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER})
-_RENUMBERED = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
 _HALF_PROCESSED = "records may be written or not: an interrupt has ended the call that processes the broker's answer"
-_MAY_BE_WRITTEN = (
-    "the records are probably written: the answer was lost, and then their batch was too large for the topic, whose "
-    "max.message.bytes may have been lowered. They are not sent again: look for them in the topic"
-)
 #: Seconds between looks whether another thread has called `stop`.
 _LONGEST_WAIT = 0.25
 
@@ -83,17 +61,20 @@ class Sender:
         self._clock = CallClock()
         self._in_flight = InFlight(self._config, self._clock)
         self._retries = Retries(cluster, self._producer_ids)
-        #: Bytes of all batches.
-        self._bytes = 0
-        #: Records that `add` was given and no leader has confirmed.
-        self.unconfirmed = 0
+        self._outcomes = Outcomes(self._config, self._retries, is_transactional=transactions is not None)
+        self.receipts = self._outcomes.receipts
         self._failure: KlogError | None = None
         self._is_stopped = False
-        self.receipts = Receipts()
 
     @property
     def size(self) -> int:
-        return self._bytes
+        """Bytes of all batches."""
+        return self._outcomes.bytes
+
+    @property
+    def unconfirmed(self) -> int:
+        """Records that `add` was given and no leader has confirmed."""
+        return self._outcomes.unconfirmed
 
     def work_on(self) -> None:
         """Count all time against delivery.timeout.ms from now on."""
@@ -165,7 +146,7 @@ class Sender:
 
     def _admit(self, key: TopicPartition, count: int) -> Queue:
         """The queue for a batch of `count` records; raises the sender's earlier error."""
-        self.unconfirmed += count
+        self._outcomes.unconfirmed += count
         self.check()
         queue = self._queues.get(key)
         if queue is None:
@@ -182,7 +163,7 @@ class Sender:
     ) -> None:
         deadline = self._clock.now() + self._config.delivery_timeout_ms / 1000
         self._queues[key].add(Batch(data, count, deadline, receipt, first))
-        self._bytes += len(data)
+        self._outcomes.bytes += len(data)
 
     def make_room(self, until: float = math.inf) -> None:
         """Send if max.request.size is reached.
@@ -195,12 +176,12 @@ class Sender:
 
     def has_room(self, size: int) -> bool:
         """Whether `add` of a batch of this size does not have to wait."""
-        unsent = self._bytes - self._in_flight.bytes
-        return not unsent or (unsent + size < self._enough and self._bytes + size <= self._config.buffer_memory)
+        unsent = self.size - self._in_flight.bytes
+        return not unsent or (unsent + size < self._enough and self.size + size <= self._config.buffer_memory)
 
     def await_room(self, until: float) -> None:
         """Deliver until all batches take less than buffer.memory, up to `until`, a reading of `time.monotonic`."""
-        self._deliver(lambda: not self._bytes or self._bytes < self._config.buffer_memory, until)
+        self._deliver(lambda: not self.size or self.size < self._config.buffer_memory, until)
 
     def step(self) -> tuple[float, list[Connection]]:
         """Do what can be done without waiting; return seconds and connections to wait for until the next step."""
@@ -218,12 +199,12 @@ class Sender:
 
     def _may_be_enough(self) -> bool:
         """Whether enough has gathered to send."""
-        waiting = self._bytes - self._in_flight.bytes
-        return waiting >= self._enough or self._bytes > self._config.buffer_memory
+        waiting = self.size - self._in_flight.bytes
+        return waiting >= self._enough or self.size > self._config.buffer_memory
 
     def _is_enough(self) -> bool:
         """Whether `add` must wait until batches are sent."""
-        if not self._may_be_enough() or self._bytes > self._config.buffer_memory:
+        if not self._may_be_enough() or self.size > self._config.buffer_memory:
             return self._may_be_enough()
         unsent = (queue.size - queue.in_flight_size for queue in self._queues.values() if self._is_taken_from(queue))
         return sum(unsent) >= self._enough
@@ -243,12 +224,12 @@ class Sender:
         `UnsupportedVersionError` for records with headers to a broker before 0.11.
         """
         self.check()
-        self._deliver(lambda: not self._bytes, until)
+        self._deliver(lambda: not self.size, until)
 
     @property
     def is_idle(self) -> bool:
         """Whether all batches are confirmed and there was no error."""
-        return not self._bytes and self._failure is None
+        return not self.size and self._failure is None
 
     def reset(self) -> None:
         """Drop all batches and the failure, after requests in flight are answered or request.timeout.ms is over.
@@ -257,7 +238,7 @@ class Sender:
         """
         self._in_flight.drain(self._cluster.deadline())
         self._queues.clear()
-        self._bytes = self.unconfirmed = 0
+        self._outcomes.clear()
         self._failure = None
 
     def _deliver(self, is_done: Callable[[], bool], until: float = math.inf) -> None:
@@ -377,7 +358,7 @@ class Sender:
         self._in_flight.end(node)
         if response is None:
             for queue, batch in request.batches:
-                self._confirm(queue, batch)
+                self._outcomes.confirm(queue, batch)
             return None
         self._in_flight.throttled(node, request.connection.throttled_until)
         requested = {queue.key: (queue, batch) for queue, batch in request.batches}
@@ -386,57 +367,12 @@ class Sender:
             for entry in topic["partition_responses"]:
                 key = topic["name"], entry["index"]
                 if key in requested:
-                    final = self._settle(*requested.pop(key), entry) or final
+                    final = self._outcomes.settle(*requested.pop(key), entry) or final
         if requested:
             left_out = ConnectionFailed(f"broker {node} left partitions out of its answer")
             oldest = [queue for queue, batch in requested.values() if batch is queue.batches[0]]
             final = self._retries.resend(oldest, left_out) or final
         return final
-
-    def _settle(self, queue: Queue, batch: Batch, entry: Message) -> KlogError | None:
-        """Process the response for one partition; return a final error, if any."""
-        code = entry["error_code"]
-        if code in _CONFIRMED:
-            self._confirm(queue, batch, entry["base_offset"], entry["log_append_time_ms"])
-            return None
-        reason = f" ({entry['error_message']})" if entry["error_message"] else ""
-        error = answer_error(PRODUCE, code, f"produce to {queue.name}{reason}")
-        must_split = code == ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1 and batch.first is not None
-        if (error.retriable or code in _RENUMBERED or must_split) and batch is not queue.batches[0]:
-            queue.is_open = False  # an earlier batch has failed: both are sent again, and it counts the attempt
-            return None
-        if must_split:
-            self._split(queue)
-            return None
-        may_renumber = queue.numbering is not None and self._transactions is None
-        if batch.may_be_written and code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
-            error, may_renumber = ProtocolError(code, error.what, advice=_MAY_BE_WRITTEN), False
-        if code in _RENUMBERED and may_renumber:
-            queue.must_renumber = True
-        elif not error.retriable or code in _RENUMBERED:
-            if batch.receipt is not None:
-                batch.receipt.fail(fresh(error))  # in a transaction, the partition has lost records of it
-            return error
-        return self._retries.resend([queue], error)
-
-    def _split(self, queue: Queue) -> None:
-        batch = queue.batches[0]
-        parts = split(batch, self._config)
-        queue.replace_oldest(parts)
-        self._bytes += sum(len(part.data) for part in parts) - len(batch.data)
-        # a warning at the first batch, then seldom: if batch.size is too large, each batch is split
-        level = logging.INFO if queue.splits & (queue.splits - 1) else logging.WARNING
-        hint = "lower batch.size below the topic's max.message.bytes to avoid that"
-        _log.log(level, "a batch of %d records for %s is too large and is split: %s", batch.count, queue.name, hint)
-
-    def _confirm(self, queue: Queue, batch: Batch, base_offset: int = -1, append_time: int = -1) -> None:
-        batch.base_offset, batch.append_time = base_offset, append_time
-        self._bytes -= len(batch.data)
-        self.unconfirmed -= batch.count
-        for confirmed in queue.confirm(batch):
-            if confirmed.receipt is not None:
-                part = confirmed.first or 0, confirmed.count
-                self.receipts.confirm(confirmed.receipt, confirmed.base_offset, confirmed.append_time, part)
 
     def _expire(self) -> None:
         for queue in self._queues.values():
