@@ -60,7 +60,7 @@ def _path() -> Path:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         return found
     except FileNotFoundError:
         raise ConfigError(

@@ -214,6 +214,8 @@ _ELSEWHERE = frozenset({"bootstrap.servers", "group.id", "zookeeper.connect", "o
 
 
 _SCHEME = re.compile(r"([0-9a-zA-Z._%-]*)://")
+#: What a host has not, and what people write between several.
+_BETWEEN = re.compile(r"[\s;|'\"]")
 
 
 def parse_bootstrap(text: str, name: str = "bootstrap.servers", protocol: str = "") -> tuple[tuple[str, int], ...]:
@@ -236,6 +238,8 @@ def parse_bootstrap(text: str, name: str = "bootstrap.servers", protocol: str = 
         host, colon, port = part.rpartition(":")
         if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ConfigError(f"{name}: {part!r} is not HOST:PORT")
+        if _BETWEEN.search(host):
+            raise ConfigError(f"{name}: {part!r} is not HOST:PORT; write commas between several: HOST:PORT,HOST:PORT")
         servers.append((host.strip("[]"), int(port)))
     if not servers:
         raise ConfigError(f"{name} is empty: set HOST:PORT[,HOST:PORT...]")
@@ -302,6 +306,10 @@ def parse_value(kind: str, name: str, text: str) -> Any:
     return text
 
 
+#: What comes before clients' settings in Spark, Kafka Connect and Streams, Flink SQL and Spring.
+_PREFIXES = re.compile(r"(?:spring\.)?(?:kafka\.)?(?:properties\.)?(?:(?:consumer|producer|admin)\.)?(?:override\.)?")
+
+
 def _hint(name: str, prefix: str) -> str:
     """Advice for an unknown setting."""
     if name in _LIBRDKAFKAS:
@@ -311,7 +319,7 @@ def _hint(name: str, prefix: str) -> str:
     if name in _KAFKA_PYTHONS:
         return f"it is kafka-python's, write {prefix}{_KAFKA_PYTHONS[name]}"
     name = name.lower()
-    for other in (name, name.removeprefix("kafka."), name.replace("_", ".")):
+    for other in (name, _PREFIXES.sub("", name, count=1), name.replace("_", ".")):
         if is_known(other):
             return f"write {prefix}{other}"
     known = [*sorted(_ELSEWHERE), *_KNOWN, *sorted(security_settings.NAMES), *sorted(_WITHOUT_EFFECT)]
@@ -347,8 +355,8 @@ def _problem(name: str, prefix: str) -> str:
         return f"setting {prefix}{name} is not supported: {why}"
     if not is_plain_name(name):
         return (
-            f"unknown client setting, not shown as it may be a line of a key; {_hint(name, prefix)}. In a "
-            "properties file each line of PEM but the last ends with a backslash"
+            "unknown client setting, not shown as it may be a line of a key (in a properties file each line of PEM but "
+            f"the last ends with a backslash); {_hint(name, prefix)}"
         )
     return f"unknown client setting {prefix + name!r}; {_hint(name, prefix)}"
 

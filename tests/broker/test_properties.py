@@ -103,6 +103,11 @@ def test_the_same_as_java(tmp_path: Path) -> None:
         assert _ours(data) == entries, data
 
 
+def test_a_byte_order_mark_is_no_part_of_a_name() -> None:
+    """Java takes it for one, and ignores the setting; editors on Windows write it."""
+    assert _ours("security.protocol=SSL\n".encode("utf-8-sig")) == {"security.protocol": "SSL"}
+
+
 @pytest.mark.parametrize(("data", "line"), [(_BAD[0], 1), (_BAD[3], 2), (b"\n#\na=\\\n \\\n\\u1", 3)])
 def test_a_bad_escape_is_named(data: bytes, line: int) -> None:
     with pytest.raises(ConfigError, match=f"^server.properties, line {line}: "):

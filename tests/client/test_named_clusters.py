@@ -55,6 +55,11 @@ def test_settings(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hunter-2" not in repr(found)
 
 
+def test_a_byte_order_mark(config: Path) -> None:
+    config.write_text(FILE, "utf-8-sig")
+    assert named_cluster("dev") == {"bootstrap.servers": "127.0.0.1:9092"}
+
+
 def test_a_connection(config: Path, cluster: EmbeddedCluster) -> None:
     config.write_text(f'[here]\nbootstrap.servers = "{cluster.bootstrap_servers}"\n')
     with Admin(named_cluster("here") | {"client.id": "by-name"}) as admin:

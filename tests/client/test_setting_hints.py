@@ -34,6 +34,11 @@ def _said(name: str, prefix: str = "") -> str:
         ("ackz", "did you mean acks?"),
         ("akcs", "did you mean acks?"),
         ("nonsense", "remove it"),
+        ("consumer.security.protocol", "write security.protocol"),  # of Connect and Streams
+        ("producer.override.acks", "write acks"),
+        ("spring.kafka.properties.security.protocol", "write security.protocol"),
+        ("kafka.consumer.isolation.level", "write isolation.level"),
+        ("properties.group.id", "write group.id"),  # of Flink SQL
     ],
 )
 def test_names_of_other_clients(name: str, hint: str) -> None:

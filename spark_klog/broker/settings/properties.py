@@ -7,11 +7,13 @@ r"""Parser for java.util.Properties, the syntax of Kafka's server.properties.
     \t \n \r \f \u00e9              escapes; a backslash before any other character is dropped: \= \: \# \\
 
 Lines end with LF, CR or CR LF. If a name comes twice, its last value counts. Blanks are space, tab and form feed. Bytes
-are ISO 8859-1, as java.util.Properties.load(InputStream) reads them.
+are ISO 8859-1, as java.util.Properties.load(InputStream) reads them. Unlike there, a byte order mark that an editor has
+written at the beginning is no part of the first name.
 """
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
 
@@ -27,7 +29,7 @@ _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 def parse_properties(data: bytes, source: str) -> dict[str, str]:
     """Values by name; `ConfigError` names `source` and the line of an invalid \\u escape."""
     result = {}
-    for number, line in _logical_lines(data.decode("latin-1")):
+    for number, line in _logical_lines(data.removeprefix(codecs.BOM_UTF8).decode("latin-1")):
         found = _ENTRY.fullmatch(line)
         assert found is not None, "it matches any line"
         try:
