@@ -65,6 +65,15 @@ def test_each_run_goes_on_where_the_last_one_stopped(
     assert sum(pq.ParquetFile(path).metadata.num_rows for path in load.output.rglob("*.parquet")) == 2_500
 
 
+def test_the_table_is_whole_in_a_file(truth: Truth, make_load: Callable[..., Load], topic: str) -> None:
+    """Outside a terminal there is no width to cut names and figures to."""
+    name = f"{topic}-{'x' * 100}"
+    truth.create(name, 1)
+    truth.send(name, 1, 1)
+    ran = make_load(name).run()
+    assert name in ran.stdout, ran.stdout
+
+
 def test_new_topics_and_partitions_with_offsets_in_files(
     zookeeper_cluster: EmbeddedCluster, truth: Truth, make_load: Callable[..., Load], topic: str, tmp_path: Path
 ) -> None:

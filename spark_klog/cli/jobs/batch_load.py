@@ -43,6 +43,7 @@ from spark_klog.cli.jobs.running import (
     exit_code,
     spark_session,
 )
+from spark_klog.cli.output import console
 from spark_klog.client.security.settings.secrets import Settings
 from spark_klog.errors import ConfigError
 from spark_klog.load.audit import COLUMNS, loaded_json, table_rows
@@ -65,7 +66,7 @@ _LIKE_A_TIME = re.compile(r"-?[0-9]+($|[-a-z:T])")
 def _table(loaded: Loaded) -> Table:
     table = Table(title="loaded", title_justify="left")
     for name in COLUMNS:
-        table.add_column(name, justify="left" if name in ("topic", "gaps") else "right")
+        table.add_column(name, justify="left" if name in ("topic", "gaps") else "right", overflow="fold")
     *rows, sums = table_rows(loaded.partitions)
     for row in rows:
         table.add_row(*row)
@@ -111,7 +112,7 @@ def _load_files(options: argparse.Namespace, client: dict[str, str]) -> int:
     if options.json:
         sys.stdout.write(json.dumps(loaded_json(loaded, options.output)) + "\n")
     else:
-        Console().print(_table(loaded))
+        console().print(_table(loaded))
     for item in loaded.failed:
         complain(_JOB, f"{item.topic}-{item.partition} is loaded until {item.until} only: {item.error}")
     if loaded.failed:
@@ -181,7 +182,7 @@ def _load_table(options: argparse.Namespace, client: dict[str, str]) -> int:
     if options.json:
         sys.stdout.write(json.dumps({"records": records, "output": options.output}) + "\n")
     else:
-        Console().print(f"loaded {records:,} records into {options.output}", markup=False)
+        console().print(f"loaded {records:,} records into {options.output}")
     return DONE if records else NOTHING_NEW
 
 
