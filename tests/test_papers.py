@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from functools import cache
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ import generate
 from reference_texts import CURES, SETTINGS
 
 _ELSEWHERE = ["ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "UNSUPPORTED.md"]
+_NOTEBOOKS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
 _LANGUAGES = {"python", "bash", "text", "toml", "{toctree}", "{include}"}
 #: Programs of snippets that are not ours.
 _PROGRAMS = {".", "cd", "cp", "curl", "make", "pip", "printf", "python", "python3", "spark-submit", "sudo", "venv-pack"}
@@ -120,6 +122,16 @@ def test_commands_in_prose(page: str) -> None:
         if "|" in text or "..." in words[1:2] or words[1] == "-":
             continue
         papers.check_klog([word for word in words if "..." not in word])
+
+
+@pytest.mark.parametrize("page", [*papers.pages(), *_NOTEBOOKS])
+def test_extras(page: str) -> None:
+    """The package has the extras that pip is to install. Notebooks name the checkout: no registry has the package."""
+    text = (ROOT / page).read_text()
+    declared = set(metadata("spark-klog").get_all("Provides-Extra") or ())
+    named = re.findall(r"(spark-klog|\.)\[([a-z0-9,]+)\]", text)
+    assert {extra for _, extras in named for extra in extras.split(",")} <= declared
+    assert not page.startswith("notebooks") or "spark-klog" not in {source for source, _ in named}
 
 
 @pytest.mark.parametrize("text", re.findall(r"\btests/[\w/]+\.py\b", "".join(map(papers.prose, papers.pages()))))
