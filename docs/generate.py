@@ -24,6 +24,7 @@ from spark_klog.broker.metrics import page as metrics_page
 from spark_klog.broker.security.config import SECURITY_SETTINGS
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.broker.settings.log_settings import BROKER_LOG_SETTINGS, broker_name, setting_texts
+from spark_klog.broker.settings.server_properties import PLACES
 from spark_klog.broker.settings.setting_documentation import DOCUMENTATION
 from spark_klog.cli.main import main
 from spark_klog.client import config as client_settings
@@ -181,10 +182,10 @@ def broker_settings_page() -> str:
     defaults = {item.metadata["name"]: item.default for item in fields(BrokerConfig) if item.metadata}
     log_texts = setting_texts(LogConfig())
     of_logs = {broker_name(name): text for name, (text, _) in log_texts.items()}
-    names = sorted({*defaults, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS})
-    rows = ((_code(one), _default(defaults.get(one, of_logs.get(one))), DOCUMENTATION.get(one, "")) for one in names)
+    names = sorted({*defaults, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS, *PLACES})
+    rows = ((_code(one), _default(defaults.get(one, of_logs.get(one))), DOCUMENTATION[one]) for one in names)
     topics = (
-        (_code(one), _default(text), _code(broker_name(one) or ""), DOCUMENTATION.get(one, ""))
+        (_code(one), _default(text), _code(broker_name(one) or ""), DOCUMENTATION[one])
         for one, (text, _) in log_texts.items()
     )
     return _page(

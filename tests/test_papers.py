@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_klog.broker.settings import server_properties as broker_settings
 from spark_klog.client.config import is_known
 from spark_klog.client.consumer import settings as consumer_settings
 from spark_klog.spark.options.names import PREFIX, SINK, SOURCE
@@ -106,6 +107,13 @@ def _check_job(words: list[str]) -> None:
             assert word in known, f"{job} has no option {word}"
 
 
+@pytest.mark.parametrize(("job", "page"), [("batch_load", "load"), ("mirror", "mirror"), ("restore", "restore")])
+def test_options_of_jobs_are_in_their_recipes(job: str, page: str) -> None:
+    text = (ROOT / "docs" / "recipes" / f"{page}.md").read_text()
+    options = _options_of(f"jobs/{job}.py") - {"--help"}
+    assert [one for one in sorted(options) if not re.search(rf"{one}(?![a-z-])", text)] == []
+
+
 @cache
 def _options_of(job: str) -> set[str]:
     shown = subprocess.run(
@@ -154,6 +162,9 @@ def test_generated_pages(tmp_path: Path) -> None:
     commands = (tmp_path / "commands.md").read_text()
     assert "## klog offsets copy" in commands
     assert "| `--dry-run` |" in commands
+    settings = (tmp_path / "broker-settings.md").read_text()
+    assert [name for name in broker_settings.PLACES if f"| `{name}` |" not in settings] == []
+    assert re.findall(r"^\| `.*\|  \|$", settings, re.MULTILINE) == []  # rows without a text
     assert "| 0 | Produce | 0-13 |" in (tmp_path / "protocol.md").read_text()
     shared = set(generate.client_setting_names())
     assert set(SETTINGS) == shared | set(consumer_settings._OWN)

@@ -260,8 +260,13 @@ Examples:
   klog cluster --data-dir /tmp/klog --zookeeper --listen 127.0.0.1:9092
 """
 )
-@click.option("--data-dir", required=True, type=click.Path(path_type=Path, file_okay=False))
-@click.option("--brokers", default=1, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--data-dir",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the cluster: new, or that of an earlier one, which goes on.",
+)
+@click.option("--brokers", default=1, show_default=True, type=click.IntRange(1), help="Number of brokers.")
 @click.option("--listen", metavar="HOST:PORT", help="Address of broker 0; the others use free ports of that host.")
 @click.option("--zookeeper", is_flag=True, help="Start a ZooKeeper, too, from pyspark's jars.")
 @click.option("--zookeeper-port", type=click.IntRange(1, 65535), help="Its port on 127.0.0.1; default: a free port.")

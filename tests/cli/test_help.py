@@ -51,6 +51,12 @@ def test_examples(path: str) -> None:
         used.make_parser(place).parse_args(words[len(known.split()) :])
 
 
+@pytest.mark.parametrize("path", COMMANDS)
+def test_options_have_a_text(path: str) -> None:
+    command, _ = COMMANDS[path]
+    assert [one.opts for one in command.params if isinstance(one, click.Option) and not one.help] == []
+
+
 def test_a_mistyped_command_is_suggested() -> None:
     # topics, consume and users have modules of their own
     for typed, meant in (("topic", "'topics'"), ("consme", "'consume'"), ("brokr", "'broker'")):

@@ -53,7 +53,7 @@ def offsets(ctx: click.Context) -> None:
     quiet_client(ctx)
 
 
-_group_option = click.option("--group", required=True)
+_group_option = click.option("--group", required=True, help="Name of the group.")
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print a line of JSON per partition.")
 _topic_option = click.option(
     "--topic", "topics", multiple=True, metavar="TOPIC[:0,1]", help="Only this topic or these partitions; repeatable."
@@ -118,7 +118,14 @@ Examples:
 """
 )
 @_group_option
-@click.option("--from", "source", required=True, metavar="STORE", callback=_store_address)
+@click.option(
+    "--from",
+    "source",
+    required=True,
+    metavar="STORE",
+    callback=_store_address,
+    help="Read them here: see klog offsets --help.",
+)
 @_topic_option
 @command_config_option
 @click.option(
@@ -153,8 +160,22 @@ Examples:
 """,
 )
 @_group_option
-@click.option("--from", "source", required=True, metavar="STORE", callback=_store_address)
-@click.option("--to", "target", required=True, metavar="STORE", callback=_store_address)
+@click.option(
+    "--from",
+    "source",
+    required=True,
+    metavar="STORE",
+    callback=_store_address,
+    help="Read them here: see klog offsets --help.",
+)
+@click.option(
+    "--to",
+    "target",
+    required=True,
+    metavar="STORE",
+    callback=_store_address,
+    help="Write them here: see klog offsets --help.",
+)
 @_topic_option
 @_writing_options
 def copy(
@@ -189,7 +210,14 @@ Examples:
 """,
 )
 @_group_option
-@click.option("--to", "store", required=True, metavar="STORE", callback=_store_address)
+@click.option(
+    "--to",
+    "store",
+    required=True,
+    metavar="STORE",
+    callback=_store_address,
+    help="Write them here: see klog offsets --help.",
+)
 @_topic_option
 @click.option("--to-earliest", "to_earliest", is_flag=True, help="The first record.")
 @click.option("--to-latest", "to_latest", is_flag=True, help="The end of the partition.")

@@ -42,8 +42,8 @@ Examples:
 """
 )
 @click.argument("name")
-@click.option("--partitions", default=1, show_default=True, type=click.IntRange(1))
-@click.option("--replication-factor", default=1, show_default=True, type=click.IntRange(1))
+@click.option("--partitions", default=1, show_default=True, type=click.IntRange(1), help="Number of partitions.")
+@click.option("--replication-factor", default=1, show_default=True, type=click.IntRange(1), help="Copies of each.")
 @click.option("--config", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the topic; repeatable.")
 @click.option("--if-not-exists", is_flag=True, help="Do nothing if the topic exists.")
 @cluster_options

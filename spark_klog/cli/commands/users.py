@@ -40,7 +40,11 @@ Examples:
     help="Repeatable; default: both. PLAIN works with either.",
 )
 @click.option(
-    "--iterations", default=MIN_ITERATIONS, show_default=True, type=click.IntRange(MIN_ITERATIONS, MAX_ITERATIONS)
+    "--iterations",
+    default=MIN_ITERATIONS,
+    show_default=True,
+    type=click.IntRange(MIN_ITERATIONS, MAX_ITERATIONS),
+    help="Rounds of hashing in the stored credentials: more make guessing passwords slower.",
 )
 @click.option("--password-stdin", is_flag=True, help="Read the password from a line of stdin.")
 def add(name: str, path: Path, mechanisms: tuple[str, ...], iterations: int, password_stdin: bool) -> None:

@@ -49,7 +49,9 @@ Examples:
   klog bench --topic clicks-test --existing        write into a topic that is there
 """
 )
-@click.option("--records", "-n", default=200_000, show_default=True, type=click.IntRange(1), metavar="N")
+@click.option(
+    "--records", "-n", default=200_000, show_default=True, type=click.IntRange(1), metavar="N", help="Records to write."
+)
 @click.option(
     "--size", "-s", default=100, show_default=True, type=click.IntRange(1, _MOST_BYTES), help="Bytes of a value."
 )
