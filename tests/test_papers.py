@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import metadata
 from pathlib import Path
 
+import confluent_kafka
+import kafka
 import pytest
+from confluent_kafka.admin import AdminClient as ConfluentAdmin
 
 from spark_klog.broker.settings import server_properties as broker_settings
+from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.config import is_known
 from spark_klog.client.consumer import settings as consumer_settings
 from spark_klog.spark.options.names import PREFIX, SINK, SOURCE
@@ -112,6 +118,24 @@ def test_options_of_jobs_are_in_their_recipes(job: str, page: str) -> None:
     text = (ROOT / "docs" / "recipes" / f"{page}.md").read_text()
     options = _options_of(f"jobs/{job}.py") - {"--help"}
     assert [one for one in sorted(options) if not re.search(rf"{one}(?![a-z-])", text)] == []
+
+
+def test_names_of_other_clients() -> None:
+    """The table has methods that the three libraries have."""
+    rows = re.findall(
+        r"^\| (`.*?) \| (.*?) \| (.*) \|$", (ROOT / "docs/recipes/python-clients.md").read_text(), re.MULTILINE
+    )
+    libraries: list[tuple[object, ...]] = [
+        (kafka.KafkaProducer, kafka.KafkaConsumer, kafka.KafkaAdminClient, kafka.KafkaProducer.DEFAULT_CONFIG),
+        (confluent_kafka, confluent_kafka.Producer, confluent_kafka.Consumer, ConfluentAdmin),
+        (Producer, Consumer, Admin, inspect.signature(Producer.send).parameters),
+    ]
+    assert len(rows) >= 9
+    for row in rows:
+        for cell, places in zip(row, libraries, strict=True):
+            for name in re.findall(r"`(?:Admin\.)?([a-z_]+)`", cell):
+                known = any(hasattr(one, name) or (isinstance(one, Mapping) and name in one) for one in places)
+                assert known, f"{cell}: {name}"
 
 
 @cache

@@ -264,7 +264,8 @@ def _text(name: str, value: Any, prefix: str) -> str:
     shown = prefix + name if is_plain_name(name) else "a setting"
     if value is None:
         raise ConfigError(f"{shown} is None: set a value, or leave the setting out")
-    raise ConfigError(f"{shown} is of type {type(value).__name__}: set text, a number, True or False")
+    told = f"leave it out, {_BYTES}" if name in _SERIALIZERS else "set text, a number, True or False"
+    raise ConfigError(f"{shown} is of type {type(value).__name__}: {told}")
 
 
 def parse_value(kind: str, name: str, text: str) -> Any:
@@ -306,6 +307,8 @@ def parse_value(kind: str, name: str, text: str) -> Any:
     return text
 
 
+_SERIALIZERS = frozenset({"key.serializer", "value.serializer", "key.deserializer", "value.deserializer"})
+_BYTES = "keys and values are bytes: encode and decode them in your program"
 #: What comes before clients' settings in Spark, Kafka Connect and Streams, Flink SQL and Spring.
 _PREFIXES = re.compile(r"(?:spring\.)?(?:kafka\.)?(?:properties\.)?(?:(?:consumer|producer|admin)\.)?(?:override\.)?")
 
@@ -316,6 +319,8 @@ def _hint(name: str, prefix: str) -> str:
         return f"it is librdkafka's, Kafka's name for it is {prefix}{_LIBRDKAFKAS[name]}"
     if name in _LIBRDKAFKAS_COUNTS:
         return f"it is librdkafka's: set {prefix}{_LIBRDKAFKAS_COUNTS[name]}, in bytes"
+    if name.replace("_", ".") in _SERIALIZERS:
+        return f"remove it, {_BYTES}"
     if name in _KAFKA_PYTHONS:
         return f"it is kafka-python's, write {prefix}{_KAFKA_PYTHONS[name]}"
     name = name.lower()

@@ -38,11 +38,18 @@ def _said(name: str, prefix: str = "") -> str:
         ("producer.override.acks", "write acks"),
         ("spring.kafka.properties.security.protocol", "write security.protocol"),
         ("kafka.consumer.isolation.level", "write isolation.level"),
+        ("value_serializer", "remove it, keys and values are bytes: encode"),
+        ("key_deserializer", "remove it, keys and values are bytes: encode"),
         ("properties.group.id", "write group.id"),  # of Flink SQL
     ],
 )
 def test_names_of_other_clients(name: str, hint: str) -> None:
     assert f"unknown client setting {name!r}; {hint}" in _said(name)
+
+
+def test_a_serializer_that_is_a_function() -> None:
+    with pytest.raises(ConfigError, match="serializer is of type type: leave it out, keys and values are bytes:"):
+        client_config({"bootstrap.servers": "h:1", "value.serializer": str})
 
 
 def test_all_wrong_names_at_once() -> None:
