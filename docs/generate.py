@@ -30,6 +30,7 @@ from spark_klog.cli.main import main
 from spark_klog.client import config as client_settings
 from spark_klog.client.consumer import settings as consumer_settings
 from spark_klog.client.security.settings import parse as security_settings, sasl as sasl_settings
+from spark_klog.client.setting_hints import LIBRDKAFKAS
 from spark_klog.error_codes import REMEDIES, ErrorCode, Remedy
 from spark_klog.groups import lag_metrics
 from spark_klog.log.config import LogConfig
@@ -152,7 +153,6 @@ def client_settings_page() -> str:
     own = [item for item in fields(consumer_settings.ConsumerConfig) if item.metadata]
     consumers = {item.metadata["name"] for item in own}
     security = {**sasl_settings.SASL, **security_settings._TLS, **security_settings._TLS_DEFAULTS}
-    aliases = client_settings._LIBRDKAFKAS
     ignored = sorted(client_settings._WITHOUT_EFFECT - consumers)
     refused = {**client_settings._REFUSED, **security_settings._REFUSED}
     head = ("setting", "type", "default", "")
@@ -169,7 +169,7 @@ def client_settings_page() -> str:
         "[Secure clusters](../../recipes/security/index.md) says what to set for which mechanism.",
         _table(("setting", "other names"), ((_code(one), ", ".join(map(_code, security[one]))) for one in security)),
         "## Names of librdkafka",
-        _table(("librdkafka's name", "is"), ((_code(one), _code(aliases[one])) for one in sorted(aliases))),
+        _table(("librdkafka's name", "is"), ((_code(one), _code(LIBRDKAFKAS[one])) for one in sorted(LIBRDKAFKAS))),
         "## Accepted without effect",
         "Settings of Kafka's clients that mean nothing here. A warning names those that are set.",
         ", ".join(map(_code, ignored)) + ".",

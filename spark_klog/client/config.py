@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -12,6 +11,7 @@ from spark_klog.client.security.settings import parse as security_settings
 from spark_klog.client.security.settings.config import PROTOCOLS, SecurityConfig
 from spark_klog.client.security.settings.references import resolved
 from spark_klog.client.security.settings.secrets import Settings, is_plain_name
+from spark_klog.client.setting_hints import BYTES, SERIALIZERS, hint
 from spark_klog.errors import ConfigError
 from spark_klog.records.partitioning import KAFKAS, PARTITIONERS, Partitioning
 from spark_klog.wire.codecs import MAX_DECOMPRESSED, Codec, codec_by_name
@@ -30,10 +30,6 @@ _NUMBERS = {
     "long": (0, _MAX_LONG),
     "positive long": (1, _MAX_LONG),
 }
-
-#: How close (a ratio of `difflib`) an unknown name is to the setting that it probably means. A short name may differ in
-#: one letter, if it has at least so many.
-_CLOSE, _SHORTEST = 0.85, 4
 
 #: The batches of a producer in each partition by which brokers recognise duplicates.
 _MOST_IDEMPOTENT = 5
@@ -91,45 +87,6 @@ _REFUSED = {
     "bootstrap.controllers": "the client talks to brokers, set bootstrap.servers",
     "config.providers": "settings are taken as they are written",
     "oauth_cb": "set sasl.oauthbearer.provider=MODULE:FUNCTION instead",
-}
-
-#: librdkafka's names for Kafka's settings, used by kcat and confluent-kafka.
-_LIBRDKAFKAS = {
-    "compression.codec": "compression.type",
-    "fetch.message.max.bytes": "max.partition.fetch.bytes",
-    "fetch.wait.max.ms": "fetch.max.wait.ms",
-    "max.in.flight": "max.in.flight.requests.per.connection",
-    "message.max.bytes": "max.request.size",
-    "message.send.max.retries": "retries",
-    "message.timeout.ms": "delivery.timeout.ms",
-    "metadata.broker.list": "bootstrap.servers",
-    "queue.buffering.max.ms": "linger.ms",
-    "request.required.acks": "acks",
-    "socket.receive.buffer.bytes": "receive.buffer.bytes",
-    "socket.send.buffer.bytes": "send.buffer.bytes",
-    "socket.timeout.ms": "request.timeout.ms",
-    "topic.metadata.refresh.interval.ms": "metadata.max.age.ms",
-}
-#: librdkafka's settings that count something else than bytes, and Kafka's that do what they are for.
-_LIBRDKAFKAS_COUNTS = {
-    "batch.num.messages": "batch.size",
-    "queue.buffering.max.kbytes": "buffer.memory",
-    "queue.buffering.max.messages": "buffer.memory",
-    "queued.max.messages.kbytes": "fetch.max.bytes",
-    "queued.min.messages": "fetch.max.bytes",
-}
-#: kafka-python's settings whose names are not Kafka's with underscores.
-_KAFKA_PYTHONS = {
-    "sasl_oauth_token_provider": "sasl.oauthbearer.provider",
-    "sasl_plain_password": "sasl.password",
-    "sasl_plain_username": "sasl.username",
-    "ssl_cafile": "ssl.ca.location",
-    "ssl_certfile": "ssl.certificate.location",
-    "ssl_check_hostname": "ssl.endpoint.identification.algorithm",
-    "ssl_ciphers": "ssl.cipher.suites",
-    "ssl_crlfile": "ssl.crl.location",
-    "ssl_keyfile": "ssl.key.location",
-    "ssl_password": "ssl.key.password",
 }
 
 
@@ -264,7 +221,7 @@ def _text(name: str, value: Any, prefix: str) -> str:
     shown = prefix + name if is_plain_name(name) else "a setting"
     if value is None:
         raise ConfigError(f"{shown} is None: set a value, or leave the setting out")
-    told = f"leave it out, {_BYTES}" if name in _SERIALIZERS else "set text, a number, True or False"
+    told = f"leave it out, {BYTES}" if name in SERIALIZERS else "set text, a number, True or False"
     raise ConfigError(f"{shown} is of type {type(value).__name__}: {told}")
 
 
@@ -307,35 +264,6 @@ def parse_value(kind: str, name: str, text: str) -> Any:
     return text
 
 
-_SERIALIZERS = frozenset({"key.serializer", "value.serializer", "key.deserializer", "value.deserializer"})
-_BYTES = "keys and values are bytes: encode and decode them in your program"
-#: What comes before clients' settings in Spark, Kafka Connect and Streams, Flink SQL and Spring.
-_PREFIXES = re.compile(r"(?:spring\.)?(?:kafka\.)?(?:properties\.)?(?:(?:consumer|producer|admin)\.)?(?:override\.)?")
-
-
-def _hint(name: str, prefix: str) -> str:
-    """Advice for an unknown setting."""
-    if name in _LIBRDKAFKAS:
-        return f"it is librdkafka's, Kafka's name for it is {prefix}{_LIBRDKAFKAS[name]}"
-    if name in _LIBRDKAFKAS_COUNTS:
-        return f"it is librdkafka's: set {prefix}{_LIBRDKAFKAS_COUNTS[name]}, in bytes"
-    if name.replace("_", ".") in _SERIALIZERS:
-        return f"remove it, {_BYTES}"
-    if name in _KAFKA_PYTHONS:
-        return f"it is kafka-python's, write {prefix}{_KAFKA_PYTHONS[name]}"
-    name = name.lower()
-    for other in (name, _PREFIXES.sub("", name, count=1), name.replace("_", ".")):
-        if is_known(other):
-            return f"write {prefix}{other}"
-    known = [*sorted(_ELSEWHERE), *_KNOWN, *sorted(security_settings.NAMES), *sorted(_WITHOUT_EFFECT)]
-    beginning = [other for other in known if other.startswith(name)]
-    cutoff = min(_CLOSE, 1 - 1 / max(len(name), _SHORTEST))
-    close = difflib.get_close_matches(name, known, 1, cutoff) or (beginning if len(beginning) == 1 else [])
-    if close:
-        return f"did you mean {prefix}{close[0]}?"
-    return "remove it: Kafka's Java clients have no such setting"
-
-
 def without_effect(settings: Mapping[str, str]) -> list[str]:
     """The names of the given settings that `client_config` accepts and ignores, sorted."""
     return sorted(name for name in settings if name in _WITHOUT_EFFECT)
@@ -355,15 +283,16 @@ def check_names(settings: Mapping[str, Any], prefix: str = "") -> None:
 
 def _problem(name: str, prefix: str) -> str:
     """Why a setting that is not known is refused, and what to do."""
+    known = [*sorted(_ELSEWHERE), *_KNOWN, *sorted(security_settings.NAMES), *sorted(_WITHOUT_EFFECT)]
     why = _REFUSED.get(name) or security_settings.refusal(name)
     if why is not None:
         return f"setting {prefix}{name} is not supported: {why}"
     if not is_plain_name(name):
         return (
             "unknown client setting, not shown as it may be a line of a key (in a properties file each line of PEM but "
-            f"the last ends with a backslash); {_hint(name, prefix)}"
+            f"the last ends with a backslash); {hint(name, prefix, known)}"
         )
-    return f"unknown client setting {prefix + name!r}; {_hint(name, prefix)}"
+    return f"unknown client setting {prefix + name!r}; {hint(name, prefix, known)}"
 
 
 def client_config(settings: Mapping[str, Any], prefix: str = "") -> ClientConfig:

@@ -8,7 +8,8 @@ import pytest
 from confluent_kafka import Producer as ConfluentProducer
 from kafka import KafkaConsumer, KafkaProducer
 
-from spark_klog.client.config import _KAFKA_PYTHONS, _LIBRDKAFKAS, _LIBRDKAFKAS_COUNTS, client_config, is_known
+from spark_klog.client.config import client_config, is_known
+from spark_klog.client.setting_hints import KAFKA_PYTHONS, LIBRDKAFKAS, LIBRDKAFKAS_COUNTS
 from spark_klog.errors import ConfigError
 
 
@@ -67,10 +68,10 @@ def test_a_hint_has_the_prefix_of_the_user() -> None:
 
 
 def test_the_names_are_those_of_the_clients() -> None:
-    ConfluentProducer({name: 1 for name in _LIBRDKAFKAS_COUNTS if name.startswith(("queue.", "batch."))})
+    ConfluentProducer({name: 1 for name in LIBRDKAFKAS_COUNTS if name.startswith(("queue.", "batch."))})
     with pytest.raises(Exception, match=re.escape("no.such.name")):
         ConfluentProducer({"no.such.name": 1})
     theirs = KafkaConsumer.DEFAULT_CONFIG.keys() | KafkaProducer.DEFAULT_CONFIG.keys()
-    assert theirs >= _KAFKA_PYTHONS.keys()
-    hinted = {*_LIBRDKAFKAS.values(), *_LIBRDKAFKAS_COUNTS.values(), *_KAFKA_PYTHONS.values()}
+    assert theirs >= KAFKA_PYTHONS.keys()
+    hinted = {*LIBRDKAFKAS.values(), *LIBRDKAFKAS_COUNTS.values(), *KAFKA_PYTHONS.values()}
     assert [name for name in hinted if not is_known(name)] == []

@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.config import _LIBRDKAFKAS, client_config, without_effect
+from spark_klog.client.config import client_config, without_effect
 from spark_klog.client.consumer.settings import consumer_config, parse_reset
 from spark_klog.client.fetcher import fetch_range
 from spark_klog.client.producer import Producer
+from spark_klog.client.setting_hints import LIBRDKAFKAS
 from spark_klog.errors import ConfigError, ErrorCode, RecordTooLargeToSend, RequestTimedOut
 from tests.support.faults import error
 from tests.support.kafka import Version, kafka_libs
@@ -70,7 +71,7 @@ def test_names_of_librdkafka_are_told_by_kafkas() -> None:
                 told[name] = found[1]
     assert told["fetch.wait.max.ms"] == "fetch.max.wait.ms"
     assert told["message.timeout.ms"] == "delivery.timeout.ms"
-    assert set(told) == _LIBRDKAFKAS.keys()
+    assert set(told) == LIBRDKAFKAS.keys()
     with pytest.raises(ConfigError, match="remove it: Kafka's Java clients have no such setting"):
         client_config(SERVERS | {"statistics.interval.ms": "1"})
     with pytest.raises(ConfigError, match=re.escape("did you mean bootstrap.servers?")):
