@@ -236,6 +236,21 @@ def test_a_transaction_is_written_whole_or_not_at_all(servers: str, topic: str) 
     assert [value for _, _, value, _ in read(servers, topic)].count(b"2") == 5
 
 
+def test_a_start_in_an_open_transaction(servers: str, topic: str) -> None:
+    """It is not beyond the end, although read_committed ends before it."""
+    producer = confluent_kafka.Producer({"bootstrap.servers": servers, "transactional.id": topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for _ in range(3):
+        producer.produce(topic, b"open", partition=0)
+    producer.flush(30)
+    arguments = ("consume", servers, topic, "-p", "0", "--isolation", "read_committed", "--from")
+    assert klog(*arguments, "2") == b""
+    assert b"--from 4 is beyond the end" in klog(*arguments, "4", code=1)
+    producer.commit_transaction(30)
+    assert klog(*arguments, "2") == b"open\n"
+
+
 def test_a_terminal_gets_no_control_characters(servers: str, topic: str) -> None:
     write(servers, topic, [{"value": b"\x1b[2J\xff\xc2\x9b", "partition": 0}])
     ours, its = pty.openpty()

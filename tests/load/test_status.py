@@ -8,9 +8,12 @@ from collections import Counter
 from datetime import datetime, timezone
 from pathlib import Path
 
+import pytest
+
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.load.journal.store import LocalStore
 from spark_klog.load.planning import Limits
-from tests.load.support import run
+from tests.load.support import Killed, failing, run
 from tests.spark.support import Sent, create_topic, delete_records, delete_topic, produce
 from tests.support.klog import klog
 
@@ -53,6 +56,22 @@ def test_hours_beside_the_log(cluster: EmbeddedCluster, topic: str, tmp_path: Pa
         True,
     ), shown
     assert f"{_name(times[0])}  {'#' * 40}  27" in shown.stdout
+
+
+def test_a_first_run_that_was_killed(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 1)
+    produce(cluster.bootstrap_servers, topic, [Sent(b"v", None, 0, 1_700_000_000_000)] * 5)
+
+    def die() -> None:
+        raise Killed
+
+    with pytest.raises(Killed), failing(LocalStore, -2, die):  # after the plan
+        run(cluster.bootstrap_servers, tmp_path, topic)
+    shown = klog("load", "status", str(tmp_path)).stdout
+    assert "run 00000001 failed, was killed, or is under way" in shown
+    assert shown.endswith("no run has finished yet\n")
+    run(cluster.bootstrap_servers, tmp_path, topic)
+    assert klog("load", "status", str(tmp_path)).stdout.endswith("nothing is missing\n")
 
 
 def test_runs_with_nothing_new(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def status_command(
         for item in found.findings:
             click.echo(f"missing: {item.topic}-{item.partition} {item.what}")
         if not found.findings:
-            click.echo("nothing is missing")
+            click.echo("nothing is missing" if found.runs or found.idle else "no run has finished yet")
     if found.findings:
         raise SystemExit(1)
 

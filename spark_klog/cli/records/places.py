@@ -10,7 +10,7 @@ from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.offsets import NO_OFFSET, list_offsets
 from spark_klog.clock import system_ms
 from spark_klog.errors import ConfigError
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 from spark_klog.spark.offsets import BeforeEndSpec, OffsetSpec, TimeSpec, parse_offsets
 
 Place = OffsetSpec | TimeSpec | BeforeEndSpec | int
@@ -60,6 +60,16 @@ def check_until(place: Place) -> None:
         raise ConfigError("--until must not be in the future: use --follow, and end it with Ctrl-C")
 
 
+def _check_starts(cluster: Cluster, starts: Offsets) -> None:
+    """`ConfigError` for a start beyond the end: with read_committed it may be in an open transaction."""
+    end = list_offsets(cluster, dict.fromkeys(starts, LATEST), READ_UNCOMMITTED)
+    for (topic, partition), start in starts.items():
+        if start > end[topic, partition]:
+            raise ConfigError(
+                f"--from {start} is beyond the end of {topic}-{partition}, which is {end[topic, partition]}"
+            )
+
+
 def ranges(
     cluster: Cluster, keys: list[TopicPartition], begin: Place, until: Place
 ) -> tuple[dict[TopicPartition, tuple[int, int]], list[str]]:
@@ -70,11 +80,10 @@ def ranges(
     first = list_offsets(cluster, dict.fromkeys(keys, EARLIEST))
     end = list_offsets(cluster, dict.fromkeys(keys, LATEST))
     starts, stops = offsets_of(cluster, begin, first, end), offsets_of(cluster, until, first, end)
+    _check_starts(cluster, {key: start for key, start in starts.items() if start > end[key]})
     warnings = []
     for topic, partition in keys:
         key = topic, partition
-        if starts[key] > end[key]:
-            raise ConfigError(f"--from {starts[key]} is beyond the end of {topic}-{partition}, which is {end[key]}")
         if starts[key] < first[key]:
             if isinstance(begin, int):
                 warnings.append(f"{topic}-{partition} begins at offset {first[key]}: the records before it are deleted")
