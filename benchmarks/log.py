@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import time
 from collections.abc import Iterator
 
@@ -41,7 +42,8 @@ def _appends(bench: Bench, records: int) -> Iterator[Result]:
         for _ in range(calls):
             log.append(memoryview(data))
         elapsed = time.perf_counter() - started
-        log.delete()
+        log.close()
+        shutil.rmtree(folder)
         return calls * len(data) / elapsed / 1e9
 
     def bare() -> float:
@@ -82,7 +84,8 @@ def _random_reads(bench: Bench) -> Iterator[Result]:
     side = Side("klog")
     take_turns([(side, run)], bench.repeat)
     yield Result(f"range at a random offset of a log of {size >> 30} GB", "µs", side, None, bench.command, False)
-    log.delete()
+    log.close()
+    shutil.rmtree(folder)
 
 
 def _recovery(bench: Bench, records: int) -> Iterator[Result]:
@@ -103,7 +106,7 @@ def _recovery(bench: Bench, records: int) -> Iterator[Result]:
     side = Side("klog")
     take_turns([(side, run)], bench.repeat)
     yield Result(f"recovery, batches of {records} records of 100 B", "GB/s", side, None, bench.command)
-    log.delete()
+    shutil.rmtree(folder)
 
 
 def _many_segments(bench: Bench) -> Iterator[Result]:
@@ -122,7 +125,7 @@ def _many_segments(bench: Bench) -> Iterator[Result]:
     side = Side("klog")
     take_turns([(side, run)], bench.repeat)
     yield Result(f"opening {_SEGMENTS:,} segments", "s", side, None, bench.command, False)
-    log.delete()
+    shutil.rmtree(folder)
 
 
 def _run(bench: Bench) -> Iterator[Result]:
