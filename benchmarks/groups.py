@@ -87,7 +87,7 @@ def _loading(bench: Bench) -> Iterator[Result]:
     side = Side("klog")
     take_turns([(side, run)], bench.repeat)
     yield Result(f"loading {count:,} committed offsets", "s", side, None, bench.command, False)
-    log.delete()
+    log.close()
 
 
 def offset_batches(count: int) -> Iterator[bytes]:
