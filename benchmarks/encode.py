@@ -45,10 +45,13 @@ def _columns(name: str, batch: pa.RecordBatch, codec: Codec) -> float:
     def once() -> int:
         records = 0
         for _, _, columns in encoder.split(batch):
-            while records < columns.count:
-                body, following, base, maximum = chosen.encode(columns, records, _TARGET)
-                build_batch(body, following - records, base_timestamp=base, max_timestamp=maximum, codec=codec)
-                records = following
+            row = 0
+            while row < columns.count:
+                body, following, base, maximum = chosen.encode(columns, row, _TARGET)
+                build_batch(body, following - row, base_timestamp=base, max_timestamp=maximum, codec=codec)
+                row = following
+            records += row
+        assert records == batch.num_rows
         return records
 
     return speed(once)
