@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from benchmarks.broker_pair import broker_pair, check_count, compare, create_topic
 from benchmarks.broker_process import Broker
 from benchmarks.data import produce, run_java
 from benchmarks.figures import Result
+from benchmarks.machine import processor_time
 from benchmarks.sides import SideFailed
 from benchmarks.work import Bench, Work
 from tests.support.kafka import kafka_libs
@@ -62,15 +61,9 @@ def _kcat(broker: Broker, records: int) -> float:
 
 
 def _cpu_of_broker(broker: Broker, records: int) -> float:
-    before = _cpu_seconds(broker)
+    before = processor_time(broker.pid)
     _kcat(broker, records)
-    return _cpu_seconds(broker) - before
-
-
-def _cpu_seconds(broker: Broker) -> float:
-    """User and system time of the process so far."""
-    after_name = Path(f"/proc/{broker.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
+    return processor_time(broker.pid) - before
 
 
 def read_by_kcat(servers: str, topic: str, records: int, *more: str) -> int:

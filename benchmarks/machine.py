@@ -9,6 +9,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -45,6 +47,13 @@ def _kernel() -> str:
     """Which kernel decodes records: the native one, or the reference in Python."""
     code = "from spark_klog.records import kernels; print(kernels.load().__name__)"
     return _output([sys.executable, "-c", code]) or "unknown"
+
+
+def processor_time(pid: int | None) -> float:
+    """Seconds of a process and those below it, so far: Spark's Python workers stay until their session ends."""
+    process = psutil.Process(pid)
+    times = [part.cpu_times() for part in (process, *process.children(recursive=True))]
+    return float(sum(time.user + time.system for time in times))
 
 
 def _cpu_model() -> str:

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import psutil
-
 from benchmarks.broker_pair import check_count, topic
 from benchmarks.data import RECORD_SIZE
 from benchmarks.figures import Result, Side
 from benchmarks.jvm_connector import beside_jvm
+from benchmarks.machine import processor_time
 from benchmarks.no_op import NAME as NO_OP, no_op_side
 from benchmarks.sides import SparkSide, alternate, klog_side
 from benchmarks.work import Bench, Work
@@ -98,19 +97,12 @@ def _written(kafka: Kafka, side: SparkSide, rows: _Rows, codec: str) -> _Run:
     """Write into a new topic, and compare its end offsets with the rows."""
     with topic(kafka.bootstrap_servers, f"write-{next(_NAMES)}") as name:
         options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": name, "kafka.compression.type": codec}
-        spark, broker = _processor_time(side.pid), _processor_time(kafka.pid)
+        spark, broker = processor_time(side.pid), processor_time(kafka.pid)
         seconds = float(side.ask("write", options | _OPTIONS, folder=str(rows.folder))["seconds"])
-        spark, broker = _processor_time(side.pid) - spark, _processor_time(kafka.pid) - broker
+        spark, broker = processor_time(side.pid) - spark, processor_time(kafka.pid) - broker
         check_count(kafka, name, rows.count)
         sizes = [len(data) for log in kafka.log_dir.glob(f"{name}-[0-9]*/*.log") for data in _batches(log)]
     return _Run(seconds, sum(sizes) / len(sizes) / 1000, spark, broker)
-
-
-def _processor_time(pid: int | None) -> float:
-    """Seconds of a process and those below it, so far: Python workers stay until the session ends."""
-    process = psutil.Process(pid)
-    times = [part.cpu_times() for part in (process, *process.children(recursive=True))]
-    return float(sum(time.user + time.system for time in times))
 
 
 def _batches(log: Path) -> Iterator[bytes | memoryview]:
@@ -127,9 +119,9 @@ def _beside_no_op(bench: Bench, kafka: Kafka, folder: Path, rows: _Rows, codec: 
     def speed(side: SparkSide) -> float:
         if side.name == result.klog.name:
             return rows.amount / _written(kafka, side, rows, codec).seconds
-        before = _processor_time(side.pid)
+        before = processor_time(side.pid)
         seconds = float(side.ask("write", {}, folder=str(rows.folder))["seconds"])
-        times.append(_processor_time(side.pid) - before)
+        times.append(processor_time(side.pid) - before)
         return rows.amount / seconds
 
     makers = [(result.klog, lambda: klog_side(folder, rows.confs)), (peer, lambda: no_op_side(folder, rows.confs))]

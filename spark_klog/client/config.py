@@ -168,6 +168,8 @@ class ClientConfig:
 
 _KNOWN = {item.metadata["name"]: item for item in fields(ClientConfig) if item.metadata}
 _ELSEWHERE = frozenset({"bootstrap.servers", "group.id", "zookeeper.connect", "offsets.storage", "dual.commit.enabled"})
+#: All, in the order in which hints look for a similar one.
+_NAMES = dict.fromkeys([*sorted(_ELSEWHERE), *_KNOWN, *sorted(security_settings.NAMES), *sorted(_WITHOUT_EFFECT)])
 
 
 _SCHEME = re.compile(r"([0-9a-zA-Z._%-]*)://")
@@ -271,7 +273,7 @@ def without_effect(settings: Mapping[str, str]) -> list[str]:
 
 def is_known(name: str) -> bool:
     """Whether `client_config` takes a setting of this name."""
-    return name in _KNOWN or name in _ELSEWHERE or name in _WITHOUT_EFFECT or name in security_settings.NAMES
+    return name in _NAMES
 
 
 def check_names(settings: Mapping[str, Any], prefix: str = "") -> None:
@@ -283,16 +285,15 @@ def check_names(settings: Mapping[str, Any], prefix: str = "") -> None:
 
 def _problem(name: str, prefix: str) -> str:
     """Why a setting that is not known is refused, and what to do."""
-    known = [*sorted(_ELSEWHERE), *_KNOWN, *sorted(security_settings.NAMES), *sorted(_WITHOUT_EFFECT)]
     why = _REFUSED.get(name) or security_settings.refusal(name)
     if why is not None:
         return f"setting {prefix}{name} is not supported: {why}"
     if not is_plain_name(name):
         return (
             "unknown client setting, not shown as it may be a line of a key (in a properties file each line of PEM but "
-            f"the last ends with a backslash); {hint(name, prefix, known)}"
+            f"the last ends with a backslash); {hint(name, prefix, _NAMES)}"
         )
-    return f"unknown client setting {prefix + name!r}; {hint(name, prefix, known)}"
+    return f"unknown client setting {prefix + name!r}; {hint(name, prefix, _NAMES)}"
 
 
 def client_config(settings: Mapping[str, Any], prefix: str = "") -> ClientConfig:

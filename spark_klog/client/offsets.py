@@ -194,6 +194,14 @@ def check_committable(key: TopicPartition, offset: int) -> None:
         )
 
 
+def high_watermarks(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """The high watermark of each partition, whatever the isolation level is. Raises what `list_offsets` raises.
+
+    A position beyond the last stable offset, in an open transaction, is not beyond the log's end.
+    """
+    return list_offsets(cluster, dict.fromkeys(partitions, LATEST), READ_UNCOMMITTED)
+
+
 def offset_range(cluster: Cluster, topic: str, partition: int) -> tuple[int, int]:
     """The (earliest, latest) offsets of one partition's log, whatever the isolation level is."""
     key = topic, partition

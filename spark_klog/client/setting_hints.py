@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection
 
 #: librdkafka's names for Kafka's settings, used by kcat and confluent-kafka.
 LIBRDKAFKAS = {
@@ -53,7 +53,7 @@ _PREFIXES = re.compile(r"(?:spring\.)?(?:kafka\.)?(?:properties\.)?(?:(?:consume
 _CLOSE, _SHORTEST = 0.85, 4
 
 
-def hint(name: str, prefix: str, known: Sequence[str]) -> str:
+def hint(name: str, prefix: str, known: Collection[str]) -> str:
     """Advice for an unknown setting, among the known ones."""
     if name in LIBRDKAFKAS:
         return f"it is librdkafka's, Kafka's name for it is {prefix}{LIBRDKAFKAS[name]}"

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
-from spark_klog.client.offsets import list_offsets
+from spark_klog.client.offsets import high_watermarks, list_offsets
 from spark_klog.client.sampling import record_sizes
 from spark_klog.client.small_ranges import MOST_RANGES
 from spark_klog.errors import ConfigError, DataLossError, ProtocolError
 from spark_klog.load.journal.model import STAGED, Progress, Range, RangeResult, file_path
 from spark_klog.load.journal.store import Store
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
+from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.spark.options.reads import SplitLimits
 from spark_klog.spark.planning.ranges import (
     RECREATED,
@@ -110,7 +110,7 @@ def find_extent(cluster: Cluster, topics: list[str], progress: Mapping[Key, Prog
     high = list_offsets(cluster, dict.fromkeys(ids, LATEST))
     # read_committed: before what an earlier run has read of open transactions
     shorter = [key for key in ids if key in progress and high[key] < progress[key].offset]
-    ends = {**high, **list_offsets(cluster, dict.fromkeys(shorter, LATEST), READ_UNCOMMITTED)}
+    ends = {**high, **high_watermarks(cluster, shorter)}
     start, lost = {}, []
     for key, topic_id in ids.items():
         last = progress.get(key)

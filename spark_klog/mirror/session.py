@@ -25,7 +25,7 @@ from spark_klog.client.cluster import UNKNOWN_TOPIC, TopicPartition
 from spark_klog.client.consumer.decoding.chunk import Chunk
 from spark_klog.client.delivery.receipts import Receipt
 from spark_klog.client.network.readiness import wait_until_ready
-from spark_klog.client.offsets import list_offsets, offset_range
+from spark_klog.client.offsets import high_watermarks, list_offsets
 from spark_klog.errors import (
     DataLossError,
     LogTruncated,
@@ -267,7 +267,7 @@ class Session:
 
     def _check_end(self, key: TopicPartition, position: int) -> None:
         """Raise `DataLossError` if the log ends before a position; with read_committed its bounds end earlier."""
-        _, end = offset_range(self._source_admin.cluster, *key)
+        end = high_watermarks(self._source_admin.cluster, [key])[key]
         if position > end:
             self._topics.check_id(key[0])
             raise DataLossError(

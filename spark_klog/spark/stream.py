@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.offsets import list_offsets
+from spark_klog.client.offsets import high_watermarks, list_offsets
 from spark_klog.client.sampling import record_sizes
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
@@ -304,7 +304,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         A group, or this query while it was read_uncommitted, may have read up to them.
         """
         beyond = [key for key, offset in stable.items() if offset < start.get(key, 0)]
-        high = broker_source.high_watermarks(self._cluster, beyond) if beyond else {}
+        high = high_watermarks(self._cluster, beyond) if beyond else {}
         return {key: start[key] for key in beyond if start[key] <= high[key]}
 
     def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:

@@ -466,13 +466,7 @@ def test_a_planned_micro_batch_waits_for_an_open_transaction(
 @pytest.mark.parametrize(("start", "is_lost"), [(6, False), (7, True)])
 def test_a_batch_query_that_starts_in_an_open_transaction(servers: str, topic: str, start: int, is_lost: bool) -> None:
     """A group that was read_uncommitted has committed such an offset: nothing is lost before the log's end."""
-    create_topic(servers, topic)
-    produce(servers, topic, values(5))
-    producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "log_level": 0})
-    producer.init_transactions(30)
-    producer.begin_transaction()
-    producer.produce(topic, b"open")
-    producer.flush(30)
+    producer = five_records_and_an_open_one(servers, topic)
     options = {"kafka.bootstrap.servers": servers, "subscribe": topic, "kafka.isolation.level": "read_committed"}
     options["startingOffsets"] = json.dumps({topic: {"0": start}})
     reader = BatchQueryReader(source_options(options, streaming=False), WITHOUT_HEADERS)

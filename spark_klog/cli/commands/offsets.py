@@ -90,6 +90,11 @@ def _store_address(_ctx: click.Context, _parameter: click.Parameter, address: st
     return address
 
 
+def _store_option(option: str, name: str, verb: str) -> Callable[[_F], _F]:
+    text = f"{verb} them here: see klog offsets --help."
+    return click.option(option, name, required=True, metavar="STORE", callback=_store_address, help=text)
+
+
 def _chosen(offsets: Mapping[TopicPartition, int], topics: Mapping[str, set[int] | None]) -> dict[TopicPartition, int]:
     """The offsets of the topics; all offsets if `topics` is empty."""
 
@@ -118,14 +123,7 @@ Examples:
 """
 )
 @_group_option
-@click.option(
-    "--from",
-    "source",
-    required=True,
-    metavar="STORE",
-    callback=_store_address,
-    help="Read them here: see klog offsets --help.",
-)
+@_store_option("--from", "source", "Read")
 @_topic_option
 @command_config_option
 @click.option(
@@ -160,22 +158,8 @@ Examples:
 """,
 )
 @_group_option
-@click.option(
-    "--from",
-    "source",
-    required=True,
-    metavar="STORE",
-    callback=_store_address,
-    help="Read them here: see klog offsets --help.",
-)
-@click.option(
-    "--to",
-    "target",
-    required=True,
-    metavar="STORE",
-    callback=_store_address,
-    help="Write them here: see klog offsets --help.",
-)
+@_store_option("--from", "source", "Read")
+@_store_option("--to", "target", "Write")
 @_topic_option
 @_writing_options
 def copy(
@@ -210,14 +194,7 @@ Examples:
 """,
 )
 @_group_option
-@click.option(
-    "--to",
-    "store",
-    required=True,
-    metavar="STORE",
-    callback=_store_address,
-    help="Write them here: see klog offsets --help.",
-)
+@_store_option("--to", "store", "Write")
 @_topic_option
 @click.option("--to-earliest", "to_earliest", is_flag=True, help="The first record.")
 @click.option("--to-latest", "to_latest", is_flag=True, help="The end of the partition.")

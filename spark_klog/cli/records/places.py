@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.offsets import NO_OFFSET, list_offsets
+from spark_klog.client.offsets import NO_OFFSET, high_watermarks, list_offsets
 from spark_klog.clock import system_ms
 from spark_klog.errors import ConfigError
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
+from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.spark.offsets import BeforeEndSpec, OffsetSpec, TimeSpec, parse_offsets
 
 Place = OffsetSpec | TimeSpec | BeforeEndSpec | int
@@ -62,7 +62,7 @@ def check_until(place: Place) -> None:
 
 def _check_starts(cluster: Cluster, starts: Offsets) -> None:
     """`ConfigError` for a start beyond the end: with read_committed it may be in an open transaction."""
-    end = list_offsets(cluster, dict.fromkeys(starts, LATEST), READ_UNCOMMITTED)
+    end = high_watermarks(cluster, starts)
     for (topic, partition), start in starts.items():
         if start > end[topic, partition]:
             raise ConfigError(

@@ -28,7 +28,7 @@ class Batch:
 
     __slots__ = (
         *("append_time", "base_offset", "count", "data", "deadline", "first", "is_in_flight", "may_be_written"),
-        *("order", "receipt", "sent"),
+        *("order", "receipt", "times_sent"),
     )
 
     def __init__(
@@ -50,7 +50,7 @@ class Batch:
         self.may_be_written = may_be_written
         self.order = 0
         #: How often it was sent.
-        self.sent = 0
+        self.times_sent = 0
         self.base_offset = self.append_time = -1
 
 
@@ -120,7 +120,7 @@ class Queue:
 
     def sent(self, batch: Batch, node: int) -> None:
         batch.is_in_flight = True
-        batch.sent += 1
+        batch.times_sent += 1
         self.in_flight += 1
         self.in_flight_size += len(batch.data)
         self.node = node

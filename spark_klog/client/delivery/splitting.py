@@ -27,7 +27,7 @@ def split(batch: Batch, config: ClientConfig) -> list[Batch]:
     records = list(iter_records(header, view))
     middle = len(records) // 2
     before = batch.first or 0
-    may_be_written = batch.may_be_written or batch.sent > 1
+    may_be_written = batch.may_be_written or batch.times_sent > 1
     parts: list[Batch] = []
     for first, some in ((before, records[:middle]), (before + middle, records[middle:])):
         base = some[0].timestamp

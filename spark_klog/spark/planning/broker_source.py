@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from uuid import UUID
 
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
-from spark_klog.client.offsets import list_offsets
+from spark_klog.client.offsets import high_watermarks, list_offsets
 from spark_klog.client.sampling import record_sizes, timestamp_types
 from spark_klog.errors import ConfigError, ProtocolError
-from spark_klog.protocol.tables.list_offsets import LATEST, READ_UNCOMMITTED
 from spark_klog.records.topic_names import check_topic_name
 from spark_klog.spark.group_offsets import GroupProgress
 from spark_klog.spark.offsets import GroupSpec, Offsets, Spec, TopicPartition
@@ -84,11 +83,6 @@ def earliest(cluster: Cluster, partitions: Collection[TopicPartition]) -> Offset
 def latest(cluster: Cluster, partitions: Collection[TopicPartition]) -> Offsets:
     """The end of each partition; with read_committed its last stable offset."""
     return resolution.latest(BrokerOffsets(cluster), partitions)
-
-
-def high_watermarks(cluster: Cluster, partitions: Collection[TopicPartition]) -> Offsets:
-    """The high watermark of each partition, whatever the isolation level is."""
-    return list_offsets(cluster, dict.fromkeys(partitions, LATEST), isolation_level=READ_UNCOMMITTED)
 
 
 def resolve(
