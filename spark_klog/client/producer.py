@@ -294,9 +294,6 @@ class Producer(TransactionCalls):
         for key in list(self._gathering):
             self._finish(key, until)
 
-    def _drop_gathered(self) -> None:
-        self._gathering.clear()
-
     def flush(self) -> None:
         """Send all records and wait until they are confirmed, and `on_delivery` was called for them."""
         try:

@@ -128,9 +128,8 @@ class PartitionEncoder:
         ends = np.cumsum(sizes)
         total = int(ends[-1])
         parts = -(-total // self._batch_bytes)
-        # a part ends at the first of the bounds total * part // parts that each record's end has come to
-        part = -(-ends[:-1] * parts // total)
-        cuts = 1 + np.flatnonzero((total * part // parts < ends[1:]) & (part < parts))
+        part = -(-ends * parts // total)  # in which each record ends
+        cuts = 1 + np.flatnonzero(np.diff(part))
         for end in [*cuts.tolist(), len(sizes)]:
             yield self._choose(topic), end
 

@@ -26,13 +26,7 @@ from spark_klog.client.consumer.decoding.chunk import Chunk
 from spark_klog.client.delivery.receipts import Receipt
 from spark_klog.client.network.readiness import wait_until_ready
 from spark_klog.client.offsets import high_watermarks, list_offsets
-from spark_klog.errors import (
-    DataLossError,
-    LogTruncated,
-    OffsetOutOfRange,
-    ProtocolError,
-    TopicRecreated,
-)
+from spark_klog.errors import DataLossError, LogTruncated, OffsetOutOfRange, ProtocolError, TopicRecreated
 from spark_klog.mirror.batches import Span, out_batches
 from spark_klog.mirror.beginnings import prefix_record, topic_record
 from spark_klog.mirror.bounds import Bounds, ends_now, find_bounds

@@ -184,7 +184,7 @@ class Kernel(Protocol):
     def builder(self, columns: frozenset[str]) -> ColumnBuilder:
         """A builder of the named columns, a subset of `COLUMNS`."""
 
-    def encode(self, columns: RecordColumns, start: int, target: int) -> tuple[bytes, int, int, int]:
+    def encode(self, columns: RecordColumns, start: int, target: int) -> tuple[Buffer, int, int, int]:
         """Encode records from row `start` on until the body has `target` bytes, at least one.
 
         Offset deltas count from 0; `columns.offset` is not read. Returns (body, next row, base timestamp, max

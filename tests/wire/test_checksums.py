@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import crcmod.predefined
 import pytest
 from hypothesis import given, strategies as st
 
 from spark_klog.wire import checksums
 from spark_klog.wire.checksums import crc32, crc32c
+from spark_klog.wire.primitives import Buffer
 
 _CRCMOD = crcmod.predefined.mkCrcFun("crc-32c")
 
@@ -37,7 +40,14 @@ def test_crc32c_vectors(kind: type, data: bytes, expected: int) -> None:
 @pytest.mark.parametrize(("data", "expected"), VECTORS)
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_crc32c_vectors_without_the_hardware(kind: type, data: bytes, expected: int) -> None:
-    assert checksums._crcmod_crc32c()(kind(data)) == expected
+    assert checksums._crcmod_crc32c()(kind(data), 0) == expected
+
+
+@pytest.mark.parametrize("function", [crc32c, checksums._crcmod_crc32c()], ids=["installed", "crcmod"])
+def test_crc32c_of_parts(function: Callable[[Buffer, int], int]) -> None:
+    for data, expected in VECTORS:
+        for middle in range(len(data) + 1):
+            assert function(data[middle:], function(data[:middle], 0)) == expected
 
 
 def test_crc32_check_value() -> None:

@@ -9,13 +9,14 @@ from spark_klog.errors import UnsupportedVersionError
 from spark_klog.protocol.codec import Message
 from spark_klog.records.building.conversion import down_convert
 from spark_klog.records.formats.batch_v2 import TRANSACTIONAL_BIT, build_batch
+from spark_klog.wire.primitives import Buffer
 
 #: The first version of Produce with magic 2, and the one with magic 1.
 _FIRST_MAGIC_2, _MAGIC_1 = 3, 2
 
 
 def encode_batch(
-    body: bytes | bytearray,
+    body: Buffer,
     count: int,
     base_timestamp: int,
     max_timestamp: int,

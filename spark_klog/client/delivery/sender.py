@@ -35,6 +35,7 @@ from spark_klog.client.network.readiness import wait_until_ready
 from spark_klog.errors import ConnectionFailed, KlogError, ProducerClosed
 from spark_klog.protocol.apis import PRODUCE
 from spark_klog.records.formats.batch_v2 import set_produced
+from spark_klog.wire.primitives import Buffer
 
 _log = logging.getLogger(__name__)
 #: The last version of Produce that expects the producer to add partitions to the transaction (KIP-890).
@@ -99,7 +100,7 @@ class Sender:
     def add(
         self,
         key: TopicPartition,
-        body: bytes | bytearray,
+        body: Buffer,
         count: int,
         base_timestamp: int,
         max_timestamp: int,

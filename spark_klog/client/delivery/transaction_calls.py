@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.delivery.background import Turns
+from spark_klog.client.delivery.gathering import Gatherings
 from spark_klog.client.delivery.sender import Sender
 from spark_klog.client.delivery.transactions import PreparedTransaction, Transactions
 from spark_klog.client.offsets import GroupMetadata
@@ -16,6 +17,8 @@ class TransactionCalls:
     """The base of `Producer`, which gives it everything that the calls need."""
 
     _cluster: Cluster
+    #: Records that are in no batch yet.
+    _gathering: Gatherings
     _sender: Sender
     _transactions: Transactions | None
     _turns: Turns
@@ -24,10 +27,6 @@ class TransactionCalls:
         raise NotImplementedError
 
     def _flush(self) -> None:
-        raise NotImplementedError
-
-    def _drop_gathered(self) -> None:
-        """Forget the records that are not in a batch yet."""
         raise NotImplementedError
 
     def _transactional(self, call: str) -> Transactions:
@@ -106,7 +105,7 @@ class TransactionCalls:
     def _abort_transaction(self, transactions: Transactions) -> None:
         if not transactions.is_open:
             transactions.abort()  # says why not
-        self._drop_gathered()
+        self._gathering.clear()
         if not self._sender.is_idle:
             transactions.fail()
         if transactions.has_failed:

@@ -230,7 +230,5 @@ def build_batch(
         base_sequence,
         count,
     )
-    batch = bytearray(head)
-    batch += payload
-    _CRC.pack_into(batch, _CRC_POSITION, crc32c(memoryview(batch)[_CRC_START:]))
-    return bytes(batch)
+    _CRC.pack_into(head, _CRC_POSITION, crc32c(payload, crc32c(head[_CRC_START:])))
+    return b"".join((head, payload))  # the only copy of the records

@@ -3,6 +3,7 @@
 cdef enum:
     MAX_VIEWS = 16
     MAX_VARINT = 10  # bytes
+    USUAL_OVERHEAD = 16  # bytes of a record beside its columns
 
 
 # A binary column to read. Its offsets come from outside and are checked value by value.
@@ -131,7 +132,7 @@ def encode(columns, int64_t start, int64_t target):
     cdef Views views = Views()
     cdef Columns source
     cdef int64_t count = columns.count
-    cdef int64_t base, maximum, timestamp, row = start
+    cdef int64_t base, maximum, timestamp, expected, row = start
     cdef Bytes body
     cdef int state = OK
     check_count(count)
@@ -152,7 +153,11 @@ def encode(columns, int64_t start, int64_t target):
     if source.timestamps == NULL:
         raise ValueError("columns have no timestamp; encode needs one")
     base = maximum = int64_at(source.timestamps, start)
+    expected = source.key.size + source.value.size + source.names.size + source.contents.size + USUAL_OVERHEAD * count
+    if expected > target:
+        expected = min(expected, target + target // 16)  # the last record goes beyond it
     try:
+        prepare(&body, expected)
         with nogil:
             while row < count and body.size < target:
                 timestamp = int64_at(source.timestamps, row)
@@ -166,9 +171,9 @@ def encode(columns, int64_t start, int64_t target):
             raise MemoryError
         if state != OK:
             raise ValueError(f"offsets of row {row} lie outside its column's data")
-        return PyBytes_FromStringAndSize(<char *>body.data, body.size), row, base, maximum
+        return taken(&body), row, base, maximum
     finally:
-        free(body.data)
+        release(&body)
 
 
 cdef int put_record(Bytes *body, const Columns *source, int64_t row, int64_t offset_delta,

@@ -294,7 +294,7 @@ def _row_headers(column: HeadersColumn | None, row: int) -> Headers:
     )
 
 
-def encode(columns: RecordColumns, start: int, target: int) -> tuple[bytes, int, int, int]:
+def encode(columns: RecordColumns, start: int, target: int) -> tuple[Buffer, int, int, int]:
     """See `contract.Kernel.encode`."""
     assert columns.timestamp is not None
     timestamps = array("q")
