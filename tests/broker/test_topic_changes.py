@@ -102,8 +102,13 @@ def test_what_cannot_be(tmp_path: Path) -> None:
             await broker.create_partitions("t", 4, [[0], [0]], validate_only=True)
             with pytest.raises(UnknownTopic, match="no topic x"):
                 await broker.alter_topic_settings("x", lambda _: {})
-            for name, value in (("retention.ms", "x"), ("no.such", "1"), ("cleanup.policy", "delete,x")):
-                with pytest.raises(ConfigError):
+            for name, value, words in (
+                ("retention.ms", "x", "must be an integer"),
+                ("no.such", "1", "the known ones are cleanup.policy"),
+                ("retension.ms", "1", r"did you mean retention\.ms"),
+                ("cleanup.policy", "delete,x", "delete"),
+            ):
+                with pytest.raises(ConfigError, match=words):
                     await broker.alter_topic_settings("t", partial(_with, name, value))
             await broker.alter_topic_settings("t", lambda _: {"retention.ms": "6"}, validate_only=True)
             assert sorted(broker.logs.logs) == [("t", 0), ("t", 1)]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from spark_klog.broker.metadata.internal_topics import with_internal_settings
+from spark_klog.broker.settings.kafka_names import advice
 from spark_klog.errors import ConfigError
 from spark_klog.log.config import COMPACT, CREATE_TIME, DELETE, LOG_APPEND_TIME, LogConfig
 
@@ -132,7 +133,7 @@ def topic_settings(settings: Mapping[str, str]) -> dict[str, Any]:
                 raise ConfigError(f"setting {name}={text}: only {_WITHOUT_EFFECT[name]} is supported")
             continue
         if name not in _TOPIC:
-            raise ConfigError(f"unknown topic setting {name!r}; the known ones are {', '.join(sorted(_TOPIC))}")
+            raise ConfigError(f"unknown topic setting {name!r}; {advice(name, _TOPIC, _WITHOUT_EFFECT)}")
         result[_TOPIC[name].attribute] = _value(name, _TOPIC[name], text)
     return result
 
