@@ -24,6 +24,8 @@ _Int32s = np.ndarray[Any, np.dtype[np.int32]]
 _Int64s = np.ndarray[Any, np.dtype[np.int64]]
 #: Bytes of a record beside key, value and headers: an upper limit unless timestamps are weeks apart.
 _RECORD_OVERHEAD = 16
+#: Bytes of an offset in a column of binary values.
+_OFFSET_SIZE = 4
 #: The partition of a row with neither key nor partition; also the kernel's value for null keys.
 _FREE = -1
 
@@ -87,7 +89,7 @@ class PartitionEncoder:
         names = rows.schema.names
         way = self._partitioning
         if "key" in names and way.hash is not None and (way.hashes_null or rows.column("key").null_count < len(rows)):
-            result = self._by_key(_whole(rows.column("key")), count)
+            result = self._by_key(rows.column("key"), count)
         elif way.hashes_null:
             result = np.full(rows.num_rows, way.of(None, count), np.int32)
         if "partition" in names and rows.column("partition").null_count < rows.num_rows:
@@ -153,11 +155,6 @@ def _numbers(array: pa.Array, kind: type[np.generic]) -> np.ndarray[Any, Any]:
     return np.frombuffer(array.buffers()[1], kind)[array.offset :][: len(array)]
 
 
-def _whole(array: pa.Array) -> pa.Array:
-    """The array as binary with 32-bit offsets, beginning at the start of its buffers."""
-    return _from_start(array.cast(pa.binary()))
-
-
 def _from_start(array: pa.Array) -> pa.Array:
     """The array, copied if it is a slice, so that it begins at the start of its buffers."""
     return pa.concat_arrays([array, array.slice(0, 0)]) if array.offset else array
@@ -166,7 +163,7 @@ def _from_start(array: pa.Array) -> pa.Array:
 def _record_sizes(rows: pa.RecordBatch) -> _Int64s:
     """Estimated bytes of each row's record: keys and headers count with their average."""
     count = rows.num_rows
-    offsets = np.frombuffer(_whole(rows.column("value")).buffers()[1] or bytes(4), np.int32)[: count + 1]
+    offsets = np.frombuffer(_binary_column(rows.column("value")).offsets, np.int32)[: count + 1]
     others = sum(rows.column(name).nbytes for name in ("key", "headers") if name in rows.schema.names)
     sizes: _Int64s = np.diff(offsets).astype(np.int64)
     sizes += _RECORD_OVERHEAD + others // max(count, 1)
@@ -178,10 +175,13 @@ def _buffer(buffer: pa.Buffer | None) -> memoryview | None:
 
 
 def _binary_column(array: pa.Array) -> BinaryColumn:
-    validity, offsets, data = array.buffers()
+    """An array of binary or string, with 32-bit offsets; only a slice with nulls is copied."""
     null_count = array.null_count
+    if null_count:
+        array = _from_start(array)
+    validity, offsets, data = array.buffers()
     return BinaryColumn(
-        _buffer(offsets) or bytes(4),
+        bytes(4) if offsets is None else memoryview(offsets)[_OFFSET_SIZE * array.offset :],
         _buffer(data) or b"",
         _buffer(validity) if null_count else None,
         null_count,
@@ -193,8 +193,8 @@ def _records(rows: pa.RecordBatch) -> RecordColumns:
     names = rows.schema.names
     return RecordColumns(
         rows.num_rows,
-        key=_binary_column(_whole(rows.column("key"))) if "key" in names else None,
-        value=_binary_column(_whole(rows.column("value"))),
+        key=_binary_column(rows.column("key")) if "key" in names else None,
+        value=_binary_column(rows.column("value")),
         timestamp=_timestamps(rows).data.cast("B"),
         headers=_headers(rows.column("headers")) if "headers" in names else None,
     )
@@ -215,7 +215,7 @@ def _headers(array: Any) -> HeadersColumn:
         _buffer(array.buffers()[1]) or bytes(4),
         _buffer(array.buffers()[0]) if array.null_count else None,
         array.null_count,
-        _binary_column(_whole(entries.field("key"))),
-        _binary_column(_whole(entries.field("value"))),
+        _binary_column(entries.field("key")),
+        _binary_column(entries.field("value")),
         len(entries),
     )

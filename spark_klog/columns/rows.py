@@ -15,7 +15,7 @@ from spark_klog.columns.schema import FULL
 from spark_klog.errors import InvalidRecords
 
 #: Rows are taken in slices of at most so many rows, and of about so many bytes.
-_SLICE_ROWS, _SLICE_BYTES = 1 << 16, 32 << 20
+SLICE_ROWS, _SLICE_BYTES = 1 << 16, 32 << 20
 _TIMESTAMP = pa.int64()
 
 
@@ -81,14 +81,21 @@ def record_rows(rows: pa.Table | pa.RecordBatch, first: int = 0) -> Iterator[tup
 
     Rows are counted from `first`. `InvalidRecords` for a value that can't be cast, such as a timestamp out of range.
     """
+    names = [name for name in rows.schema.names if name in _COLUMNS]
+    for batch in _slices(rows.select(names)):
+        arrays = [_checked_cast(batch.column(name), name, first) for name in names]
+        yield first, pa.RecordBatch.from_arrays(arrays, names=names)
+        first += batch.num_rows
+
+
+def _slices(rows: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    size = max(1, min(SLICE_ROWS, _SLICE_BYTES * rows.num_rows // max(1, rows.nbytes)))
+    if isinstance(rows, pa.RecordBatch) and rows.num_rows <= size:
+        yield rows
+        return
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-    table = table.select([name for name in table.column_names if name in _COLUMNS])
-    size = max(1, min(_SLICE_ROWS, _SLICE_BYTES * table.num_rows // max(1, table.nbytes)))
     for start in range(0, table.num_rows, size):
-        for batch in table.slice(start, size).combine_chunks().to_batches():
-            arrays = [_checked_cast(batch.column(name), name, first) for name in batch.schema.names]
-            yield first, pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
-            first += batch.num_rows
+        yield from table.slice(start, size).combine_chunks().to_batches()
 
 
 def _checked_cast(array: Any, name: str, first: int) -> Any:
@@ -111,7 +118,9 @@ def _can_cast(array: Any, kind: pa.DataType) -> bool:
 
 
 def _cast(array: Any, kind: pa.DataType) -> Any:
-    return _milliseconds(array) if kinds.is_timestamp(array.type) else array.cast(kind)
+    if kinds.is_timestamp(array.type):
+        return _milliseconds(array)
+    return array if array.type == kind else array.cast(kind)
 
 
 def _milliseconds(times: Any) -> Any:

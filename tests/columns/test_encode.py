@@ -47,10 +47,12 @@ def split(
     batch_bytes: int = 1 << 20,
 ) -> dict[tuple[str, int], list[Content]]:
     result: dict[tuple[str, int], list[Content]] = {}
-    check_rows(batch, 0, topic, partitions)
-    for name, partition, columns in PartitionEncoder(topic, partitions, chosen, batch_bytes).split(batch):
-        assert columns.count
-        result.setdefault((name, partition), []).extend(content(columns))
+    encoder = PartitionEncoder(topic, partitions, chosen, batch_bytes)
+    for first, rows in record_rows(batch):
+        check_rows(rows, first, topic, partitions)
+        for name, partition, columns in encoder.split(rows):
+            assert columns.count
+            result.setdefault((name, partition), []).extend(content(columns))
     return result
 
 

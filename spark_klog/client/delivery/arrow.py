@@ -8,7 +8,7 @@ from itertools import chain
 import pyarrow as pa
 
 from spark_klog.columns.encode import PartitionEncoder
-from spark_klog.columns.rows import check_columns, check_rows, record_rows, topic_names
+from spark_klog.columns.rows import SLICE_ROWS, check_columns, check_rows, record_rows, topic_names
 from spark_klog.columns.sizes import check_sizes
 from spark_klog.records.contract import RecordColumns
 from spark_klog.records.partitioning import Partitioning
@@ -43,9 +43,11 @@ def arrow_records(
     Raises `InvalidRecords` or `RecordTooLargeToSend` before it yields anything, `TypeError` if `rows` is not of Arrow.
     """
     _check_columns(rows, topic)
-    for first, batch in record_rows(rows):
+    # a few rows are cast once; of many only a slice is in memory, so they are cast again
+    few = list(record_rows(rows)) if rows.num_rows <= SLICE_ROWS else None
+    for first, batch in few or record_rows(rows):
         check_rows(batch, first, topic, partitions_of)
         check_sizes(batch, first, topic, *size_limit)
     encoder = PartitionEncoder(topic, partitions_of, choose, batch_bytes, partitioning)
-    for _, batch in record_rows(rows):
+    for _, batch in few or record_rows(rows):
         yield from encoder.split(batch)
