@@ -1,7 +1,8 @@
 """The decision log of a query: CHECKPOINT/klog_sink/NUMBER, a file of JSON for each entry.
 
     {"version": 1, "log": UUID, "prefix": "klog-", "entry": "claim"}
-    {..., "entry": "decision", "batch": 5, "transactions": [[TRANSACTIONAL_ID, PRODUCER_ID, EPOCH, TASK], ...]}
+    {..., "entry": "decision", "batch": 5, "transactions": [[TRANSACTIONAL_ID, PRODUCER_ID, EPOCH, TASK], ...],
+     "planned": SHA-256}
     {..., "entry": "ended"}
 
 An entry is a hard link to a file that was flushed before: only one driver can make a link of that name. Claims of a log
@@ -22,6 +23,7 @@ twice then.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import uuid
@@ -69,6 +71,18 @@ def checkpoint_folder(location: str) -> Path:
             "system is another one"
         )
     return folder
+
+
+def planned(checkpoint: Path, batch: int) -> str:
+    """A hash of what Spark's file offsets/BATCH says a micro-batch reads; empty if the file is missing or unreadable.
+
+    Its first two lines are a version, and the time and watermark of the plan.
+    """
+    try:
+        lines = (checkpoint / "offsets" / str(batch)).read_bytes().splitlines()
+    except OSError:
+        return ""
+    return hashlib.sha256(b"\n".join(lines[2:])).hexdigest() if len(lines) > 2 else ""
 
 
 @dataclass(frozen=True)
@@ -257,6 +271,7 @@ def _encoded(identity: Identity, entry: Entry) -> dict[str, Any]:
         fields["transactions"] = [
             [one.transactional_id, one.producer_id, one.epoch, one.task] for one in entry.transactions
         ]
+        fields["planned"] = entry.planned
     return fields
 
 
@@ -273,4 +288,5 @@ def _decoded(found: dict[str, Any]) -> Entry:
         Transaction(str(name), int(producer_id), int(epoch), int(task))
         for name, producer_id, epoch, task in found["transactions"]
     )
-    return Decision(int(found["batch"]), transactions)
+    # decisions of earlier versions have no plan
+    return Decision(int(found["batch"]), transactions, str(found.get("planned", "")))

@@ -19,7 +19,7 @@ from spark_klog.client.config import client_config
 from spark_klog.client.delivery.transactions import PreparedTransaction
 from spark_klog.errors import ErrorCode, KlogError, ProtocolError
 from spark_klog.spark.exactly_once.clients import CLIENTS
-from spark_klog.spark.exactly_once.decision_log import DecisionLog, Identity
+from spark_klog.spark.exactly_once.decision_log import DecisionLog, Identity, planned
 from spark_klog.spark.exactly_once.protocol import (
     Abort,
     Action,
@@ -52,11 +52,15 @@ class NotDecided(KlogError):
 
 @dataclass(frozen=True)
 class Claimed:
-    """A claim as tasks get it: `identity` is the decision log's, `at` the driver's clock, in seconds since 1970."""
+    """A claim as tasks get it: `identity` is the decision log's, `at` the driver's clock, in seconds since 1970.
+
+    `is_replanned`: the last decided micro-batch has other offsets in the checkpoint now than when it was decided.
+    """
 
     begun: Begun
     identity: Identity
     at: float
+    is_replanned: bool = False
 
 
 def claim(settings: Mapping[str, str], folder: Path, prefix: str) -> Claimed:
@@ -69,7 +73,8 @@ def claim(settings: Mapping[str, str], folder: Path, prefix: str) -> Claimed:
     at = time.time()
     with CLIENTS.borrow(settings) as admin:
         begun = _run(begin(), log, admin)
-    return Claimed(begun, log.identity, at)
+    now = planned(folder, begun.decided)
+    return Claimed(begun, log.identity, at, bool(begun.planned and now and begun.planned != now))
 
 
 def decide(
@@ -81,7 +86,7 @@ def decide(
         if batch > claimed.begun.decided:
             _check_time(settings, claimed, batch)
             _check_open(admin, batch, transactions)
-        _run(finish(claimed.begun, batch, tuple(transactions)), log, admin)
+        _run(finish(claimed.begun, batch, tuple(transactions), planned(folder, batch)), log, admin)
 
 
 def settle(settings: Mapping[str, str], folder: Path, claimed: Claimed) -> None:

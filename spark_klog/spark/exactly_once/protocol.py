@@ -45,10 +45,11 @@ class Claim:
 
 @dataclass(frozen=True)
 class Decision:
-    """The transactions that make up a micro-batch."""
+    """The transactions that make up a micro-batch; `planned`: see `decision_log.planned`."""
 
     batch: int
     transactions: tuple[Transaction, ...]
+    planned: str = ""
 
 
 @dataclass(frozen=True)
@@ -146,10 +147,12 @@ class Begun:
     """A micro-batch that may run: `number` is the next free one of the log, `decided` the last decided batch or -1.
 
     Tasks of batches up to `decided` write nothing. Workers compare `number` to tell later claims from earlier ones.
+    `planned` is that of the last decision.
     """
 
     number: int
     decided: int
+    planned: str = ""
 
 
 def begin() -> Program[Begun]:
@@ -167,17 +170,17 @@ def begin() -> Program[Begun]:
         number += 1
     number += 1
     yield from _sweep(number)
-    return Begun(number, last.batch if isinstance(last, Decision) else -1)
+    return Begun(number, last.batch, last.planned) if isinstance(last, Decision) else Begun(number, -1)
 
 
-def finish(begun: Begun, batch: int, transactions: tuple[Transaction, ...]) -> Program[None]:
+def finish(begun: Begun, batch: int, transactions: tuple[Transaction, ...], planned: str = "") -> Program[None]:
     """Decide a micro-batch, then commit its transactions; run it when all of its tasks have reported.
 
     Raises `Superseded` if another driver has claimed, `DecidedButAborted` if a transaction has timed out.
     """
     if batch <= begun.decided:
         return
-    decision = Decision(batch, transactions)
+    decision = Decision(batch, transactions, planned)
     yield from _append(begun.number, decision)
     yield from _commit(decision, begun.number + 1)
     yield from _sweep(begun.number + 2)

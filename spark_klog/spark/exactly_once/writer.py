@@ -41,14 +41,27 @@ class WrittenInTransaction(Written):
 
 
 class CheckpointMismatch(KlogError):
-    """Spark's micro-batch is neither the last decided one nor the next one. Nothing of it is written."""
+    """Spark's micro-batch is neither the last decided one nor the next one, or has other rows than it had then.
+
+    Nothing of it is written.
+    """
 
     def __init__(self, batch: int, decided: int) -> None:
         self.batch, self.decided = batch, decided
+        if batch == decided:
+            what = (
+                f"Spark has planned micro-batch {batch} again, with other offsets than those that klog_sink of the "
+                "checkpoint says are written: the file of the micro-batch in offsets was lost or changed since"
+            )
+        else:
+            what = (
+                f"Spark runs micro-batch {batch}, but the last decision in klog_sink of the checkpoint is of "
+                f"micro-batch {decided}: the checkpoint is older than its decision log, or the query wrote "
+                "at-least-once meanwhile"
+            )
         super().__init__(
-            f"Spark runs micro-batch {batch}, but the last decision in klog_sink of the checkpoint is of micro-batch "
-            f"{decided}: the checkpoint is older than its decision log, or the query wrote at-least-once meanwhile. "
-            f"Empty the directory klog_sink to write from micro-batch {batch} on; some of its rows may be there already"
+            f"{what}. Empty the directory klog_sink to write from micro-batch {batch} on; some of its rows may be "
+            "there already"
         )
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -75,7 +88,7 @@ class ExactlyOnceWriter(StreamWriter):
         assert claimed is not None, "the data source has claimed the micro-batch"
         assert context is not None, "Spark runs tasks with a context"
         batch, decided = _batch_of(context), claimed.begun.decided
-        if decided >= 0 and batch not in (decided, decided + 1):
+        if (decided >= 0 and batch not in (decided, decided + 1)) or (batch == decided and claimed.is_replanned):
             raise CheckpointMismatch(batch, decided)
         if batch == decided:  # by an earlier run
             for _ in iterator:  # operators before the sink update their state with the rows that they give

@@ -13,10 +13,10 @@ import pytest
 
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.spark.exactly_once import decision_log
-from spark_klog.spark.exactly_once.decision_log import DecisionLog, Identity, checkpoint_folder
+from spark_klog.spark.exactly_once.decision_log import DecisionLog, Identity, checkpoint_folder, planned
 from spark_klog.spark.exactly_once.protocol import Claim, Decision, Ended, Entry, Log, Transaction
 
-DECISION = Decision(3, (Transaction("klog-a-0", 7, 2, 0), Transaction("klog-b-0", 1 << 40, 32766, 5)))
+DECISION = Decision(3, (Transaction("klog-a-0", 7, 2, 0), Transaction("klog-b-0", 1 << 40, 32766, 5)), "5eed")
 
 
 def entries(folder: Path) -> list[str]:
@@ -43,6 +43,7 @@ def test_entries_are_read_by_another_driver(tmp_path: Path) -> None:
         "entry": "decision",
         "batch": 3,
         "transactions": [["klog-a-0", 7, 2, 0], ["klog-b-0", 1 << 40, 32766, 5]],
+        "planned": "5eed",
     }
 
 
@@ -89,13 +90,14 @@ def test_a_restart_with_another_prefix_is_refused(tmp_path: Path) -> None:
     fill(DecisionLog(tmp_path, Identity("team-b.")), Claim())
 
 
-def test_a_log_from_before_prefixes(tmp_path: Path) -> None:
+def test_a_log_from_before_prefixes_and_plans(tmp_path: Path) -> None:
     log = DecisionLog(tmp_path, Identity())
-    fill(log, Claim())
+    fill(log, Decision(4, ()))
     path = tmp_path / "klog_sink" / "0"
-    path.write_text(json.dumps({"version": 1, "log": log.identity.log, "entry": "claim"}))
+    old = {"version": 1, "log": log.identity.log, "entry": "decision", "batch": 4, "transactions": []}
+    path.write_text(json.dumps(old))
     again = DecisionLog(tmp_path, Identity())
-    assert again.read() == Log((Claim(),))
+    assert again.read() == Log((Decision(4, ()),))
     assert again.identity == log.identity
 
 
@@ -208,6 +210,17 @@ def test_what_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert flushed == [".new-", "klog_"]
     fill(log, Ended())
     assert flushed == [".new-", "klog_", "klog_"]
+
+
+def test_a_plan_is_known_by_its_offsets(tmp_path: Path) -> None:
+    (tmp_path / "offsets").mkdir()
+    found = [planned(tmp_path, 3)]
+    for text in ("", "v1\n", "v1\n{1}", "v1\n{1}\na\nb", "v1\n{2}\na\nb", "v1\n{1}\na\nc"):
+        (tmp_path / "offsets" / "3").write_text(text)
+        found.append(planned(tmp_path, 3))
+    assert found[:4] == [""] * 4
+    assert found[4] == found[5] != found[6]
+    assert all(found[4:])
 
 
 def test_a_checkpoint_with_batches_and_no_log_is_refused(tmp_path: Path) -> None:

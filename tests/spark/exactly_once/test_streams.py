@@ -27,12 +27,13 @@ def start(
     topic: str,
     checkpoint: object,
     to: str | None = None,
+    rows: str = "10",
     **more: str,
 ) -> StreamingQuery:
-    """Copy TOPIC-from to the topic, or to another one, ten records a micro-batch."""
+    """Copy TOPIC-from to the topic, or to another one, ten records a micro-batch, or `rows`."""
     stream = spark.readStream.format("klog").option("kafka.bootstrap.servers", servers)
     stream = stream.option("subscribe", f"{topic}-from").option("startingOffsets", "earliest")
-    writer = stream.option("maxOffsetsPerTrigger", 10).load().select("key", "value").writeStream.format("klog")
+    writer = stream.option("maxOffsetsPerTrigger", rows).load().select("key", "value").writeStream.format("klog")
     writer = writer.option("kafka.bootstrap.servers", servers).option("topic", to or topic)
     writer = writer.options(**{"deliveryGuarantee": "exactly-once", **more})
     if checkpoint is not None:
@@ -94,6 +95,26 @@ def test_a_run_that_ended_after_the_decision(spark: SparkSession, servers: str, 
     error = error_of(lambda: query.awaitTermination(_SECONDS))
     assert "Spark runs micro-batch 1, but the last decision" in error
     assert read(servers, topic) == once(30)
+
+
+def test_a_checkpoint_that_went_back_by_a_micro_batch(
+    spark: SparkSession, servers: str, topic: str, tmp_path: Path
+) -> None:
+    """A power failure, or who repairs a checkpoint, takes the newest file of `offsets`: Spark plans more rows."""
+    prepare(servers, topic, 20)
+    copy(spark, servers, topic, tmp_path)
+    last = max(int(path.name) for path in (tmp_path / "offsets").iterdir() if path.name.isdecimal())
+    for name in (f"offsets/{last}", f"offsets/.{last}.crc", f"commits/{last}", f"commits/.{last}.crc"):
+        (tmp_path / name).unlink()
+    copy(spark, servers, topic, tmp_path)  # the same rows, which are there
+    assert read(servers, topic) == once(20)
+    for name in (f"offsets/{last}", f"offsets/.{last}.crc", f"commits/{last}", f"commits/.{last}.crc"):
+        (tmp_path / name).unlink()
+    fill(servers, topic, 20, 26)
+    query = start(spark, servers, topic, tmp_path, rows="100")
+    error = error_of(lambda: query.awaitTermination(_SECONDS))
+    assert f"Spark has planned micro-batch {last} again, with other offsets" in error
+    assert read(servers, topic) == read(servers, topic, committed=False) == once(20)
 
 
 def test_failed_tasks_leave_nothing_open(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
