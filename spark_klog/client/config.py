@@ -10,7 +10,7 @@ from typing import Any
 from spark_klog.client.security.settings import parse as security_settings
 from spark_klog.client.security.settings.config import PROTOCOLS, SecurityConfig
 from spark_klog.client.security.settings.references import resolved
-from spark_klog.client.security.settings.secrets import Settings, is_plain_name
+from spark_klog.client.security.settings.secrets import Settings, check_holds_no_secret, is_plain_name
 from spark_klog.client.setting_hints import BYTES, SERIALIZERS, hint
 from spark_klog.errors import ConfigError
 from spark_klog.records.partitioning import KAFKAS, PARTITIONERS, Partitioning
@@ -217,6 +217,8 @@ def _text(name: str, value: Any, prefix: str) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | int | float):
+        if is_plain_name(name):
+            check_holds_no_secret(prefix + name, name, str(value))
         return str(value)
     if name == "bootstrap.servers" and isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
         return ",".join(value)

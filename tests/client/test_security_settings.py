@@ -299,6 +299,16 @@ def test_a_password_in_an_address_is_refused_and_not_shown(servers: str) -> None
     assert "s3kr1t" not in str(caught.value)
 
 
+@pytest.mark.parametrize("rest", ["\nsasl.password=s3kr1t", " password: s3kr1t", "\n'ssl.key.password' = s3kr1t"])
+@pytest.mark.parametrize("name", ["acks", "linger.ms", "bootstrap.servers", "security.protocol", "sasl.mechanism"])
+def test_a_password_in_the_value_of_another_setting_is_not_shown(name: str, rest: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^{name} is not shown, as a password or another secret is in its"
+    ) as caught:
+        client_config(SERVERS | {name: f"PLAIN{rest}"})
+    assert "s3kr1t" not in str(caught.value)
+
+
 @pytest.mark.parametrize("line", ["MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7", "-----BEGIN", "ab/cd+"])
 def test_a_line_of_a_key_in_the_place_of_a_name_is_not_shown(line: str) -> None:
     given = Settings(SERVERS | {line: line})

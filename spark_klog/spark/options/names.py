@@ -9,7 +9,7 @@ from functools import cache
 
 from spark_klog.client.clusters import named_cluster
 from spark_klog.client.config import check_names, client_config, is_known, without_effect
-from spark_klog.client.security.settings.secrets import Settings
+from spark_klog.client.security.settings.secrets import Settings, check_holds_no_secret
 from spark_klog.errors import ConfigError
 from spark_klog.spark.options.values import canonical
 
@@ -73,6 +73,7 @@ def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     own: dict[str, str] = {}
     for name, value in options.items():
         key = canonical(name)
+        check_holds_no_secret(f"option {name}", key, value)
         if key.startswith(PREFIX):
             setting = key[len(PREFIX) :]
             if setting in PROTECTED:

@@ -5,17 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from spark_klog.errors import ConfigError
+
 _SECRETS = frozenset({"sasl.jaas.config", "ssl.keystore.key", "ssl.key.pem"})
 _SECRET_ENDS = ("password", "secret")
 _HIDDEN = "[hidden]"
 _NOT_SHOWN = "something that is not shown, as the secret is part of it"
 _NAME = re.compile(r"[a-z0-9._-]{1,100}")
+#: A secret's setting, or an option of a JAAS line, in the midst of other text.
+_ASSIGNED = re.compile(r"(?:^|[\s;,\"'])[\w.]*(?:password|secret|sasl\.jaas\.config)[\"']?\s*[=:]", re.IGNORECASE)
 
 
 def is_secret(name: str) -> bool:
     """Whether a setting's value must not be shown; `name` may have the prefix `kafka.`."""
     name = name.lower().removeprefix("kafka.")
     return name in _SECRETS or name.endswith(_SECRET_ENDS)
+
+
+def check_holds_no_secret(shown_name: str, name: str, value: str) -> None:
+    """Raise `ConfigError` for a value that other settings were pasted into, a secret among them: errors show values."""
+    if not is_secret(name) and _ASSIGNED.search(value):
+        raise ConfigError(
+            f"{shown_name} is not shown, as a password or another secret is in its value: set each setting by its own "
+            "name, one at a time"
+        )
 
 
 def is_plain_name(name: str) -> bool:
