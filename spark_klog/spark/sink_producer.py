@@ -18,6 +18,7 @@ from spark_klog.client.producer import Producer
 from spark_klog.columns.rows import check_rows, record_rows, topic_names
 from spark_klog.errors import ErrorCode, InvalidRecords, KlogError, ProtocolError, RecordTooLargeToSend
 from spark_klog.protocol.apis import METADATA
+from spark_klog.records.topic_names import check_topic_name
 from spark_klog.spark.options.names import PREFIX
 
 #: Seconds. A topic that was created just now may be missing in the metadata of some brokers.
@@ -61,6 +62,8 @@ class SinkProducer:
         if not names:
             return
         missing = self._missing(names)
+        for name in missing:
+            check_topic_name(name)  # brokers answer one that is illegal as one that does not exist
         seconds = _GRACE if create_partitions is None else self._cluster.config.request_timeout_ms / 1000
         deadline, attempts = time.monotonic() + seconds, 0
         while missing and time.monotonic() < deadline:

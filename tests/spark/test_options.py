@@ -241,11 +241,22 @@ def test_options_of_the_sink() -> None:
         ({"createTopics": "0"}, "option createTopics=0 must be an integer of at least 1"),
         ({"createTopics": "2147483648"}, "option createTopics=2147483648 must be at most 2147483647"),
         ({"includeHeaders": "yes"}, "option includeHeaders=yes must be true or false"),
+        ({"topic": "a b"}, "option topic: illegal topic name 'a b': 1 to 249 of a-z A-Z 0-9 . _ - are allowed$"),
+        ({"topic": "a,b"}, "illegal topic name 'a,b': .*; to write to several topics add a column 'topic'"),
+        ({"path": "clicks"}, "option path is for reading: set the option topic"),
     ]:
         with pytest.raises(ConfigError, match=message):
             sink_options(SERVERS | options)
     with pytest.raises(ConfigError, match="option createTopics is for writing"):
         source_options(BASE | {"createTopics": "3"}, streaming=False)
+
+
+@pytest.mark.parametrize("name", ["kafka.acks", "kafka.linger.ms", "kafka.bootstrap.servers", "createTopics", "topic"])
+@pytest.mark.parametrize("rest", ["\nkafka.sasl.password=hunter2", ", sasl.jaas.config=M required password='hunter2';"])
+def test_a_password_pasted_into_another_option_is_not_shown(name: str, rest: str) -> None:
+    with pytest.raises(ConfigError, match=f"^option {name} is not shown, as a password or another secret") as caught:
+        sink_options(SERVERS | {name: f"1{rest}"})
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["assign", "subscribe", "subscribePattern", *READING, *READING_WITH_ANOTHER])

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from spark_klog.client.config import client_config
 from spark_klog.errors import ConfigError
-from spark_klog.spark.options.names import PREFIX, SOURCE, split
+from spark_klog.records.topic_names import check_topic_name
+from spark_klog.spark.options.names import PREFIX, SOURCE, SUBSCRIPTIONS, split
 from spark_klog.spark.options.values import boolean, canonical, choice, count
 
 #: Spark's own options for a streaming write, which it passes to the sink, too.
@@ -43,7 +44,8 @@ def sink_options(options: Mapping[str, str], streaming: bool = False) -> SinkOpt
     settings, own = split({name: value for name, value in options.items() if canonical(name) not in _SPARKS})
     for name in SOURCE:
         if canonical(name) in own:
-            raise ConfigError(f"option {name} is for reading")
+            instead = ": set the option topic" if name == "path" or name in SUBSCRIPTIONS else ""
+            raise ConfigError(f"option {name} is for reading{instead}")
     boolean(own, "includeHeaders", False)  # without effect, as with Spark's connector: a column headers is written
     create = count(own, "createTopics")
     if create is not None and create > _MOST_PARTITIONS:
@@ -51,7 +53,20 @@ def sink_options(options: Mapping[str, str], streaming: bool = False) -> SinkOpt
     guarantee = choice(own, "deliveryGuarantee", {name: name for name in ("at-least-once", "exactly-once")})
     is_exact = guarantee == "exactly-once"
     checkpoint = _checkpoint(options, settings, streaming) if is_exact else None
-    return SinkOptions(settings, own.get("topic", "").strip() or None, create, checkpoint, _id_prefix(own, is_exact))
+    return SinkOptions(settings, _topic(own), create, checkpoint, _id_prefix(own, is_exact))
+
+
+def _topic(own: dict[str, str]) -> str | None:
+    """The option topic, one name."""
+    topic = own.get("topic", "").strip()
+    if not topic:
+        return None
+    try:
+        check_topic_name(topic)
+    except ConfigError as error:
+        several = "; to write to several topics add a column 'topic'" if "," in topic else ""
+        raise ConfigError(f"option topic: {error}{several}") from None
+    return topic
 
 
 def _id_prefix(own: dict[str, str], is_exact: bool) -> str:
