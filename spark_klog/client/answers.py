@@ -60,8 +60,11 @@ _ADVICE: dict[int, dict[ErrorCode, str]] = {
         "transaction.max.timeout.ms (15 minutes by default): lower the one or raise the other",
     },
     PRODUCE.key: {
-        ErrorCode.MESSAGE_TOO_LARGE: "the record, or the batch that a mirror copies, is larger than the topic's "
+        ErrorCode.MESSAGE_TOO_LARGE: "the record, or a batch that a mirror copies, is larger than the topic's "
         "max.message.bytes: raise that",
+        ErrorCode.INVALID_TIMESTAMP: "the topic's settings message.timestamp.before.max.ms and "
+        "message.timestamp.after.max.ms (message.timestamp.difference.max.ms before Kafka 3.6) do not allow the "
+        "records' times: raise them, or leave the times out (in Spark drop the column timestamp)",
     },
     TXN_OFFSET_COMMIT.key: {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "the cluster has no such partition, check the topic's name and number",

@@ -59,6 +59,9 @@ def hint(name: str, prefix: str, known: Collection[str]) -> str:
         return f"it is librdkafka's, Kafka's name for it is {prefix}{LIBRDKAFKAS[name]}"
     if name in LIBRDKAFKAS_COUNTS:
         return f"it is librdkafka's: set {prefix}{LIBRDKAFKAS_COUNTS[name]}, in bytes"
+    if name == "compression.level":
+        codecs = ", ".join(f"{prefix}compression.{codec}.level" for codec in ("gzip", "lz4", "zstd"))
+        return f"it is librdkafka's: set that of the codec, {codecs}"
     if name.replace("_", ".") in SERIALIZERS:
         return f"remove it, {BYTES}"
     if name in KAFKA_PYTHONS:

@@ -172,7 +172,10 @@ def check_rows(rows: pa.RecordBatch, first: int, topic: str | None, partitions_o
         if pc.any(wrong).as_py():
             row = _first(wrong)
             time = rows.column("timestamp")[row].as_py()
-            raise InvalidRecords(f"row {first + row}: timestamp {time} ms is negative", "timestamp", first + row)
+            text = (
+                f"row {first + row}: timestamp {time} ms is negative: no record is older than 1970; null is the present"
+            )
+            raise InvalidRecords(text, "timestamp", first + row)
     if "headers" in names:
         _check_headers(rows.column("headers"), first)
 

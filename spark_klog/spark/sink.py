@@ -66,7 +66,8 @@ def _check_schema(schema: StructType, topic: str | None) -> None:
     _check_column(schema, "partition", (IntegerType,))
     _check_column(schema, "timestamp", (TimestampType,))
     if "headers" in names and not _is_headers(schema["headers"].dataType):
-        raise ConfigError(f"column 'headers' must be {_HEADERS.simpleString()}")
+        found = schema["headers"].dataType.simpleString()
+        raise ConfigError(f"column 'headers' must be {_HEADERS.simpleString()}, not {found}: cast it")
 
 
 def _is_headers(kind: DataType) -> bool:

@@ -97,7 +97,9 @@ def test_rows_of_arrow_in_a_transaction(brokers: Brokers) -> None:
 def test_a_single_record_is_refused_and_those_before_it_are_confirmed(brokers: Brokers) -> None:
     with Producer(_settings(brokers)) as producer:
         deliveries = [producer.send("t", value, partition=0) for value in (b"0", b"1", bytes(LIMIT), b"3")]
-        with pytest.raises(ProtocolError, match=r"MESSAGE_TOO_LARGE.*max\.message\.bytes: raise that"):
+        with pytest.raises(
+            ProtocolError, match=r"t-0, \d{4} bytes: MESSAGE_TOO_LARGE.*max\.message\.bytes: raise that"
+        ):
             producer.flush()
         assert [delivery.result(0).offset for delivery in deliveries[:2]] == [0, 1]
         for delivery in deliveries[2:]:

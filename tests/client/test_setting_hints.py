@@ -25,6 +25,10 @@ def _said(name: str, prefix: str = "") -> str:
         ("sasl.user", "did you mean sasl.username?"),
         ("sasl.pass", "did you mean sasl.password?"),
         ("bootstrap", "did you mean bootstrap.servers?"),
+        (
+            "compression.level",
+            "it is librdkafka's: set that of the codec, compression.gzip.level, compression.lz4.level",
+        ),
         ("queue.buffering.max.kbytes", "it is librdkafka's: set buffer.memory, in bytes"),
         ("queue.buffering.max.messages", "it is librdkafka's: set buffer.memory, in bytes"),
         ("batch.num.messages", "it is librdkafka's: set batch.size, in bytes"),

@@ -201,7 +201,7 @@ def test_no_rows(spark: SparkSession, servers: str, topic: str) -> None:
         (
             "'x' as value, array('a') as headers",
             {"topic": "t"},
-            "column 'headers' must be array<struct<key:string,value:binary>>",
+            "column 'headers' must be array<struct<key:string,value:binary>>, not array<string>: cast it",
         ),
         (
             "'x' as value",
@@ -227,6 +227,11 @@ def test_rows_that_can_not_be_written(spark: SparkSession, servers: str, topic: 
     create_topic(servers, topic, 2)
     null_topic = spark.range(0, 1, 1, 1).selectExpr("cast(null as string) as topic", "'x' as value")
     assert "row 0 has a null topic" in error_of(lambda: write(null_topic, servers))
+    illegal = spark.range(0, 1, 1, 1).selectExpr("'a b' as topic", "'x' as value")
+    for options in ({}, {"createTopics": "1"}):
+        assert "illegal topic name 'a b': 1 to 249 of a-z" in error_of(
+            lambda given=options: write(illegal, servers, **given)
+        )
     no_utf_8 = spark.range(0, 9, 1, 1).selectExpr("if(id = 8, cast(X'61ff' as string), 'a') as topic", "'x' as value")
     assert "row 8: column 'topic' is b'a" in error_of(lambda: write(no_utf_8, servers))
     partition = spark.range(0, 1, 1, 1).selectExpr("9 as partition", "'x' as value")

@@ -60,7 +60,8 @@ class Outcomes:
             self.confirm(queue, batch, entry["base_offset"], entry["log_append_time_ms"])
             return None
         reason = f" ({entry['error_message']})" if entry["error_message"] else ""
-        error = answer_error(PRODUCE, code, f"produce to {queue.name}{reason}")
+        size = f", {len(batch.data)} bytes" if code == ErrorCode.MESSAGE_TOO_LARGE else ""
+        error = answer_error(PRODUCE, code, f"produce to {queue.name}{size}{reason}")
         must_split = code == ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1 and batch.first is not None
         if (error.retriable or code in _RENUMBERED or must_split) and batch is not queue.batches[0]:
             queue.is_open = False  # an earlier batch has failed: both are sent again, and it counts the attempt
@@ -86,8 +87,9 @@ class Outcomes:
         self.bytes += sum(len(part.data) for part in parts) - len(batch.data)
         # a warning at the first batch, then seldom: if batch.size is too large, each batch is split
         level = logging.INFO if queue.splits & (queue.splits - 1) else logging.WARNING
-        hint = "lower batch.size below the topic's max.message.bytes to avoid that"
-        _log.log(level, "a batch of %d records for %s is too large and is split: %s", batch.count, queue.name, hint)
+        hint = f"raise that, or lower {self._config.named('batch.size')}={self._config.batch_size}, to avoid it"
+        what = f"a batch of {batch.count} records and {len(batch.data)} bytes for {queue.name}"
+        _log.log(level, "%s is larger than the topic's max.message.bytes and is split: %s", what, hint)
 
     def confirm(self, queue: Queue, batch: Batch, base_offset: int = -1, append_time: int = -1) -> None:
         """The leader has the batch, at this offset and log append time (ms), if it says so."""
