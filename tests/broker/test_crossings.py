@@ -651,6 +651,37 @@ def test_others_are_served_while_old_formats_are_converted(tmp_path: Path, monke
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("partition", "is_offline", "code", "reason"),
+    [
+        (0, False, ErrorCode.LEADER_NOT_AVAILABLE, "t-0 is new: broker 0 has not made its log yet"),
+        (0, True, ErrorCode.KAFKA_STORAGE_ERROR, "t-0 can't be written: its log on broker 0 is offline, see what"),
+        (1, False, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "t-1 does not exist"),
+    ],
+)
+def test_why_there_is_no_log_to_append_to(
+    tmp_path: Path, partition: int, is_offline: bool, code: ErrorCode, reason: str
+) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.create_topic("t", 1)
+            log = broker.logs.logs.pop(("t", 0))
+            if is_offline:
+                broker.logs.offline["t", 0] = log
+            data = {"index": partition, "records": memoryview(bytearray())}
+            topics = [{"name": "t", "topic_id": UUID(int=0), "partition_data": [data]}]
+            message = {"acks": -1, "transactional_id": None, "topic_data": topics}
+            answer = await asyncio.wait_for(produce.handle(broker, client_request(7), message), 30)
+            assert answer is not None
+            (found,) = answer["responses"][0]["partition_responses"]
+            assert found["error_code"] == code
+            assert found["error_message"].startswith(reason)
+            broker.logs.offline.clear()
+            broker.logs.logs["t", 0] = log  # to be closed
+
+    asyncio.run(run())
+
+
 def test_a_disk_that_fails_as_it_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with running(tmp_path) as broker:

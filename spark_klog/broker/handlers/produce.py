@@ -35,6 +35,12 @@ _NO_CODEC = 0
 _FIRST_MAGIC_2 = 3
 #: From this version on topics are named by id (KIP-516).
 _FIRST_TOPIC_IDS = 13
+#: Why a broker has no log to append to, where it is not that another one leads.
+_NO_LOG = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "does not exist",
+    ErrorCode.LEADER_NOT_AVAILABLE: "is new: broker {} has not made its log yet",
+    ErrorCode.KAFKA_STORAGE_ERROR: "can't be written: its log on broker {} is offline, see what that has logged",
+}
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message | None:
@@ -79,7 +85,8 @@ async def _append(
         return _failed(index, ErrorCode.INVALID_TOPIC_EXCEPTION, f"only the broker writes to internal topic {topic}")
     log = await broker.leader_log(topic, index)
     if isinstance(log, ErrorCode):
-        return _failed(index, log, f"{topic}-{index} is not led by broker {broker.config.broker_id}")
+        why = _NO_LOG.get(log, "is not led by broker {}").format(broker.config.broker_id)
+        return _failed(index, log, f"{topic}-{index} {why}")
     if records is None:
         return _failed(index, ErrorCode.INVALID_RECORD, "no records")
     try:
