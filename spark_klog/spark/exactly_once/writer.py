@@ -48,21 +48,24 @@ class CheckpointMismatch(KlogError):
 
     def __init__(self, batch: int, decided: int) -> None:
         self.batch, self.decided = batch, decided
+        empty = f"empty the directory klog_sink to write from micro-batch {batch} on"
+        runs = f"Spark runs micro-batch {batch}, but the last decision in klog_sink of the checkpoint is of {decided}"
+        some = "some of its rows may be there already"
         if batch == decided:
-            what = (
+            told = (
                 f"Spark has planned micro-batch {batch} again, with other offsets than those that klog_sink of the "
-                "checkpoint says are written: the file of the micro-batch in offsets was lost or changed since"
+                "checkpoint says are written: the file of the micro-batch in offsets was lost or changed since. "
+                f"To go on, {empty}; {some}"
+            )
+        elif batch < decided:
+            told = (
+                f"{runs}: another run of this query uses the checkpoint, or the checkpoint is older than its decision "
+                "log. Stop one of two runs, and start this one again if it is the other. Only if there was no other, "
+                f"{empty}: the rows of micro-batches {batch} to {decided} are there already, and are written again"
             )
         else:
-            what = (
-                f"Spark runs micro-batch {batch}, but the last decision in klog_sink of the checkpoint is of "
-                f"micro-batch {decided}: the checkpoint is older than its decision log, or the query wrote "
-                "at-least-once meanwhile"
-            )
-        super().__init__(
-            f"{what}. Empty the directory klog_sink to write from micro-batch {batch} on; some of its rows may be "
-            "there already"
-        )
+            told = f"{runs}: the query wrote at-least-once meanwhile. To go on, {empty}; {some}"
+        super().__init__(told)
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.batch, self.decided)

@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_klog.errors import ConfigError
+from spark_klog.spark.exactly_once.writer import CheckpointMismatch
 from spark_klog.spark.source import KlogDataSource
 from tests.spark.support import error_of
 
@@ -72,3 +73,12 @@ def test_batch_writes(spark: SparkSession) -> None:
     for more in ({}, {"checkpointLocation": "/tmp/a"}):
         error = config_error(error_of(writer.options(**OPTIONS, **more).save))
         assert "exactly-once is for streams (writeStream): a batch write, in foreachBatch too" in error
+
+
+def test_a_micro_batch_that_does_not_follow_the_last_decision() -> None:
+    """An empty klog_sink helps a query that has written at-least-once; beside another run it would double rows."""
+    behind, ahead = str(CheckpointMismatch(3, 10)), str(CheckpointMismatch(12, 10))
+    assert "Stop one of two runs, and start this one again if it is the other. Only if there was no other," in behind
+    assert "the rows of micro-batches 3 to 10 are there already, and are written again" in behind
+    assert "another run" not in ahead
+    assert "To go on, empty the directory klog_sink to write from micro-batch 12 on" in ahead

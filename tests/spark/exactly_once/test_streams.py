@@ -94,6 +94,7 @@ def test_a_run_that_ended_after_the_decision(spark: SparkSession, servers: str, 
     query = start(spark, servers, topic, tmp_path)
     error = error_of(lambda: query.awaitTermination(_SECONDS))
     assert "Spark runs micro-batch 1, but the last decision" in error
+    assert "another run of this query uses the checkpoint, or the checkpoint is older" in error
     assert read(servers, topic) == once(30)
 
 
