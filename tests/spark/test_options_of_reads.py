@@ -43,6 +43,8 @@ PLACES: list[tuple[dict[str, str], Spec]] = [
     ({"Offsets": "earliest"}, OffsetSpec(-2)),
     ({"Offsets": " Latest "}, OffsetSpec(-1)),
     ({"Offsets": '{"t":{"0":7}}'}, OffsetSpec(each=EACH)),
+    # a topic, not a secret
+    ({"Offsets": '{"user.password": {"0":7}}'}, OffsetSpec(each=((("user.password", 0), 7),))),
     ({"Offsets": "-1000"}, BeforeEndSpec(1000)),
     ({"Offsets": ISO}, TimeSpec(ISO_MS)),
     ({"OffsetsByTimestamp": '{"t":{"0":7}}'}, TimeSpec(each=EACH)),

@@ -12,8 +12,11 @@ _SECRET_ENDS = ("password", "secret")
 _HIDDEN = "[hidden]"
 _NOT_SHOWN = "something that is not shown, as the secret is part of it"
 _NAME = re.compile(r"[a-z0-9._-]{1,100}")
-#: A secret's setting, or an option of a JAAS line, in the midst of other text.
-_ASSIGNED = re.compile(r"(?:^|[\s;,\"'])[\w.]*(?:password|secret|sasl\.jaas\.config)[\"']?\s*[=:]", re.IGNORECASE)
+#: A secret's setting, or an option of a JAAS line, in the midst of other text; not a topic in JSON, such as
+#: {"secret": {"0": 5}}.
+_ASSIGNED = re.compile(
+    r"(?:^|[\s;,\"'])[\w.]*(?:password|secret|sasl\.jaas\.config)[\"']?\s*(?:=|:(?!\s*[{\[]))", re.IGNORECASE
+)
 
 
 def is_secret(name: str) -> bool:
