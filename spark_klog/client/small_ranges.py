@@ -46,19 +46,30 @@ class ShortRanges:
         They are valid until the next fetch of any reader of the same cluster. Ranges that fail, or that one answer does
         not hold, are left out.
         """
-        left = list(ranges)
+        left, size, cut_at = list(ranges), self._bytes, self._bytes
         most = min(_REQUEST_BYTES, self._cluster.config.fetch_max_bytes)
         while left:
-            count = max(1, most // self._bytes)
-            asked, left = {key: ranges[key] for key in left[:count]}, left[count:]
-            answer = fetch_short(self._cluster, node, asked, self._topic_ids, self._bytes)
-            if answer is None:
-                return
-            if answer.found:
-                yield answer.found
-            if len(answer.cut) > len(answer.found) and self._bytes < self._most:
-                self._bytes = min(self._most, max(2 * self._bytes, median_high(answer.cut.values())))
-                left = [*answer.cut, *left]
+            again: dict[TopicPartition, int] = {}
+            while left:
+                count = max(1, most // size)
+                asked, left = {key: ranges[key] for key in left[:count]}, left[count:]
+                answer = fetch_short(self._cluster, node, asked, self._topic_ids, size)
+                if answer is None:
+                    return
+                if answer.found:
+                    yield answer.found
+                if answer.cut and size < self._most:
+                    again |= answer.cut
+                    cut_at = size
+                    if len(answer.cut) > len(answer.found):  # other ranges will need more, too
+                        size = self._bytes = self._more(size, answer.cut)
+            left = list(again)
+            if again:
+                size = max(size, self._more(cut_at, again))
+
+    def _more(self, size: int, cut: Mapping[TopicPartition, int]) -> int:
+        """How much to ask for instead of `size`, which has cut off these ranges."""
+        return min(self._most, max(2 * size, median_high(cut.values())))
 
 
 class ShortAnswer(NamedTuple):

@@ -54,12 +54,21 @@ def test_one_request_reads_them_all() -> None:
 
 
 @pytest.mark.parametrize("size", [100_000 // RECORDS, 900_000 // RECORDS])
-def test_requests_grow_until_they_hold_whole_ranges(size: int) -> None:
-    """A first answer is cut off within the ranges; it shows how much to ask for, and nothing is fetched alone."""
+@pytest.mark.parametrize(
+    "per_batch",
+    [lambda _: 1, lambda _: 5, lambda partition: 10 if partition % 2 else 5, lambda partition: 10 if partition else 1],
+    ids=["1", "5", "5 or 10", "10 but for one"],
+)
+def test_requests_grow_until_they_hold_whole_ranges(size: int, per_batch: Callable[[int], int]) -> None:
+    """A first answer is cut off within ranges, many or few; it shows how much to ask for, nothing is fetched alone."""
     with ScriptedCluster({"t": PARTITIONS}) as brokers:
-        values = _fill(brokers.bootstrap_servers, "t", lambda partition: size)
+        values = []
+        for partition in range(PARTITIONS):
+            found = [b"%d-%d-" % (partition, number) + bytes(size) for number in range(RECORDS)]
+            brokers.append("t", partition, found, per_batch(partition))
+            values += found
         assert sorted(_read(brokers.bootstrap_servers, _ranges("t"))) == sorted(values)
-        assert brokers.count("Fetch") < PARTITIONS / 4
+        assert brokers.count("Fetch") <= 5
 
 
 def test_they_share_an_arrow_batch() -> None:
