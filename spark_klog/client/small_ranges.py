@@ -43,8 +43,8 @@ class ShortRanges:
     ) -> Iterator[dict[TopicPartition, Fetched]]:
         """The record batches of [start, end) of each partition of which `node` is the leader, in views of one buffer.
 
-        They are valid until the next fetch of any reader of the same cluster. Ranges that fail, or that one answer does
-        not hold, are left out.
+        They are valid until the next fetch of any reader of the same cluster. Ranges that fail, or that are larger than
+        what one answer may hold, are left out.
         """
         left, size, cut_at = list(ranges), self._bytes, self._bytes
         most = min(_REQUEST_BYTES, self._cluster.config.fetch_max_bytes)
@@ -58,11 +58,12 @@ class ShortRanges:
                     return
                 if answer.found:
                     yield answer.found
-                if answer.cut and size < self._most:
-                    again |= answer.cut
+                cut = {key: needed for key, needed in answer.cut.items() if needed <= self._most}
+                if cut and size < self._most:
+                    again |= cut
                     cut_at = size
-                    if len(answer.cut) > len(answer.found):  # other ranges will need more, too
-                        size = self._bytes = self._more(size, answer.cut)
+                    if len(cut) > len(answer.found):  # other ranges will need more, too
+                        size = self._bytes = self._more(size, cut)
             left = list(again)
             if again:
                 size = max(size, self._more(cut_at, again))
