@@ -37,7 +37,7 @@ class PartitionEncoder:
     and headers. `topic`, if given, replaces the column. `partitions_of(topic)` returns a topic's number of partitions.
     A row without partition goes where `partitioning` sends its key. The free rows among them are spread: every
     `batch_bytes` of them go to another partition, `choose(topic)`. A record without timestamp gets the time of the
-    split. The rows were checked by `check_rows`.
+    split. The rows have the types to which `record_rows` casts, and were checked by `check_rows`.
     """
 
     def __init__(

@@ -74,15 +74,21 @@ def test_runs_one_after_the_other(spark: SparkSession, servers: str, topic: str,
     assert len(ids) <= 2 * PARTITIONS + 2  # of 18 tasks: workers use their ids again
 
 
+def forget_last(checkpoint: Path, *folders: str) -> int:
+    """Remove the newest micro-batch from these folders of a checkpoint, all of which have it; return its number."""
+    last = max(int(path.name) for path in (checkpoint / folders[0]).iterdir() if path.name.isdecimal())
+    for folder in folders:
+        (checkpoint / folder / str(last)).unlink()
+        (checkpoint / folder / f".{last}.crc").unlink()
+    return last
+
+
 def test_a_run_that_ended_after_the_decision(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     """Spark repeats the micro-batch: its tasks write nothing. Micro-batches before it are refused."""
     prepare(servers, topic, 20)
     copy(spark, servers, topic, tmp_path)
     assert read(servers, topic) == once(20)
-    commits = tmp_path / "commits"
-    last = max(int(path.name) for path in commits.iterdir() if path.name.isdecimal())
-    (commits / str(last)).unlink()  # as if the run had ended just before
-    (commits / f".{last}.crc").unlink()
+    forget_last(tmp_path, "commits")  # as if the run had ended just before
     fill(servers, topic, 20, 30)
     copy(spark, servers, topic, tmp_path)
     assert read(servers, topic) == read(servers, topic, committed=False) == once(30)
@@ -104,13 +110,10 @@ def test_a_checkpoint_that_went_back_by_a_micro_batch(
     """A power failure, or who repairs a checkpoint, takes the newest file of `offsets`: Spark plans more rows."""
     prepare(servers, topic, 20)
     copy(spark, servers, topic, tmp_path)
-    last = max(int(path.name) for path in (tmp_path / "offsets").iterdir() if path.name.isdecimal())
-    for name in (f"offsets/{last}", f"offsets/.{last}.crc", f"commits/{last}", f"commits/.{last}.crc"):
-        (tmp_path / name).unlink()
+    last = forget_last(tmp_path, "offsets", "commits")
     copy(spark, servers, topic, tmp_path)  # the same rows, which are there
     assert read(servers, topic) == once(20)
-    for name in (f"offsets/{last}", f"offsets/.{last}.crc", f"commits/{last}", f"commits/.{last}.crc"):
-        (tmp_path / name).unlink()
+    assert forget_last(tmp_path, "offsets", "commits") == last
     fill(servers, topic, 20, 26)
     query = start(spark, servers, topic, tmp_path, rows="100")
     error = error_of(lambda: query.awaitTermination(_SECONDS))
