@@ -216,12 +216,12 @@ def setting_texts(settings: Mapping[str, Any], prefix: str = "") -> dict[str, st
 def _text(name: str, value: Any, prefix: str) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if name == "bootstrap.servers" and isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+        value = ",".join(value)
     if isinstance(value, str | int | float):
         if is_plain_name(name):
             check_holds_no_secret(prefix + name, name, str(value))
         return str(value)
-    if name == "bootstrap.servers" and isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
-        return ",".join(value)
     shown = prefix + name if is_plain_name(name) else "a setting"
     if value is None:
         raise ConfigError(f"{shown} is None: set a value, or leave the setting out")

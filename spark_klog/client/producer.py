@@ -57,10 +57,8 @@ _log = logging.getLogger(__name__)
 class Producer(TransactionCalls):
     """Write records to partitions' leaders.
 
-        producer = Producer({"bootstrap.servers": "localhost:9092"})
-        delivery = producer.send("clicks", b"value", key=b"key")
-        print(delivery.result(10).offset)
-        producer.close()
+        with Producer({"bootstrap.servers": "localhost:9092"}) as producer:
+            print(producer.send("clicks", b"value", key=b"key").result(10).offset)
 
     Thread-safe: calls of several threads take turns, and wait for each other up to max.block.ms (`RequestTimedOut`).
     Threads that share a transactional producer share its transaction. The first `send` starts a daemon thread; `close`
@@ -78,23 +76,20 @@ class Producer(TransactionCalls):
     call raises it again and nothing more is written; each record that is not confirmed gets the error, and may or may
     not be in the log.
 
-    With transactional.id, records are written in transactions; read_committed consumers see all of them or none:
-
-        producer.init_transactions()
-        producer.begin_transaction()
-        producer.send("clicks", b"...")
-        producer.commit_transaction()
+    With transactional.id, records are written in transactions (`init_transactions` once, then `begin_transaction` and
+    `commit_transaction`); read_committed consumers see all of them or none.
 
     After an error within a transaction, call `abort_transaction` to continue; after `ProducerFenced` make a new
     producer. The broker aborts transactions that are open longer than transaction.timeout.ms; each transaction call
     waits up to max.block.ms.
     """
 
-    def __init__(self, settings: Mapping[str, Any] | Cluster, prefix: str = "") -> None:
+    def __init__(self, settings: Mapping[str, Any] | Cluster, prefix: str = "", *, creates_topics: bool = True) -> None:
         """`settings` by Kafka's names, see `Cluster.connect`; or a `Cluster`, which `close` closes.
 
         A `Cluster` may be in use by the caller's thread, so no thread is started with one: records leave in calls, when
-        linger.ms is over or a batch is full, and callbacks are called in `flush` and `close`.
+        linger.ms is over or a batch is full, and callbacks are called in `flush` and `close`. Without `creates_topics`
+        a missing topic is an error also with brokers that would create it.
         """
         self._has_thread = not isinstance(settings, Cluster)
         if not isinstance(settings, Cluster):
@@ -115,7 +110,7 @@ class Producer(TransactionCalls):
         #: Bytes of records in a batch before compression; a record is never split.
         self.batch_size = max(1, cluster.config.batch_size)
         self._size_limit = size_limit(cluster.config)
-        self._choice = PartitionChoice(cluster, self.batch_size)
+        self._choice = PartitionChoice(cluster, self.batch_size, creates_topics)
         if self._has_thread:
             at_exit.remember(self)
 
@@ -125,6 +120,13 @@ class Producer(TransactionCalls):
             self._check_open("partitions")
             self._choice.renew()
             return self._choice.counts.of(topic)
+
+    def knows(self, topic: str) -> bool:
+        """Whether the partitions of a topic are known, from metadata that is at most metadata.max.age.ms old."""
+        with self._turns:
+            self._check_open("knows")
+            self._choice.renew()
+            return self._choice.counts.knows(topic)
 
     def send(
         self,
@@ -200,9 +202,8 @@ class Producer(TransactionCalls):
 
     def _await_room(self, topic: str, partition: int) -> None:
         """Wait until records take less than buffer.memory."""
-        limit = self._cluster.config.buffer_memory
-        waiting = self._gathering.bytes + self._sender.size
-        if waiting < limit or not waiting:
+        limit = max(1, self._cluster.config.buffer_memory)
+        if self._gathering.bytes + self._sender.size < limit:
             return
         until = time.monotonic() + self._max_block
         try:
@@ -210,9 +211,8 @@ class Producer(TransactionCalls):
             self._sender.await_room(until)
         finally:
             self._wake()
-        waiting = self._sender.size
-        if waiting and waiting >= limit:
-            raise no_room(self._cluster.config, waiting, f"{topic}-{partition}")
+        if self._sender.size >= limit:
+            raise no_room(self._cluster.config, self._sender.size, f"{topic}-{partition}")
 
     def _work(self) -> tuple[float, Collection[Connection]]:
         """Do what is due, in the thread; return seconds and connections to wait for."""

@@ -32,8 +32,7 @@ class SinkProducer:
     def __init__(self, settings: Mapping[str, str]) -> None:
         """`settings` by Kafka's names; raises what `Cluster.connect` and `Producer` raise."""
         self._cluster = Cluster.connect(settings, PREFIX)
-        self._producer = Producer(self._cluster)
-        self._known: set[str] = set()
+        self._producer = Producer(self._cluster, creates_topics=False)
         #: Whether no transaction has used the producer's epoch.
         self._has_new_epoch = False
 
@@ -46,7 +45,7 @@ class SinkProducer:
         if rows.num_rows == 0:
             return
         names = [topic] if topic is not None else topic_names(rows.column("topic"), first)
-        self._require([name for name in names if name not in self._known], create_partitions)
+        self._require([name for name in names if not self._producer.knows(name)], create_partitions)
         try:
             self._producer.send_arrow(rows, topic)
         except InvalidRecords as error:
@@ -79,7 +78,6 @@ class SinkProducer:
                 hint = f"not there {seconds:g} s after it was created: is a topic of this name being deleted?"
             what = f"topic{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
             raise answer_error(METADATA, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{what} ({hint})")
-        self._known.update(names)
 
     def _missing(self, names: list[str]) -> list[str]:
         found = self._cluster.attempt(lambda: self._cluster.partitions(names, missing_ok=True))
@@ -120,9 +118,7 @@ class SinkProducer:
     def refresh(self) -> bool:
         """As `Producer.refresh`; topics that are gone since have to be created again."""
         self._cluster.forget_leaders()
-        is_same = self._producer.refresh()
-        self._known = {topic for topic in self._known if self._cluster.last_leader(topic, 0) is not None}
-        return is_same
+        return self._producer.refresh()
 
     def abort(self) -> None:
         """Close the connections. Rows that were not flushed may or may not be written."""

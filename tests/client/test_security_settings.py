@@ -309,6 +309,12 @@ def test_a_password_in_the_value_of_another_setting_is_not_shown(name: str, rest
     assert "s3kr1t" not in str(caught.value)
 
 
+def test_a_password_in_a_list_of_servers_is_not_shown() -> None:
+    with pytest.raises(ConfigError, match=r"^bootstrap\.servers is not shown, as a password") as caught:
+        client_config({"bootstrap.servers": ["h:9093", "i:9093\nsasl.password=s3kr1t"]})
+    assert "s3kr1t" not in str(caught.value)
+
+
 @pytest.mark.parametrize("line", ["MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7", "-----BEGIN", "ab/cd+"])
 def test_a_line_of_a_key_in_the_place_of_a_name_is_not_shown(line: str) -> None:
     given = Settings(SERVERS | {line: line})

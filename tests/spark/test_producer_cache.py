@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -267,6 +268,30 @@ def test_a_topic_that_is_still_being_deleted_is_created_as_the_option_says(
     found = AdminClient({"bootstrap.servers": servers}).list_topics(topic, timeout=30).topics[topic]
     assert len(found.partitions) == 3
     assert [record.value for record in consume(servers, topic)] == [b"v"]
+
+
+@pytest.mark.parametrize("create", [None, 3])
+def test_a_topic_deleted_while_a_task_waits_for_its_rows_is_not_auto_created(
+    cluster: EmbeddedCluster, topic: str, create: int | None
+) -> None:
+    servers, row = cluster.bootstrap_servers, pa.record_batch({"value": [b"v"]})
+    create_topic(servers, topic, 2)
+    settings = {"bootstrap.servers": servers, "metadata.max.age.ms": "1"}
+    admin = AdminClient({"bootstrap.servers": servers})
+    with PRODUCERS.borrow(settings) as producer:
+        producer.send_arrow(row, topic, create, 0)
+    with PRODUCERS.borrow(settings) as producer:
+        delete_topic(servers, topic)
+        wait_for(lambda: topic not in admin.list_topics(timeout=30).topics, "deleted")
+        time.sleep(0.01)  # what the producer knows is older than metadata.max.age.ms
+        if create is None:
+            with pytest.raises(ProtocolError, match=f"{topic} .option createTopics"):
+                producer.send_arrow(row, topic, create, 0)
+            assert topic not in admin.list_topics(timeout=30).topics
+        else:
+            producer.send_arrow(row, topic, create, 0)
+    if create is not None:
+        assert len(admin.list_topics(topic, timeout=30).topics[topic].partitions) == create
 
 
 def test_a_task_asks_for_metadata_once_and_of_the_topics_of_the_task_before() -> None:

@@ -15,7 +15,7 @@ from spark_klog.errors import ConnectionFailed, ProtocolError, RequestTimedOut, 
 
 
 class TopicLookUp:
-    """Have `counts` know a topic within request.timeout.ms; the broker may create it.
+    """Have `counts` know a topic within request.timeout.ms; the broker may create it if `counts` says so.
 
     The producer's turn is taken for each step only, and `check` is called in each.
     """
@@ -48,7 +48,7 @@ class TopicLookUp:
                     return
                 if request is None:
                     with self._cluster.within(1000 * max(0.0, deadline - time.monotonic())):
-                        request = MetadataRequest(self._cluster, [topic], create=True)
+                        request = MetadataRequest(self._cluster, [topic], create=self._counts.creates_topics)
                 found = request.step()
                 if found is not None:
                     self._counts.learn(topic, found)

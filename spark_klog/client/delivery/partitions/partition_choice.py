@@ -13,8 +13,8 @@ from spark_klog.errors import ConfigError
 class PartitionChoice:
     """Partition counts of the topics in use, and the partitions that records without a key or a partition get."""
 
-    def __init__(self, cluster: Cluster, batch_size: int) -> None:
-        self.counts = PartitionCounts(cluster)
+    def __init__(self, cluster: Cluster, batch_size: int, creates_topics: bool) -> None:
+        self.counts = PartitionCounts(cluster, creates_topics)
         self.partitioning = cluster.config.partitioning
         self.sticky = StickyPartitioner(self.counts.with_leader, batch_size)
         self._batch_size = batch_size

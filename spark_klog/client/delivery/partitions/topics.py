@@ -22,8 +22,10 @@ _PAUSE = 20.0
 class PartitionCounts:
     """Numbers of partitions by topic. Not thread-safe."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, creates_topics: bool = True) -> None:
         self._cluster = cluster
+        #: Whether brokers with auto.create.topics.enable may create missing topics.
+        self.creates_topics = creates_topics
         self._max_age = cluster.config.metadata_max_age_ms / 1000
         #: Of the topics used since `refresh`, and of those that it asked for.
         self._known: dict[str, int] = {}
@@ -33,11 +35,11 @@ class PartitionCounts:
         self._renewal: MetadataRequest | None = None
 
     def of(self, topic: str) -> int:
-        """The number of partitions of a topic. The broker may create a missing topic; otherwise `ProtocolError`."""
+        """The number of partitions of a topic; `ProtocolError` if it is missing and the broker does not create it."""
         if topic not in self._known:
             count = self._refreshed.pop(topic, None)
             if count is None:
-                found = self._cluster.attempt(lambda: self._cluster.partitions([topic], create=True))
+                found = self._cluster.attempt(lambda: self._cluster.partitions([topic], create=self.creates_topics))
                 count = len(found[topic])
             self._know(topic, count)
         return self._known[topic]
