@@ -20,6 +20,7 @@ from tests.support.compaction_logs import dumped_with_holes
 from tests.support.dump import dump_files
 from tests.support.kafka import Kafka
 from tests.support.tools import kcat
+from tests.support.topics import learn_topic
 
 Line = tuple[int, str, "str | None"]
 QUICK = {
@@ -47,8 +48,9 @@ def create(broker: KlogBroker, topic: str, **settings: str) -> None:
 def produce(broker: KlogBroker, topic: str, lines: list[tuple[str, str | None]], **settings: object) -> None:
     """A batch for each call's lines, as only the flush ends their linger; an error of the broker fails."""
     failures: list[object] = []
-    config = {"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 2000, "log_level": 0, **settings}
+    config = {"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 60_000, "log_level": 0, **settings}
     producer = Producer(config)
+    learn_topic(producer, topic)
     for key, value in lines:
         producer.produce(topic, value, key, on_delivery=lambda error, _: error and failures.append(error))
     assert producer.flush(20) == 0
@@ -191,7 +193,7 @@ def test_a_full_disk_refuses_appends_and_serves_reads_until_there_is_room(server
     _, hard = resource.prlimit(broker.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (size + 100, hard))
     with pytest.raises(AssertionError, match=r"KAFKA_STORAGE_ERROR|Disk error|_MSG_TIMED_OUT"):
-        produce(broker, "t", [("k", "y" * 2000)], **{"message.timeout.ms": 3000})
+        produce(broker, "t", [("k", "y" * 2000)], **{"message.timeout.ms": 3000, "linger.ms": 2000})
     assert "nothing appended" in broker.wait_for_log("KAFKA_STORAGE_ERROR")
     assert [value[:6] for _, _, value in consume(broker.bootstrap_servers, "t") if value] == ["before"]
     assert (broker.data_dir / "t-0" / f"{0:020d}.log").stat().st_size == size

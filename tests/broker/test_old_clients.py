@@ -29,6 +29,7 @@ from tests.support.broker import KlogBroker
 from tests.support.kafka import Kafka
 from tests.support.raw_client import RawClient
 from tests.support.shared_kafka import SharedKafkas
+from tests.support.topics import learn_topic
 
 OLD_CODECS = ("none", "gzip", "snappy", "lz4")
 CODECS = (*OLD_CODECS, "zstd")
@@ -102,6 +103,7 @@ def _produce(servers: str, topic: str, lines: Sequence[Line], **settings: str | 
     """By confluent-kafka, in one batch unless settings say less; each record is acknowledged with its line's offset."""
     given = {name.replace("_", "."): value for name, value in settings.items()}
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 60_000, "log_level": 0, **given})
+    learn_topic(producer, topic)
     offsets: list[int | None] = []
     for line in lines:
         producer.produce(

@@ -30,6 +30,7 @@ from pyspark.sql.types import (
 )
 
 from spark_klog.spark.versions import HAS_ADMISSION_CONTROL
+from tests.support.topics import learn_topic
 
 from .impatient import ImpatientDataSource
 
@@ -121,6 +122,8 @@ def produce(servers: str, topic: str, records: Iterable[Sent], **settings: Any) 
     failures: list[Any] = []
     config = {"bootstrap.servers": servers, "linger.ms": 5, "log_level": 0}
     producer = Producer(config | {name.replace("_", "."): value for name, value in settings.items()})
+    if "linger_ms" in settings:
+        learn_topic(producer, topic)
     for record in records:
         while True:
             try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from confluent_kafka import Producer
+
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster
 
@@ -17,6 +19,15 @@ def make_topic(servers: str, name: str, partitions: int) -> None:
     """`create_topic` for tests that have no cluster."""
     with Admin({"bootstrap.servers": servers}) as admin:
         admin.create_topic(name, partitions, replication_factor=1)
+
+
+def learn_topic(producer: Producer, name: str) -> None:
+    """Have librdkafka know a topic before it gets records that should be one batch, whatever the load.
+
+    Else it keeps them apart until it has metadata, and moves them to their partition one by one: a flush that waits
+    sends the first ones alone.
+    """
+    producer.list_topics(name, timeout=30)
 
 
 def delete_topic(cluster: Cluster, name: str) -> None:

@@ -10,6 +10,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic  # the stubs of .admin do not export it
 
 from tests.support.clients.client import NO_TIMESTAMP, SECONDS, SESSION_MS, Client, Member, Record, Seen
+from tests.support.topics import learn_topic
 
 
 class Confluent(Client):
@@ -24,6 +25,7 @@ class Confluent(Client):
         # All records share a batch, as only the flush ends their linger: librdkafka does not compress if that saves
         # nothing, as with one short record.
         producer = Producer(self._configured(**{"compression.type": codec, "acks": "all", "linger.ms": 60_000}))
+        learn_topic(producer, topic)
         offsets: list[int] = []
 
         def delivered(error: object, message: Message) -> None:
