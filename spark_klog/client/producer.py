@@ -121,12 +121,12 @@ class Producer(TransactionCalls):
             self._choice.renew()
             return self._choice.counts.of(topic)
 
-    def knows(self, topic: str) -> bool:
-        """Whether the partitions of a topic are known, from metadata that is at most metadata.max.age.ms old."""
+    def unknown(self, topics: Collection[str]) -> list[str]:
+        """The topics whose partitions are not known from metadata that is at most metadata.max.age.ms old."""
         with self._turns:
-            self._check_open("knows")
+            self._check_open("unknown")
             self._choice.renew()
-            return self._choice.counts.knows(topic)
+            return [topic for topic in topics if not self._choice.counts.knows(topic)]
 
     def send(
         self,

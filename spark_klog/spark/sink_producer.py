@@ -45,7 +45,7 @@ class SinkProducer:
         if rows.num_rows == 0:
             return
         names = [topic] if topic is not None else topic_names(rows.column("topic"), first)
-        self._require([name for name in names if not self._producer.knows(name)], create_partitions)
+        self._require(self._producer.unknown(names), create_partitions)
         try:
             self._producer.send_arrow(rows, topic)
         except InvalidRecords as error:

@@ -22,7 +22,7 @@ _PAUSE = 20.0
 class PartitionCounts:
     """Numbers of partitions by topic. Not thread-safe."""
 
-    def __init__(self, cluster: Cluster, creates_topics: bool = True) -> None:
+    def __init__(self, cluster: Cluster, creates_topics: bool) -> None:
         self._cluster = cluster
         #: Whether brokers with auto.create.topics.enable may create missing topics.
         self.creates_topics = creates_topics
