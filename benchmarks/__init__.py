@@ -1,1 +1,1 @@
-"""Measurements of spark_klog beside its peers: `python -m benchmarks.run` writes `results.json` and `results.md`."""
+"""Benchmarks of spark_klog and its peers: `python -m benchmarks.run` writes `results.json` and `results.md`."""

@@ -1,8 +1,8 @@
-"""The bound of a load: fetch, decode and pyarrow's Parquet writer in a bare loop, in two processes.
+"""The bound of a load: fetch, decode and write with pyarrow's Parquet writer in a bare loop, in two processes.
 
     python -m benchmarks.bare_load SERVERS TOPIC FOLDER PARTITION...
 
-It says "ready", waits for a line on standard input, writes a file for each partition, and says how many records.
+A process prints "ready", waits for a line on standard input, writes a file per partition, and prints the record count.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tests.support.pyspark_versions import child_environment
 NAME = "fetch, decode and pyarrow's writer in a loop, two processes"
 _PROCESSES = 2
 _SECONDS = 1800.0
-#: As the load's: Arrow bytes of a row group, columns with a dictionary.
+#: The same as the load's: Arrow bytes of a row group, columns with a dictionary.
 _ROW_GROUP, _DICTIONARY = 32 * 1024 * 1024, ["topic", "partition", "timestampType"]
 
 
 def bare_load(servers: str, topic: str, partitions: int, records: int, folder: Path) -> float:
-    """The seconds from the start of the loops to the end of the last one; imports and connections are before it."""
+    """Return the seconds from the start of the loops to the end of the last one, without imports and connecting."""
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         processes = []

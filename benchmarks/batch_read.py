@@ -1,4 +1,4 @@
-"""Spark batch read of a topic on a real Kafka: `format("klog")` beside the JVM connector."""
+"""Spark batch read of a topic from a real Kafka: `format("klog")` and the JVM connector."""
 
 from __future__ import annotations
 

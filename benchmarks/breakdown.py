@@ -1,4 +1,4 @@
-"""What a read is made of: each stage alone, on one core, and Spark with a source that does nothing."""
+"""The stages of a read: each alone on one core, and Spark with a source that does nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our broker and Kafka 3.9.1 up at the same time, with the same settings, for clients that take turns at them."""
+"""Our broker and Kafka 3.9.1, running at the same time with the same settings, for clients that use them in turn."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from benchmarks.sides import SideFailed
 from tests.support.kafka import Kafka
 
 KAFKA = "Kafka 3.9.1, ZooKeeper mode, -Xmx1g"
-#: Records of the benchmarks may be of long ago; the files of deleted topics go before the next run fills the disk.
+#: Records may have old timestamps; deleted files must go before the next run fills the disk.
 SETTINGS = {"log.retention.ms": "-1", "log.segment.delete.delay.ms": "1000"}
 _SECONDS = 30.0
 
 
 @contextmanager
 def broker_pair(folder: Path) -> Iterator[tuple[KlogBroker, Kafka]]:
-    """Both brokers, ready."""
+    """Yield both brokers, ready."""
     klog = KlogBroker(folder / "klog", SETTINGS)
     try:
         klog.start()
@@ -37,7 +37,7 @@ def broker_pair(folder: Path) -> Iterator[tuple[KlogBroker, Kafka]]:
 
 
 def compare(brokers: tuple[Broker, Broker], repeat: int, run: Callable[[Broker], float]) -> tuple[Side, Side]:
-    """`run` at our broker and at Kafka in turn: a warm-up of each, then `repeat` runs."""
+    """Run `run` at our broker and at Kafka in turn: a warm-up of each, then `repeat` runs."""
     klog, kafka = brokers
     sides = Side("klog"), Side(KAFKA)
     take_turns([(sides[0], lambda: run(klog)), (sides[1], lambda: run(kafka))], repeat)
@@ -46,7 +46,7 @@ def compare(brokers: tuple[Broker, Broker], repeat: int, run: Callable[[Broker],
 
 @contextmanager
 def topic(servers: str, name: str, partitions: int = PARTITIONS) -> Iterator[str]:
-    """A new topic whose partitions have leaders, deleted afterwards."""
+    """Yield a new topic whose partitions have leaders; delete it afterwards."""
     create_topic(servers, name, partitions)
     try:
         yield name
@@ -55,13 +55,13 @@ def topic(servers: str, name: str, partitions: int = PARTITIONS) -> Iterator[str
 
 
 def delete_topic(servers: str, name: str) -> None:
-    """Delete a topic; its files go a little later."""
-    admin = _admin(servers)  # a client that nothing holds would go before its answer comes
+    """Delete a topic; the broker deletes its files a little later."""
+    admin = _admin(servers)  # keeps the client alive until the response arrives
     admin.delete_topics([name])[name].result(_SECONDS)
 
 
 def create_topic(servers: str, name: str, partitions: int = PARTITIONS) -> None:
-    """Create a topic, and return when each broker knows of a leader of each partition."""
+    """Create a topic, and wait until each broker knows a leader of each partition."""
     admin = _admin(servers)
     admin.create_topics([NewTopic(name, partitions, 1)])[name].result(_SECONDS)
     deadline = time.monotonic() + _SECONDS
@@ -74,13 +74,13 @@ def create_topic(servers: str, name: str, partitions: int = PARTITIONS) -> None:
 
 
 def _has_leaders(admin: AdminClient, name: str, partitions: int) -> bool:
-    # all topics: to ask for one that is not known yet could create it
+    # ask for all topics, as a request for an unknown topic could create it
     found = admin.list_topics(timeout=_SECONDS).topics.get(name)
     return found is not None and sum(entry.leader >= 0 for entry in found.partitions.values()) == partitions
 
 
 def partitions_by_leader(servers: str, name: str) -> dict[int, list[int]]:
-    """The partitions of a topic, by the port of their leaders."""
+    """The partitions of a topic, by their leader's port."""
     found = _admin(servers).list_topics(name, timeout=_SECONDS)
     by_port: dict[int, list[int]] = {}
     for partition in found.topics[name].partitions.values():
@@ -89,7 +89,7 @@ def partitions_by_leader(servers: str, name: str) -> dict[int, list[int]]:
 
 
 def check_count(broker: Broker, name: str, wanted: int, partitions: int = PARTITIONS) -> None:
-    """`SideFailed` unless the topic, from which nothing was deleted, holds so many records."""
+    """Raise `SideFailed` unless the topic, from which nothing was deleted, has `wanted` records."""
     consumer = Consumer({**_client(broker.bootstrap_servers), "group.id": "bench"})
     try:
         places = [TopicPartition(name, partition) for partition in range(partitions)]

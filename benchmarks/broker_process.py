@@ -1,4 +1,4 @@
-"""`klog broker` as a process, and what is measured from outside of any broker."""
+"""`klog broker` as a process, and measurements of any broker from outside."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 
 
 class Broker(Protocol):
-    """What the measurements need; `tests.support.kafka.Kafka` has it, too."""
+    """What the measurements need of a broker; `tests.support.kafka.Kafka` has it, too."""
 
     @property
     def bootstrap_servers(self) -> str: ...
@@ -39,7 +39,7 @@ class Broker(Protocol):
 
 
 class KlogBroker:
-    """The embedded broker by its command; `start` returns at its ready line. Its directories are files."""
+    """The embedded broker, started by its command; `start` returns at its ready line. Its directories are files."""
 
     def __init__(self, work_dir: Path, settings: Mapping[str, str] | None = None) -> None:
         """`settings` are the broker's, by Kafka's names."""
@@ -58,7 +58,7 @@ class KlogBroker:
         self._work_dir.mkdir(parents=True, exist_ok=True)
         data = ["--listen", self.bootstrap_servers, "--data-dir", str(self._work_dir / "data")]
         data += ["--directories", str(self._work_dir / "directories"), *self._settings]
-        data.append("--stop-with-stdin")  # it ends when this process does
+        data.append("--stop-with-stdin")  # the broker ends when this process does
         started = time.perf_counter()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "spark_klog.cli", "broker", *data],
@@ -103,7 +103,7 @@ class KlogBroker:
 
 
 class FirstAnswer:
-    """Asks an address for ApiVersions, from now on until it answers, in a thread."""
+    """Sends ApiVersions to an address in a thread, until the first answer."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         host, _, port = bootstrap_servers.rpartition(":")
@@ -115,7 +115,7 @@ class FirstAnswer:
         self._thread.start()
 
     def seconds(self) -> float:
-        """When the first answer came; the broker is known to be up by now."""
+        """The seconds until the first answer; the broker must be up by now."""
         self._thread.join(_START_SECONDS)
         self.stop()
         if self._seconds is None:
@@ -139,12 +139,12 @@ class FirstAnswer:
                 answer = connection.makefile("rb").read(10)
         except OSError:
             return False
-        # Size, correlation id, error code.
+        # size, correlation id, error code
         return len(answer) == 10 and struct.unpack(">ih", answer[4:]) == (1, 0)
 
 
 def resident_mb(pid: int) -> float:
-    """VmRSS of a process and, if it has some, its children, in MB (10^6)."""
+    """VmRSS of a process and its children, in MB (10^6)."""
     status = Path(f"/proc/{pid}/status").read_text()
     own = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")), 0)
     tasks = Path(f"/proc/{pid}/task").iterdir()

@@ -1,4 +1,4 @@
-"""The embedded broker beside Kafka 3.9.1: how fast it is up, and how much memory it holds."""
+"""The embedded broker and Kafka 3.9.1: time to start, and resident memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 _TOPIC = "bench"
 _SIZE = 1024
-#: Old segments go while the records come, so that 10 GB need no 10 GB of disk.
+#: The brokers delete old segments during the load, so that 10 GB of records need less disk.
 _SETTINGS = {
     "log.retention.ms": "-1",
     "log.retention.bytes": str(2 << 30),
@@ -35,7 +35,7 @@ _SETTLE_SECONDS = 2.0
 
 @dataclass
 class Figures:
-    """One broker's: a side for each line of the report."""
+    """The figures of one broker: a side for each line of the report."""
 
     name: str
     ready: Side = field(init=False)
@@ -71,7 +71,7 @@ def _broker(bench: Bench) -> Iterator[Result]:
 
 
 def _measure(bench: Bench, figures: Figures, work_dir: Path, make: Callable[[], Broker]) -> None:
-    """Start a broker again and again, and load it when it is up for the last time."""
+    """Start a broker repeatedly, then load it after its last start."""
     starts = (figures.ready, figures.answer, figures.idle)
     broker: Broker | None = None
     try:
@@ -109,10 +109,10 @@ def _start(broker: Broker, figures: Figures, number: int) -> None:
 
 
 def _load(bench: Bench, broker: Broker, work_dir: Path) -> None:
-    """Round by round, in by ProducerPerformance and out by kcat; one partition, so that a round's offsets are known."""
+    """Write with ProducerPerformance and read with kcat in rounds; one partition makes a round's offsets known."""
     libs = kafka_libs("3.9.1")
     create_topic(broker.bootstrap_servers, _TOPIC, 1)
-    # the same for both sides; with acks=all idempotence is measured in producing.py
+    # the same for both sides; producing.py measures idempotence with acks=all
     properties = {"enable.idempotence": "false"}
     rounds, records = _rounds(bench)
     for number in range(rounds):
@@ -122,7 +122,7 @@ def _load(bench: Bench, broker: Broker, work_dir: Path) -> None:
 
 
 def _rounds(bench: Bench) -> tuple[int, int]:
-    """How many rounds, of how many records: 10 GB, little for a quick run."""
+    """The number of rounds, and of records in each: 10 GB in total, less for a quick run."""
     return (10, 1_000_000) if bench.records >= 1_000_000 else (2, bench.records // 10)
 
 

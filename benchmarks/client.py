@@ -1,4 +1,4 @@
-"""A client of one connection, for requests that clients of others do not send."""
+"""A client with one connection, for requests that other clients do not send."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from spark_klog.protocol.codec import decode_response, encode_request
 from spark_klog.protocol.schema import Api
 
-#: Work of minutes may be measured.
+#: Some measured work takes minutes.
 _TIMEOUT_SECONDS = 300
 
 
 class Client:
-    """A socket and what goes over it."""
+    """A socket, and the frames sent over it."""
 
     def __init__(self, servers: str) -> None:
         host, _, port = servers.rpartition(":")

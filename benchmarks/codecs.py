@@ -1,6 +1,6 @@
-"""Compression codecs beside other libraries for the same formats: what each would gain, in MB of records a second.
+"""Compression codecs and other libraries for the same formats, in MB of records per second.
 
-The peers are no dependencies of the project; one that is not installed is left out:
+The peers are not dependencies of the project; those that are not installed are skipped:
 `pip install cramjam isal` (cramjam comes with python-snappy), `backports.zstd` before Python 3.14.
 """
 
@@ -37,7 +37,7 @@ Function = Callable[[bytes], Any]
 
 
 def _body() -> bytes:
-    """Log lines, each behind the few bytes that a record has around its value."""
+    """Log lines, each with the few bytes that a record has around its value."""
     source = random.Random(7)
     body = bytearray()
     index = 0
@@ -62,7 +62,7 @@ def _body() -> bytes:
 
 
 def _zlib(name: str, level: int) -> tuple[Function, Function]:
-    """A module with the functions of the standard library's zlib."""
+    """Functions of a module that has the interface of the standard library's zlib."""
     module = import_module(name)
 
     def compress(data: bytes) -> bytes:
@@ -79,7 +79,7 @@ def _cramjam(name: str, **options: int) -> tuple[Function, Function]:
 
 
 def _cramjam_snappy() -> tuple[Function, Function]:
-    """Blocks as the codec has them, decompressed into one buffer; it knows its size, which spares a check of each."""
+    """The codec's blocks, decompressed into one buffer of the known size, without a check of each block."""
     snappy = import_module("cramjam").snappy
 
     def compress(data: bytes) -> bytearray:
@@ -105,7 +105,7 @@ def _cramjam_snappy() -> tuple[Function, Function]:
 
 
 def _lz4_blocks() -> tuple[Function, Function]:
-    """The `lz4` package's blocks, with the frame around them made here."""
+    """The `lz4` package's block functions, with the frame built here."""
     block = import_module("lz4.block")
     size = 64 * 1024
 
@@ -128,7 +128,7 @@ def _lz4_blocks() -> tuple[Function, Function]:
 
 
 def _lz4_frame() -> tuple[Function, Function]:
-    """The package's own functions, which the codec wraps: what the bound and the header's check cost."""
+    """The package's own frame functions, which our codec wraps: shows the cost of its size limit and header check."""
     frame = import_module("lz4.frame")
     return lambda data: frame.compress(data, block_size=4, block_linked=False, store_size=False), frame.decompress
 
@@ -138,7 +138,7 @@ def _standard_zstd(name: str) -> tuple[Function, Function]:
     return module.compress, module.decompress
 
 
-#: (codec, peer, how to get its compress and decompress)
+#: (codec, peer, function that returns its compress and decompress).
 _PEERS: tuple[tuple[int, str, Callable[[], tuple[Function, Function]]], ...] = (
     (1, "zlib", lambda: _zlib("zlib", -1)),
     (1, "isal, level 2", lambda: _zlib("isal.isal_zlib", 2)),
@@ -156,7 +156,7 @@ BODY = _body()
 
 
 def _speed(function: Function, data: bytes) -> float:
-    """MB of `BODY` a second."""
+    """MB of `BODY` per second."""
     calls = 0
     started = time.perf_counter()
     while (elapsed := time.perf_counter() - started) < _SECONDS:

@@ -1,4 +1,4 @@
-"""`klog consume` to a pipe beside kcat, and the page's overview of 1,000 topics."""
+"""`klog consume` to a pipe and kcat, and the page's overview of 1,000 topics."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _run(bench: Bench) -> Iterator[Result]:
 
 
 def _lines(command: Sequence[str]) -> int:
-    """How many lines a command writes to a pipe."""
+    """The number of lines that a command writes to a pipe."""
     with tempfile.TemporaryFile() as errors:
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors) as process:
             counted = subprocess.run(["wc", "-l"], stdin=process.stdout, capture_output=True, timeout=_SECONDS)

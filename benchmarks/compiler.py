@@ -1,4 +1,4 @@
-"""Programs in C and Java that a benchmark compiles when it runs."""
+"""Compile the C and Java programs of benchmarks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from benchmarks.sides import SideFailed
 
 
 def compile_c(source: Path, program: Path) -> None:
-    """Make a program of one file; `SideFailed` with the compiler's words."""
+    """Compile a C file to a program; `SideFailed` has the compiler's message."""
     _run(["cc", "-O2", "-Wall", "-o", str(program), str(source)])
 
 
 def compile_java(libs: Path, source: Path, folder: Path) -> str:
-    """Make a class of one file, with these jars; the class path that runs it. `SideFailed` with javac's words."""
+    """Compile a Java file with these jars; return the class path to run it. `SideFailed` has javac's message."""
     _run(["javac", "-cp", f"{libs}/*", "-d", str(folder), str(source)])
     return f"{libs}/*:{folder}"
 

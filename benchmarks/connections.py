@@ -1,4 +1,4 @@
-"""Many connections, each producing small batches, at our broker and at Kafka."""
+"""Many connections that each produce small batches, with our broker and with Kafka."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _connections(bench: Bench) -> Iterator[Result]:
 
 
 class _Load:
-    """Runs of the program: one process for each leader, with its share of the connections."""
+    """Runs the load program: a process per leader, with its share of the connections."""
 
     def __init__(self, folder: Path, seconds: int) -> None:
         self._folder, self._seconds = folder, seconds
@@ -53,7 +53,7 @@ class _Load:
         compile_c(_SOURCE, folder / _SOURCE.stem)
 
     def run(self, servers: str) -> float:
-        """Requests a second."""
+        """Return the requests per second."""
         with topic(servers, next(self._names)) as name, ThreadPoolExecutor() as pool:
             leaders = partitions_by_leader(servers, name)
             rate = sum(pool.map(lambda port: self._from(port, name, leaders[port]), leaders))
@@ -78,7 +78,7 @@ def _frame(topic_name: str, partition: int, batch: bytes) -> bytes:
     body = b"".join(
         (
             struct.pack(">hhih", _PRODUCE, _VERSION, 1, len(_CLIENT_ID)) + _CLIENT_ID,
-            struct.pack(">hhi", -1, 1, _TIMEOUT_MS),  # no transactional id, acks
+            struct.pack(">hhi", -1, 1, _TIMEOUT_MS),  # no transactional id, acks=1
             struct.pack(">ih", 1, len(name)) + name,
             struct.pack(">iii", 1, partition, len(batch)) + batch,
         )

@@ -1,4 +1,4 @@
-"""The documents' consumer: a stream beside kafka-python's, and how soon a group in ZooKeeper settles."""
+"""The ConsumerConnector: a stream beside kafka-python's consumer, and the rebalance time of a ZooKeeper group."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _kafka_python(kafka: Kafka, records: int) -> float:
 
 
 def _settles(kafka: Kafka) -> float:
-    """Seconds from the last member's call until the nodes of the owners show the final assignment."""
+    """Seconds from the last member's call until the owner nodes show the final assignment."""
     group = next(_groups)
     assert kafka.zookeeper_connect is not None
     tree = ZooKeeperTree(kafka.zookeeper_connect)

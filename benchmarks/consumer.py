@@ -1,4 +1,4 @@
-"""Our consumer beside confluent-kafka's, kafka-python's and kcat, reading a whole topic from Kafka."""
+"""Our consumer, confluent-kafka's, kafka-python's and kcat, reading a whole topic from Kafka."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _TOPIC = "bench"
 _SECONDS = 600.0
 _AT_ONCE = 10_000
-#: By default librdkafka pauses a partition for a second whenever 100,000 of its messages wait to be taken.
+#: By default librdkafka pauses a partition for a second whenever 100,000 of its messages are queued.
 _WITHOUT_PAUSES = {"fetch.queue.backoff.ms": 1, "queued.min.messages": 1_000_000}
 _TLS = "TLS"
 
@@ -61,7 +61,7 @@ def _consume(bench: Bench) -> Iterator[Result]:
 
 
 def in_turn(bench: Bench, runs: dict[str, Callable[[], float]]) -> dict[str, Side]:
-    """A warm-up and the repeats of each side, in turn; a run returns its rate, in millions of records a second."""
+    """Run each side in turn: a warm-up, then the repeats; a run returns its rate in millions of records per second."""
     sides = {name: Side(name) for name in runs}
     for number in range(bench.repeat + 1):
         for name, run in runs.items():
@@ -79,7 +79,7 @@ def in_turn(bench: Bench, runs: dict[str, Callable[[], float]]) -> dict[str, Sid
 
 
 def rate_of(run: Callable[[], int], records: int) -> float:
-    """How fast `run` handles the records, in millions a second; it returns how many it has handled."""
+    """The rate of `run` in millions of records per second; `run` returns the number of records that it handled."""
     started = time.perf_counter()
     count = run()
     seconds = time.perf_counter() - started

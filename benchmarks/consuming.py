@@ -40,7 +40,7 @@ def _consume(bench: Bench) -> Iterator[Result]:
     with broker_pair(folder) as brokers:
         for broker in brokers:
             create_topic(broker.bootstrap_servers, _TOPIC)
-            more = bench.records + bench.records // 4  # the ends of partitions come later
+            more = bench.records + bench.records // 4  # readers must stop before the ends of partitions
             produce(libs, broker.bootstrap_servers, _TOPIC, more, "none", folder)
             check_count(broker, _TOPIC, more)
         records = f"{bench.records:,} records of 100 B"
@@ -67,7 +67,7 @@ def _cpu_of_broker(broker: Broker, records: int) -> float:
 
 
 def read_by_kcat(servers: str, topic: str, records: int, *more: str) -> int:
-    """Have kcat read so many records to /dev/null; `SideFailed` where it does not get them."""
+    """Read `records` records to /dev/null with kcat; raise `SideFailed` if it gets fewer."""
     command = [kcat_path(), "-C", "-q", "-b", servers, "-t", topic, "-c", str(records), *more]
     try:
         done = subprocess.run(

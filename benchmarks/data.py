@@ -1,4 +1,4 @@
-"""Topics of log-like records, written by Kafka's own ProducerPerformance."""
+"""Topics with log-like records, written by Kafka's own ProducerPerformance."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ToolFailed(Exception):
 
 
 def payload_file(folder: Path, size: int = RECORD_SIZE) -> Path:
-    """A file of distinct lines of JSON, each `size` bytes of ASCII, the same on every run."""
+    """Write a file of distinct JSON lines, each `size` bytes of ASCII, the same on every run."""
     path = folder / f"payload-{size}.jsonl"
     if not path.exists():
         count = max(100, _LINES * RECORD_SIZE // size)
@@ -46,7 +46,7 @@ def _line(number: int, size: int) -> str:
 
 
 def create_topic(libs: Path, bootstrap_servers: str, topic: str) -> None:
-    """Create a topic of PARTITIONS partitions on any broker."""
+    """Create a topic with PARTITIONS partitions on any broker."""
     arguments = ["--create", "--topic", topic, "--partitions", str(PARTITIONS), "--replication-factor", "1"]
     run_java(f"{libs}/*", "org.apache.kafka.tools.TopicCommand", "--bootstrap-server", bootstrap_servers, *arguments)
 
@@ -54,12 +54,12 @@ def create_topic(libs: Path, bootstrap_servers: str, topic: str) -> None:
 def produce(
     libs: Path, bootstrap_servers: str, topic: str, records: int, codec: str, folder: Path, size: int = RECORD_SIZE
 ) -> None:
-    """Fill a topic. (The tool reports sends that fail, but succeeds: readers must count.)"""
+    """Fill a topic. The tool reports failed sends, but succeeds: readers must count the records."""
     properties = {
         "compression.type": codec,
         "batch.size": "65536",
         "linger.ms": "20",
-        # the same for both sides; with acks=all idempotence is measured in producing.py
+        # the same for both sides; producing.py measures idempotence with acks=all
         "enable.idempotence": "false",
     }
     producer_performance(libs, bootstrap_servers, topic, records, folder, size, properties)
@@ -74,7 +74,7 @@ def producer_performance(
     size: int,
     properties: Mapping[str, str],
 ) -> float:
-    """Records a second by the tool's own last line. (It reports sends that fail, but succeeds: count the records.)"""
+    """Return the records per second that the tool prints. It reports failed sends, but succeeds: count the records."""
     output = run_java(
         f"{libs}/*",
         "org.apache.kafka.tools.ProducerPerformance",
@@ -91,7 +91,7 @@ def producer_performance(
 
 
 def run_java(class_path: str, class_name: str, *arguments: str, timeout: float = 1200) -> str:
-    """Run a class, and return what it prints; `ToolFailed` where it fails."""
+    """Run a class and return its output; raise `ToolFailed` if it fails."""
     try:
         done = subprocess.run(
             ["java", "-Xmx512m", "-cp", class_path, class_name, *arguments],

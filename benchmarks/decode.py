@@ -1,4 +1,4 @@
-"""Record batches to Arrow columns, without Spark and socket, beside other ways to read the same bytes."""
+"""Record batches to Arrow columns, without Spark and sockets, compared with other ways to read the same bytes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from spark_klog.records.contract import COLUMNS
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import HEADER_SIZE, BatchHeader
 
-#: Codec, batches, records of each: batches of some 64 KB, and of 16 KB (Kafka's default batch.size), as many as one
-#: fetch brings: 8 MB of records.
+#: (codec, batches, records per batch): batches of about 64 KB, and of 16 KB (Kafka's default batch.size); 8 MB of
+#: records, as in one fetch.
 _SHAPES = (("none", 120, 600), ("none", 480, 150), ("lz4", 120, 600))
 _SECONDS = "1"
 _SOURCE = Path(__file__).with_name("walk.c")
@@ -49,7 +49,7 @@ def _sides(bench: Bench, folder: Path, data: bytes, total: int, is_plain: bool) 
         with recorded(c_loop):
             (folder / "batches").write_bytes(data)
             compile_c(_SOURCE, folder / "walk")
-        # neither CRC nor Arrow, as that loop
+        # like the loop in C, without CRC and Arrow
         alone = Side("native kernel without CRC and Arrow")
         runs.append((alone, _walk_and_copy(data, total)))
     take_turns(runs, bench.repeat)

@@ -1,4 +1,4 @@
-"""Spark batch read of a broker's data directory, beside reading the same topic through the broker."""
+"""Spark batch read of a broker's data directory, and of the same topic through the broker."""
 
 from __future__ import annotations
 

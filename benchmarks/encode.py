@@ -1,4 +1,4 @@
-"""Arrow batches to finished record batches, as Spark's writers make them, without Spark and socket."""
+"""Arrow batches to finished record batches, as Spark's writers make them, without Spark and sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a producer to a consumer through our broker and through Kafka: latency."""
+"""Latency from a producer to a consumer, through our broker and through Kafka."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _end_to_end(bench: Bench) -> Iterator[Result]:
 def _pairs(
     brokers: tuple[Broker, Broker], repeat: int, run: Callable[[Broker, str], list[float]]
 ) -> list[tuple[Side, Side]]:
-    """Both sides of each of the two figures that `run` brings; a warm-up of each broker, then `repeat` runs in turn."""
+    """Run both brokers in turn, a warm-up and `repeat` runs; return both sides of each of the two figures of `run`."""
     pairs = [(Side("klog"), Side(KAFKA)) for _ in range(2)]
     for number, place in itertools.product(range(repeat + 1), range(2)):
         sides = [pair[place] for pair in pairs]

@@ -1,4 +1,4 @@
-"""The longest time for which a broker answers nobody, while it does work that takes long."""
+"""The longest time for which a broker answers no request, while it does long work."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _LOADING = {"offsets.retention.check.interval.ms": str(_OFFSETS_CHECK_SECONDS * 
 
 
 def _waited_ms(pid: int | None) -> float:
-    """For how long this thread and those of a process have waited for a processor, as Linux counts it; else 0."""
+    """How long this thread and a process's threads have waited for a processor; 0 if Linux does not count it."""
     paths = [Path("/proc/thread-self/schedstat"), *Path(f"/proc/{pid}/task").glob("*/schedstat")]
     waited = 0
     for path in paths:
@@ -56,7 +56,7 @@ def _waited_ms(pid: int | None) -> float:
 
 
 class _Pings:
-    """Asks for ApiVersions on a connection of its own, a hundred times a second; the longest times for an answer."""
+    """Sends ApiVersions on its own connection, a hundred times a second, and keeps the longest response times."""
 
     def __init__(self, broker: KlogBroker) -> None:
         self._client = Client(broker.bootstrap_servers)
@@ -77,13 +77,13 @@ class _Pings:
             self._longest_own = max(self._longest_own, elapsed - (_waited_ms(self._pid) - waited))
 
     def longest_ms(self, work: Callable[[], object]) -> tuple[float, float]:
-        """The longest time while `work` runs; the longest one less the waits for a processor."""
+        """The longest response time while `work` runs, and the longest one less the waits for a processor."""
         self._thread.start()
         started = time.perf_counter()
         try:
             work()
             elapsed = time.perf_counter() - started
-            self._is_done.wait(0.2)  # what the work has left to be done
+            self._is_done.wait(0.2)  # for what the work leaves to be done after its response
         finally:
             self._is_done.set()
             self._thread.join()
@@ -137,7 +137,7 @@ def _wait_for(condition: Callable[[], bool]) -> None:
 
 
 def _of_topics(broker: KlogBroker, folder: Path, scale: int) -> Iterator[tuple[str, Callable[[Client], object]]]:
-    """What is done, in this order."""
+    """The pieces of work with topics, in this order."""
     names = [f"topic-{number}" for number in range(_TOPICS // scale)]
     small, large = record_batches("none", 1, 10), record_batches("none", 1, 8000)
     active = folder / "data" / "rolls-0"

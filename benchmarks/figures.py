@@ -1,4 +1,4 @@
-"""The figures of a run: a line for each thing measured, with its sides."""
+"""The figures of a run: a line for each measured work, with its sides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median
 
 @dataclass
 class Side:
-    """One side's figures, in the unit of the result: a warm-up run, then the repeats."""
+    """The figures of one side, in the unit of the result: a warm-up run, then the repeats."""
 
     name: str
     samples: list[float] = field(default_factory=list)
@@ -23,9 +23,9 @@ class Side:
 
 @dataclass
 class Result:
-    """One line of the report: the same work by klog and by a peer (None where the peer has no such thing).
+    """One line of the report: the same work by klog and by a peer (None if no peer can do it).
 
-    `noted_ratio` is that of the figures before they were rounded, where only rounded ones were kept.
+    `noted_ratio` is the ratio of the exact figures, if only rounded ones were kept.
     """
 
     work: str
@@ -42,7 +42,7 @@ class Result:
 
     @property
     def ratio(self) -> float | None:
-        """How many times as good as the peer klog is: above 1 it is the better one."""
+        """How many times better klog is than the peer; below 1 it is worse."""
         if self.noted_ratio is not None:
             return self.noted_ratio
         ours, theirs = self.klog.median, self.peer.median if self.peer else None

@@ -1,4 +1,4 @@
-"""Groups: commits of offsets, loading them at start, and how soon a group of many settles."""
+"""Groups: offset commits, loading offsets at start, and the rebalance time of a large group."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _make_topic(client: Client, name: str, partitions: int) -> None:
 
 
 def _commits(bench: Bench, broker: KlogBroker) -> Iterator[Result]:
-    """Requests of one offset each, a hundred under way."""
+    """Requests with one offset each, a hundred in flight."""
     count = 50_000 if bench.records >= 1_000_000 else 5_000
     client = Client(broker.bootstrap_servers)
     _make_topic(client, "commits", 10)
@@ -58,7 +58,7 @@ def _commits(bench: Bench, broker: KlogBroker) -> Iterator[Result]:
         client.send(b"".join(frames[:_PIPELINE]))
         for number in range(count):
             answer = client.receive()
-            assert answer[-2:] == b"\0\0", answer  # the error code of the one partition
+            assert answer[-2:] == b"\0\0", answer  # the error code of the only partition
             if number + _PIPELINE < count:
                 client.send(frames[number + _PIPELINE])
         return count / (time.perf_counter() - started)
@@ -91,12 +91,12 @@ def _loading(bench: Bench) -> Iterator[Result]:
 
 
 def offset_batches(count: int) -> Iterator[bytes]:
-    """Commits of `count` offsets, as __consumer_offsets has them."""
+    """Commits of `count` offsets, as in __consumer_offsets."""
     return map(_commit_batch, range(0, count, 10))
 
 
 def _commit_batch(start: int) -> bytes:
-    """Commits of ten partitions; a thousand of each group."""
+    """Commits of ten partitions; each group has a thousand."""
     body = bytearray()
     for delta in range(10):
         number = start + delta
@@ -106,7 +106,7 @@ def _commit_batch(start: int) -> bytes:
 
 
 def _settling(bench: Bench, broker: KlogBroker) -> Iterator[Result]:
-    """Seconds from the first JoinGroup to the last SyncGroup's answer, without the delay of the first rebalance."""
+    """Seconds from the first JoinGroup to the last SyncGroup response, without the delay of the first rebalance."""
     clients = [Client(broker.bootstrap_servers) for _ in range(_MEMBERS)]
     _make_topic(clients[0], "shared", _PARTITIONS)
     runs = iter(range(1000))
@@ -129,7 +129,7 @@ def _settling(bench: Bench, broker: KlogBroker) -> Iterator[Result]:
 
 
 def _join(client: Client, group: str) -> int:
-    """How many partitions one member gets; the leader deals them out in turn, four bytes each."""
+    """Join, and return the member's number of partitions. The leader deals them out in turn, four bytes each."""
     message = {
         "group_id": group,
         "session_timeout_ms": 30_000,

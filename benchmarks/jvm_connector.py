@@ -15,7 +15,7 @@ NAME = f"JVM connector {WITH_CONNECTOR}, pyspark {WITH_CONNECTOR}"
 
 
 def jvm_side(work_dir: Path) -> SparkSide:
-    """The connector in an environment of its own, which the first use installs into the cache."""
+    """The connector in its own environment, which the first use installs into the cache."""
     return SparkSide(NAME, "kafka", work_dir, python=with_connector(), confs={"spark.jars": connector_jars()})
 
 
@@ -30,7 +30,7 @@ def beside_jvm(
     higher_is_better: bool = True,
     confs: Mapping[str, str] | None = None,
 ) -> Result:
-    """The same work by klog and by the connector, in sessions of their own that take turns; `confs` of klog's."""
+    """Run the same work by klog and by the connector, in two sessions that take turns; `confs` apply to klog's."""
     result = Result(work, unit, Side("klog"), peer := Side(NAME), bench.command, higher_is_better)
     makers = [(result.klog, lambda: klog_side(folder, confs)), (peer, lambda: jvm_side(folder))]
     alternate(makers, bench.repeat if repeat is None else repeat, run)

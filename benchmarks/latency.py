@@ -1,4 +1,4 @@
-"""How long a record takes from a producer through a micro-batch to the sink."""
+"""The latency of records from a producer through a micro-batch to the sink."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.kafka import Kafka
 
 #: Records of a probe, over all partitions.
 _RECORDS = 100
-#: Probes for each repeat; as many come before the first that counts.
+#: Probes for each repeat; as many warm-up probes come first.
 _PROBES = 20
 _SECONDS = 60.0
 
@@ -47,7 +47,7 @@ def _latency(bench: Bench) -> Iterator[Result]:
 
 
 def _measure(side: SparkSide, servers: str, topic: str, folder: Path, probes: int) -> list[float]:
-    """Milliseconds of each probe, the warm-up left out. A probe follows when the one before has arrived."""
+    """Milliseconds of each probe after the warm-up. A probe starts when the one before has arrived."""
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 0})
     options = {"kafka.bootstrap.servers": servers, "subscribe": topic, "startingOffsets": "earliest"}
     side.ask("probes", options, folder=str(folder))

@@ -1,4 +1,4 @@
-"""From a log to Parquet by the load: beside the JVM connector with Spark's writer, and beside a bare loop."""
+"""From a log to Parquet by the load, by the JVM connector with Spark's writer, and by a bare loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.jobs.support import BATCH_LOAD, spark_submit
 from tests.support.kafka import Kafka
 from tests.support.pyspark_versions import child_environment
 
-#: With 4,000,000 records as the setting: 1,000 partitions of 1,000 records, and 10 GB for the memory.
+#: With --records 4,000,000: 1,000 partitions of 1,000 records, and 10 GB for the memory.
 _RECORDS_A_PARTITION, _LARGE, _RECORDS_FOR_EACH = 1_000, 1024, 2.62144
 _LIMIT_MB = 400
 _SECONDS = 600.0
@@ -101,7 +101,7 @@ def _wide(bench: Bench, kafka: Kafka, klog: SparkSide, jvm: SparkSide, folder: P
 
 
 def _idle(bench: Bench, kafka: Kafka, folder: Path) -> Result:
-    """Start to exit of a run that finds nothing new, and of a program that does nothing."""
+    """Duration of a run that finds nothing new, and of a program that does nothing."""
     folder.mkdir(parents=True)
     nothing = folder / "nothing.py"
     nothing.write_text(_NOTHING)

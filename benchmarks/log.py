@@ -1,4 +1,4 @@
-"""The log on disk without a broker: appends beside bare writes, random reads, recovery, opening many segments."""
+"""The log on disk without a broker: appends and bare writes, random reads, recovery, opening many segments."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 
 _MB = 1024 * 1024
-#: Records of a batch: about 16 KB, the batch.size that Java's producer begins with.
+#: Records of a batch of about 16 KB, the default batch.size of Java's producer.
 _RECORDS = 150
-#: And of one of nearly 1 MB.
+#: Records of a batch of nearly 1 MB.
 _LARGE = 9_000
 _SEGMENT = 1024 * _MB
 _READS = 2000
@@ -30,14 +30,14 @@ def _batches(size: int, records: int = _RECORDS) -> bytearray:
 
 
 def _appends(bench: Bench, records: int) -> Iterator[Result]:
-    """GB/s into one segment of 256 MB, 1 MB a call; the same bytes by os.write into a file of the same file system."""
+    """GB/s of appends to one segment of 256 MB, 1 MB per call; the peer writes the same bytes with os.write."""
     data = _batches(_MB, records)
     calls = max(1, 256 * _MB // len(data))
 
     def ours() -> float:
         folder = bench.work_dir / "append-0"
         log = PartitionLog(folder, LogConfig(max_message_bytes=2 * _MB))
-        log.append(memoryview(data))  # the first one writes and syncs the leader epochs
+        log.append(memoryview(data))  # the first append writes and syncs the leader epochs
         started = time.perf_counter()
         for _ in range(calls):
             log.append(memoryview(data))
@@ -65,7 +65,7 @@ def _appends(bench: Bench, records: int) -> Iterator[Result]:
 
 
 def _random_reads(bench: Bench) -> Iterator[Result]:
-    """Microseconds for the range at a random offset of a log of 10 GB, as the broker hands it to sendfile."""
+    """Microseconds to find the range for a random offset of a log of 10 GB, as the broker passes it to sendfile."""
     folder = bench.work_dir / "large-0"
     size = 10 * 1024 * _MB if bench.records >= 1_000_000 else 100 * _MB
     data = _batches(8 * _MB)
@@ -89,7 +89,7 @@ def _random_reads(bench: Bench) -> Iterator[Result]:
 
 
 def _recovery(bench: Bench, records: int) -> Iterator[Result]:
-    """GB/s of log that is checked and indexed after an unclean stop."""
+    """GB/s of log that is checked and indexed after an unclean shutdown."""
     folder = bench.work_dir / "recovery-0"
     log = PartitionLog(folder, LogConfig(max_message_bytes=2 * _MB))
     data = _batches(_MB, records)

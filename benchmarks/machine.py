@@ -1,4 +1,4 @@
-"""What machine and which versions a run was made with."""
+"""The machine and versions of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def describe() -> dict[str, str]:
 
 
 def commit() -> tuple[str, bool]:
-    """The commit that is checked out, and whether files differ from it, those that a run writes aside."""
+    """The current commit, and whether files other than a run's results differ from it."""
     git = ["git", "--no-optional-locks", "-C", str(ROOT)]
     head = _output([*git, "rev-parse", "--short", "--verify", "HEAD"])
     if head is None:
@@ -38,19 +38,19 @@ def commit() -> tuple[str, bool]:
 
 
 def code_state() -> frozenset[tuple[str, int]]:
-    """The project's files and their times: where they change during a run, no one version was measured."""
+    """The project's files and their times: if they change during a run, it measures no single version."""
     files = [path for kind in ("*.py", "*.so") for path in (ROOT / "spark_klog").rglob(kind)]
     return frozenset((str(path), path.stat().st_mtime_ns) for path in files)
 
 
 def _kernel() -> str:
-    """Which kernel decodes records: the native one, or the reference in Python."""
+    """The kernel that decodes records: the native one, or the reference in Python."""
     code = "from spark_klog.records import kernels; print(kernels.load().__name__)"
     return _output([sys.executable, "-c", code]) or "unknown"
 
 
 def processor_time(pid: int | None) -> float:
-    """Seconds of a process and those below it, so far: Spark's Python workers stay until their session ends."""
+    """CPU seconds of a process and its descendants so far; Spark's Python workers live until their session ends."""
     process = psutil.Process(pid)
     times = [part.cpu_times() for part in (process, *process.children(recursive=True))]
     return float(sum(time.user + time.system for time in times))
@@ -86,7 +86,7 @@ def _package(name: str) -> str:
 
 
 def _output(command: list[str]) -> str | None:
-    """What a command writes (java tells its version on standard error), or None if it fails."""
+    """The output of a command (java prints its version to standard error), or None if it fails."""
     try:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=True

@@ -1,4 +1,4 @@
-"""How far memory grows while a long read is decoded: 1 GiB of fetches, each into the same buffer.
+"""Memory growth during a long read: decode 1 GiB of fetches, each in the same buffer.
 
 python -m benchmarks.memory CODEC    the measured process: prints peak growth and size of an Arrow batch, in bytes
 """
@@ -22,12 +22,12 @@ from tests.support.pyspark_versions import child_environment
 _FETCH = 8 * 1024 * 1024
 _FETCHED = 1024 * 1024 * 1024
 _RECORDS = 600
-#: Arrow batches by whose size memory may grow.
+#: Memory may grow by the size of this many Arrow batches.
 _LIMIT = 4
 
 
 def measure(codec: str) -> tuple[int, int]:
-    """Bytes by which the peak of this process grows after the first Arrow batch, and bytes of that batch."""
+    """Bytes by which this process's peak grows after the first Arrow batch, and bytes of that batch."""
     sample = record_batches(codec, 1, _RECORDS)
     template = record_batches(codec, _FETCH // len(sample), _RECORDS)
     end = _FETCH // len(sample) * _RECORDS
@@ -35,7 +35,7 @@ def measure(codec: str) -> tuple[int, int]:
     decoder = PartitionDecoder("bench", 0, WITHOUT_HEADERS)
     baseline = size = fetched = 0
     while fetched < _FETCHED:
-        buffer[:] = template  # as a connection receives a fetch: into the buffer of the one before
+        buffer[:] = template  # a connection, too, receives a fetch into the buffer of the one before
         fetched += len(buffer)
         for batch in decoder.add(memoryview(buffer), 0, end):
             _touch(batch)
@@ -45,7 +45,7 @@ def measure(codec: str) -> tuple[int, int]:
 
 
 def _touch(batch: object) -> None:
-    """Read what the consumer was given: a byte of each page of each buffer."""
+    """Read a byte of each page of each buffer, as a consumer would."""
     for column in batch.columns:  # type: ignore[attr-defined]
         for buffer in column.buffers():
             if buffer is not None:
@@ -53,7 +53,7 @@ def _touch(batch: object) -> None:
 
 
 def _memory_of(name: str) -> int:
-    """VmRSS (now) or VmHWM (the peak) of this process, in bytes; getrusage's peak would be the parent's, too."""
+    """VmRSS (now) or VmHWM (the peak) of this process, in bytes; getrusage's peak would include the parent's."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024

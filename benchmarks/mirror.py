@@ -1,4 +1,4 @@
-"""`klog mirror` beside Kafka's MirrorMaker 2, and beside plain sockets that move the same bytes."""
+"""`klog mirror`, Kafka's MirrorMaker 2, and plain sockets that copy the same bytes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _mirror(bench: Bench) -> Iterator[Result]:
             return _rate("plain sockets", bench.records, seconds)
 
         def ours(work: Side, *more: str) -> float:
-            """The rate of the whole command; that without its start and end goes to `work`."""
+            """Return the rate of the whole command; add the rate without its start and end to `work`."""
             name = f"klog{next(numbers)}"
             seconds = _klog(source, target, name, *more)
             idle = _klog(source, target, name, *more)
@@ -94,16 +94,16 @@ def _klog(source: Broker, target: Broker, name: str, *more: str) -> float:
 
 
 def _extra(target: Broker, name: str, bench: Bench) -> int:
-    """Offsets of transactions' markers at the target."""
+    """The number of transaction markers at the target."""
     return sum(_ends(target, f"{name}.{_TOPIC}")) - bench.records
 
 
 def _mirror_maker(
     libs: Path, source: Broker, target: Broker, alias: str, bench: Bench, folder: Path
 ) -> tuple[int, float]:
-    """Records, and the seconds from the first ones at the target to the last."""
+    """Return the number of records, and the seconds from the first ones at the target to the last."""
     topic = f"{alias}.{_TOPIC}"
-    # as the topic was written
+    # the same settings as the source topic was written with
     more = {
         "target.producer.compression.type": "lz4",
         "target.producer.batch.size": "65536",
@@ -126,7 +126,7 @@ def _mirror_maker(
 
 
 def _ends(broker: Broker, topic: str) -> list[int]:
-    """The ends of the topic's partitions, zeros while it does not exist."""
+    """The end offsets of the topic's partitions; zeros while it does not exist."""
     consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "bench", "log_level": 2})
     try:
         if topic not in consumer.list_topics(timeout=30).topics:

@@ -1,4 +1,4 @@
-"""klog beside `no_op_source.py`: how much of a read or a write is Spark's own."""
+"""klog and `no_op_source.py`: Spark's own part of a read or a write."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def beside_no_op(
     size: int = RECORD_SIZE,
     trigger: int = 0,
 ) -> Result:
-    """The same work by klog, with `options`, and by the source that does nothing, for so many records of `size` bytes.
+    """Run the same work by klog, with `options`, and by the source that does nothing, with `records` records of `size`
+    bytes.
 
-    A stream of that source has `trigger` records a micro-batch.
+    A stream of that source has `trigger` records per micro-batch.
     """
     numbers = {"records": records, "partitions": PARTITIONS, "size": size, "trigger": trigger}
     given = {"klog": options, NAME: {name: str(value) for name, value in numbers.items()}}
@@ -40,7 +41,7 @@ def beside_no_op(
 
 def no_op_side(folder: Path, confs: Mapping[str, str] | None = None) -> SparkSide:
     """The source and writer that do nothing."""
-    # no_op_source.py lies beside spark_side.py, where its workers find it, too
+    # workers find no_op_source.py in this folder, too
     environment = project_environment()
     path = [str(Path(__file__).parent), *filter(None, [environment.get("PYTHONPATH")])]
     return SparkSide(NAME, "no-op", folder, confs=confs, environment={"PYTHONPATH": ":".join(path)})

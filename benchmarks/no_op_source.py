@@ -1,8 +1,8 @@
-"""The bound: a Python data source that does nothing, so that what it takes is Spark's own Arrow path.
+"""The bound: a Python data source that does nothing, so that only Spark's own Arrow path takes time.
 
-Each of `partitions` tasks yields one prebuilt Arrow batch again and again, until there were `records` in all: the
-columns of klog, values of `size` bytes, 65,536 rows or 8 MiB of them. A micro-batch of a stream has `trigger` records.
-Its writer takes Arrow batches and drops them.
+Each of `partitions` tasks yields one prebuilt Arrow batch repeatedly, until all tasks together have `records` records:
+klog's columns, values of `size` bytes, and 65,536 rows or 8 MiB per batch. A micro-batch of a stream has `trigger`
+records. The writer drops the Arrow batches that it gets.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"offset": 0}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """There is never more than at the start."""
+        """The log never grows."""
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadAllAvailable()
@@ -90,7 +90,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _shares(records: int, partitions: int, size: int) -> list[InputPartition]:
-    """For each task how many records it gives, and of what size."""
+    """The number of records of each task, and their size."""
     counts = (records // partitions + (number < records % partitions) for number in range(partitions))
     return [InputPartition((count, size)) for count in counts]
 

@@ -1,7 +1,7 @@
-"""The bound of a mirror: the same bytes read from one broker and written to another by plain sockets.
+"""The bound of a mirror: the same bytes read from one broker and written to another with plain sockets.
 
-Nothing is done with the bytes between: requests are made before the clock starts, answers are received and only then
-looked at. First everything is read, then everything is written, as one thread does it.
+The bytes are not processed: requests are built before the clock starts, and responses are parsed after it stops. One
+thread reads everything, and then writes everything.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SECONDS = 120.0
 
 
 class _Plain:
-    """A socket with frames, into one buffer."""
+    """A socket that sends frames, and receives them into one buffer."""
 
     def __init__(self, servers: str) -> None:
         [address] = parse_bootstrap(servers)
@@ -39,7 +39,7 @@ class _Plain:
         self._socket.sendall(frame)
 
     def receive(self) -> memoryview:
-        """The next answer, valid until the next one."""
+        """Return the next response, valid until the next call."""
         [size] = SIZE.unpack(self._exactly(SIZE.size))
         return self._exactly(size)
 
@@ -57,7 +57,7 @@ class _Plain:
 
 
 def plain_copy(source: str, target: str, topic: str, copy: str) -> float:
-    """Copy a topic of `PARTITIONS` partitions from one broker to a topic of another; return the seconds."""
+    """Copy a topic of `PARTITIONS` partitions to a topic of another broker; return the seconds."""
     read: list[list[bytes]] = []
     reading = _Plain(source)
     seconds = 0.0
@@ -91,7 +91,7 @@ def plain_copy(source: str, target: str, topic: str, copy: str) -> float:
 
 
 def _read(plain: _Plain, topic: str, partition: int) -> tuple[list[bytes], float]:
-    """Whole batches of a partition, and the seconds of sending and receiving."""
+    """Read the whole batches of a partition; return them and the seconds of sending and receiving."""
     offset, found, seconds = 0, [], 0.0
     while True:
         entry = {"partition": partition, "fetch_offset": offset, "partition_max_bytes": _FETCH_BYTES}
@@ -126,7 +126,7 @@ def _produced(batch: memoryview) -> bytearray:
 
 
 def _frames(topic: str, batches: list[list[bytes]]) -> Iterator[bytes]:
-    """Produce requests with a batch of each partition, as many as brokers take."""
+    """Produce requests with one batch of each partition, as brokers accept only one."""
     for number in range(max(map(len, batches))):
         entries = [
             {"index": partition, "records": of_partition[number]}

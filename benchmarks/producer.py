@@ -1,4 +1,4 @@
-"""Our producer beside confluent-kafka's, kafka-python's and Kafka's ProducerPerformance, writing to Kafka."""
+"""Our producer, confluent-kafka's, kafka-python's and Kafka's ProducerPerformance, writing to Kafka."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from spark_klog.client import Admin, Producer
 from tests.support.kafka import Kafka
 
 _SECONDS = 600.0
-#: Producers of a record at a time get this part of the run's records.
+#: Producers that send record by record get 1/_PART of the run's records.
 _PART = 4
 _TUNED = {"batch.size": "262144", "linger.ms": "20", "buffer.memory": "134217728"}
 
 
 class _Writers:
-    """Each writes the values to a topic, and returns when they are confirmed."""
+    """Each method writes the values to a topic, and returns when they are acknowledged."""
 
     def __init__(self, servers: str, codec: str) -> None:
         self._settings = {"bootstrap.servers": servers, "compression.type": codec}

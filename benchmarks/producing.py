@@ -1,4 +1,4 @@
-"""Kafka's ProducerPerformance into our broker and into Kafka."""
+"""Kafka's ProducerPerformance, writing to our broker and to Kafka."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.kafka import kafka_libs
 
 log = logging.getLogger(__name__)
 
-#: Bytes of a record, and what part of the run's records are sent.
+#: Bytes of a record, and the divisor of the run's number of records.
 _SHAPES = ((100, 1), (1024, 4))
 _ACKS = ("1", "all")
 

@@ -1,4 +1,4 @@
-"""Spark reads of other shapes than batch_read's: into Parquet, larger records, many partitions, a stream."""
+"""Spark reads other than batch_read's: into Parquet, larger records, many partitions, a stream."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TRIGGER = 1_000_000
 _LARGE = (1024, 10 * 1024)
 _MANY, _MANY_RECORDS = 200, 25
 _VERY_MANY = 1000
-#: The JVM connector takes a minute for each.
+#: The JVM connector takes a minute per run.
 _REPEATS_OF_MANY = 2
 
 
@@ -81,7 +81,7 @@ def _megabytes(records: int, size: int) -> Callable[[SparkSide, dict[str, str]],
 
 
 def _stream(side: SparkSide, options: dict[str, str], records: int, checkpoint: Path) -> float:
-    """Seconds of a stream with AvailableNow, `_TRIGGER` offsets a micro-batch, from the query's start to its end."""
+    """Seconds of a stream with AvailableNow, `_TRIGGER` offsets per micro-batch, from the query's start to its end."""
     shutil.rmtree(checkpoint, ignore_errors=True)
     options = options | {"maxOffsetsPerTrigger": str(_TRIGGER)}
     answer = side.ask("stream", options, folder=str(checkpoint))
@@ -92,7 +92,7 @@ def _stream(side: SparkSide, options: dict[str, str], records: int, checkpoint: 
 
 def _plan(side: SparkSide, options: dict[str, str]) -> float:
     answer = side.ask("plan", options)
-    if not 0 < answer["rows"] <= _VERY_MANY:  # tasks; small partitions share one
+    if not 0 < answer["rows"] <= _VERY_MANY:  # tasks: small partitions share one
         raise SideFailed(f"planned {answer['rows']} tasks; there are {_VERY_MANY} partitions")
     return float(answer["seconds"])
 

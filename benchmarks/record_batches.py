@@ -1,4 +1,4 @@
-"""Record batches of log-like records for the work that needs no broker, and how such work is timed."""
+"""Record batches of log-like records for work without a broker, and functions to time such work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def value(batch: int, index: int) -> bytes:
 
 
 def record_batches(codec: str, batches: int, records: int) -> bytes:
-    """So many batches of `records` records each, one after the other; no keys, no headers, offsets from 0 on."""
+    """Build `batches` batches of `records` records, one after the other; no keys, no headers, offsets from 0."""
     parts = []
     for batch in range(batches):
         body = bytearray()
@@ -46,7 +46,7 @@ def record_batches(codec: str, batches: int, records: int) -> bytes:
 
 
 def speed(work: Callable[[], int]) -> float:
-    """Million records a second: `work`, which says how many records it did, again and again for a second."""
+    """Call `work`, which returns its number of records, for a second; return millions of records per second."""
     records = 0
     started = time.perf_counter()
     while (elapsed := time.perf_counter() - started) < _SECONDS:
@@ -55,7 +55,7 @@ def speed(work: Callable[[], int]) -> float:
 
 
 def take_turns(sides: Sequence[tuple[Side, Callable[[], float]]], repeat: int) -> None:
-    """A warm-up of each side, then `repeat` runs of each in turn, without the sides that have failed."""
+    """Run each side in turn, a warm-up and then `repeat` runs; skip sides that have failed."""
     for number in range(repeat + 1):
         for side, run in sides:
             if side.failed is not None:
@@ -70,7 +70,7 @@ def take_turns(sides: Sequence[tuple[Side, Callable[[], float]]], repeat: int) -
 
 @contextmanager
 def kernel(name: str) -> Iterator[None]:
-    """Everything that is made inside uses the kernel of that name."""
+    """Use the kernel of that name for everything created in the block."""
     before = os.environ.get("SPARK_KLOG_KERNEL")
     os.environ["SPARK_KLOG_KERNEL"] = name
     try:

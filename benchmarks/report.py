@@ -1,4 +1,4 @@
-"""`results.md`, made of all sections."""
+"""`results.md`, rendered from all sections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEAD = (
 
 
 def render(sections: Sequence[Section], kept: str) -> str:
-    """The whole text, the sections in their order; `kept` is the file that they are in."""
+    """The whole text, with the sections in their order; `kept` is the name of the file that stores them."""
     parts = ["# Benchmark results", _HEAD.format(kept=kept)]
     parts.append(_summary([result for section in sections for result in section.results]))
     for section in sections:
@@ -57,7 +57,7 @@ def _section_parts(section: Section) -> list[str]:
 
 
 def _measured(section: Section) -> str:
-    """When, at which commit and by which command."""
+    """When, at which commit and by which command a section was measured."""
     made = section.circumstances
     commit = f"`{made.commit}`" + (" with uncommitted changes" if made.is_dirty else "")
     alone = list(dict.fromkeys(result.command for result in section.results))

@@ -2,8 +2,8 @@
 
     python -m benchmarks.run [--quick] [--records N] [--repeat N] [--only WORK...] [--output FILE]
 
-Each piece of work is a section of both files, which is renewed as soon as the work is done; `--only` leaves the others.
-The exit code is 1 when a side failed; the report says why.
+Each work is a section of both files, which is replaced as soon as the work is done; `--only` keeps the other sections.
+The exit code is 1 if a side failed; the report says why.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from benchmarks.writing import WRITE
 
 log = logging.getLogger(__name__)
 
-#: All work, in the order of the report. Further work is a module with a `Work` in it, and a name here.
+#: All work, in the order of the report. To add work, write a module with a `Work` in it and list it here.
 WORK: tuple[Work, ...] = (
     BATCH_READ,
     DIRECTORY_READ,
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes started here end, too
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    sections.load(_kept(arguments.output))  # what can't be read is told before the work, not after it
+    sections.load(_kept(arguments.output))  # report an unreadable file before the work, not after it
     load = os.getloadavg()[0]
     code = code_state()
     made = sections.Circumstances(_command(arguments, arguments.only), *commit(), describe(), load)
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _keep(section: sections.Section, output: Path) -> None:
-    """Put a section in the place of the one of its name, and write the report of all."""
+    """Replace the section of that name, and write the report of all sections."""
     there = sections.load(_kept(output)) | {section.name: section}
     names = [work.name for work in WORK if work.name in there]
     names += [name for name in there if name not in names]
@@ -130,12 +130,12 @@ def _keep(section: sections.Section, output: Path) -> None:
 
 
 def _kept(output: Path) -> Path:
-    """The file that the figures of a report are kept in."""
+    """The file that stores the figures of a report."""
     return output.with_suffix(".json")
 
 
 def _run(work: Work, bench: Bench) -> list[Result]:
-    """The results of one piece of work; what stops it becomes the last of them."""
+    """The results of a work; if it stops with an error, the last result says so."""
     results: list[Result] = []
     log.info("%s", work.name)
     try:
@@ -148,7 +148,7 @@ def _run(work: Work, bench: Bench) -> list[Result]:
 
 
 def _stopped(work: str, reason: str, bench: Bench) -> Result:
-    """The line that says that something is not measured, or not well."""
+    """A line of the report for work that was not measured, or not well."""
     return Result(work, "-", Side("both sides", failed=reason), None, bench.command)
 
 

@@ -1,6 +1,6 @@
-"""`results.json`: the figures of each piece of work, as they were last measured.
+"""`results.json`: the last figures of each work.
 
-An object of sections by the name of the work. A section is replaced as a whole, the others stay as they are.
+An object with a section per work, by name. A run replaces a whole section and keeps the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LISTS_OF_NUMBERS = re.compile(r"\[\n([-+.\de,\s]+)\]")
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What a section was measured with: the command of the run, the code, the machine and its load before the run."""
+    """The command of a run, the code, the machine, and its load before the run."""
 
     command: str
     commit: str
@@ -32,7 +32,7 @@ class Circumstances:
 
 @dataclass(frozen=True)
 class Section:
-    """One piece of work's results, `measured` at a time in words (UTC)."""
+    """The results of a work, `measured` at a time in words (UTC)."""
 
     name: str
     measured: str
@@ -46,7 +46,7 @@ def now() -> str:
 
 
 def load(path: Path) -> dict[str, Section]:
-    """The sections by name, none where there is no file yet."""
+    """The sections by name; empty if there is no file yet."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -60,7 +60,7 @@ def save(path: Path, sections: Mapping[str, Section]) -> None:
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file that is there as it was or as it shall be, never a part of it."""
+    """Replace a file atomically: it has the old or the new content, never a part."""
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         with new.open("w", encoding="utf-8") as file:

@@ -13,7 +13,7 @@ from benchmarks.figures import Result, Side
 from benchmarks.sides import alternate, klog_side, read_all, topic_options
 from benchmarks.work import Bench, Work
 
-#: Several topics: to make thousands of folders takes longer than an admin client waits.
+#: Several topics: creating thousands of folders takes longer than an admin client waits.
 _TOPICS, _PARTITIONS, _RECORDS = 10, 500, 10
 
 
@@ -39,7 +39,7 @@ def _short_reads(bench: Bench) -> Iterator[Result]:
 
 
 def fill_evenly(servers: str, topic: str, partitions: int, records: int) -> None:
-    """As many records for each partition, which ProducerPerformance can't do."""
+    """Write the same number of records to each partition, which ProducerPerformance can't do."""
     producer = Producer({"bootstrap.servers": servers, "queue.buffering.max.messages": partitions * records + 1})
     for number in range(partitions * records):
         producer.produce(topic, b"v" * RECORD_SIZE, partition=number % partitions)

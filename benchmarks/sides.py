@@ -1,4 +1,4 @@
-"""The parent's end of `spark_side.py`: start a side, give it work, compare two of them."""
+"""The parent of `spark_side.py` processes: start a side, give it work, compare two sides."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SideFailed(Exception):
 
 
 class Lines:
-    """The lines of a process's output with the time each came at, read by a thread; `copy` keeps them."""
+    """The lines of a process's output with their time of arrival, read by a thread and kept in `copy`."""
 
     def __init__(self, stream: IO[str], copy: Path | None = None) -> None:
         self._stream, self._copy = stream, copy
@@ -90,7 +90,7 @@ class SparkSide:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                start_new_session=True,  # Ctrl-C is for the parent, which ends the side
+                start_new_session=True,  # Ctrl-C reaches only the parent, which ends the side
             )
         assert self._process.stdout is not None
         self._lines = Lines(self._process.stdout)
@@ -99,11 +99,11 @@ class SparkSide:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """The process id, None if it does not run."""
         return self._process.pid if self._process is not None else None
 
     def ask(self, work: str, options: Mapping[str, str], **more: str | Mapping[str, str]) -> dict[str, Any]:
-        """Have one run done."""
+        """Run a piece of work; return its answer."""
         if self._process is None or self._process.stdin is None:
             raise SideFailed("not started")
         try:
@@ -114,7 +114,7 @@ class SparkSide:
         return self.next(_RUN_SECONDS)
 
     def next(self, timeout: float) -> dict[str, Any]:
-        """The next line of what it says."""
+        """The next line of its standard output."""
         try:
             line = self._lines.get(timeout)
         except TimeoutError:
@@ -139,10 +139,10 @@ class SparkSide:
             return
         try:
             assert self._process.stdin is not None
-            self._process.stdin.close()  # the end of its input ends it
+            self._process.stdin.close()  # the process ends at the end of its input
             self._process.wait(_STOP_SECONDS)
         except (OSError, subprocess.TimeoutExpired):
-            self._process.kill()  # its JVM ends with it: their pipe closes
+            self._process.kill()  # its JVM ends too, as their pipe closes
             self._process.wait()
 
 
@@ -152,7 +152,7 @@ def klog_side(work_dir: Path, confs: Mapping[str, str] | None = None) -> SparkSi
 
 
 def project_environment() -> dict[str, str]:
-    """What a process outside the checkout's folder needs to find the project: nothing if it is installed."""
+    """The variables with which a process in another folder finds the project; empty if it is installed."""
     elsewhere = [path for path in sys.path if path and Path(path).resolve() != ROOT]
     installed = any(module.name == "pyspark_klog" for module in pkgutil.iter_modules(elsewhere))
     return {} if installed else {"PYTHONPATH": str(ROOT)}
@@ -164,8 +164,7 @@ def topic_options(bootstrap_servers: str, topic: str) -> dict[str, str]:
 
 
 def read_all(side: SparkSide, options: Mapping[str, str], records: int, size: int = RECORD_SIZE, **more: str) -> float:
-    """The seconds that reading `records` values of `size` bytes takes; `more` is what the work, if it is another one,
-    wants."""
+    """The seconds to read `records` values of `size` bytes; `more` has the parameters of another `work`."""
     answer = side.ask(more.pop("work", "count_sum"), options, **more)
     if (answer["rows"], answer["bytes"]) != (records, records * size):
         raise SideFailed(f"read {answer['rows']} rows, {answer['bytes']} bytes; there are {records} records")
@@ -177,7 +176,7 @@ def alternate(
     repeat: int,
     run: Callable[[SparkSide], float],
 ) -> None:
-    """A warm-up of each side, then `repeat` runs of each in turn, without the sides that have failed."""
+    """Run each side in turn, a warm-up and then `repeat` runs; skip sides that have failed."""
     with ExitStack() as stack:
         sides: list[tuple[Side, SparkSide]] = []
         for figures, make in makers:
@@ -200,7 +199,7 @@ def alternate(
 
 @contextmanager
 def recorded(*figures: Side) -> Iterator[None]:
-    """Whatever fails inside becomes the failure of these sides: the others go on."""
+    """Record an exception in the block as the failure of these sides; other sides go on."""
     try:
         yield
     except Exception as error:

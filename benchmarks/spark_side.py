@@ -1,10 +1,10 @@
-"""One side of a Spark benchmark: a process with one session that does what it is told, again and again.
+"""One side of a Spark benchmark: a process with one Spark session, which runs work on request.
 
     python spark_side.py --format klog|kafka [--master local[2]] [--conf name=value ...]
 
-A line of JSON on standard input is one run, {"work": "count_sum", "options": {...}}; the answer is a line of
-JSON on standard output, {"seconds": 1.2, ...} or {"error": "..."}. The first line says that the session is
-up. The end of standard input ends the process. It runs on any pyspark and imports nothing of the project, but
+Each line of JSON on standard input is a run, {"work": "count_sum", "options": {...}}; its answer is a line of JSON on
+standard output, {"seconds": 1.2, ...} or {"error": "..."}. The first line of output says that the session is up. The
+process ends at the end of its input. It runs on any pyspark and imports nothing of the project, except
 `no_op_source.py` with --format no-op, and what the work `load` needs.
 """
 
@@ -38,7 +38,7 @@ def count_sum(spark: SparkSession, source: str, request: Request) -> dict[str, A
 
 
 def parquet(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
-    """Read all columns into Parquet files, in a folder that is made anew; only that is timed."""
+    """Read all columns into Parquet files, which replace the folder; only that is timed."""
     started = time.perf_counter()
     writer = _frame(spark, source, request).write.mode("overwrite").options(**request.get("write", {}))
     writer.parquet(request["folder"])
@@ -61,12 +61,12 @@ def load(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
 
 
 def plan(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
-    """Plan a batch: all that happens before the first task, until Spark knows its input partitions."""
+    """Plan a batch: everything before the first task, until Spark knows its input partitions."""
     return {"rows": _frame(spark, source, request)._jdf.queryExecution().toRdd().getNumPartitions()}
 
 
 def stream(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
-    """Read with AvailableNow into the sink that drops all; from the start of the query to its end."""
+    """Read with AvailableNow into a sink that drops everything; time the query from start to end."""
     frame = spark.readStream.format(source).options(**request["options"]).load()
     writer = frame.writeStream.format("noop").option("checkpointLocation", request["folder"])
     started = time.perf_counter()
@@ -77,14 +77,14 @@ def stream(spark: SparkSession, source: str, request: Request) -> dict[str, Any]
     return {"seconds": seconds, "rows": sum(rows), "batches": sum(count > 0 for count in rows)}
 
 
-#: A log line in JSON; the column id makes each another one.
+#: A log line in JSON; the column id makes each line different.
 _LINE = """concat('{"ts":', 1700000000000 + id * 17, ',"level":"', element_at(array('INFO', 'WARN', 'ERROR'), cast(1 +
     pmod(hash(id), 10) / 4 as int)), '","host":"web-', id % 20, '","ms":', pmod(hash(id + 1), 2000), ',"msg":"')"""
 _TEXT = "request served from cache order paid by card user retry timeout "
 
 
 def _lines(spark: SparkSession, request: Request) -> DataFrame:
-    """`rows` rows with a column value, `size` bytes each, in `files` tasks."""
+    """`rows` rows with a column value of `size` bytes, in `files` tasks."""
     frame = spark.range(0, int(request["rows"]), 1, int(request["files"]))
     return frame.selectExpr(f"rpad({_LINE}, {int(request['size'])}, '{_TEXT}') as value")
 
@@ -96,14 +96,14 @@ def make_rows(spark: SparkSession, source: str, request: Request) -> dict[str, A
 
 
 def write(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
-    """Write the rows of Parquet files, or with `rows` those that the tasks make up."""
+    """Write the rows of Parquet files, or with `rows` generated rows."""
     frame = _lines(spark, request) if "rows" in request else spark.read.parquet(request["folder"])
     frame.write.format(source).options(**request["options"]).mode("append").save()
     return {}
 
 
 def write_stream(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
-    """Write Parquet files as a stream, a file a micro-batch."""
+    """Write Parquet files as a stream, one file per micro-batch."""
     schema = spark.read.parquet(request["folder"]).schema
     frame = spark.readStream.schema(schema).option("maxFilesPerTrigger", "1").parquet(request["folder"])
     writer = frame.writeStream.format(source).options(**request["options"])
@@ -123,7 +123,7 @@ def copy(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
 
 
 def probes(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
-    """Start a query that answers for each micro-batch with how many records of which probe it had, until `stop`."""
+    """Start a query that reports, for each micro-batch until `stop`, how many records of each probe it had."""
 
     def arrived(frame: DataFrame, _: int) -> None:
         counts: dict[str, int] = {}
@@ -139,13 +139,13 @@ def probes(spark: SparkSession, source: str, request: Request) -> dict[str, Any]
 
 
 def stop(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
-    """End the queries of `probes` and `copy`."""
+    """Stop the queries of `probes` and `copy`."""
     while _queries:
         _queries.pop().stop()
     return {"stopped": True}
 
 
-#: What a line of input may ask for.
+#: The work that a line of input may name.
 WORK: dict[str, Callable[[SparkSession, str, Request], dict[str, Any]]] = {
     work.__name__: work
     for work in (count_sum, parquet, load, plan, stream, make_rows, write, write_stream, copy, probes, stop)
@@ -209,7 +209,7 @@ def _register_no_op(spark: SparkSession) -> None:
 
 
 def _own_standard_output() -> TextIO:
-    """Standard output for the answers alone: what Spark's processes write there goes to standard error."""
+    """Keep standard output for the answers: Spark's processes, which inherit it, write to standard error instead."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers
@@ -221,7 +221,7 @@ def _answer(answers: TextIO, answer: dict[str, Any]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The error's text, without the frames of Java's stack and the middle of what is still too long."""
+    """The error's text without Java stack frames; the middle of a long text is left out."""
     lines = [line for line in f"{type(error).__name__}: {error}".splitlines() if not line.startswith("\tat ")]
     text = "\n".join(lines).strip()
     return text if len(text) < 2000 else f"{text[:800]} ... {text[-1000:]}"

@@ -1,4 +1,4 @@
-"""What a piece of work is given and gives back."""
+"""The parameters and results of a work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.figures import Result
 
 @dataclass(frozen=True)
 class Bench:
-    """One run's settings."""
+    """The settings of a run."""
 
     records: int
     repeat: int
@@ -19,7 +19,7 @@ class Bench:
     command: str
 
     def folder(self, name: str) -> Path:
-        """A new folder for files that may go when the run ends."""
+        """A new folder for files that are deleted when the run ends."""
         path = self.work_dir / name
         path.mkdir(parents=True)
         return path
@@ -27,9 +27,9 @@ class Bench:
 
 @dataclass(frozen=True)
 class Work:
-    """A piece of work: `run` yields a result for each line of the report; what it raises is reported, too.
+    """A benchmark: `run` yields a result for each line of the report; if it raises an error, that is reported, too.
 
-    `notes` say what was done, for the report.
+    `notes` explain in the report what was done.
     """
 
     name: str

@@ -16,7 +16,7 @@ from benchmarks.work import Bench, Work
 from tests.support.kafka import Kafka
 
 _SIZE = 1024
-#: With 4,000,000 records as the setting 10 GiB are read.
+#: With --records 4,000,000, 10 GiB are read.
 _RECORDS_FOR_EACH = 2.62144
 _LIMIT_MB, _WRITE_LIMIT_MB = 400, 300
 _CODECS = ("none", "lz4")
@@ -66,7 +66,7 @@ def _writing(bench: Bench, kafka: Kafka, folder: Path, records: int, codec: str)
 
 
 def peak_memory(side: SparkSide, run: Callable[[], object]) -> float:
-    """The largest VmHWM of a process under the side's JVM that runs Python, in MB."""
+    """The largest VmHWM, in MB, of the Python processes below the side's JVM."""
     peaks: dict[int, float] = {}
     done = threading.Event()
 

@@ -1,4 +1,4 @@
-"""How long records take from a topic through an exactly-once stream to a read_committed consumer of another topic."""
+"""The latency of records from a topic through an exactly-once stream to a read_committed consumer of another topic."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.support.kafka import Kafka
 
 #: Records of a probe, over all partitions.
 _RECORDS = 100
-#: Probes for each repeat; as many come before the first that counts.
+#: Probes for each repeat; as many warm-up probes come first.
 _PROBES = 20
-#: Finds a stream that hangs. The first probes wait for Python workers to start.
+#: Detects a stream that hangs. The first probes wait for Python workers to start.
 _SECONDS = 240.0
 _GUARANTEES = ("exactly-once", "at-least-once")
 
@@ -48,7 +48,7 @@ def _write_latency(bench: Bench) -> Iterator[Result]:
 
 
 def _measure(side: SparkSide, servers: str, guarantee: str, folder: Path, probes: int) -> list[float]:
-    """Milliseconds of each probe, the warm-up left out. A probe follows when the one before has arrived."""
+    """Milliseconds of each probe after the warm-up. A probe starts when the one before has arrived."""
     source, target = f"{guarantee}-from", f"{guarantee}-to"
     for name in (source, target):
         create_topic(servers, name)
@@ -80,7 +80,7 @@ def _measure(side: SparkSide, servers: str, guarantee: str, folder: Path, probes
 
 
 def _await(consumer: Consumer, value: bytes) -> None:
-    """Wait for the records of a probe, each once."""
+    """Wait for the records of a probe, each of them once."""
     deadline = time.monotonic() + _SECONDS
     for _ in itertools.repeat(None, _RECORDS):
         message = None

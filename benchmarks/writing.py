@@ -1,7 +1,7 @@
-"""Spark writes to a topic on a real Kafka: beside the JVM connector, a writer that does nothing, and exactly once.
+"""Spark writes to a real Kafka: klog, the JVM connector, a writer that does nothing, and exactly-once.
 
-Kafka shares the machine with Spark. So there is a bound for any writer of Arrow batches: the processor time of a write
-that does nothing and that of the broker, spread over all cores. It has a line beside each write.
+Kafka shares the machine with Spark, which bounds any writer of Arrow batches: the processor time of a write that does
+nothing plus that of the broker, spread over all cores. The report has a line with this bound for each write.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _CODECS = ("lz4", "none", "snappy", "gzip")
 #: For both sides, so that the connector makes large batches, too.
 _OPTIONS = {"kafka.linger.ms": "50", "kafka.batch.size": "1000000"}
 _LARGE = 10_000
-#: As docs/reference/writing.md advises; the connector sends no Arrow.
+#: As docs/reference/writing.md recommends; the connector sends no Arrow.
 _CONFS_OF_LARGE = {"spark.sql.execution.arrow.maxRecordsPerBatch": "500"}
 #: Rows of a micro-batch of the streams.
 _MICRO_BATCH = 100_000
-#: With 4,000,000 records as the setting 2,000,000 rows are written.
+#: With --records 4,000,000, 2,000,000 rows are written.
 _PART = 2
 #: The bound of the module's docstring.
 _BOUND = "a no-op and Kafka's part on all cores"
@@ -42,7 +42,7 @@ _NAMES = itertools.count()
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows in Parquet files, and in which unit their speed is told."""
+    """Rows in Parquet files, and the unit of their speed."""
 
     folder: Path
     count: int
@@ -94,7 +94,7 @@ def _make(side: SparkSide, folder: Path, rows: int, size: int, files: int = 4) -
 
 
 def _written(kafka: Kafka, side: SparkSide, rows: _Rows, codec: str) -> _Run:
-    """Write into a new topic, and compare its end offsets with the rows."""
+    """Write to a new topic, and check its end offsets against the number of rows."""
     with topic(kafka.bootstrap_servers, f"write-{next(_NAMES)}") as name:
         options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": name, "kafka.compression.type": codec}
         spark, broker = processor_time(side.pid), processor_time(kafka.pid)
@@ -111,7 +111,7 @@ def _batches(log: Path) -> Iterator[bytes | memoryview]:
 
 
 def _beside_no_op(bench: Bench, kafka: Kafka, folder: Path, rows: _Rows, codec: str) -> tuple[Result, float]:
-    """The speeds beside a writer that does nothing, and the processor time of that one."""
+    """Compare with a writer that does nothing; also return that writer's processor time."""
     work = f"Spark write, {rows}, {codec}, beside a writer that does nothing"
     result = Result(work, rows.unit, Side("klog"), peer := Side(NO_OP), bench.command)
     times: list[float] = []
@@ -132,7 +132,7 @@ def _beside_no_op(bench: Bench, kafka: Kafka, folder: Path, rows: _Rows, codec: 
 def _beside_connector(
     bench: Bench, kafka: Kafka, folder: Path, rows: _Rows, codec: str, no_op: float
 ) -> Iterator[Result]:
-    """The same write by klog and by the connector; `no_op` is the processor time of a writer that does nothing."""
+    """Run the same write by klog and by the connector; `no_op` is the processor time of a writer that does nothing."""
     runs: dict[str, list[_Run]] = {}
 
     def speed(side: SparkSide) -> float:

@@ -1,16 +1,16 @@
-"""Mirror topics of a cluster into another on Spark: what `klog mirror` does, in several tasks.
+"""Mirror topics of a cluster into another with Spark: `klog mirror` in several tasks.
 
     spark-submit jobs/mirror.py --from source.properties --to target.properties --tasks 8 --exactly-once
 
-Each task copies its share of the partitions up to the offsets that the source has when it begins, and commits its
-progress at the target (see spark_klog/mirror/progress.py): a task or job that was killed goes on where it was. With
---exactly-once a task that runs twice, as after a failure or by speculation, fences the other one.
+Each task copies its share of the partitions up to the offsets that the source has when the task begins, and commits its
+progress at the target (see spark_klog/mirror/progress.py): after a kill, the next run goes on from there. With
+--exactly-once, a task that runs twice (after a failure, or by speculation) fences its other attempt.
 
 The number of tasks is fixed when the mirror of that name is made. --every repeats the run, until SIGTERM or Ctrl-C.
 The exit codes are those of all jobs: 0 done, 1 failed, 2 wrong arguments, 3 nothing new.
-Files of settings are read by the driver, which sends the settings to the tasks; files that they name, such as
-ssl.truststore.location, must exist on each worker. Consumer groups are translated by a run of `klog offsets`, or by a
-mirror that runs in one process.
+The driver reads the settings files and sends the settings to the tasks; files that they name, such as
+ssl.truststore.location, must exist on each worker. This job does not translate consumer groups: use `klog offsets`, or
+a mirror that runs in one process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ERROR = re.compile(r"^spark_klog\.errors\.(\w+: .+)$", re.MULTILINE)
 
 
 def prepare(settings: MirrorSettings, tasks: int | None) -> tuple[MirrorSettings, int]:
-    """Make the topics at the target; return the settings with the mirror's name, and its number of tasks."""
+    """Create the topics at the target; return the settings with the mirror's name, and its number of tasks."""
     with Admin(settings.source_admin()) as source, Admin(settings.target_admin()) as target:
         check_clusters(settings, source, target)
         name = mirror_name(settings, source)
@@ -55,7 +55,7 @@ def prepare(settings: MirrorSettings, tasks: int | None) -> tuple[MirrorSettings
 
 
 def run_slot(settings: MirrorSettings, slots: int, slot: int) -> Totals:
-    """Mirror a slot's partitions to their ends, in a task."""
+    """Mirror a slot's partitions to their ends; runs in a task."""
     return Mirror(settings, slot=slot, slots=slots).run(until_end=True)
 
 
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             exactly_once=options.exactly_once,
             recreated=options.recreated,
         )
-        prepare(settings, options.tasks)  # what is wrong with the settings is said before Spark starts
+        prepare(settings, options.tasks)  # report wrong settings before Spark starts
         spark = spark_session("klog mirror")
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopped.set())

@@ -1,1 +1,1 @@
-"""The tests; a package, so that `tests.support` is found however pytest is started."""
+"""The tests; a package, so that `tests.support` can be imported however pytest is started."""

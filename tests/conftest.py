@@ -1,4 +1,4 @@
-"""What all tests share: servers and where they keep their files, and what happens without the registry."""
+"""Fixtures for all tests (clusters, their folders, certificates); tests are skipped if the registry is unreachable."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.support.shared_kafka import SharedKafkas
 from tests.support.spark_home import make_spark_home
 from tests.support.wheel import wheel_of_run
 
-# Spark in a sandbox without a resolvable host name.
+# A sandbox may have no resolvable host name.
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-# Many short sessions: to start soon and to leave the cores to others counts for more than peak speed.
+# Many short sessions: starting fast and leaving the cores to others matters more than peak speed.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 _LOGS = Path(__file__).parent.parent / "test-logs"
@@ -36,17 +36,17 @@ _spark_home = pytest.StashKey[TemporaryDirectory[str]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_failed] = set()
-    # A shell starts what it runs in the background with SIGINT ignored, and children inherit that.
+    # A shell starts background processes with SIGINT ignored, and their children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if "SPARK_HOME" not in os.environ:  # the processes of a test run share it
+    if "SPARK_HOME" not in os.environ:  # all processes of a test run share it
         config.stash[_spark_home] = TemporaryDirectory(prefix="spark-home-")
         os.environ["SPARK_HOME"] = str(make_spark_home(Path(config.stash[_spark_home].name)))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first: the processes of a run, which take a file at a time, then end together."""
+    """Run the longest files first: workers take a file at a time, and then end at about the same time."""
     items.sort(key=lambda item: "jobs" not in item.path.parts[-2:-1])
 
 
@@ -54,14 +54,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """An unreachable registry is no failure of the code: the test is skipped, and the summary says so."""
+    """Skip a test that can't reach the registry, which is no failure of the code; the summary lists it."""
     report = yield
     if call.excinfo is not None and call.excinfo.errisinstance(RegistryUnreachable):
         reason = str(call.excinfo.value)
         path, line, _ = item.location
         report.outcome = "skipped"
         report.longrepr = (path, line or 0, f"Skipped: the registry is unreachable: {reason.splitlines()[0]}")
-        report.user_properties.append((_UNREACHABLE, reason))  # travels from the process that ran the test
+        report.user_properties.append((_UNREACHABLE, reason))  # travels from the worker to the main process
     if report.failed:
         item.config.stash[_failed].add(item.nodeid)
     return report
@@ -82,11 +82,11 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
 
 
 def _kept_on_failure(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A folder named by the test or module (`shared` for all), removed at the end unless something in there failed."""
+    """Yield a folder named after the test or module (`shared` for all); remove it unless a test there failed."""
     nodeid = request.node.nodeid
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", nodeid.removeprefix("tests/"))[-120:] or "shared"
     for left in _LOGS.glob(f"{glob.escape(name)}.*"):
-        if not Path(f"/proc/{left.suffix[1:]}").exists():  # of an earlier run; not of one that goes on beside us
+        if not Path(f"/proc/{left.suffix[1:]}").exists():  # left by an earlier run, not by one that still runs
             shutil.rmtree(left, ignore_errors=True)
     folder = _LOGS / f"{name}.{os.getpid()}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -97,19 +97,19 @@ def _kept_on_failure(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 @pytest.fixture
 def server_dir(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """Where a test's servers keep data and logs; it stays under test-logs/ when the test fails."""
+    """Folder for the data and logs of a test's servers; it stays under test-logs/ if the test fails."""
     yield from _kept_on_failure(request)
 
 
 @pytest.fixture(scope="module")
 def module_server_dir(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """The same for servers that a module's tests share."""
+    """The same for servers that the tests of a module share."""
     yield from _kept_on_failure(request)
 
 
 @pytest.fixture(scope="session")
 def shared_kafkas(request: pytest.FixtureRequest) -> Iterator[SharedKafkas]:
-    """Brokers of Apache Kafka for all tests: use topics, groups and transactional ids of your own."""
+    """Brokers of Apache Kafka for all tests: use your own topics, groups and transactional ids."""
     for folder in _kept_on_failure(request):
         kafkas = SharedKafkas(folder)
         yield kafkas
@@ -118,34 +118,34 @@ def shared_kafkas(request: pytest.FixtureRequest) -> Iterator[SharedKafkas]:
 
 @pytest.fixture(scope="module")
 def cluster(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
-    """One broker of ours that the module's tests share: use topics of your own."""
+    """One of our brokers, shared by the module's tests: use your own topics."""
     with EmbeddedCluster(data_dir=module_server_dir / "cluster") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """Certificates of a CA of our own, for the module's tests."""
+    """Certificates of a test CA, for the module's tests."""
     return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """The wheel of this checkout, which all processes of a test run share."""
+    """The wheel of this checkout, shared by all processes of a test run."""
     folder = tmp_path_factory.getbasetemp()
     return wheel_of_run(folder if worker_id == "master" else folder.parent)
 
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A topic name that no other test has."""
+    """A topic name that no other test uses."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")
     return f"{request.node.path.stem.removeprefix('test_')}-{name}"[:200]
 
 
 @pytest.fixture
 def make_cluster(server_dir: Path) -> Iterator[Callable[..., EmbeddedCluster]]:
-    """Starts clusters of a test's own; they are stopped at its end."""
+    """Start clusters for one test; they stop when it ends."""
     running: list[EmbeddedCluster] = []
 
     def make(
@@ -165,7 +165,7 @@ def make_cluster(server_dir: Path) -> Iterator[Callable[..., EmbeddedCluster]]:
 
 @pytest.fixture
 def logging_kept() -> Iterator[None]:
-    """For a command that runs in the tests' process: it sets up logging for itself."""
+    """Restore logging after a test that runs a command in this process, since commands set up logging."""
     kept = [(logger, logger.level, [*logger.handlers]) for logger in _loggers()]
     yield
     for logger in _loggers():

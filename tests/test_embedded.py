@@ -1,4 +1,4 @@
-"""What is asked of an `EmbeddedCluster` that can't be, and `klog cluster`, which runs one."""
+"""Wrong uses of `EmbeddedCluster`, and `klog cluster`, which runs one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_what_can_not_start(tmp_path: Path) -> None:
         EmbeddedCluster(zookeeper_port=2181)
     with pytest.raises(ConfigError, match="exclude each other"):
         EmbeddedCluster(listen="127.0.0.1:9092", settings={"listeners": "PLAINTEXT://:9092"})
-    # the broker ends before it has read its faults
+    # the broker ends before it reads its faults
     told = "broker 0 did not start: unknown setting 'num.partition'; did you mean num.partitions"
     with pytest.raises(ClusterStartError, match=told):
         EmbeddedCluster(data_dir=tmp_path, settings={"num.partition": "2"}, faults=[Fault(Drop())]).start()
@@ -73,7 +73,7 @@ def test_what_can_not_start(tmp_path: Path) -> None:
 
 
 def test_a_cluster_on_ports_of_choice(tmp_path: Path) -> None:
-    """Settings, addresses, a process that dies, and a stop by Ctrl-C, as a user meets them."""
+    """Run `klog cluster` with settings and addresses, kill a broker, and stop it with Ctrl-C."""
     port, zookeeper_port = free_port(), free_port()
     command = klog_command(
         *("cluster", "--data-dir", str(tmp_path / "c"), "--brokers", "2", "--listen", f"127.0.0.1:{port}"),
@@ -92,7 +92,7 @@ def test_a_cluster_on_ports_of_choice(tmp_path: Path) -> None:
         client.stop()
         client.close()
         topics = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"}).list_topics("made", timeout=30).topics
-        assert len(topics["made"].partitions) in (0, 3)  # 0: it has no leader yet
+        assert len(topics["made"].partitions) in (0, 3)  # 0: the topic has no leader yet
         (broker,) = [
             pid for pid in _children(process) if f"{tmp_path}/c/broker-1" in Path(f"/proc/{pid}/cmdline").read_text()
         ]
@@ -123,7 +123,7 @@ def _children(process: subprocess.Popen[str]) -> list[int]:
 
 
 def test_a_cluster_waits_for_one_that_was_killed(tmp_path: Path) -> None:
-    """Its brokers end by themselves, after a while, and have its ports and directories until then."""
+    """The brokers of a killed cluster live on for a while and hold its ports and directories until they end."""
     command = klog_command("cluster", "--data-dir", str(tmp_path / "c"), "--listen", f"127.0.0.1:{free_port()}")
     killed = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert killed.stdout is not None

@@ -1,4 +1,4 @@
-"""Each import contract of pyproject.toml holds, and fails when one import crosses its wall."""
+"""Each import contract of pyproject.toml holds, and breaks when one forbidden import is added."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def imports() -> grimp.ImportGraph:
 
 
 def crossing(options: dict[str, Any]) -> tuple[str, str]:
-    """(importer, imported) of an import that the contract does not allow."""
+    """Return (importer, imported) of an import that the contract forbids."""
     if options["type"] == "forbidden":
         return options["source_modules"][0], options["forbidden_modules"][0]
     if options["type"] == "acyclic_siblings":
-        return "spark_klog.wire.crossing", "spark_klog.cli.crossing"  # the command line uses all the rest
+        return "spark_klog.wire.crossing", "spark_klog.cli.crossing"  # the command line imports all other packages
     container = "".join(f"{name}." for name in options["containers"])
     layers = options["layers"]
     above, below = layers[0].split(" | "), layers[-1].split(" | ")

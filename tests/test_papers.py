@@ -1,4 +1,4 @@
-"""README and docs are true to the code: links, programs, commands and their options, imports, options of Spark.
+"""README and docs match the code: links, programs, commands and their options, imports, Spark options.
 
 tests/spark/test_snippets.py runs the snippets.
 """
@@ -37,9 +37,9 @@ from reference_texts import CURES, SETTINGS
 _ELSEWHERE = ["ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "UNSUPPORTED.md"]
 _NOTEBOOKS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
 _LANGUAGES = {"python", "bash", "text", "toml", "{toctree}", "{include}"}
-#: Programs of snippets that are not ours.
+#: Programs in snippets that are not ours.
 _PROGRAMS = {".", "cd", "cp", "curl", "make", "pip", "printf", "python", "python3", "spark-submit", "sudo", "venv-pack"}
-#: Options of Spark's own readers and writers.
+#: Options of Spark's own readers and writers, in lower case.
 _SPARKS = {"checkpointlocation", "path", "queryname"}
 _OPTION = re.compile(r'\.option\(\s*"([^"]+)"')
 
@@ -68,14 +68,14 @@ def test_links(page: str) -> None:
 
 
 def test_languages() -> None:
-    """A fence has a language, by which its snippet is checked and run."""
+    """Every fence names a language, which decides how its snippet is checked and run."""
     fences = [one for page in papers.pages() for one in papers.snippets(page)]
     assert [str(one) for one in fences if one.language not in _LANGUAGES] == []
 
 
 @pytest.mark.parametrize("snippet", _snippets("python"), ids=str)
 def test_python(snippet: Snippet) -> None:
-    """What is imported exists, and so do the options of Spark."""
+    """Imported names exist, and so do the options of `.option(...)`."""
     for node in ast.walk(ast.parse(snippet.text)):
         if isinstance(node, ast.Import):
             for name in node.names:
@@ -121,7 +121,7 @@ def test_options_of_jobs_are_in_their_recipes(job: str, page: str) -> None:
 
 
 def test_names_of_other_clients() -> None:
-    """The table has methods that the three libraries have."""
+    """The table names only functions and parameters that the three libraries have."""
     rows = re.findall(
         r"^\| (`.*?) \| (.*?) \| (.*) \|$", (ROOT / "docs/recipes/python-clients.md").read_text(), re.MULTILINE
     )
@@ -148,7 +148,7 @@ def _options_of(job: str) -> set[str]:
 
 @pytest.mark.parametrize("page", papers.pages())
 def test_commands_in_prose(page: str) -> None:
-    """`klog ...` in a sentence names a command that exists; options may be left out, or have placeholders."""
+    """`klog ...` in a sentence names a command that exists; options may be missing or have placeholders."""
     for text in re.findall(r"`(klog [a-z][^`]*)`", papers.prose(page)):
         words = text.replace("\\|", "|").split()
         if "|" in text or "..." in words[1:2] or words[1] == "-":
@@ -158,7 +158,7 @@ def test_commands_in_prose(page: str) -> None:
 
 @pytest.mark.parametrize("page", [*papers.pages(), *_NOTEBOOKS])
 def test_extras(page: str) -> None:
-    """The package has the extras that pip is to install. Notebooks name the checkout: no registry has the package."""
+    """The package declares the extras that pages install. Notebooks install the checkout: no registry has it."""
     text = (ROOT / page).read_text()
     declared = set(metadata("spark-klog").get_all("Provides-Extra") or ())
     named = re.findall(r"(spark-klog|\.)\[([a-z0-9,]+)\]", text)
@@ -180,7 +180,7 @@ def test_every_option_is_in_the_tables() -> None:
 
 
 def test_generated_pages(tmp_path: Path) -> None:
-    """Every page is made, every client setting has a text, and every error a cure."""
+    """Every page is generated, every client setting has a text, and every error a cure."""
     generate.generate(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == set(generate.PAGES)
     commands = (tmp_path / "commands.md").read_text()
@@ -195,7 +195,7 @@ def test_generated_pages(tmp_path: Path) -> None:
     assert set(CURES) == {kind.__name__ for kind in generate.public_errors()}
 
 
-#: Rows of the tables with figures, and the work of benchmarks/results.md that each is of.
+#: Row of a table with figures -> the row of benchmarks/results.md that it quotes.
 _FIGURES = {
     "batch read of 4 million": "Spark batch read, count + sum(length), 4,000,000 records, lz4 | M rows/s",
     "the same into Parquet": "Spark read into Parquet, 4,000,000 records, none | M rows/s",
@@ -210,7 +210,7 @@ _FIGURES = {
 @pytest.mark.parametrize("page", ["README.md", "docs/explanation/speed.md"])
 @pytest.mark.parametrize("row", _FIGURES)
 def test_figures_are_measured(page: str, row: str) -> None:
-    """They are those of the last `make bench`, to a fifth: one that has changed more is to be written anew."""
+    """Figures are within a fifth of the last `make bench`; update the pages if a figure changed more."""
     (line,) = re.findall(rf"^\| {row}.*$", (ROOT / page).read_text(), re.MULTILINE)
     said = [float(text.replace(",", "")) for text in re.findall(r"\| ([\d.,]+) (?:M rows/s|ms)", line)]
     results = (ROOT / "benchmarks" / "results.md").read_text()
@@ -220,7 +220,7 @@ def test_figures_are_measured(page: str, row: str) -> None:
 
 
 def test_metrics_are_listed() -> None:
-    """The reference has what the dashboard for Grafana draws, and the metrics of everything that serves some."""
+    """The reference lists every metric that the Grafana dashboard draws, and those of the broker."""
     drawn = re.findall(r"\bklog_[a-z_]+", (ROOT / "spark_klog" / "metrics" / "dashboard.json").read_text())
     assert set(drawn) >= {"klog_group_lag_records", "klog_query_lag_records"}
     page = generate.metrics()

@@ -1,4 +1,4 @@
-"""The pytest plugin, in runs of pytest of their own."""
+"""The pytest plugin, in pytest runs of their own."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WHO = """
 
 @pytest.fixture
 def users(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A folder of a user's tests, where the package is installed: pytest finds the plugin by its entry point."""
+    """A folder with a user's tests and the plugin "installed": pytest finds it by its entry point."""
     installed = pytester.mkdir("site")
     lines = (ROOT / "pyproject.toml").read_text().split("[project.entry-points.pytest11]\n")[1].splitlines()
     assert lines[0].startswith("klog = ")
@@ -132,7 +132,7 @@ def test_settings_that_are_wrong(users: pytest.Pytester, setting: str, told: str
 
 
 def test_markers_that_are_wrong(users: pytest.Pytester) -> None:
-    """Named arguments that are misspelt, and others, would be a topic of one partition."""
+    """A wrong `klog_topic` marker fails its test instead of making a topic with one partition."""
     told = {
         "3": "klog_topic(3): it takes partitions=N and settings={...} by name",
         "partition=3": "klog_topic(partition=3): it takes partitions=N and settings={...} by name",
@@ -170,7 +170,7 @@ def test_a_failed_test_shows_what_brokers_logged_during_it(users: pytest.Pyteste
     )
     text = result.stdout.str()
     assert "created topic test-before-" not in text
-    assert text.count("- broker-0 log") == 2  # the shared one's and its own
+    assert text.count("- broker-0 log") == 2  # the shared cluster's and the test's own
     (path,) = {line.split(" in ")[1].split(" -")[0] for line in text.splitlines() if "/klog0/broker-0.log" in line}
     assert "created topic test-before-" in Path(path).read_text()
 
@@ -197,7 +197,7 @@ def test_pytest_starts_without_what_it_does_not_need(users: pytest.Pytester) -> 
         assert not heavy & set(sys.modules)
     """
     )
-    # anyio, which Starlette brings, has a plugin that imports asyncio
+    # anyio, a dependency of Starlette, has a pytest plugin that imports asyncio
     run(users, "-p", "no:xdist", "-p", "no:anyio").assert_outcomes(passed=1)
 
 

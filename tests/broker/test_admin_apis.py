@@ -1,6 +1,6 @@
-"""Topics, settings, partitions, records and the cluster by the admin clients and tools of others.
+"""Topics, settings, partitions, records and the cluster through third-party admin clients and tools.
 
-What one of them has set another one must see, and wrong values must come back as the errors that Kafka has for them.
+What one client sets the others must see; wrong values must return the errors that Kafka has for them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def tools(request: pytest.FixtureRequest) -> Iterator[JavaTools]:
 
 @pytest.fixture
 def tool(tools: JavaTools, cluster: EmbeddedCluster) -> Callable[..., str]:
-    """Runs a tool against the cluster: what it printed; with `fails` its exit code is not to be 0."""
+    """Run a tool against the cluster and return its output; with `fails` it must exit with an error."""
 
     def run(name: str, *arguments: str, fails: bool = False) -> str:
         code, told = tools.run(name, "--bootstrap-server", cluster.bootstrap_servers, *arguments)
@@ -184,7 +184,7 @@ def test_errors_that_confluent_gets(confluent: AdminClient, made: str) -> None:
 
 
 def test_names_that_collide(cluster: EmbeddedCluster, confluent: AdminClient, made: str) -> None:
-    """'.' and '_' are the same in the names of Kafka's metrics: one of two such topics is refused, however it comes."""
+    """Kafka's metrics do not distinguish '.' and '_', so a second such topic is refused, however it is created."""
     one, other = f"{made}.a_b", f"{made}_a.b"
     _done(confluent.create_topics([NewTopic(one, 1, 1)]))
     assert _error(confluent.create_topics([NewTopic(other, 1, 1)])) == KafkaError.TOPIC_EXCEPTION

@@ -1,4 +1,4 @@
-"""Users' credentials and rules over the wire: against Apache Kafka's, and on what the users file becomes."""
+"""Users' credentials and rules over the wire: compared with Apache Kafka, and their effect on the users file."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ FILTER = {
 
 @pytest.fixture(scope="module")
 def ours(module_server_dir: Path) -> Iterator[KafkaPythonWire]:
-    """A connection by which ANONYMOUS administers a broker with rules."""
+    """A connection of ANONYMOUS, an admin of a broker with rules."""
     users = module_server_dir / "users"
     users.write_text("[user ANONYMOUS]\nadmin = true\n")
     users.chmod(0o600)
@@ -198,7 +198,7 @@ def test_credentials_are_altered_as_by_kafka(wire: KafkaPythonWire) -> None:
         "v": 0,
     }
     assert _credentials(wire) == {"u": [(SHA_256, 4096), (SHA_512, 8192)], "v": [(SHA_256, 4096)]}
-    # of a user either everything is altered, or nothing; of others it does not matter
+    # a user's changes all succeed or all fail; other users do not matter
     assert _alter(wire, [("v", SHA_256)], _salted(SHA_512, "v"), _salted(SHA_512, "u", 4095)) == {
         "v": 0,
         "u": UNACCEPTABLE,
@@ -217,7 +217,7 @@ def test_credentials_are_altered_as_by_kafka(wire: KafkaPythonWire) -> None:
     assert _credentials(wire) == {}
 
 
-# what the file becomes
+# the users file
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ def test_credentials_of_who_is_connected(broker: SecureBroker) -> None:
     assert [info.iterations for info in described.scram_credential_infos] == [4096, 4096]
     dave = _raw(broker, "dave", "first-secret")
     _set(admin, _upsertion("dave", "second-secret"))
-    assert dave.request(METADATA, 4, {"topics": []})["brokers"]  # who is connected stays so
+    assert dave.request(METADATA, 4, {"topics": []})["brokers"]  # open connections stay
     assert _logs_in(broker, "dave", "second-secret")
     assert not _logs_in(broker, "dave", "first-secret")  # PLAIN looks at SCRAM-SHA-256 first
     assert _admin(broker, "dave", password="first-secret").list_topics(timeout=_SECONDS).brokers
@@ -307,7 +307,7 @@ def test_rules_of_who_is_connected(broker: SecureBroker) -> None:
         assert bob.fetch("hidden", 0, 11)[0] == NONE
         _delete(admin, AclBinding(ResourceType.TOPIC, *rule))
         assert bob.fetch("hidden", 0, 11)[0] == ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        assert bob.fetch("seen", 0, 11)[0] == NONE  # of a user without credentials the rules stay
+        assert bob.fetch("seen", 0, 11)[0] == NONE  # rules stay without credentials
     assert not _logs_in(broker, "bob", PASSWORDS["bob"])
 
 
@@ -376,7 +376,7 @@ def test_who_is_no_admin_changes_nothing(broker: SecureBroker) -> None:
         asked = {"topics": None, "include_topic_authorized_operations": True}
         assert nobody.request(METADATA, 9, asked)["topics"] == []
     with _raw(broker, "bob", PASSWORDS["bob"]) as client:
-        # confluent-kafka takes the first for an empty list, and librdkafka crashes at the second, of any broker
+        # with any broker confluent-kafka takes the first for an empty list, and librdkafka crashes at the second
         assert client.request(DESCRIBE_ACLS, 2, FILTER)["error_code"] == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         answer = client.request(DESCRIBE_USER_SCRAM_CREDENTIALS, 0, {"users": [{"name": "alice"}]})
         assert answer["error_code"] == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
@@ -385,7 +385,7 @@ def test_who_is_no_admin_changes_nothing(broker: SecureBroker) -> None:
         bits = (AclOperation.READ, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
         assert topic["topic_authorized_operations"] == sum(1 << bit.value for bit in bits)
     assert broker.users.read_text() == before
-    # without rules everybody is an admin, but nobody becomes another one
+    # without rules everybody is an admin, but may not change another user's credentials
     broker.users.write_text(before.replace("admin = true\n", "").replace("read = seen\n", ""))
     with pytest.raises(KafkaException, match="SECURITY_DISABLED"):
         _until_denied(lambda: _set(bob, _upsertion("alice", "mine")), denied)
@@ -393,7 +393,7 @@ def test_who_is_no_admin_changes_nothing(broker: SecureBroker) -> None:
 
 
 def _until_denied(ask: Any, other: str) -> None:
-    """The file is read again within a second."""
+    """Repeat until the error is another one: the broker reads the file again within a second."""
     deadline = time.monotonic() + _SECONDS
     while True:
         try:
@@ -418,14 +418,14 @@ def test_an_edit_by_hand_between_two_changes_is_kept(broker: SecureBroker) -> No
     with pytest.raises(KafkaException, match="unknown 'reed'"):
         _set(admin, _upsertion("grace", "grace's"))
     assert broker.users.read_text() == good + "\n[user frank]\nreed = x\n"
-    assert _logs_in(broker, "erin", "erin's")  # what was read before holds
+    assert _logs_in(broker, "erin", "erin's")  # the users read before stay in force
     broker.users.write_text(good)
     _set(admin, _upsertion("grace", "grace's"))
     assert _logs_in(broker, "grace", "grace's")
 
 
 def test_admins_at_once(broker: SecureBroker) -> None:
-    """Each change reads the file that the one before has written, whoever makes it."""
+    """Each change starts from the file that the previous one has written, whoever makes it."""
     rounds, errors = 8, []
 
     def alter(name: str) -> None:

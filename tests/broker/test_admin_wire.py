@@ -1,6 +1,6 @@
-"""APIs of admins on a cluster of one broker: one set of expectations for Apache Kafka 3.9.1 with ZooKeeper and for us.
+"""Admin APIs on a cluster of one broker: the same expectations for Apache Kafka 3.9.1 with ZooKeeper and for us.
 
-kafka-python's own messages ask, and read the answer. What the two do differently says so.
+Requests and responses are coded by kafka-python's own messages. The checks say where the two brokers differ.
 """
 
 from __future__ import annotations
@@ -198,9 +198,9 @@ def _alter_client_quotas(peer: Peer, version: int) -> None:
         code: int = found["error_code"]
         return code
 
-    assert alter("producer_byte_rate", True, ("user", "a")) == NONE  # there is none
+    assert alter("producer_byte_rate", True, ("user", "a")) == NONE  # nothing to remove
     assert alter("no_such_rate", False, ("user", "a")) == INVALID_REQUEST
-    if not peer.is_kafka:  # which keeps it
+    if not peer.is_kafka:  # Kafka stores the quota
         assert alter("producer_byte_rate", False, ("user", "a"), ("client-id", None)) == INVALID_REQUEST
 
 
@@ -348,12 +348,12 @@ def test_settings_are_described_alike(peer: Peer, version: int) -> None:
 
 
 def test_the_quorum_is_not_told(peer: Peer) -> None:
-    """With ZooKeeper there is none: Kafka does not report the API then."""
+    """With ZooKeeper Kafka does not advertise DescribeQuorum (55), and neither do we."""
     assert 55 not in {entry["api_key"] for entry in peer.ask("ApiVersions", 0)["api_keys"]}
 
 
 def test_what_the_client_may_do(peer: Peer) -> None:
-    """Without rules everybody may do everything that there is; the sets are Kafka 3.9.1's."""
+    """Without rules everybody may do everything; the sets of operations are Kafka 3.9.1's."""
     admin = AdminClient({"bootstrap.servers": peer.servers})
     of_topics = {"READ", "WRITE", "CREATE", "DELETE", "ALTER", "DESCRIBE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"}
     of_groups = {"READ", "DELETE", "DESCRIBE"}
@@ -386,7 +386,7 @@ def test_what_the_client_may_do(peer: Peer) -> None:
 
 
 def _unasked(entry: Message) -> bool:
-    """kafka-python tells the smallest int32, as a set of bits, or as None."""
+    """Whether the field has its default, the smallest int32: kafka-python gives a number, a set of bits, or None."""
     (found,) = (value for name, value in entry.items() if name.endswith("authorized_operations"))
     return found in (None, {31}, -(1 << 31))
 
@@ -397,7 +397,7 @@ def _until_stable(admin: AdminClient, member: Consumer) -> Any:
         asked = admin.describe_consumer_groups(["g"], include_authorized_operations=True)["g"]
         try:
             group = asked.result(_SECONDS)
-        except KafkaException as error:  # Kafka has just made the coordinator's topic
+        except KafkaException as error:  # Kafka has just created __consumer_offsets
             if error.args[0].code() not in (KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR):
                 raise
             continue

@@ -1,9 +1,9 @@
-"""Requests that were valid and are bent, that cost more than their size, and that decode but lie.
+"""Mutated requests, requests that cost more than their size, and valid requests with hostile values.
 
-The process lives, others are served, the log has no trace; after the last kind all that was acknowledged is served by
-the next start. SPARK_KLOG_FUZZ_SECONDS says how long, SPARK_KLOG_FUZZ_SEED repeats a sequence, SPARK_KLOG_ANSWER_MS is
-what others may wait for an answer, SPARK_KLOG_LOOP_MS what the broker's event loop may compute until then; a frame or
-a seed that did harm is in the failure's text.
+The broker survives, serves others, and logs no stack trace; after the last test's requests the next start serves all
+that was acknowledged. SPARK_KLOG_FUZZ_SECONDS sets the duration, SPARK_KLOG_FUZZ_SEED repeats a sequence,
+SPARK_KLOG_ANSWER_MS limits how long others wait for an answer, SPARK_KLOG_LOOP_MS how long the broker's event loop
+computes until then. The text of a failure has the frame or the seed that did harm.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ SECONDS = int(os.environ.get("SPARK_KLOG_FUZZ_SECONDS", "5"))
 NOW = 1_700_000_000_000
 MAY_WAIT = (apis.FETCH.key, apis.JOIN_GROUP.key, apis.SYNC_GROUP.key)
 MORE_MEMORY = 60_000_000
-#: How long (ms) the answer to a client that behaves may take at most; other work on the machine counts, too.
+#: Longest wait (ms) of a well-behaved client for an answer; other work on the machine counts, too.
 ANSWER_MS = int(os.environ.get("SPARK_KLOG_ANSWER_MS", "5000"))
-#: How long (ms) the event loop's thread may compute until that answer, 0: not measured; other work does not count.
+#: Longest CPU time (ms) of the event loop's thread until that answer; 0: not measured. Other work does not count.
 LOOP_MS = int(os.environ.get("SPARK_KLOG_LOOP_MS", "0"))
-#: Steps between two looks at what must hold.
+#: Steps between two checks.
 STEPS = 25
-#: Bytes of a request of as many elements as it can hold.
+#: Bytes of a request that has as many elements as fit.
 COSTLY = 500_000
 TOPIC = "known"
 _COUNTS = (0x7FFFFFFF, 0x7FFFFFFE, -1, -2, -0x80000000, 0x00FFFFFF, 0x10000)
@@ -49,7 +49,7 @@ _BITS = {Primitive.INT8: 8, Primitive.INT16: 16, Primitive.INT32: 32, Primitive.
 
 
 class Maker:
-    """Valid messages with values that are near the edge, from a seed."""
+    """Valid messages with values near the limits, from a seed."""
 
     def __init__(self, seed: object, version: int) -> None:
         self.random = random.Random(repr(seed))
@@ -93,7 +93,7 @@ class Maker:
 
 
 def _bent(frame: bytes, source: random.Random) -> bytes:
-    """Of the body: bits flipped, the end cut off, bytes put in, a huge count written; the header stays."""
+    """Mutate the body: flip bits, cut the end off, insert bytes, write a huge count; the header stays."""
     head = 10 + len(CLIENT_ID)
     body = bytearray(frame[head:])
     for _ in range(source.choice((0, 1, 1, 2, 4))):
@@ -114,7 +114,7 @@ def _bent(frame: bytes, source: random.Random) -> bytes:
 
 @pytest.fixture(scope="module")
 def broker(module_server_dir: Path) -> Iterator[KlogBroker]:
-    # topics are made of many names: each is to be cheap
+    # requests create topics of many names: keep each cheap
     settings = ["num.partitions=1", "offsets.topic.num.partitions=1", "auto.create.topics.enable=false"]
     with KlogBroker(module_server_dir, *(word for text in settings for word in ("--set", text))) as running:
         yield running
@@ -131,13 +131,13 @@ def _frames(api: Api, seed: int) -> Iterator[bytes]:
 
 
 class Neighbour(threading.Thread):
-    """A client that behaves; it notes its longest wait for an answer, and what the event loop computed meanwhile."""
+    """A well-behaved client that notes its longest wait for an answer, and the event loop's CPU time meanwhile."""
 
     def __init__(self, broker: KlogBroker) -> None:
         super().__init__()
         self.port, self.slowest, self.asked = broker.port, 0.0, 0
         self.most_computed = 0.0
-        #: Its first number is the nanoseconds that the main thread, which runs the event loop, has been on a processor.
+        #: The first number is the CPU time (ns) of the main thread, which runs the event loop.
         self._times = Path(f"/proc/{broker.pid}/task/{broker.pid}/schedstat")
         self.error: Exception | None = None
         self._is_over = threading.Event()
@@ -167,7 +167,7 @@ class Neighbour(threading.Thread):
 
 
 def _ask(port: int, frames: list[bytes]) -> None:
-    """All of them, over a new connection after each that the broker closes."""
+    """Send all frames; connect again after each one for which the broker closes the connection."""
     waiting = list(reversed(frames))
     while waiting:
         with RawClient(port, 20) as client, contextlib.suppress(ConnectionError, AnswerWaits):
@@ -182,7 +182,7 @@ def _ask(port: int, frames: list[bytes]) -> None:
 
 
 class AnswerWaits(Exception):
-    """For records or for other members, as long as the bent request says."""
+    """The answer waits for records or for other members, as long as the mutated request says."""
 
 
 def _receive_soon(client: RawClient) -> None:
@@ -201,9 +201,9 @@ def test_bent_requests_harm_nobody(broker: KlogBroker) -> None:
         client.request(apis.CREATE_TOPICS, 2, {"topics": [entry], "timeout_ms": 1000})
         client.produce(TOPIC, bytes(make_batch([(b"k", b"v")], [NOW])), 8)
     served = [api for api in apis.BY_KEY.values() if "Sasl" not in api.name]
-    # by a run of CI the same ones; a long run has all of these first
+    # CI always sends the same frames; a long run sends these first
     sources = {api: _frames(api, 0) for api in served}
-    _ask(broker.port, [next(frames) for frames in sources.values()])  # what is made once is there
+    _ask(broker.port, [next(frames) for frames in sources.values()])  # creates what is created only once
     before, count = broker.rss_bytes(), 0
     deadline = time.monotonic() + 3 * SECONDS
     with Neighbour(broker) as neighbour:
@@ -229,7 +229,7 @@ def _peak_bytes(broker: KlogBroker) -> int:
 
 
 def _answer_bytes(client: RawClient, limit: int) -> int:
-    """The size of an answer, of which no more than `limit` bytes are kept waiting for; 0 where there is none."""
+    """The size of an answer, which is read to its end if it is below `limit`; 0 if there is no answer."""
     try:
         (left,) = struct.unpack(">i", client.receive_exactly(4))
     except (ConnectionError, TimeoutError):
@@ -243,7 +243,7 @@ def _answer_bytes(client: RawClient, limit: int) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS * 2 + 300)
 def test_no_request_costs_many_times_its_size(broker: KlogBroker) -> None:
-    """A run of CI sends one array of each API; a long run all arrays of all versions."""
+    """CI sends one array of each API, a long run all arrays of all versions."""
     source = random.Random(0)
     with RawClient(broker.port) as client:
         entry = {"name": TOPIC[:1], "num_partitions": 10, "replication_factor": 1}
@@ -264,9 +264,9 @@ def test_no_request_costs_many_times_its_size(broker: KlogBroker) -> None:
     for api, version, path in frames:
         for name in (TOPIC[:1], "")[: 1 if SECONDS <= 5 else 2]:
             frame = costly_frame(api, version, path, COSTLY, name, found["topic_id"])
-            Path(f"/proc/{broker.pid}/clear_refs").write_text("5")  # the peak is what it is now
+            Path(f"/proc/{broker.pid}/clear_refs").write_text("5")  # resets the peak to the current size
             before = _peak_bytes(broker)
-            with RawClient(broker.port, 1) as client:  # what the broker does until then is enough
+            with RawClient(broker.port, 1) as client:  # a second is enough to see what it costs
                 client.send_frame(frame)
                 _answer_bytes(client, 8 * COSTLY)
             costs[api.name, version, path, name] = _peak_bytes(broker) - before
@@ -282,7 +282,7 @@ def _now_batch() -> bytes:
 
 
 def _check_care(client: RawClient) -> None:
-    """Housekeeping goes on: what this topic has just been given is too old, and soon deleted."""
+    """Check that housekeeping goes on: retention soon deletes the old records that this topic just got."""
     for _ in range(2):
         code, offset = client.produce(CARED, _now_batch(), 8)
         assert code == 0
@@ -301,7 +301,7 @@ def _check_log(broker: KlogBroker) -> None:
 
 
 def _any_requests(port: int, source: random.Random) -> None:
-    """Valid requests of any API, of hostile values, or of more elements than a real client would send."""
+    """Send a valid request of any API, with hostile values or with more elements than a real client sends."""
     api = source.choice([api for api in apis.BY_KEY.values() if "Sasl" not in api.name])
     version = source.randint(api.versions.first, api.versions.last)
     paths = list(arrays(api.request, version))
@@ -320,7 +320,7 @@ def _any_requests(port: int, source: random.Random) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS * 4 + 300)
 def test_valid_requests_of_hostile_values_one_after_the_other(server_dir: Path) -> None:
-    """Others are answered, all logs cared for, a stop is clean, what was acknowledged is served after a restart."""
+    """Others get answers, all logs are cared for, a stop is clean, and a restart serves all that was acknowledged."""
     settings = ["log.retention.check.interval.ms=100", "log.segment.delete.delay.ms=100", "num.partitions=1"]
     settings += ["group.initial.rebalance.delay.ms=0", "auto.create.topics.enable=false", "log.cleaner.backoff.ms=100"]
     broker = KlogBroker(server_dir, *(word for text in settings for word in ("--set", text)))

@@ -1,4 +1,4 @@
-"""What is not the protocol, over raw sockets; and requests whose answers are timed."""
+"""Malformed input over raw sockets, and requests whose answers are timed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _end(client: RawClient, topic: str) -> int:
 
 
 def _own_port(client: RawClient) -> int:
-    """What names the client in the broker's log."""
+    """The client's port, which identifies it in the broker's log."""
     port: int = client.socket.getsockname()[1]
     return port
 
@@ -133,7 +133,7 @@ def test_api_versions_of_an_unknown_version_is_answered_by_version_0(client: Raw
     apis = {struct.unpack_from(">h", answer, 10 + 6 * number)[0] for number in range(count)}
     assert len(answer) == 10 + 6 * count
     assert {0, 1, 3, 18} <= apis
-    assert client.request(API_VERSIONS, 0, {})["error_code"] == 0  # and the connection is still good
+    assert client.request(API_VERSIONS, 0, {})["error_code"] == 0  # the connection still works
 
 
 def test_a_wrong_crc_is_refused(broker: KlogBroker, client: RawClient, partition: str) -> None:
@@ -155,12 +155,12 @@ def test_too_large_a_batch_is_refused(client: RawClient, partition: str) -> None
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_message_sets_have_their_versions(client: RawClient, partition: str, magic: int) -> None:
-    """A message by hand: offset, size, CRC, magic, attributes, (timestamp,) key, value."""
+    """The message is made by hand: offset, size, CRC, magic, attributes, (timestamp,) key, value."""
     body = struct.pack(">bb", magic, 0) + (struct.pack(">q", NOW) if magic else b"")
     body += struct.pack(">i", -1) + struct.pack(">i", 100) + b"v" * 100
     message = struct.pack(">qiI", 0, len(body) + 4, zlib.crc32(body)) + body
     bad = bytearray(message)
-    for place in (14, 16, 40, len(bad) - 1):  # in the CRC, the magic, the size of the value or it, the value
+    for place in (14, 16, 40, len(bad) - 1):  # in the CRC, the magic, the value, the end of the value
         bad[place] ^= 1
         assert _produce(client, partition, bytes(message + bad), 2) == ErrorCode.CORRUPT_MESSAGE
         bad[place] ^= 1

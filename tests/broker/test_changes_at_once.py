@@ -1,6 +1,6 @@
 """Producers, rolls, DeleteRecords, topics deleted and created again, housekeeping and compaction, all at once.
 
-What was acknowledged is served, now and after a restart. A soak goes on for SPARK_KLOG_FUZZ_SECONDS.
+Acknowledged records are served, also after a restart. A soak takes SPARK_KLOG_FUZZ_SECONDS.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.loop_broker import running, send
 
 _SECONDS = float(os.environ.get("SPARK_KLOG_FUZZ_SECONDS", "3"))
 TOPICS = [f"t{number}" for number in range(6)]
-#: What a producer may get while its topic comes and goes.
+#: Errors that a producer may get while its topic is deleted and created.
 PASSING = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE}
 CONFIG = LogConfig(
     segment_bytes=3000, retention_ms=-1, file_delete_delay_ms=20, flush_ms=30, min_cleanable_dirty_ratio=0.1
@@ -34,7 +34,7 @@ Record = tuple["bytes | None", "bytes | None"]
 
 
 class History:
-    """By topic id: what was acknowledged, and before which offset records were deleted."""
+    """By topic id: the acknowledged records, and the offset up to which records were deleted."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[UUID, dict[int, Record]] = {}

@@ -1,7 +1,7 @@
 """Every client against our broker: each creates a topic, writes it with every codec, and reads what each other wrote.
 
-What a client is expected to do stands in its class in tests/support/clients. Partitions are assigned there; then two of
-each client share a topic as a group.
+A client's class in tests/support/clients says what to expect of it. The first tests assign partitions; then two
+consumers of each client share a topic as a group.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tests.support.raw_client import RawClient
 
 NOW = 1_700_000_000_000
 PARTITIONS = 3
-#: zstd has one of its own: who fetches by a version of before it (KIP-110) gets an error there.
+#: zstd has a partition of its own: fetches of versions before KIP-110 get an error there.
 PARTITION_OF = {"none": 0, "gzip": 0, "snappy": 1, "lz4": 1, "zstd": 2}
 
 
 def _records(start: int) -> list[Record]:
-    """Awkward ones; those with nulls, and those with the same headers, are together for kcat's sake."""
+    """Awkward records; kcat needs those with nulls, and those with the same headers, next to each other."""
     text = b"some text " * 30
     return [
         Record(start, b"key", text),
@@ -50,14 +50,14 @@ def _records(start: int) -> list[Record]:
 
 
 class Stored(NamedTuple):
-    """A record as kafka-python's decoder finds it in the answer to a fetch of a version that has all."""
+    """A record as kafka-python decodes it from a fetch of a version that carries all of it."""
 
     codec: str
     record: Record
 
 
 class Written(NamedTuple):
-    """A topic by one client: what it was given by partition, what is there, and the seconds of the epoch around it."""
+    """A topic written by one client: given and stored records by partition, and epoch seconds around the writing."""
 
     topic: str
     given: dict[int, list[Stored]]
@@ -66,7 +66,7 @@ class Written(NamedTuple):
     ended: float
 
     def readable_by(self, reader: Client) -> dict[int, list[Record]]:
-        """By partition, without that of a codec that is younger than the reader."""
+        """Records by partition, without the partition of a codec that is younger than the reader."""
         return {
             partition: [as_magic(line.record, reader.magic) for line in lines]
             for partition, lines in self.stored.items()
@@ -75,7 +75,7 @@ class Written(NamedTuple):
 
 
 class Matrix:
-    """The clients, each started when first asked for, and their topics."""
+    """The clients, each started on first use, and their topics."""
 
     def __init__(self, servers: str) -> None:
         self.servers = servers
@@ -88,7 +88,7 @@ class Matrix:
         return self._clients[kind]
 
     def written(self, kind: type[Client]) -> Written:
-        """The topic of a client, written at the first call; a failure is the same for all who ask."""
+        """The topic of a client, written at the first call; a failure is raised again at later calls."""
         if kind not in self._written:
             try:
                 self._written[kind] = self._write(self.client(kind))
@@ -150,7 +150,7 @@ def matrix(cluster: EmbeddedCluster) -> Iterator[Matrix]:
 
 
 def _row(*kinds: type[Client]) -> object:
-    """A case for these clients; those that run in a process of their own come from other registries than PyPI."""
+    """A case for these clients, marked `peer` if one runs in a process of its own: those do not come from PyPI."""
     is_peer = any(issubclass(kind, ProcessClient) for kind in kinds)
     return pytest.param(*kinds, marks=[pytest.mark.peer] if is_peer else [], id="-".join(map(_name, kinds)))
 
@@ -183,7 +183,7 @@ def _at(line: Stored, timestamp: int) -> Stored:
 
 @pytest.mark.parametrize(("reader", "writer"), [_row(reader, writer) for reader in ALL for writer in ALL])
 def test_client_reads_what_another_wrote(matrix: Matrix, reader: type[Client], writer: type[Client]) -> None:
-    """All of it, from the beginning."""
+    """The reader gets all records, from the beginning."""
     written, client = matrix.written(writer), matrix.client(reader)
     expected = written.readable_by(client)
     assert _consumed(client, written.topic, dict.fromkeys(expected, 0), expected) == expected
@@ -191,7 +191,7 @@ def test_client_reads_what_another_wrote(matrix: Matrix, reader: type[Client], w
 
 @each
 def test_client_reads_from_an_offset(matrix: Matrix, kind: type[Client]) -> None:
-    """One within a batch, of a partition each."""
+    """The offsets are within batches, one in each partition."""
     written, client = matrix.written(kind), matrix.client(kind)
     wanted = written.readable_by(client)
     for starts in ({0: 3, 1: 7}, {1: len(wanted[1]) - 1}):
@@ -216,7 +216,7 @@ def test_client_reads_from_a_time(matrix: Matrix, kind: type[Client]) -> None:
 def _consumed(
     client: Client, topic: str, starts: dict[int, int], expected: dict[int, list[Record]]
 ) -> dict[int, list[Record]]:
-    """By partition, in the order of their coming; the offsets must be without a gap."""
+    """Consume; return the records by partition, in the order of arrival; the offsets must have no gap."""
     found: dict[int, list[Seen]] = {partition: [] for partition in starts}
     for seen in client.consume(topic, starts, sum(map(len, expected.values()))):
         found[seen.partition].append(seen)
@@ -226,7 +226,7 @@ def _consumed(
 
 
 class Share:
-    """Two members of a group, and what has come to each."""
+    """Two members of a group, and the partitions and records that each has."""
 
     def __init__(self, client: Client, topic: str) -> None:
         self.members = [client.member(topic, topic), client.member(topic, topic)]
@@ -238,7 +238,7 @@ class Share:
         self.seen[number] += came
 
     def wait(self, is_so: Callable[[], bool], *numbers: int) -> None:
-        """Poll them until then, each for itself: a poll may last as long as a rebalance, which takes the other one."""
+        """Poll each in a thread until `is_so`: a poll may last as long as a rebalance, which needs the other member."""
         deadline = time.monotonic() + 60
 
         def poll(number: int) -> None:
@@ -256,7 +256,7 @@ class Share:
 
 @pytest.mark.parametrize("kind", [_row(kind) for kind in ALL if kind.has_groups])
 def test_two_of_a_group_share_a_topic(matrix: Matrix, kind: type[Client]) -> None:
-    """One leaves: the other takes over from where that has committed."""
+    """If one leaves, the other one goes on from its committed offsets."""
     client, topic = matrix.client(kind), f"group-of-{kind.__name__}"
     admin = AdminClient({"bootstrap.servers": matrix.servers})
     admin.create_topics([NewTopic(topic, 4, 1)])[topic].result(30)
@@ -269,7 +269,7 @@ def test_two_of_a_group_share_a_topic(matrix: Matrix, kind: type[Client]) -> Non
 
     produce()
     share = Share(client, topic)
-    # some clients read before the other one has come: what they have not committed comes again
+    # some clients read before the other one has joined; records that they have not committed come again
     share.wait(lambda: all(len(has) == 2 for has in share.has) and not set.intersection(*share.has), 0, 1)
     share.wait(lambda: {line for seen in share.seen for line in seen} == _lines(range(4), 0, 10), 0, 1)
     time.sleep(0.3)
@@ -291,7 +291,7 @@ def test_two_of_a_group_share_a_topic(matrix: Matrix, kind: type[Client]) -> Non
     assert share.take()[0] == sorted([*uncommitted, *_lines(range(4), 20, 30)])
     share.members[0].commit()
     share.members[0].leave()
-    # and what was committed is what another client finds
+    # another client finds the committed offsets
     reader = Consumer({"bootstrap.servers": matrix.servers, "group.id": topic})
     places = reader.committed([TopicPartition(topic, partition) for partition in range(4)], 30)
     reader.close()
@@ -311,7 +311,7 @@ def test_api_versions_as_kafka_python_reads_them(cluster: EmbeddedCluster, versi
 
 
 def test_an_unknown_version_of_api_versions(cluster: EmbeddedCluster) -> None:
-    """Is answered in version 0, with what the client needs to ask again."""
+    """The answer has version 0, and what the client needs to ask again."""
     answer, left = _api_versions(cluster, apis.API_VERSIONS.versions.last, 0, asked=99)
     assert (answer.error_code, left) == (kafka.errors.UnsupportedVersionError.errno, 0)
     (own,) = (entry for entry in answer.api_keys if entry.api_key == apis.API_VERSIONS.key)
@@ -321,7 +321,7 @@ def test_an_unknown_version_of_api_versions(cluster: EmbeddedCluster) -> None:
 def _api_versions(
     cluster: EmbeddedCluster, sent: int, answered: int, asked: int | None = None
 ) -> tuple[ApiVersionsResponse, int]:
-    """kafka-python's request, the answer decoded by it, and the number of bytes left over."""
+    """Send kafka-python's request; return the answer as it decodes it, and the number of bytes left over."""
     request = ApiVersionsRequest(version=sent, client_software_name="matrix", client_software_version="1")
     request.with_header(correlation_id=77, client_id="matrix")
     frame = bytearray(request.encode(header=True))

@@ -1,4 +1,4 @@
-"""Clients of others against our broker: kcat, confluent-kafka, kafka-python."""
+"""Third-party clients against our broker: kcat, confluent-kafka, kafka-python."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _by_partition(lines: list[Line]) -> list[Line]:
 
 @pytest.fixture
 def make_topic(cluster: EmbeddedCluster, topic: str) -> Callable[[int], str]:
-    """Creates the test's topic by confluent-kafka's admin client."""
+    """Create the test's topic with confluent-kafka's admin client."""
 
     def make(partitions: int) -> str:
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
@@ -92,7 +92,7 @@ def make_topic(cluster: EmbeddedCluster, topic: str) -> Callable[[int], str]:
 
 
 def test_create_topics_answers_with_the_settings(cluster: EmbeddedCluster, topic: str) -> None:
-    """kafka-python asks by the newest version; confluent-kafka's has no settings in the answer."""
+    """kafka-python sends the newest version; that of confluent-kafka has no settings in the answer."""
     admin = kafka_python.KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
     wanted = {"num_partitions": 2, "replication_factor": 1, "configs": {"retention.ms": "1000"}}
     (created,) = admin.create_topics({topic: wanted})["topics"]
@@ -181,7 +181,7 @@ def test_reading_goes_on_from_the_commit(cluster: EmbeddedCluster, make_topic: C
     consumer.commit(messages[-1], asynchronous=False)
     consumer.close()
     consumer = Consumer(settings)
-    consumer.assign([TopicPartition(topic, 0)])  # the committed offset
+    consumer.assign([TopicPartition(topic, 0)])  # start at the committed offset
     assert [message.value() for message in consumer.consume(6, 20)] == [b"%d" % number for number in range(4, 10)]
     consumer.close()
 
@@ -254,7 +254,7 @@ def test_kafka_python_round_trip(
 def test_lz4_of_linked_blocks_is_refused(
     cluster: EmbeddedCluster, make_topic: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Java's consumers do not read them. Apache Kafka 3.9.1 refuses them as well, by UNKNOWN_SERVER_ERROR."""
+    """Java's consumers can't read them. Apache Kafka 3.9.1 refuses them as well, with UNKNOWN_SERVER_ERROR."""
     topic = make_topic(1)
     value = bytes(range(256)) * 1000
 
@@ -302,7 +302,7 @@ def _read_by_kafka_python(servers: str, topic: str, count: int) -> list[Line]:
 def test_what_our_producer_writes(
     cluster: EmbeddedCluster, make_topic: Callable[[int], str], codec: str, levels: list[int | None]
 ) -> None:
-    """Read by others; each level gives less than the one before, or as much. After None comes the default level."""
+    """Other clients read it; each level gives no more than the one before. After None comes the default level."""
     topic = make_topic(3)
     sizes = [0]
     for level in levels:
@@ -344,7 +344,7 @@ def test_delete_and_create_again(cluster: EmbeddedCluster, make_topic: Callable[
     admin.delete_topics([topic])[topic].result(10)
     assert topic not in admin.list_topics(timeout=10).topics
     assert not list(cluster.data_dir.glob(f"broker-0/{topic}-?"))
-    wait_until(lambda: not list(cluster.data_dir.glob(f"broker-0/{topic}-*")))  # renamed, and removed soon
+    wait_until(lambda: not list(cluster.data_dir.glob(f"broker-0/{topic}-*")))  # renamed first, and removed soon
     with pytest.raises(KafkaException) as failed:
         admin.delete_topics([topic])[topic].result(10)
     assert failed.value.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART

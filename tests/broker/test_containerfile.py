@@ -1,4 +1,4 @@
-"""The Containerfile without a container: its files and its command are there, and its packages are enough."""
+"""The Containerfile without a container: its files and its command exist, and its packages are enough."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.kafka import free_port
 _ROOT = Path(__file__).parents[2]
 _LINES = (_ROOT / "Containerfile").read_text().splitlines()
 _SECONDS = 60
-#: The command without some packages.
+#: Runs the command as if some packages were not installed.
 _COMMAND = "import sys; sys.modules |= dict.fromkeys({without}); from spark_klog.cli.main import main; main()"
 
 
@@ -44,7 +44,7 @@ def test_its_files_are_there() -> None:
 
 
 def test_its_command(server_dir: Path) -> None:
-    """Clients reach it by the name that it advertises; it needs no package that the image lacks."""
+    """Clients reach the broker by its advertised name; it needs no package that the image lacks."""
     assert _installed() < _dependencies()
     without = sorted(_dependencies() - _installed())
     assert {"pyspark", "pyarrow", "pandas", "numpy"} <= set(without)

@@ -1,4 +1,4 @@
-"""What the coordinators of groups and transactions answer where they can't serve a request, or not yet."""
+"""Answers of the group and transaction coordinators if they can't serve a request, or not yet."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ TRANSACTION_REQUESTS: list[tuple[Api, int, dict[str, Any]]] = [
 
 
 def _refusals(client: RawClient, requests: list[tuple[Api, int, dict[str, Any]]]) -> list[tuple[str, int, set[int]]]:
-    """The error codes of each, NONE left out."""
+    """Send each request; return its API, its version and its error codes without NONE."""
     return [
         (api.name, version, set(error_codes(client.request(api, version, message))) - {0})
         for api, version, message in requests
@@ -99,7 +99,7 @@ def _limit(client: RawClient, topic: str, size: int) -> None:
 
 
 def _begun(client: RawClient, transactional_id: str, topic: str) -> dict[str, int]:
-    """A producer with an open transaction of that partition 0."""
+    """Begin a transaction on partition 0 of the topic; return the producer's id and epoch."""
     request = {"transactional_id": transactional_id, "transaction_timeout_ms": 60_000}
     deadline = time.monotonic() + 10
     while (found := client.request(apis.INIT_PRODUCER_ID, 4, request))["error_code"]:
@@ -114,7 +114,7 @@ def _begun(client: RawClient, transactional_id: str, topic: str) -> dict[str, in
 
 
 def _fetched(client: RawClient, topic: str, version: int, *, stable: bool, everything: bool = False) -> list[Any]:
-    """(partition, offset, error) of what the group `topic` has for the topic of that name."""
+    """What group `topic` has committed for the topic of that name: (partition, offset, error)."""
     topics = None if everything else [{"name": topic, "partition_indexes": [0, 1]}]
     request: dict[str, Any] = {"group_id": topic, "topics": topics, "require_stable": stable}
     if version >= 8:
@@ -130,13 +130,13 @@ def client(cluster: EmbeddedCluster) -> Iterator[RawClient]:
         yield connected
 
 
-# ----- while it loads
+# ----- while the coordinators load
 
 _BATCHES, _ROWS = 700, 1000
 
 
 def _fill(data_dir: Path) -> None:
-    """So many commits that reading them takes some time; the last ones are of the group."""
+    """Write so many commits that reading them takes some time; the last one is of `GROUP`."""
     log = PartitionLog(data_dir / "__consumer_offsets-0", LogConfig(), clean=True)
     names = [encode_offset_key(OffsetKey("others", "t", number)) for number in range(_ROWS)]
     value = encode_offset(Committed(7, -1, "", 1))
@@ -150,14 +150,14 @@ def _fill(data_dir: Path) -> None:
 
 
 def test_groups_and_transactions_while_they_are_loaded(server_dir: Path) -> None:
-    """COORDINATOR_LOAD_IN_PROGRESS for each request; then all goes on with what was loaded."""
+    """Each request gets COORDINATOR_LOAD_IN_PROGRESS; afterwards the coordinators serve what they loaded."""
     broker = KlogBroker(server_dir, "--set", "group.initial.rebalance.delay.ms=0")
     with broker, RawClient(broker.port) as client:
         _create(client, "t", 2)
         with ConfluentClient(broker.bootstrap_servers) as producer:
             producer.ask("open", "p", f"transactional.id={ID}")
             producer.ask("init", "p")
-        _refusals(client, GROUP_REQUESTS[:1])  # makes the topic
+        _refusals(client, GROUP_REQUESTS[:1])  # creates __consumer_offsets
     _fill(broker.data_dir)
     with broker, RawClient(broker.port) as client:
         found = _refusals(client, [*GROUP_REQUESTS, *TRANSACTION_REQUESTS, (apis.LIST_GROUPS, 3, {})])
@@ -166,9 +166,9 @@ def test_groups_and_transactions_while_they_are_loaded(server_dir: Path) -> None
         (last,) = _refusals(client, GROUP_REQUESTS[1:2])
         assert last[2] == {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}, "it has been loaded already: make the log larger"
         assert [entry for entry in found if entry[2] != {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}] == []
-        # KAFKA-7296: old producers fail for good where they are told the other one
+        # KAFKA-7296: COORDINATOR_LOAD_IN_PROGRESS is a fatal error for producers of these versions
         assert old == [("TxnOffsetCommit", 1, {ErrorCode.COORDINATOR_NOT_AVAILABLE})]
-        # clients wait until it is over
+        # clients wait until the load is over
         consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": GROUP})
         assert [place.offset for place in consumer.committed([TopicPartition("t", 0)], 30)] == [42]
         consumer.close()
@@ -207,7 +207,7 @@ def test_clients_wait_for_coordinators_that_load(make_cluster: Callable[..., Emb
 
 
 def test_a_damaged_log_of_offsets_is_not_served(server_dir: Path) -> None:
-    """Else its groups would read everything again, or nothing of what they have missed."""
+    """Without its offsets a group would read everything again, or skip what it missed."""
     broker = KlogBroker(server_dir)
     with broker, RawClient(broker.port) as client:
         _create(client, "t", 2)
@@ -230,7 +230,7 @@ def test_a_damaged_log_of_offsets_is_not_served(server_dir: Path) -> None:
 
 
 def test_brokers_that_do_not_coordinate_say_so(make_cluster: Callable[..., EmbeddedCluster]) -> None:
-    """NOT_COORDINATOR, whatever is asked; FindCoordinator tells all of them the same one."""
+    """Other brokers answer NOT_COORDINATOR to each request; FindCoordinator names the same broker on all of them."""
     cluster = make_cluster(3)
     ports = [_port(server) for server in cluster.bootstrap_servers.split(",")]
     with RawClient(ports[0]) as client:
@@ -250,11 +250,11 @@ def test_brokers_that_do_not_coordinate_say_so(make_cluster: Callable[..., Embed
         assert len(coordinators) == 1
 
 
-# ----- offsets within transactions
+# ----- offsets in transactions
 
 
 def _stage(client: RawClient, topic: str, producer: dict[str, int], entry: dict[str, Any], version: int = 3) -> int:
-    """The error of partition 0 of TxnOffsetCommit by the group and transactional id `topic`."""
+    """Send TxnOffsetCommit with `topic` as group, transactional id and topic; return the error code."""
     of_id = {"transactional_id": topic, "group_id": topic, **producer}
     request = of_id | {"generation_id": -1, "member_id": "", "topics": [{"name": topic, "partitions": [entry]}]}
     (code,) = error_codes(client.request(apis.TXN_OFFSET_COMMIT, version, request))
@@ -277,7 +277,7 @@ def _commit(client: RawClient, topic: str, entry: dict[str, Any], version: int =
 def test_offsets_of_an_open_transaction_are_unstable(
     cluster: EmbeddedCluster, client: RawClient, topic: str, commits: bool
 ) -> None:
-    """KIP-447: who asks for stable ones waits for the end, others get what was committed before."""
+    """KIP-447: with require_stable a client waits for the end; without, it gets the offset committed before."""
     _create(client, topic, 2)
     for index in (0, 1):
         assert _commit(client, topic, OFFSET | {"partition_index": index}) == 0
@@ -312,7 +312,7 @@ def test_offsets_of_an_open_transaction_are_unstable(
 
 
 def test_commits_that_are_too_large_are_refused(client: RawClient, topic: str) -> None:
-    """By max.message.bytes of __consumer_offsets, within a transaction or not; the connection goes on."""
+    """max.message.bytes of __consumer_offsets limits them, in a transaction or not; the connection stays open."""
     _create(client, topic)
     producer = _begun(client, topic, topic)
     _add_offsets(client, topic, producer)
@@ -327,7 +327,7 @@ def test_commits_that_are_too_large_are_refused(client: RawClient, topic: str) -
 
 
 def test_what_no_transaction_has_is_told_as_the_client_knows_it(client: RawClient, topic: str) -> None:
-    """TRANSACTION_ABORTABLE from version 4 on (KIP-890)."""
+    """TxnOffsetCommit without AddOffsetsToTxn fails; from version 4 on with TRANSACTION_ABORTABLE (KIP-890)."""
     _create(client, topic)
     producer = _begun(client, topic, topic)
     assert _stage(client, topic, producer, OFFSET, 3) == ErrorCode.INVALID_TXN_STATE
@@ -337,7 +337,7 @@ def test_what_no_transaction_has_is_told_as_the_client_knows_it(client: RawClien
 def test_a_marker_that_is_too_large_is_written_when_it_may_be(
     cluster: EmbeddedCluster, client: RawClient, topic: str
 ) -> None:
-    """Nothing else waits for it."""
+    """A marker above max.message.bytes waits until the limit allows it; other transactions do not wait for it."""
     other = f"{topic}-other"
     _create(client, topic)
     _create(client, other)
@@ -361,11 +361,11 @@ def test_a_marker_that_is_too_large_is_written_when_it_may_be(
         time.sleep(0.05)
 
 
-# ----- times to live
+# ----- retention of offsets
 
 
 def test_offsets_live_as_long_as_the_client_asked(server_dir: Path) -> None:
-    """OffsetCommit 2-4 says how long; -1, and later versions, leave it to the broker, by default seven days."""
+    """OffsetCommit 2-4 sends a retention time; for -1 and later versions the broker's applies (default: 7 days)."""
     with KlogBroker(server_dir, "--set", "offsets.retention.check.interval.ms=100") as broker:
         with RawClient(broker.port) as client:
             for number, (version, retention) in enumerate([(2, 1), (3, -1), (4, 600_000), (4, (1 << 63) - 1), (4, -1)]):

@@ -43,7 +43,7 @@ def _create(broker: KlogBroker, topic: str, partitions: int) -> None:
 
 
 def _read(broker: KlogBroker, topic: str, partition: int) -> list[Record]:
-    """Everything of a partition by our own reader."""
+    """Read all records of a partition with our own client."""
     records: list[Record] = []
     with Cluster.connect({"bootstrap.servers": broker.bootstrap_servers}) as cluster:
         start, end = offset_range(cluster, topic, partition)
@@ -70,7 +70,7 @@ def _kill_at_random(broker: KlogBroker, seed: int, is_writing: threading.Event) 
 
 
 def _check(broker: KlogBroker, partitions: int, acknowledged: list[list[int]]) -> None:
-    """Acknowledged numbers are there, in order but for what was sent twice, and kcat sees the same."""
+    """All acknowledged numbers are there, in order except for what was sent twice; kcat sees the same."""
     for partition in range(partitions):
         records = _read(broker, "t", partition)
         assert [record.offset for record in records] == list(range(len(records)))
@@ -173,7 +173,7 @@ def test_a_clean_stop(broker: KlogBroker) -> None:
 
 
 def test_a_stop_waits_for_no_client(broker: KlogBroker) -> None:
-    """Neither for one that is connected nor for a fetch that waits."""
+    """Neither a connected client nor a waiting fetch delays the stop."""
     with socket.create_connection((HOST, broker.port)):
         _create(broker, "t", 1)
         settings = {"bootstrap.servers": broker.bootstrap_servers, "request.timeout.ms": "2000"}
@@ -185,7 +185,7 @@ def test_a_stop_waits_for_no_client(broker: KlogBroker) -> None:
             assert time.monotonic() - begin < 20
             waiting.join(20)
     assert (broker.data_dir / ".kafka_cleanshutdown").exists()
-    assert "requests under way" not in broker.log.read_text()  # they have five seconds
+    assert "requests under way" not in broker.log.read_text()  # a stop waits for them for five seconds
     assert "Traceback" not in broker.log.read_text()
 
 
@@ -200,7 +200,7 @@ def test_a_data_directory_in_use(broker: KlogBroker) -> None:
         f"klog: data directory {broker.data_dir} is in use by another broker or tool; stop that one, "
         "or choose another --data-dir"
     )
-    kcat("-L", "-b", broker.bootstrap_servers)  # which is still there
+    kcat("-L", "-b", broker.bootstrap_servers)  # the first broker is still there
 
 
 def test_a_data_directory_of_another_broker(broker: KlogBroker) -> None:

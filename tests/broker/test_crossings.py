@@ -1,4 +1,4 @@
-"""Two changes of a broker's logs that meet: each is right alone, and here one comes within the other."""
+"""Two changes of a broker's logs that cross: each is right alone, and here one happens within the other."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _FAR = 4_000_000_000_000
 
 
 class Disk:
-    """Where syncs wait: as they would for a slow disk."""
+    """A slow disk: a sync waits until the test lets it go on."""
 
     def __init__(self) -> None:
         self.waits, self.goes_on = threading.Event(), threading.Event()
@@ -94,7 +94,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 def test_a_batch_that_waits_for_a_roll_is_of_no_transaction_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its producer has given it up and aborted: appended after the marker it would open a transaction for ever."""
+    """The producer has given up and aborted; appended after the marker, the batch would open a transaction for ever."""
 
     async def run() -> None:
         async with running(tmp_path, log=LogConfig(segment_bytes=200)) as broker:
@@ -106,7 +106,7 @@ def test_a_batch_that_waits_for_a_roll_is_of_no_transaction_that_has_ended(
             producer = await new_producer(broker, "x")
             assert not await broker.transactions.add("x", producer, frozenset({("t", 0)}))
             append(log, 2)
-            # the end would wait for the same flush, after the batch
+            # EndTxn would wait for the same flush, behind the batch
             monkeypatch.setattr(broker.flushes, "make_early_room", lambda *_: asyncio.sleep(0))
             with slow_disk(monkeypatch) as disk:
                 late = asyncio.create_task(
@@ -125,7 +125,7 @@ def test_a_batch_that_waits_for_a_roll_is_of_no_transaction_that_has_ended(
 def test_transactions_that_end_while_a_batch_is_verified_do_not_hold_it_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_own: bool
 ) -> None:
-    """On a busy partition those of others end all the time; if its own has ended, the client sends it again."""
+    """On a busy partition those of others end all the time; if its own has ended, the client has to retry."""
 
     async def run() -> None:
         async with running(tmp_path) as broker:
@@ -156,7 +156,7 @@ def test_transactions_that_end_while_a_batch_is_verified_do_not_hold_it_up(
 def test_a_log_that_others_fill_meanwhile_rolls_without_a_flush_in_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """While a batch is verified, or a producer id is claimed, the room that was there is taken."""
+    """Others take the room in the segment while a batch is verified or a producer id is claimed."""
 
     async def run() -> None:
         async with running(tmp_path, log=LogConfig(segment_bytes=2000), offsets_partitions=1) as broker:
@@ -203,7 +203,11 @@ def test_a_log_that_others_fill_meanwhile_rolls_without_a_flush_in_the_loop(
 def test_partitions_that_are_added_again_wait_for_the_same_flush(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, fails: bool
 ) -> None:
-    """Who is told that they are in the transaction writes to them: if a crash loses that, nothing ends it there."""
+    """A repeated AddPartitionsToTxn waits for the flush of the first one.
+
+    Clients write to a partition once AddPartitionsToTxn is answered; if a crash lost the record, no marker would end
+    the transaction there.
+    """
 
     async def run() -> None:
         async with running(tmp_path, log=LogConfig(flush_messages=1)) as broker:
@@ -255,7 +259,7 @@ def test_a_flush_that_fails_while_the_broker_stops_is_no_clean_stop(
 def test_the_care_of_a_deleted_log_leaves_the_new_topic_of_its_name_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Housekeeping goes through the logs as they were when it began."""
+    """A round of housekeeping goes through the logs that existed when it began."""
 
     async def run() -> None:
         config = LogConfig(segment_bytes=1, retention_bytes=150, retention_ms=-1, file_delete_delay_ms=0)
@@ -271,7 +275,7 @@ def test_the_care_of_a_deleted_log_leaves_the_new_topic_of_its_name_alone(
                 waits.set()
                 assert goes_on.wait(60)
 
-            monkeypatch.setattr(first.deleted_files, "remove_due", slow)  # a large segment
+            monkeypatch.setattr(first.deleted_files, "remove_due", slow)  # as for a large segment
             house = asyncio.create_task(keep_house(broker))
             await until(waits.is_set, "retention of the first log")
             house_is_at_first = old.start_offset == 0
@@ -350,7 +354,7 @@ def test_settings_that_two_clients_alter_at_once_are_both_kept(tmp_path: Path) -
 def test_a_commit_of_a_member_that_has_left_meanwhile_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A large commit gives up the event loop on its way: who commits is looked at where it is written."""
+    """A large commit yields to the event loop, so the broker checks the member when it writes the offsets."""
 
     async def run() -> None:
         async with running(tmp_path, group_initial_delay_ms=0) as broker:
@@ -389,7 +393,7 @@ def test_a_commit_of_a_member_that_has_left_meanwhile_is_refused(
 
 
 def test_who_finds_a_flush_that_has_just_ended_begins_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log has grown while it ran, and who waits for what has ended would never give up the event loop."""
+    """The log has grown during that flush; waiting for the one that has ended would never yield to the event loop."""
 
     async def run() -> None:
         async with running(tmp_path, log=LogConfig(segment_bytes=200)) as broker:
@@ -442,7 +446,7 @@ def fetch_message(partitions: list[int], max_wait_ms: int) -> dict[str, Any]:
 def test_a_record_that_comes_while_a_fetch_looks_at_other_partitions_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has looked at the record's partition before, and does not wait for it yet."""
+    """The fetch has read the record's partition already, and does not wait on it yet."""
 
     async def run() -> None:
         async with running(tmp_path) as broker:
@@ -488,7 +492,7 @@ def test_a_disk_that_fails_as_offsets_are_looked_up(tmp_path: Path, monkeypatch:
 def test_others_are_served_while_a_time_is_looked_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timestamp: int
 ) -> None:
-    """What a deleted record's larger timestamp hides is found by a walk of the whole segment."""
+    """A deleted record's larger timestamp hides later ones from the index: the look-up walks the whole segment."""
     batches = 500
 
     async def run() -> None:
@@ -525,7 +529,7 @@ def test_others_are_served_while_a_time_is_looked_up(
 def test_records_are_deleted_during_a_look_up_by_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: int
 ) -> None:
-    """The look-up has the segments of before, whose files are gone; what it has found may be gone, too."""
+    """The look-up still has the old segments, whose files are deleted; what it found may be deleted, too."""
 
     async def run() -> None:
         async with running(tmp_path) as broker:
@@ -560,7 +564,7 @@ def test_records_are_deleted_during_a_look_up_by_time(
 def test_others_are_served_while_a_batch_is_looked_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, timestamp: int, look: str
 ) -> None:
-    """A batch of some KB may have a million records, if it is compressed."""
+    """A compressed batch of a few KB may hold a million records."""
     codec, size = ("gzip", 1) if kind == "compressed" else ("none", 5000)
 
     async def run() -> None:
@@ -587,7 +591,7 @@ def test_others_are_served_while_a_batch_is_looked_through(
 
 
 def test_others_are_served_while_keys_are_searched_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small request may have millions of records, if the topic is compacted and they are compressed."""
+    """In a compacted topic the broker checks each key, and a small compressed request may hold millions of records."""
 
     async def run() -> None:
         async with running(tmp_path) as broker:
@@ -618,7 +622,7 @@ def test_others_are_served_while_keys_are_searched_for(tmp_path: Path, monkeypat
 
 
 def test_others_are_served_while_old_formats_are_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small wrapper may have millions of messages."""
+    """A small compressed message set may hold millions of messages."""
 
     async def run() -> None:
         async with running(tmp_path) as broker:
@@ -677,7 +681,7 @@ def test_why_there_is_no_log_to_append_to(
             assert found["error_code"] == code
             assert found["error_message"].startswith(reason)
             broker.logs.offline.clear()
-            broker.logs.logs["t", 0] = log  # to be closed
+            broker.logs.logs["t", 0] = log  # so that it is closed
 
     asyncio.run(run())
 
@@ -698,7 +702,7 @@ def test_a_disk_that_fails_as_it_is_measured(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("handler", [delete_groups, offset_delete])
 def test_offsets_that_their_topic_no_longer_takes_are_not_deleted(tmp_path: Path, handler: Any) -> None:
-    """Since its max.message.bytes has become smaller: an answer, and nothing is forgotten."""
+    """With a lower max.message.bytes the deletion does not fit: the client gets an error, and the offsets stay."""
     group = "g" * 1000
 
     async def run() -> None:
@@ -719,7 +723,7 @@ def test_offsets_that_their_topic_no_longer_takes_are_not_deleted(tmp_path: Path
 
 
 def test_ids_of_transactions_that_are_still_loading_are_not_given(tmp_path: Path) -> None:
-    """Of a directory that comes from Kafka: it has no file of producer ids, and its data may be gone long since."""
+    """A directory from Kafka has no file of producer ids; the transaction log has them, even if their data is gone."""
     message = {"transactional_id": None, "transaction_timeout_ms": 1000, "producer_id": -1, "producer_epoch": -1}
 
     async def first_life() -> int:
@@ -766,7 +770,7 @@ def test_a_damaged_transaction_index_refuses_the_marker_and_no_other(
             log.flush()
             assert log.aborted_transactions(0, log.end_offset)
             index = log.segments[-1].transaction_index
-            index.release()  # as other logs need the memory
+            index.release()  # as if other logs needed the memory
             index.path.write_bytes(b"damaged" + index.path.read_bytes())
             end = log.end_offset
             marker = MarkerEntry(producer, False, 0)
@@ -775,7 +779,7 @@ def test_a_damaged_transaction_index_refuses_the_marker_and_no_other(
             assert str(index.path) in caplog.text
             assert log.end_offset == end
             assert broker.logs.logs["t", 1].last_stable_offset == broker.logs.logs["t", 1].end_offset
-            # the broker goes on, and the marker is written when the index can be read
+            # once the index can be read again, the marker is written
             index.path.write_bytes(index.path.read_bytes()[len(b"damaged") :])
             assert await write_marker(broker, ("t", 0), marker) is ErrorCode.NONE
             assert len(log.aborted_transactions(0, log.end_offset)) == 2

@@ -1,4 +1,4 @@
-"""Produce and Fetch as clients meet them: acks, limits, times, errors by partition, waiting, sendfile, old versions."""
+"""Produce and Fetch over the wire: acks, limits, timestamps, errors by partition, waiting, sendfile, old versions."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_acks_0_is_not_answered(wire: KafkaPythonWire, topic: str) -> None:
     _create(wire, topic)
     for _ in range(3):
         wire.send(encode("Produce", 8, _produce_request(topic, {0: make_records(2, [b"v"], NOW)}, acks=0)))
-    (entry,) = _fetch(wire, topic, {0: 0}, max_wait_ms=5000)  # the next answer is that of the next request
+    (entry,) = _fetch(wire, topic, {0: 0}, max_wait_ms=5000)  # acks=0 has no response: the next one is the Fetch's
     assert entry["high_watermark"] == 3
 
 
@@ -199,7 +199,7 @@ def test_waiting_fetches_cost_nothing_and_wake_at_once(broker: KlogBroker, wire:
         for number, other in enumerate(waiting):
             other.send(encode("Fetch", 11, _fetch_request(topic, {0: 0, number % 2: 0}, max_wait_ms=30_000)))
         took = []
-        for _ in range(5):  # a busy machine may be late with the first ones; what is awaited by asking costs in all
+        for _ in range(5):  # a busy machine may be late with the first ones; polling would cost CPU in all rounds
             before = _cpu_seconds(broker.pid)
             time.sleep(2)
             took.append(_cpu_seconds(broker.pid) - before)
@@ -210,11 +210,11 @@ def test_waiting_fetches_cost_nothing_and_wake_at_once(broker: KlogBroker, wire:
         assert _produce(wire, topic, {0: make_records(2, [b"v"], NOW)})[0]["error_code"] == NONE
         for other in waiting:
             assert b"v" in other.receive()
-        assert time.monotonic() - begin < 15  # half of what they would wait
+        assert time.monotonic() - begin < 15  # half of their max_wait_ms
 
 
 def test_an_append_without_an_answer_wakes_a_fetch(broker: KlogBroker, wire: KafkaPythonWire, topic: str) -> None:
-    """How soon is measured by benchmarks/end_to_end.py."""
+    """A produce with acks=0 wakes a waiting fetch; benchmarks/end_to_end.py measures how soon."""
     _create(wire, topic)
     with closing(KafkaPythonWire(broker.bootstrap_servers)) as reader:
         reader.socket.settimeout(30)
@@ -251,7 +251,7 @@ def test_max_bytes_are_shared_by_partitions(wire: KafkaPythonWire, topic: str) -
 
     size = len(records)
     assert sizes() == [size, size, size]
-    assert sizes(max_bytes=1) == [size, 0, 0]  # what is first is whole
+    assert sizes(max_bytes=1) == [size, 0, 0]  # the first batch comes whole
     assert sizes(max_bytes=2 * size) == [size, size, 0]
     assert sizes(max_bytes=0) == sizes(max_bytes=-1) == [size, 0, 0]
     assert sizes(partition_max_bytes=-1)[0] == size
@@ -259,7 +259,7 @@ def test_max_bytes_are_shared_by_partitions(wire: KafkaPythonWire, topic: str) -
 
 @contextmanager
 def _traced(broker: KlogBroker, calls: str, folder: Path) -> Iterator[Path]:
-    """strace's file of these system calls of the broker; it is whole afterwards."""
+    """Trace these system calls of the broker with strace; the file is complete after the block."""
     trace = folder / "trace"
     strace = subprocess.Popen(
         [program(("strace",), "strace"), "-f", "-e", f"trace={calls}", "-o", str(trace), "-p", str(broker.pid)],
@@ -311,7 +311,7 @@ def test_old_fetchers_get_a_part_of_a_message_or_a_whole_one(wire: KafkaPythonWi
         data = _fetch(wire, topic, {0: 0}, version, partition_max_bytes=limit)[0]["records"]
         assert whole.startswith(data)
         if version < 3:
-            # which batches are read goes by their size in the log, which is larger than the message's
+            # the broker picks batches by their size in the log, which is larger than that of the converted message
             assert len(data) <= limit
             assert len(data) >= min(limit, one)
         else:

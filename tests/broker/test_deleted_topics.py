@@ -1,4 +1,4 @@
-"""What is known of a deleted topic goes with it, and what is known of the next topic of its name stays."""
+"""Deleting a topic removes its state (offsets, metrics, transactions), but not that of a new topic of its name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.loop_broker import (
 
 
 def _check_offsets(broker: Broker, wanted: dict[str, int]) -> None:
-    """In memory, and in what a restart would load."""
+    """Check the offsets in memory, and those that a restart would load."""
     log = broker.internal_log(OFFSETS_TOPIC, "g")
     assert log is not None
     loaded = OffsetManager(lambda group, stored: None)
@@ -39,7 +39,7 @@ def _check_offsets(broker: Broker, wanted: dict[str, int]) -> None:
 
 @asynccontextmanager
 async def _made_anew(broker: Broker, name: str) -> AsyncIterator[None]:
-    """Within: a thread has read in the tree that the topic is another one, and the event loop has not heard of it."""
+    """Inside, a thread has replaced the topic in the tree, and the event loop does not know yet."""
     is_made, goes_on = threading.Event(), threading.Event()
 
     def read() -> None:
@@ -51,7 +51,7 @@ async def _made_anew(broker: Broker, name: str) -> AsyncIterator[None]:
 
     reading = asyncio.create_task(broker.follower.change(read))
     await until(is_made.is_set, "the thread")
-    await broker._topic_logs.follow()  # of an earlier change
+    await broker._topic_logs.follow()  # as after an earlier change
     yield
     goes_on.set()
     await reading
@@ -131,7 +131,7 @@ def test_the_next_internal_topic_keeps_what_it_has(tmp_path: Path, way: str) -> 
 def test_a_commit_that_was_checked_before_the_deletion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, then: str, is_transactional: bool
 ) -> None:
-    """Appended after it, it would stay, and be an offset of the next topic of the name."""
+    """Appended after it, the offset would stay and count for the next topic of that name."""
 
     async def run() -> None:
         async with running(tmp_path) as broker:
@@ -175,7 +175,7 @@ async def _in_transaction(broker: Broker, *topics: str, offset: int) -> dict[str
 def test_a_log_that_can_not_be_opened_is_of_a_topic_deleted_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, again: bool
 ) -> None:
-    """It is not offline, and its folder goes; the next topic of its name has a log."""
+    """The log is not offline, and its folder is removed; the next topic of that name gets a log."""
 
     async def run() -> None:
         async with running(tmp_path) as broker:

@@ -1,4 +1,4 @@
-"""Deletions of topics that meet other changes of the tree: two brokers by their registries, in one thread."""
+"""Topic deletions that race with other changes of the tree: two brokers' registries in one thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SETTINGS = {"retention.ms": "5"}
 
 
 class HookedTree(MemoryTree):
-    """Calls `after` with the paths that were read, once, and `before` a conditional deletion."""
+    """Calls `after` with the paths that were read, and `before` ahead of a conditional deletion."""
 
     after: Callable[[Sequence[str]], None] | None = None
     before: Callable[[], None] | None = None
@@ -68,7 +68,7 @@ def _create(registry: Registry, assignment: dict[int, list[int]]) -> UUID:
 
 
 def test_a_broker_that_registers_just_before_the_nodes_are_removed() -> None:
-    """It was not waited for, has read the topic, and must see the request, which is removed before it reads on."""
+    """The deletion did not wait for it; it must see the request, which is gone right after it has read the topic."""
     hooked, tree = _sessions()
     first = _member(tree, 0)
     _create(first, {0: [1]})
@@ -86,7 +86,7 @@ def test_a_broker_that_registers_just_before_the_nodes_are_removed() -> None:
 
 
 def test_a_topic_created_again_with_the_same_settings_keeps_them() -> None:
-    """The broker that removes the nodes has seen that there is no topic, and then removes its settings."""
+    """The broker that removes the nodes has seen that the topic is gone; it must leave the new topic's settings."""
     hooked, tree = _sessions()
     first, second = _member(hooked, 0), _member(tree, 1)
     _create(first, {0: [0]})
@@ -105,7 +105,7 @@ def test_a_topic_created_again_with_the_same_settings_keeps_them() -> None:
 
 
 def test_what_is_left_of_a_topic_is_removed_in_one_step() -> None:
-    """Else a controller that ends between two steps leaves a node that nobody removes, nor creates."""
+    """A controller that ends between two steps would leave a node that nobody can remove or create."""
     hooked, tree = _sessions()
     registry = _member(hooked, 0)
     tree.put(f"{NODE}/partitions/0/state", b"")
@@ -126,7 +126,7 @@ def test_what_is_left_of_a_topic_is_removed_in_one_step() -> None:
 
 
 def test_a_request_for_an_earlier_topic_does_not_delete_the_one_that_a_tool_has_created() -> None:
-    """It has no id yet."""
+    """The new topic has no id yet."""
     tree = MemoryTree()
     registry = _member(tree, 0)
     controller = _controller(tree, registry)
@@ -144,7 +144,7 @@ def test_a_request_for_an_earlier_topic_does_not_delete_the_one_that_a_tool_has_
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_tool_that_alters_a_topic_while_it_is_deleted_removes_its_id(when: str) -> None:
-    """A broker that may still know the topic is waited for nevertheless."""
+    """The deletion still waits for a broker that may know the topic."""
     tree = MemoryTree()
     first, second = _member(tree, 0), _member(tree.session(), 1)
     controller = _controller(tree, first)

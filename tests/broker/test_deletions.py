@@ -1,4 +1,4 @@
-"""A topic's nodes stay until no live broker serves it: a record that a broker acknowledges is in the topic of then."""
+"""A topic's nodes stay until no live broker serves it: an acknowledged record is in the topic of that moment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NODE, REQUESTED = "/brokers/topics/t", "/admin/delete_topics/t"
 
 @asynccontextmanager
 async def _heard_late(tmp_path: Path, assignment: dict[int, list[int]]) -> AsyncIterator[tuple[Broker, Broker, UUID]]:
-    """Two brokers that know the topic, whose id is the third; from now on broker 1 hears of changes when it is told."""
+    """Two brokers that know the topic, and its id; from now on broker 1 sees changes only if it is refreshed."""
     async with (
         running_as(tmp_path, 0, shared=True) as first,
         running_as(tmp_path, 1, shared=True, watches=False) as second,
@@ -40,7 +40,7 @@ async def _heard_late(tmp_path: Path, assignment: dict[int, list[int]]) -> Async
 
 
 async def _delete(broker: Broker, timeout_ms: int) -> tuple[int, str | None]:
-    """Error code and message."""
+    """Send DeleteTopics; return the error code and the message."""
     message = {"topic_names": ["t"], "timeout_ms": timeout_ms}
     (answer,) = (await delete_topics.handle(broker, REQUEST, message))["responses"]
     return answer["error_code"], answer.get("error_message")
@@ -58,7 +58,7 @@ def test_the_leader_hears_late_of_the_deletion(tmp_path: Path) -> None:
             assert isinstance(await second.leader_log("t", 1), PartitionLog), "it has not heard of it"
             with pytest.raises(TopicExists, match="topic t is being deleted"):
                 await first.create_topic("t", 2, None, {0: [0], 1: [1]})
-            # as a client does that asks again
+            # as a client that retries
             again = asyncio.create_task(_delete(first, 20_000))
             await asyncio.sleep(0.2)
             assert not again.done()
@@ -110,7 +110,7 @@ def test_a_tool_asks_while_the_leader_hears_late(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("request_", ["earlier topic", "not JSON"])
 def test_requests_that_name_no_topic_of_today(tmp_path: Path, request_: str) -> None:
-    """One for an earlier topic of the name is dropped; what does not decode asks by the name, as a tool's does."""
+    """A request for an earlier topic is dropped; one that does not decode means the name, as a tool's does."""
 
     async def run() -> None:
         async with running_as(tmp_path, 0, shared=True) as broker:
@@ -128,7 +128,7 @@ def test_requests_that_name_no_topic_of_today(tmp_path: Path, request_: str) -> 
 
 
 def test_a_broker_that_starts_while_a_topic_is_being_deleted(tmp_path: Path) -> None:
-    """It never serves the topic, and is not waited for."""
+    """It never serves the topic, and the deletion does not wait for it."""
 
     async def run() -> None:
         async with running_as(tmp_path, 0, shared=True, watches=False) as first:
@@ -149,7 +149,7 @@ def test_a_broker_that_starts_while_a_topic_is_being_deleted(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_acknowledged_records_in_any_order_of_changes(tmp_path: Path, seed: int) -> None:
-    """Two brokers that hear of changes late, one of which leads: what is acknowledged is there until a deletion."""
+    """Two brokers see changes late, and one leads: acknowledged records are there until a deletion."""
     choice = random.Random(seed)
 
     async def hear(brokers: list[Broker], acknowledged: list[int]) -> None:
@@ -191,14 +191,14 @@ def test_acknowledged_records_in_any_order_of_changes(tmp_path: Path, seed: int)
             for _ in range(60):
                 await step([first, second], acknowledged)
                 if choice.random() < 0.1:
-                    await asyncio.sleep(0.06)  # an unknown name may be looked for again
+                    await asyncio.sleep(0.06)  # the broker may look for an unknown name again
             await hear([first, second], acknowledged)
 
     asyncio.run(run())
 
 
 def test_a_coordinator_that_hears_late_keeps_offsets_of_the_next_topic(tmp_path: Path) -> None:
-    """It leads no partition of the topic, and would take commits for the next topic for ones of the deleted topic."""
+    """It leads no partition of the topic, and could take commits for the next topic as ones for the deleted topic."""
 
     async def run() -> None:
         async with _heard_late(tmp_path, {0: [0]}) as (first, second, _):
@@ -223,7 +223,7 @@ def test_a_coordinator_that_hears_late_keeps_offsets_of_the_next_topic(tmp_path:
 
 
 def test_the_controller_stands_still_when_all_have_dropped_the_topic(tmp_path: Path) -> None:
-    """A client that was told that the deletion is over could not create the topic."""
+    """A client that got a success now could not create the topic again."""
 
     async def by_id(broker: Broker, topic_id: UUID) -> int:
         message = {"topics": [{"name": None, "topic_id": topic_id}], "timeout_ms": 100}
@@ -254,7 +254,7 @@ def test_the_controller_stands_still_when_all_have_dropped_the_topic(tmp_path: P
 def test_a_broker_that_could_not_acknowledge_tries_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing changes in the tree after its disk has space again."""
+    """Nothing changes in the tree when the disk has space again, so housekeeping has to retry."""
 
     async def run() -> None:
         async with running_as(tmp_path, 0, shared=True) as first, running_as(tmp_path, 1, shared=True) as second:

@@ -1,4 +1,4 @@
-"""What takes long is not done in the event loop's thread, and what runs beside it keeps its order."""
+"""Slow work stays out of the event loop's thread, and concurrent work keeps its order."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from tests.support.loop_broker import (
 
 
 def noted_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable[..., object]) -> list[Any]:
-    """What `note` makes of the arguments of each call."""
+    """Wrap the method; return a list that gets `note(*args)` for each call."""
     notes: list[Any] = []
     called = getattr(owner, name)
 
@@ -99,7 +99,7 @@ def test_a_topic_deleted_and_created_again_while_it_is_created(tmp_path: Path) -
 
 
 def test_the_first_groups_wait_for_the_log_of_their_offsets(tmp_path: Path) -> None:
-    """Many clients come at once to a new broker: none is sent elsewhere while the log is made."""
+    """Many clients come to a new broker at once: all wait for the log, none gets an error."""
 
     async def run() -> None:
         async with running(tmp_path) as broker:
@@ -147,7 +147,7 @@ def test_a_topic_whose_folder_cannot_be_made_is_refused_and_the_others_go_on(tmp
 def test_a_log_with_trouble_does_not_end_the_care_of_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever it raises; and at the stop the others are closed, and checked no more than it."""
+    """Any exception counts; at the stop the other logs are closed, and the next start finds all their records."""
 
     def fail(*_: object) -> int:
         raise struct.error("'i' format requires -2147483648 <= number <= 2147483647")
@@ -199,14 +199,14 @@ def test_groups_go_with_the_topic_of_offsets(tmp_path: Path) -> None:
             assert (await joining)["error_code"] == ErrorCode.NOT_COORDINATOR
             assert broker.offsets.groups == []
             assert list(broker.groups) == []
-            assert await broker.coordinator.code("g") is ErrorCode.NONE  # the topic is made again
+            assert await broker.coordinator.code("g") is ErrorCode.NONE  # creates the topic again
             assert broker.offsets.fetch("g", "t", 0) is None
 
     asyncio.run(run())
 
 
 def test_a_segment_is_rolled_without_a_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By Produce requests side by side: each record is there once, flushes are done in threads."""
+    """Concurrent Produce requests: each record is appended once, and threads do the flushes."""
 
     async def run() -> None:
         async with running(tmp_path, log=LogConfig(segment_bytes=1000)) as broker:
@@ -243,7 +243,7 @@ def test_rolls_by_age_and_flushes_by_count_wait_in_threads(tmp_path: Path, monke
 
 
 def test_what_empties_a_log_waits_in_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retention, and DeleteRecords up to the end: a new segment begins."""
+    """Retention, and DeleteRecords up to the end, begin a new segment."""
 
     async def run() -> None:
         async with running(tmp_path, log=LogConfig(retention_bytes=0), housekeeping_ms=50) as broker:
@@ -266,7 +266,7 @@ def test_what_empties_a_log_waits_in_threads(tmp_path: Path, monkeypatch: pytest
 def test_logs_of_internal_topics_roll_without_a_wait_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By commits of offsets side by side, and by transactions, whose markers are written to another log."""
+    """Concurrent offset commits, and transactions, whose markers go to another log."""
 
     async def run() -> None:
         async with running(tmp_path) as broker:
@@ -322,7 +322,7 @@ def test_a_damaged_topic_id_takes_its_partition_offline_and_a_padded_one_is_read
 
 
 def test_offsets_expire_in_threads_and_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of one group: no step removes many, and neither rolls nor flushes by count wait in the event loop."""
+    """One group's offsets: no step removes many, and rolls and flushes by count do not wait in the event loop."""
 
     async def run() -> None:
         async with running(tmp_path, offsets_retention_minutes=0) as broker:
@@ -352,7 +352,7 @@ def test_offsets_expire_in_threads_and_slices(tmp_path: Path, monkeypatch: pytes
 def test_many_offsets_are_removed_in_threads_and_slices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_deleted: bool
 ) -> None:
-    """With their group, or as their topics are deleted; what is committed meanwhile stays."""
+    """Offsets are removed with their group or their topic."""
 
     async def run() -> None:
         async with running(tmp_path) as broker:
@@ -379,7 +379,7 @@ def test_many_offsets_are_removed_in_threads_and_slices(
 
 
 def test_what_the_broker_itself_appends_is_flushed_in_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By count, before it is answered: commits, members, transactions with their markers, and those that time out."""
+    """Flushes by count end before the answers: commits, members, transactions and markers; also for timed-out ones."""
 
     async def run() -> None:
         settings = {"log": LogConfig(flush_messages=1), "transaction_check_ms": 50, "group_initial_delay_ms": 0}
@@ -454,7 +454,7 @@ def sync_message(group: str, joined: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_marker_waits_until_the_decision_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a crash could abort in one partition what another one has committed; also if the client is gone."""
+    """Without that a crash could abort in one partition what is committed in another; also if the client is gone."""
 
     async def run() -> None:
         async with running(tmp_path, log=LogConfig(flush_messages=1)) as broker:
@@ -496,7 +496,7 @@ def has_missing(broker: Broker) -> bool:
 
 
 def test_the_log_cleaners_table_is_given_back_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """128 MB once touched: that takes the kernel 40 to 150 ms."""
+    """Unmapping 128 MB of touched memory takes the kernel 40 to 150 ms."""
     made: list[int] = []
     unmapped_by: list[int] = []
 
@@ -534,7 +534,7 @@ def test_the_log_cleaners_table_is_given_back_in_a_thread(tmp_path: Path, monkey
 
 
 def test_a_thread_gives_way_to_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a slice of its work it waits until the loop has had its turn; not if the loop is closed."""
+    """After a slice of work the thread waits until the loop has had a turn, unless the loop is closed."""
     monkeypatch.setattr(background, "_LONGEST_REST_SECONDS", 60.0)
     has_rested = threading.Event()
 
@@ -578,7 +578,7 @@ def test_the_log_cleaner_gives_way_to_the_event_loop(tmp_path: Path, monkeypatch
 
 
 def test_indexes_of_many_segments_are_read_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a restart, the first look-up by time and the first plan of the log cleaner need those of all segments."""
+    """After a restart, the first look-up by time and the first plan of the log cleaner need all segments' indexes."""
     settings = {"segment.bytes": "200", "cleanup.policy": "compact"}
 
     async def fill() -> None:

@@ -1,4 +1,4 @@
-"""Commits between any two steps of a removal of offsets: what is committed meanwhile stays, all else goes."""
+"""Commits between any two steps of a removal of offsets: offsets committed meanwhile stay, all others go."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _of_a_deleted_group(offsets: OffsetManager, log: PartitionLog, group: str) -
 def test_commits_at_every_step_and_partition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removal: Removal, way: str
 ) -> None:
-    """In memory, and in what a restart loads from the log."""
+    """This holds in memory, and for what a restart loads from the log."""
     clock = {"ms": _BEFORE}
     monkeypatch.setattr(offset_manager, "system_ms", lambda: clock["ms"])
     monkeypatch.setattr(expiry, "_AT_ONCE", _AT_ONCE)

@@ -25,7 +25,7 @@ REFUSED = {"kind": "ErrorAnswer", "code": "TOPIC_AUTHORIZATION_FAILED"}
 
 
 class Control:
-    """The control of a broker, by urllib."""
+    """A client of a broker's fault control, by urllib."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -78,7 +78,7 @@ def test_faults_that_kcat_sees(broker: tuple[KlogBroker, Control], control: Cont
     assert listed["fired"] >= 1
     assert control.ask("DELETE", f"/faults/{number}") == (200, {"removed": 1})
     assert produce(broker[0], topic).returncode == 0
-    # an error that passes: librdkafka tries again
+    # a passing error: librdkafka retries
     passing = {"do": {"kind": "ErrorAnswer", "code": "NOT_LEADER_OR_FOLLOWER"}, "api": "Produce", "count": 2}
     control.ask("POST", body={"faults": [passing]})
     assert produce(broker[0], topic).returncode == 0
@@ -134,7 +134,7 @@ def test_bodies_are_bounded(control: Control) -> None:
     assert connection.getresponse().status == 413
     host, port = control.address.split(":")
     silent = [socket.create_connection((host, int(port)), 20) for _ in range(40)]
-    for one in silent:  # beyond the bound a connection is closed, the others have some seconds
+    for one in silent:  # the broker closes those beyond the limit at once, the others after some seconds
         assert one.recv(1) == b""
         one.close()
     assert control.ask("GET")[0] == 200

@@ -1,4 +1,4 @@
-"""Which request a fault happens to: tables, without a broker."""
+"""Which requests a fault applies to: tables, without a broker."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_matches(fault: Fault, request_: MatchedRequest, fires: bool) -> No
 
 
 def _fired(script: FaultScript, requests: str) -> str:
-    """A letter a request in, the fault's client id or "." out."""
+    """Send one request a letter, its client id; return for each the delay of the fault that fired, or a dot."""
     firings = [script.choose(make_request("Produce", client)) for client in requests]
     return "".join("." if firing is None else str(firing.fault.do.ms) for firing in firings)  # type: ignore[union-attr]
 
@@ -78,7 +78,7 @@ def _fired(script: FaultScript, requests: str) -> str:
         ([Fault(Delay(1), skip=1, count=2)], "aaaa", ".11."),
         ([Fault(Delay(1), client_id="a", skip=1, count=1)], "bababa", "...1.."),
         ([Fault(Delay(1), count=2), Fault(Delay(2), count=1)], "aaaa", "112."),
-        # who is spared is counted, whoever fires
+        # skipped requests are counted, whichever fault fires
         ([Fault(Delay(1), count=2), Fault(Delay(2), skip=2)], "aaaa", "1122"),
         ([Fault(Delay(1), client_id="a"), Fault(Delay(2))], "abba", "1221"),
     ],

@@ -40,7 +40,7 @@ def shared(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
 
 @pytest.fixture
 def faulty(shared: EmbeddedCluster) -> Iterator[EmbeddedCluster]:
-    """A broker without faults yet."""
+    """A broker without faults so far."""
     yield shared
     shared.clear_faults()
 
@@ -68,7 +68,7 @@ def _create(cluster: EmbeddedCluster, topic: str, partitions: int = 1) -> str:
 
 
 def _produce(cluster: EmbeddedCluster, topic: str, value: bytes, **settings: Any) -> KafkaError | None:
-    """What confluent-kafka says of a record's delivery."""
+    """Produce a record with confluent-kafka; return the error of its delivery."""
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "retry.backoff.ms": 20, **settings})
     told: list[KafkaError | None] = []
     producer.produce(topic, value, on_delivery=lambda error, _: told.append(error))
@@ -319,7 +319,7 @@ def test_fetch_sessions_do_not_hide_topics(faulty: EmbeddedCluster, partition: s
     request = {"max_wait_ms": 0, "min_bytes": 0, "session_epoch": 0}
     topics = [{"topic": partition, "partitions": [entry]}]
     first = client.request(FETCH, 11, request | {"topics": topics})
-    # by KIP-227 a client that is given no session names its partitions again
+    # KIP-227: a client that gets no session names its partitions again
     assert (first["session_id"], first["error_code"]) == (0, 0)
     again = client.request(FETCH, 11, request | {"topics": topics})
     assert again["responses"][0]["partitions"][0]["error_code"] == ErrorCode.NOT_LEADER_OR_FOLLOWER

@@ -1,4 +1,4 @@
-"""Incremental fetch sessions (KIP-227): the tables, a model of any client, and a running broker."""
+"""Incremental fetch sessions (KIP-227): the table of sessions, a model of a client, and a running broker."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_what_a_client_is_told_of() -> None:
         (_answer(6, start=1, records=b"x"), True),
         (_answer(6, start=1, code=3), True),
         (_answer(6, start=1, code=3), True),
-        (_answer(6, start=1), True),  # that it is well again
+        (_answer(6, start=1), True),  # the error is over
         (_answer(6, start=1), False),
     ):
         assert session.note(_key(0), answer) == is_told, answer
@@ -152,7 +152,7 @@ STEPS = st.lists(
 @given(STEPS)
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_a_client_that_keeps_what_it_is_told_knows_all(steps: list[tuple[str, int]]) -> None:
-    """Against a full fetch of the same moment: partitions, their watermarks, starts, errors; no record twice."""
+    """Its view equals a full fetch: partitions, watermarks, start offsets, errors; it gets no record twice."""
     logs = {partition: _answer() for partition in range(4)}
     positions = dict.fromkeys(range(4), 0)
     sessions = FetchSessions(1, 60)
@@ -205,7 +205,7 @@ def broker(module_server_dir: Path) -> Iterator[KlogBroker]:
 
 
 class Fetcher:
-    """Fetches of one version, by name or by id."""
+    """A client that fetches with one version, by topic name or by id."""
 
     def __init__(self, port: int, version: int) -> None:
         self.client, self.version = RawClient(port), version
@@ -333,7 +333,7 @@ def test_slots_run_out(server_dir: Path, topic: str) -> None:
 
 
 class Relay:
-    """Between clients and a broker; it notes what the clients' fetches of version 12 and later say of sessions."""
+    """A relay between clients and a broker; it notes the session epoch and the size of each Fetch request."""
 
     def __init__(self) -> None:
         self._listening = socket.create_server((HOST, 0))
@@ -405,7 +405,7 @@ def test_java_consumers_use_sessions(relay: Relay, topic: str, client_class: typ
             assert [one.record.value for one in seen] == [b"more"] * offset
             whole = [size for epoch, size in relay.fetches if epoch == 0]
             changes = [size for epoch, size in relay.fetches if epoch > 0]
-            # all of the partitions were named once; a consumer may close before its next fetch
+            # a consumer names all partitions once; it may close before its next fetch
             if changes and 4 * min(changes) < max(whole):
                 return
     finally:

@@ -1,4 +1,4 @@
-"""Garbage collections of a broker are short, and what is frozen for that is freed by reference counts alone."""
+"""A broker's garbage collections are short; what it freezes for that is freed by reference counts alone."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_group_that_goes_leaves_no_cycle(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("without_collections")
 def test_what_lives_long_is_looked_at_once() -> None:
-    """By a full collection that has taken long, or by none while it is loaded."""
+    """A long full collection freezes what it leaves; data loaded without collections is frozen at the end."""
     with short_collections():
         long_lived = [[number] for number in range(300_000)]
         gc.collect()

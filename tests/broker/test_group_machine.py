@@ -1,4 +1,4 @@
-"""The state machine of a group, by its own clock: tables of what it answers, and members that do whatever they like."""
+"""The state machine of a group, on its own clock: tables of its answers, and members that act at random."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WAITS = None
 
 
 class Talk:
-    """A group, its clock, and what it has answered by token: nothing is answered twice."""
+    """A group, its clock and its answers by token; it answers nothing twice."""
 
     def __init__(self, delay: float = 0, max_size: int = 1000) -> None:
         self.group = Group("g", self._store, int(delay * 1000), max_size)
@@ -106,7 +106,7 @@ class Talk:
         return self.group.may_commit(member_id, instance, of, self.now)
 
     def sleep(self, seconds: float) -> None:
-        """The clock goes on; ticks come when they are due."""
+        """Advance the clock; call `tick` whenever it is due."""
         until = self.now + seconds
         while self.group.wake_at <= until:
             before = self.group.wake_at
@@ -122,7 +122,7 @@ class Talk:
             self.sleep(1)
 
     def stable(self, *instances: str | None) -> list[str]:
-        """Members' ids, the leader's first, of a group that all of them have joined."""
+        """Let members join until the group is stable; return their ids, the leader's first."""
         tokens = []
         for instance in instances:
             tokens.append(self.join(instance=instance))
@@ -138,7 +138,7 @@ class Talk:
 
 
 def _in(state: State) -> tuple[Talk, str, str]:
-    """A group in that state; its leader a, and b. PREPARING: a has joined again, b has not."""
+    """A group in that state, with its leader a and member b. PREPARING: a has joined again, b has not."""
     talk = Talk()
     a, b = talk.stable(None, None)
     if state is State.PREPARING:
@@ -157,7 +157,7 @@ def _in(state: State) -> tuple[Talk, str, str]:
 
 STATES = list(State)
 SAME = dict.fromkeys(STATES)
-#: Event, then by state, in their order: the error code (or WAITS), the state that follows where it is another.
+#: Event, then for each state in order: the error code (or WAITS), with the next state if it changes.
 TABLE: list[tuple[str, list[Any]]] = [
     ("b beats", [STRANGER, REBALANCES, OK, OK, GONE]),
     ("b beats, stale", [STRANGER, STALE, STALE, STALE, GONE]),
@@ -264,7 +264,7 @@ def test_another_leads_when_the_leader_dies(state: State) -> None:
 
 @pytest.mark.parametrize("state", list(State))
 def test_commits_within_a_transaction(state: State) -> None:
-    """As outside, but for a group that waits for its assignment: a producer could not go on after that refusal."""
+    """The same rules as outside, except in COMPLETING: a producer could not go on after REBALANCE_IN_PROGRESS."""
     talk, a, _ = _in(state)
     may_commit, generation = talk.group.may_commit, talk.group.generation
     codes = [may_commit(a, None, generation, talk.now, in_transaction=inside) for inside in (False, True)]
@@ -287,7 +287,7 @@ def test_who_does_not_join_within_the_rebalance_timeout_is_left_out() -> None:
 
 @pytest.mark.parametrize("leader_syncs", [False, True])
 def test_who_does_not_sync_within_the_rebalance_timeout_is_left_out(leader_syncs: bool) -> None:
-    """However often it sends heartbeats (Kafka: pending sync, KAFKA-13435)."""
+    """Heartbeats do not help (Kafka: pending sync, KAFKA-13435)."""
     talk = Talk()
     a, b = talk.stable(None, None)
     talk.join(a)
@@ -312,7 +312,7 @@ def test_a_member_that_was_told_its_id_is_waited_for() -> None:
     assert talk.code(again) is WAITS
     joined = talk.join(member_id, requires_id=True)
     assert (talk.code(again), talk.code(joined)) == (OK, OK)
-    # and no longer than its session
+    # but no longer than its session
     talk.sync(a)
     asked = talk.join(requires_id=True)
     again = talk.join(a)
@@ -379,7 +379,7 @@ def test_the_protocol_that_most_prefer_and_all_have() -> None:
 
 
 def test_a_lone_member_keeps_to_its_protocols() -> None:
-    """As in Kafka, which counts its own of before, too; then it leaves and joins as it likes."""
+    """As in Kafka its own earlier protocols count, too; after it has left it may join with any."""
     talk = Talk()
     (a,) = talk.stable(None)
     assert talk.code(talk.join(a, STICKY)) == INCONSISTENT
@@ -405,7 +405,7 @@ def test_an_assignment_that_can_not_be_written_is_not_told() -> None:
 
 
 def test_what_is_written() -> None:
-    """A group when it is stable, and when it has become empty."""
+    """The group is written when it becomes stable, and when it becomes empty."""
     talk = Talk()
     a, b = talk.stable(None, None)
     assert talk.stored[-1] == (talk.group.generation, (a, b))
@@ -440,7 +440,7 @@ def test_a_static_member_that_comes_back_keeps_its_assignment(number: int, can_s
     else:
         assert (answer["leader"], answer["members"]) == (leader, [])
     assert talk.answers[talk.sync(new, instance=f"i{number}")]["assignment"] == old[number].encode()
-    # the other one with that instance id is out
+    # the old member with that instance id is fenced
     assert talk.beat(old[number], instance=f"i{number}") == FENCED
     assert talk.commit(old[number], instance=f"i{number}") == FENCED
     assert talk.code(talk.sync(old[number], instance=f"i{number}")) == FENCED
@@ -451,7 +451,7 @@ def test_a_static_member_that_comes_back_keeps_its_assignment(number: int, can_s
 
 
 def test_a_static_member_is_replaced_after_that_was_written() -> None:
-    """The disk is full for a while: nobody is fenced by a member id that a restart would not know."""
+    """If the write fails (the disk is full) the old member stays: a restart would not know the new member id."""
     talk = Talk()
     old = talk.stable("i0", "i1")
     for number in (0, 1):
@@ -483,7 +483,7 @@ def test_a_static_member_that_comes_back_with_another_protocol_chosen_rebalances
 
 
 def test_a_static_member_that_comes_back_while_the_leader_assigns_rebalances() -> None:
-    """The leader may have been told the id of before."""
+    """The leader may have got the old member id."""
     talk = Talk()
     a, b = talk.stable("i0", "i1")
     talk.join(a, instance="i0")
@@ -519,7 +519,7 @@ def test_static_members_leave_by_their_instance_ids() -> None:
 
 
 def test_static_members_that_are_away_have_their_sessions() -> None:
-    """No generation begins while nobody has joined: they go on within the old one."""
+    """No generation begins until somebody joins; until then they stay in the old one."""
     talk = Talk()
     a, b, c = talk.stable("i0", "i1", None)
     begin = talk.group.generation
@@ -529,7 +529,7 @@ def test_static_members_that_are_away_have_their_sessions() -> None:
     assert talk.beat(a, instance="i0") == REBALANCES
     joined = talk.join(a, instance="i0")
     talk.sleep_beating(REBALANCE + 1, b)
-    # the other one is still in it, and may come
+    # the other member still belongs to the group, and may join
     assert talk.answers[joined]["generation_id"] == begin + 1
     assert [member["group_instance_id"] for member in talk.answers[joined]["members"]] == ["i0", "i1"]
     talk.sleep(SESSION + 1)
@@ -554,7 +554,7 @@ def test_who_waits_for_static_members_without_a_rebalance_timeout_does_not_spin(
 
 
 def test_who_was_not_told_its_id_goes_with_its_connection() -> None:
-    """Each attempt would leave a member behind that nobody is (JoinGroup of before version 4)."""
+    """Before JoinGroup 4 each attempt that is given up would leave a member behind that no client is."""
     talk = Talk()
     (a,) = talk.stable(None)
     waits = talk.join()
@@ -586,12 +586,12 @@ def test_all_that_wait_are_released() -> None:
     assert not talk.waiting
 
 
-# ----- whatever members do
+# ----- members that act at random
 
 
 @dataclass
 class Client:
-    """A member as it knows itself; it sends one request at a time."""
+    """A member's own view of itself; it sends one request at a time."""
 
     instance: str | None
     requires_id: bool
@@ -717,7 +717,7 @@ class Members(RuleBasedStateMachine):
         self.talk.sleep(seconds)
         self._read(before)
 
-    # ----- what they are answered
+    # ----- their answers
 
     def _read(self, before: set[int]) -> None:
         fresh = {token: answer for token, answer in self.talk.answers.items() if token not in before}
@@ -736,7 +736,7 @@ class Members(RuleBasedStateMachine):
             self._forget(client)
         else:
             generation = answer["generation_id"]
-            if client.instance is None:  # a static one that comes back may be told the leader's id of before
+            if client.instance is None:  # a returning static member may get the leader's old id
                 assert self._instance_of(self.leaders.setdefault(generation, answer["leader"])) == self._instance_of(
                     answer["leader"]
                 )
@@ -749,7 +749,7 @@ class Members(RuleBasedStateMachine):
         code = answer["error_code"]
         if code == OK:
             assert client.generation == self.talk.group.generation
-            if client.instance is None:  # that of a static one may have been given to its id of before
+            if client.instance is None:  # the leader may have assigned a static member's to its old id
                 assert answer["assignment"] == self.given[client.generation, client.member_id]
         else:
             assert code in (STRANGER, STALE, REBALANCES, FENCED)
@@ -757,7 +757,7 @@ class Members(RuleBasedStateMachine):
                 self._forget(client)
 
     def _instance_of(self, member_id: str) -> str:
-        """What leads a generation: a member, or a static one whatever its id."""
+        """The instance id of a static member, the member id of another."""
         return member_id[:2] if member_id[:2] in ("i0", "i1") else member_id
 
     @staticmethod
@@ -785,7 +785,7 @@ class Members(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_forgotten(self) -> None:
-        """As long as somebody waits or may die, there is a time to look again."""
+        """While a request waits or a member may time out, the next tick has a time."""
         if self.talk.waiting - self.gone or self.talk.group.members:
             assert self.talk.group.wake_at < inf
 

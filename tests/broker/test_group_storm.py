@@ -1,4 +1,4 @@
-"""Groups whose members, or whose broker, are killed again and again; what happened is read from __consumer_offsets."""
+"""Groups whose members, or whose broker, are killed again and again; __consumer_offsets shows what happened."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _IS_SOAK = "SPARK_KLOG_KILLS" in os.environ
 _KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "5"))
 _STORM_SECONDS = 60 if _IS_SOAK else 15
 PARTITIONS = 8
-#: Short, as members that were killed are waited for so long.
+#: Short: the group waits this long for a member that was killed.
 _SESSION_MS = 2_000
 
 
@@ -65,7 +65,7 @@ class Feed:
             self._producer.poll(0.02)
 
     def stop(self) -> None:
-        """May be called again."""
+        """Stop and flush; may be called again."""
         self._is_over.set()
         self._thread.join(30)
         assert self._producer.flush(60) == 0
@@ -91,7 +91,7 @@ def _committed(broker: KlogBroker) -> dict[int, int]:
 
 
 class History:
-    """What the log says: all commits of the group, and its generations, in their order."""
+    """All commits of the group and its generations, in the order of the log."""
 
     def __init__(self, data_dir: Path) -> None:
         self.commits: list[tuple[int, int]] = []
@@ -107,7 +107,7 @@ class History:
                         self.groups.append(decode_group(record.value))
 
     def check(self) -> None:
-        """No offset goes back; generations grow; within one every partition has one owner."""
+        """Offsets never go back, generations grow, and within one every partition has one owner."""
         last: dict[int, int] = defaultdict(int)
         for partition, offset in self.commits:
             assert offset >= last[partition], (partition, offset, last[partition])
@@ -123,13 +123,13 @@ class History:
 
 
 class Worker:
-    """A member in a process of its own, which reads and commits until it is told otherwise."""
+    """A member in a process of its own that reads and commits until it leaves or is killed."""
 
     def __init__(self, kind: type[ProcessClient], servers: str) -> None:
         self._client = kind(servers)
         self._leaves = threading.Event()
         self.was_killed = False
-        #: What was committed and acknowledged: the next offset by partition.
+        #: Acknowledged commits: the next offset by partition.
         self.acknowledged: dict[int, int] = {}
         self.read: set[tuple[int, int]] = set()
         self.trouble: Exception | None = None
@@ -220,7 +220,7 @@ def _wait_for_a_generation(broker: KlogBroker) -> None:
 
 
 def _stale_commit(broker: KlogBroker) -> int:
-    """The answer to a commit by a member of now, of the generation before the first."""
+    """Commit as a current member with the generation before the first; return the error code."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
     members = admin.describe_consumer_groups(["g"])["g"].result(30).members
     member_id = members[0].member_id if members else "nobody"
@@ -238,7 +238,7 @@ def _stale_commit(broker: KlogBroker) -> int:
 
 @pytest.mark.parametrize("rebalances", [False, True], ids=["steady", "rebalancing"])
 def test_members_go_on_when_the_broker_is_killed(broker: KlogBroker, rebalances: bool) -> None:
-    """In the same generation if it was stable; committed offsets are there, and nothing below them is read again."""
+    """A stable group keeps its generation; committed offsets survive, and nothing below them is read again."""
     servers, rng = broker.bootstrap_servers, random.Random(2)
     _create(servers)
     feed = Feed(servers)
@@ -249,7 +249,7 @@ def test_members_go_on_when_the_broker_is_killed(broker: KlogBroker, rebalances:
     trouble: list[object] = []
 
     def consume(until: threading.Event) -> None:
-        # who had joined a generation that nobody remembers comes as another one: its old self is waited for
+        # a member whose generation was not written joins with a new id, and the group waits for its old one
         session = 3_000 if rebalances else 20_000
         settings = {"session.timeout.ms": session, "heartbeat.interval.ms": 100, "enable.auto.commit": False}
         quick = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100, "retry.backoff.ms": 20, "log_level": 0}
@@ -276,7 +276,7 @@ def test_members_go_on_when_the_broker_is_killed(broker: KlogBroker, rebalances:
                             with lock:
                                 acknowledged[done.partition] = max(acknowledged[done.partition], done.offset)
             except KafkaException:
-                pass  # the broker is away, or a rebalance goes on
+                pass  # the broker is down, or a rebalance is under way
         consumer.close()
 
     threads = [threading.Thread(target=consume, args=(is_over,), daemon=True) for _ in range(2)]
@@ -307,7 +307,7 @@ def test_members_go_on_when_the_broker_is_killed(broker: KlogBroker, rebalances:
         deadline = time.monotonic() + 60
         while _committed(broker) != ends and time.monotonic() < deadline:
             time.sleep(0.1)
-        assigned = len(assignments)  # the first member that leaves has the other one take its partitions
+        assigned = len(assignments)  # when a member leaves, the other one takes its partitions
     finally:
         feed.stop()
         is_over.set()

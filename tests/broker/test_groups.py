@@ -54,7 +54,7 @@ def _join(version: int, member_id: str = "") -> dict[str, object]:
 
 @pytest.mark.parametrize("version", range(JOIN_GROUP.versions.first, JOIN_GROUP.versions.last + 1))
 def test_a_member_of_an_unknown_group_is_told_so(broker: KlogBroker, version: int) -> None:
-    """It was a member before the group was deleted."""
+    """The client was a member before the group was deleted."""
     with RawClient(broker.port) as client:
         answer = client.request(JOIN_GROUP, version, _join(version, "member-of-before"))
     assert (answer["error_code"], answer["member_id"]) == (ErrorCode.UNKNOWN_MEMBER_ID, "member-of-before")
@@ -74,7 +74,7 @@ def _members(broker: KlogBroker) -> list[str]:
 
 
 def test_attempts_to_join_that_are_given_up_leave_nobody_behind(broker: KlogBroker) -> None:
-    """Before version 4 a member is told its id with the generation only: it never comes back for that id."""
+    """Before version 4 a member learns its id only with the generation, so it never comes back with that id."""
     with RawClient(broker.port) as first:
         (leader,) = [first.request(JOIN_GROUP, 2, _join(2))["member_id"]]
         for _ in range(3):
@@ -93,7 +93,7 @@ def test_members_that_wait_are_answered_when_the_broker_stops(broker: KlogBroker
         wait_until(lambda: len(_members(broker)) == 2)
         second.socket.settimeout(10)
         assert broker.stop() == 0
-        assert "requests under way" not in broker.log.read_text()  # they have five seconds
+        assert "requests under way" not in broker.log.read_text()  # a stop waits for them for five seconds
         _, answer = decode_response(JOIN_GROUP, 2, second.receive_frame())
         assert answer["error_code"] == ErrorCode.COORDINATOR_NOT_AVAILABLE
 
@@ -136,7 +136,7 @@ def test_what_was_committed_is_loaded(log: PartitionLog, monkeypatch: pytest.Mon
 
 
 def test_what_does_not_decode_is_left_out(log: PartitionLog) -> None:
-    """Whatever comes after it counts."""
+    """The records after it count."""
     key = encode_offset_key(OffsetKey("g", *PLACE))
     value = encode_offset(Committed(5, -1, "", NOW))
     bad: list[tuple[bytes | None, bytes | None]] = [
@@ -192,7 +192,7 @@ def test_a_transaction_ends_in_each_partition_by_itself(tmp_path: Path, commits:
 
 
 def test_a_later_commit_is_not_undone_by_the_end_of_a_transaction(log: PartitionLog) -> None:
-    """As in Kafka the later record wins, whenever the transaction ends; and what was removed stays away."""
+    """As in Kafka the later record wins, whenever the transaction ends; removed offsets stay removed."""
     offsets = OffsetManager(lambda group, stored: None)
     commit_offsets(offsets, log, "g", {PLACE: (2, -1, "")}, producer=(7, 0))
     commit_offsets(offsets, log, "g", {PLACE: (9, -1, "")})
@@ -207,7 +207,7 @@ def test_a_later_commit_is_not_undone_by_the_end_of_a_transaction(log: Partition
 
 
 def test_what_expires(log: PartitionLog) -> None:
-    """Offsets of groups that have been empty for long, then the groups; not what members consume."""
+    """Offsets of groups that have been empty for long, then the groups."""
     offsets = OffsetManager(lambda group, stored: None)
     groups = Groups(lambda group, stored: ErrorCode.NONE, 0, 10)
     before = time.time_ns() // 1_000_000
@@ -228,7 +228,7 @@ def test_what_expires(log: PartitionLog) -> None:
 
 
 def _expire(offsets: OffsetManager, log: PartitionLog, now_ms: int, groups: Groups | None = None) -> None:
-    """With a retention of seven days."""
+    """Expire with a retention of seven days."""
     known = groups or Groups(lambda group, stored: ErrorCode.NONE, 0, 10)
     _take_all(expire(known, offsets, lambda group: log, now_ms, now_ms - 7 * 24 * 3600 * 1000))
 
@@ -239,7 +239,7 @@ def _take_all(steps: Iterator[None]) -> None:
 
 
 def test_an_expiry_time_of_its_own(log: PartitionLog) -> None:
-    """It counts instead of the broker's retention, also after a restart, until the next commit."""
+    """It replaces the broker's retention, also after a restart, until the next commit."""
     offsets = OffsetManager(lambda group, stored: None)
     now = time.time_ns() // 1_000_000
     commit_offsets(offsets, log, "g", {PLACE: (1, -1, "m"), ("t", 1): (1, -1, "")}, retention_ms=50_000)
@@ -260,7 +260,7 @@ def test_an_expiry_time_of_its_own(log: PartitionLog) -> None:
 
 @pytest.mark.parametrize("topic", [b"t", b"u"])
 def test_what_members_consume_does_not_expire(log: PartitionLog, topic: bytes) -> None:
-    """Be it with an expiry time of its own, which does not wait until the group is empty for long."""
+    """Not even with an expiry time of its own, which does not need an empty group."""
     offsets = OffsetManager(lambda group, stored: None)
     groups = Groups(lambda group, stored: ErrorCode.NONE, 0, 10)
     now = time.time_ns() // 1_000_000
@@ -276,7 +276,7 @@ def test_what_members_consume_does_not_expire(log: PartitionLog, topic: bytes) -
 
 
 def test_what_an_open_transaction_commits_does_not_expire(log: PartitionLog) -> None:
-    """Else its removal, being later in the log, would win over what the transaction commits."""
+    """A tombstone, later in the log, would win over the offset that the transaction commits."""
     offsets = OffsetManager(lambda group, stored: None)
     commit_offsets(offsets, log, "g", {PLACE: (1, -1, ""), ("t", 1): (1, -1, "")})
     commit_offsets(offsets, log, "g", {PLACE: (2, -1, "")}, producer=(7, 0))

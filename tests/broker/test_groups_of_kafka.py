@@ -44,7 +44,7 @@ def _produce(servers: str, topic: str, count: int) -> None:
 
 
 def _consume(member: Consumer, count: int) -> list[tuple[int, int]]:
-    """(partition, offset) of that many records."""
+    """Consume that many records; return (partition, offset) of each."""
     found: list[tuple[int, int]] = []
     deadline = time.monotonic() + 30
     while len(found) < count and time.monotonic() < deadline:
@@ -55,7 +55,7 @@ def _consume(member: Consumer, count: int) -> list[tuple[int, int]]:
 
 
 def _offsets(servers: str, group: str, topic: str = "t") -> list[int]:
-    """The committed offsets, a partition each."""
+    """The committed offset of each partition."""
     with closing(_member(servers, group)) as reader:
         places = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
         return [place.offset for place in reader.committed(places, 30)]
@@ -92,7 +92,7 @@ def broker(server_dir: Path) -> Iterator[KlogBroker]:
 
 
 def test_kafka_reads_an_expiry_time(tmp_path: Path) -> None:
-    """Its decoder of offsets, on what OffsetCommit 2-4 with a retention time leaves in the log."""
+    """Kafka's offsets decoder reads what OffsetCommit 2-4 with a retention time writes to the log."""
     log = PartitionLog(tmp_path / "__consumer_offsets-0", LogConfig())
     offsets = OffsetManager(lambda group, stored: None)
     commit_offsets(offsets, log, "g", {("t", 3): (7, -1, "kept")}, retention_ms=60_000)
@@ -155,7 +155,7 @@ def test_the_tool_lists_describes_resets_and_deletes(broker: KlogBroker, server_
     assert "successful" in tool("--delete", "--group", "g")
     assert _offsets(servers, "g") == [-1001] * 3
     assert tool("--list").split() == ["simple"]
-    # and so it is after a kill
+    # the same after a kill
     broker.kill()
     broker.start()
     assert _offsets(servers, "g") == [-1001] * 3
@@ -163,7 +163,7 @@ def test_the_tool_lists_describes_resets_and_deletes(broker: KlogBroker, server_
 
 
 def test_kafka_reads_our_records(broker: KlogBroker, server_dir: Path) -> None:
-    """Its dump decodes them; a broker that is given our folders finds group and offsets."""
+    """Kafka's dump tool decodes them; a Kafka broker with our folders finds the group and its offsets."""
     servers = broker.bootstrap_servers
     _create(servers, "t")
     _produce(servers, "t", 30)
@@ -206,7 +206,7 @@ def test_kafka_reads_our_records(broker: KlogBroker, server_dir: Path) -> None:
     for path in broker.data_dir.glob("*-?"):
         copy = kafka.log_dir / path.name
         shutil.copytree(path, copy)
-        (copy / "partition.metadata").unlink()  # it gives the topic an id of its own
+        (copy / "partition.metadata").unlink()  # Kafka gives the topic an id of its own
     with kafka:
         kafka.create_topic("t", PARTITIONS)
         wait_until(lambda: _offsets(kafka.bootstrap_servers, "g") == [4, 10, -1001], "Kafka's offsets")
@@ -231,7 +231,7 @@ def wait_until(is_so: Callable[[], bool], what: str, seconds: float = 30) -> Non
 
 @both
 def test_we_go_on_with_a_group_of_kafka(server_dir: Path, version: Version) -> None:
-    """Kafka dies, and its folders are served by us at its address: a member does not notice."""
+    """Kafka dies, and we serve its folders at its address: a member does not notice."""
     with Kafka(version, server_dir / "kafka") as kafka:
         servers = kafka.bootstrap_servers
         kafka.create_topic("t", PARTITIONS)

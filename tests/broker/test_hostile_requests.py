@@ -43,7 +43,7 @@ def _settings(client: RawClient, topic: str) -> dict[str, str]:
 
 
 def _claiming(count: int, codec: str = "none") -> bytes:
-    """A batch of one record that says it has `count`."""
+    """A batch of one record that claims to have `count`."""
     batch = make_batch([(b"k", b"v")], [NOW], codec)
     struct.pack_into(">i", batch, 23, count - 1)
     struct.pack_into(">i", batch, 57, count)
@@ -52,7 +52,7 @@ def _claiming(count: int, codec: str = "none") -> bytes:
 
 
 def _producer(client: RawClient, transactional_id: str) -> dict[str, Any]:
-    """What InitProducerId answers once the coordinator is there."""
+    """The answer of InitProducerId once the coordinator is ready."""
     request = {"transactional_id": transactional_id, "transaction_timeout_ms": 60_000}
     deadline = time.monotonic() + 20
     while (answer := client.request(apis.INIT_PRODUCER_ID, 4, request))["error_code"] in (14, 16, 51):
@@ -62,7 +62,7 @@ def _producer(client: RawClient, transactional_id: str) -> dict[str, Any]:
 
 
 def test_a_batch_that_claims_more_than_it_has(broker: KlogBroker) -> None:
-    """Nothing of it is taken, the partition goes on, all logs are cared for, a restart serves what was before."""
+    """The broker refuses it whole, serves the partition, goes on with housekeeping, and restarts with the good ones."""
     codecs = ["none", "gzip", "zstd"]
     with RawClient(broker.port) as client:
         _create(client, "other", segment_bytes="200", retention_ms="1")
@@ -91,7 +91,7 @@ def _earliest(topic: str) -> dict[str, Any]:
 
 
 def test_offsets_beyond_what_an_index_holds_are_in_another_segment(tmp_path: Path) -> None:
-    """However far the batches that a log has taken move its end: 2^31 offsets lie in several segments."""
+    """Batches may move the log's end far: the log rolls before a segment spans 2^31 offsets."""
     log = PartitionLog(tmp_path / "far-0", LogConfig(index_interval_bytes=1))
     for number in range(5):
         for _ in range(3):
@@ -140,7 +140,7 @@ def test_nobody_produces_to_internal_topics(broker: KlogBroker) -> None:
 
 
 def test_one_record_that_can_not_be_read_is_one_transactional_id(broker: KlogBroker) -> None:
-    """The others are served; that one is not, as its epoch is not known; it is named in the log."""
+    """The broker serves the other ids; it refuses this one, as its epoch is unknown, and names it in the log."""
     with RawClient(broker.port) as client:
         for name in ("one", "two", "three"):
             assert _producer(client, name)["error_code"] == 0
@@ -164,7 +164,7 @@ def test_internal_topics_are_compacted_whoever_creates_them(server_dir: Path, ho
     settings = [f"offsets.topic.num.partitions={numbers[INTERNAL[0]]}", "num.partitions=7"]
     settings.append(f"transaction.state.log.num.partitions={numbers[INTERNAL[1]]}")
     broker = KlogBroker(server_dir, *(word for text in settings for word in ("--set", text)))
-    for topic in INTERNAL if how == "kafka" else ():  # data directories of Apache Kafka have no settings of topics
+    for topic in INTERNAL if how == "kafka" else ():  # data directories of Apache Kafka hold no topic settings
         for partition in range(numbers[topic]):
             PartitionLog(broker.data_dir / f"{topic}-{partition}", LogConfig()).close()
     with broker, RawClient(broker.port) as client:
@@ -193,7 +193,7 @@ def test_delete_records_beyond_the_log(broker: KlogBroker) -> None:
 
 
 def test_large_requests_of_real_clients_are_answered(broker: KlogBroker) -> None:
-    """Of 10,000 topics, or 50,000 partitions: nothing of that is bounded by what its elements take in memory."""
+    """Requests for 10,000 topics or 50,000 partitions stay below the limit on the memory of a request's elements."""
     names = [f"topic-number-{number}" for number in range(10_000)]
     indexes = range(50_000)
     offsets = [{"partition_index": index, "committed_offset": 1 << 40, "committed_metadata": "m"} for index in indexes]
@@ -236,7 +236,7 @@ def test_more_elements_than_allowed_close_the_connection(broker: KlogBroker) -> 
 
 
 def test_what_is_asked_for_twice_is_answered_once(broker: KlogBroker) -> None:
-    """A long answer can't be had many times over by a short request."""
+    """A short request must not get a long answer many times over."""
     with RawClient(broker.port) as client:
         _create(client, "t")
         for version in (1, 4, 9, 12):

@@ -1,4 +1,4 @@
-"""Topics of the broker's own that are deleted, and created again, while their logs are read or the broker is away."""
+"""Internal topics that are deleted and created again while the broker reads their logs, or while it is down."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from spark_klog.log.partition_log import PartitionLog
 from tests.support.commits import commit_offsets
 from tests.support.loop_broker import client_request, new_producer, running, until
 
-#: Enough to be read in a thread.
+#: Enough records that the broker reads them in a thread.
 _MANY = 600
 
 
 async def fill(broker: Broker) -> None:
-    """Offsets and transactional ids, both in one partition."""
+    """Write `_MANY` offset commits and transactional id records, each kind to one partition."""
     await broker.coordinator.load()
     await broker.transactions.load()
     assert await broker.coordinator.code("g") is ErrorCode.NONE
@@ -39,7 +39,7 @@ async def fill(broker: Broker) -> None:
 
 
 class Reading:
-    """A log's first read, which waits with what it has read until the test lets it go on."""
+    """The first read of a log: it holds its result until the test lets it go on."""
 
     def __init__(self) -> None:
         self.waits, self.goes_on = threading.Event(), threading.Event()
@@ -73,7 +73,7 @@ def slow_read(monkeypatch: pytest.MonkeyPatch, topic: str) -> Iterator[Reading]:
 def test_an_internal_topic_that_is_deleted_while_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, topic: str, fails: bool
 ) -> None:
-    """What was read is of the deleted topic, and so is its failure: the new one is empty, and served."""
+    """What was read, and a failed read, belong to the deleted topic: the new topic is empty and served."""
 
     async def first_life() -> None:
         async with running(tmp_path) as broker:
@@ -102,7 +102,7 @@ def test_an_internal_topic_that_is_deleted_while_it_is_read(
 
 
 def test_an_internal_topic_that_was_deleted_while_the_broker_was_away(tmp_path: Path) -> None:
-    """Its logs are still there at the start; they are set aside with what was read from them."""
+    """The logs still exist at the start; the broker sets them aside, with what it read from them."""
     directories = str(tmp_path / "tree")
 
     async def first_life() -> None:
@@ -130,8 +130,10 @@ def test_an_internal_topic_that_was_deleted_while_the_broker_was_away(tmp_path: 
 
 
 def test_an_internal_topic_gets_no_more_partitions(tmp_path: Path) -> None:
-    """Groups and transactional ids have their partition by the number: in another one they have no state, and after a
-    restart that of before could win.
+    """The number of partitions of an internal topic can't be changed.
+
+    It maps groups and transactional ids to partitions: with another number they would have no state, and after a
+    restart the old state could win.
     """
 
     async def run() -> None:

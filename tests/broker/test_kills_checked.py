@@ -1,4 +1,4 @@
-"""Producers and consumers while the broker is killed; what they did and saw is searched for anomalies.
+"""Producers and consumers while the broker is killed; a checker searches their history for anomalies.
 
 Each run is one seed. CI has a short one; `make soak`, which sets SPARK_KLOG_KILLS, ten of a minute.
 """
@@ -35,7 +35,7 @@ from tests.support.recording_clients import (
 
 _IS_SOAK = "SPARK_KLOG_KILLS" in os.environ
 _RUNS, _RUN_SECONDS = (10, 60) if _IS_SOAK else (1, 8)
-#: Seconds, where a broker starts so late that it is to be killed already.
+#: Seconds until the next kill if the broker started after the kill was due.
 _LEAST_UPTIME = 0.2
 _logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def _ends(broker: KlogBroker) -> dict[int, int]:
 
 
 def _run(broker: KlogBroker, seed: int, seconds: float, producers: dict[str, type[Client]]) -> tuple[History, str]:
-    """A history with all but its final reads, and figures of it."""
+    """Run clients while the broker is killed; return the history without its final reads, and its figures."""
     history, rng = History(), Random(seed)
     common = (broker.bootstrap_servers, "t", history, seed)
     consumers = [
@@ -105,7 +105,7 @@ def _run(broker: KlogBroker, seed: int, seconds: float, producers: dict[str, typ
 
 @pytest.mark.parametrize("seed", range(_RUNS))
 def test_no_anomaly_when_the_broker_is_killed(broker: KlogBroker, seed: int) -> None:
-    """And each fault that is planted into the same history is found."""
+    """The checker finds no anomaly, and each fault that is planted into the same history."""
     producers: dict[str, type[Client]] = {f"idempotent-{number}": IdempotentClient for number in range(2)}
     producers |= {f"transactional-{number}": TransactionalClient for number in range(6)}
     history, figures = _run(broker, seed, _RUN_SECONDS, producers)
@@ -123,7 +123,7 @@ def test_no_anomaly_when_the_broker_is_killed(broker: KlogBroker, seed: int) -> 
 
 
 def _cut(folder: Path, batches: int) -> list[str]:
-    """The last segment's file without its last batches; returns the values that were in them."""
+    """Cut the last batches off the last segment's file; return the values in them."""
     path = max(folder.glob("*.log"))
     data = path.read_bytes()
     sizes = [header.size for header, _ in iter_batches(data)]
@@ -133,7 +133,7 @@ def _cut(folder: Path, batches: int) -> list[str]:
 
 
 def test_records_that_a_disk_lost_are_named(broker: KlogBroker) -> None:
-    """A broker that is started on a log without its last batches: their records are lost, and nothing else is wrong."""
+    """A broker started on a log without its last batches has lost their records, and nothing else is wrong."""
     history, figures = _run(broker, 77, 2, {"idempotent-0": IdempotentClient, "idempotent-1": IdempotentClient})
     broker.kill()
     cut = {(1, value) for value in _cut(broker.data_dir / "t-1", 3)}

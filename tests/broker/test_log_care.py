@@ -1,4 +1,4 @@
-"""What a running broker does with its logs: retention, compaction, damage, a full disk; seen by clients and tools."""
+"""A running broker's care of its logs, as clients and tools see it: retention, compaction, damage, a full disk."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def create(broker: KlogBroker, topic: str, **settings: str) -> None:
 
 
 def produce(broker: KlogBroker, topic: str, lines: list[tuple[str, str | None]], **settings: object) -> None:
-    """A batch for each call's lines, as only the flush ends their linger; an error of the broker fails."""
+    """Produce the lines as one batch (only the flush ends the linger); fail on a delivery error."""
     failures: list[object] = []
     config = {"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 60_000, "log_level": 0, **settings}
     producer = Producer(config)
@@ -58,7 +58,7 @@ def produce(broker: KlogBroker, topic: str, lines: list[tuple[str, str | None]],
 
 
 def consume(servers: str, topic: str) -> list[Line]:
-    """(offset, key, value) of all records, by kcat."""
+    """Consume all records with kcat; return (offset, key, value) of each."""
     output = kcat(
         "-C", "-b", servers, "-t", topic, "-p", "0", "-o", "beginning", "-e", "-q", "-J", "-X", "check.crcs=true"
     )
@@ -74,7 +74,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20) ->
 
 
 def is_clean(folder: Path) -> bool:
-    """Whether all of a partition but its active segment is compacted, and that is known."""
+    """Whether all segments but the active one are compacted, and the checkpoint says so."""
     active = max(int(path.stem) for path in folder.glob("*.log"))
     checkpoint = folder.parent / "cleaner-offset-checkpoint"
     return checkpoint.exists() and f"t 0 {active}" in checkpoint.read_text().splitlines()
@@ -126,7 +126,7 @@ def test_compaction_and_what_kafka_makes_of_it(server_dir: Path, codec: str) -> 
         assert dumped == {number for number, _, _ in seen}
         indexes = [*folder.glob("*.index"), *folder.glob("*.timeindex")]
         sane = dump_files(version, indexes, "--index-sanity-check")
-        filled = [path for path in indexes if path.stat().st_size]  # of the others it says that they are empty
+        filled = [path for path in indexes if path.stat().st_size]  # the tool reports empty ones in another way
         assert filled
         assert sane.count("passed sanity check") == len(filled)
     verified = subprocess.run(
@@ -136,7 +136,7 @@ def test_compaction_and_what_kafka_makes_of_it(server_dir: Path, codec: str) -> 
 
     kafka = Kafka("3.9.1", server_dir / "kafka")
     kafka.log_dir.mkdir(parents=True)
-    (folder / "partition.metadata").unlink()  # it gives the topic an id of its own
+    (folder / "partition.metadata").unlink()  # Kafka gives the topic an id of its own
     folder.rename(kafka.log_dir / "t-0")
     with kafka:
         kafka.create_topic("t", configs={"cleanup.policy": "compact"})
@@ -160,13 +160,13 @@ def test_a_damaged_partition_is_named_the_others_are_served_and_repair_goes_on(s
     assert f"{path} is damaged at position {2 * size}, offset 2" in line
     assert "klog log repair" in line
     assert len(consume(broker.bootstrap_servers, "good")) == 5
-    with pytest.raises(subprocess.TimeoutExpired):  # clients try again, as with any storage error
+    with pytest.raises(subprocess.TimeoutExpired):  # clients retry, as after any storage error
         kcat("-C", "-b", broker.bootstrap_servers, "-t", "bad", "-p", "0", "-e", "-q", timeout=3)
     produce(broker, "good", [("k", "more")])
     command = [sys.executable, "-m", "spark_klog.cli", "log", "repair", str(path.parent)]
     held = subprocess.run(command, capture_output=True, text=True)
     assert held.returncode == 1
-    assert "is in use by another broker or tool; stop that one first\n" in held.stderr  # --data-dir is no option here
+    assert "is in use by another broker or tool; stop that one first\n" in held.stderr  # no hint at --data-dir here
     broker.stop()
     assert path.read_bytes() == data[: 2 * size + 70] + b"\xff" + data[2 * size + 71 :]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -185,7 +185,7 @@ def test_a_damaged_partition_is_named_the_others_are_served_and_repair_goes_on(s
 
 
 def test_a_full_disk_refuses_appends_and_serves_reads_until_there_is_room(server_dir: Path) -> None:
-    """A limit of the size of files stands for the disk: writes beyond it fail in the same place."""
+    """A limit on the size of files stands for a full disk: writes beyond it fail at the same place."""
     broker = start(server_dir)
     create(broker, "t")
     produce(broker, "t", [("k", "before " + "x" * 2000)])

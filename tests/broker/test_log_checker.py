@@ -1,4 +1,4 @@
-"""The checker of histories: correct ones have no anomaly, and each planted fault gets its name and its place."""
+"""The checker of histories: correct ones have no anomaly, and it names each planted fault and its place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Transaction:
 
 
 class Model:
-    """A log in memory that is correct, with clients that act in turns. `number` decides what a step does."""
+    """A correct log in memory, with clients that act in turns; `number` decides what a step does."""
 
     def __init__(self) -> None:
         self.history = History()
@@ -42,7 +42,7 @@ class Model:
         return Sent(partition, f"v{self._count}", len(self._log[partition]) - 1)
 
     def send(self, number: int) -> None:
-        """An idempotent producer: up to three records in flight together; some are not answered, or not written."""
+        """An idempotent producer: up to three records in flight; some get no answer, some are not written."""
         began = [self.history.tick() for _ in range(1 + number % 3)]
         for index, time in enumerate(began):
             fate = (number >> (3 * index)) % 8
@@ -58,7 +58,7 @@ class Model:
             self.history.writes.append(Write(process, outcome, (sent,), False, time, time, self.history.tick()))
 
     def write(self, number: int) -> None:
-        """A transactional producer: records, in a transaction that is begun where none is open."""
+        """A transactional producer: write records, in a new transaction if none is open."""
         process = f"transactional-{number % 2}"
         if process not in self._open:
             self._open[process] = _Transaction(process, self.history.tick())
@@ -67,7 +67,7 @@ class Model:
             transaction.sent.append(self._append((number >> index) % _PARTITIONS, transaction))
 
     def end(self, number: int) -> None:
-        """Its end: committed or aborted; who is not answered does not know, nor may it know its offsets."""
+        """Commit or abort the transaction; the client may get no answer, or not learn its offsets."""
         process = f"transactional-{number % 2}"
         if process in self._open:
             fates = [(True, Outcome.OK), (True, Outcome.UNKNOWN), (False, Outcome.UNKNOWN), (False, Outcome.FAILED)]
@@ -85,7 +85,7 @@ class Model:
         self.history.writes.append(write)
 
     def poll(self, number: int) -> None:
-        """One of three consumers: some records of each partition."""
+        """Let one of three consumers read some records of each partition."""
         kind = number % 3
         self._read(f"consumer-{kind}", kind > 0, count=1 + number % 7)
 
@@ -108,7 +108,7 @@ class Model:
         self.history.reads.append(Read(process, is_committed, is_final, tuple(seen), began, self.history.tick()))
 
     def finish(self) -> History:
-        """What is open is aborted, and all is read."""
+        """Abort the open transactions and read everything."""
         for transaction in self._open.values():
             self._end(transaction, False, Outcome.FAILED, knows_offsets=True)
         self._open.clear()
@@ -127,7 +127,7 @@ def _history(steps: list[tuple[str, int]]) -> History:
 
 _STEPS = st.tuples(st.sampled_from(["send", "write", "end", "poll"]), st.integers(0, 1 << 12))
 histories = st.lists(_STEPS, max_size=60).map(_history)
-#: In most of them there is a place for each fault.
+#: Most of them have a place for each fault.
 long_histories = st.lists(_STEPS, min_size=20, max_size=60).map(_history)
 
 
@@ -139,7 +139,7 @@ def test_a_correct_log_has_no_anomaly(history: History) -> None:
 
 @pytest.mark.parametrize(("plant", "kind"), MUTATIONS.items(), ids=[plant.__name__ for plant in MUTATIONS])
 def test_each_planted_fault_is_named(plant: Callable[[History, Random], Planted | None], kind: Kind) -> None:
-    """Wherever it is planted; and nothing else is said."""
+    """The checker names it wherever it is planted, and nothing else."""
     planted_at = set()
 
     @settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
@@ -165,7 +165,7 @@ def test_all_kinds_are_planted() -> None:
 
 
 def test_an_anomaly_tells_its_place() -> None:
-    """One of each reader and writer of a small history, by hand."""
+    """A small hand-made history with one reader of each kind."""
     history = History()
     history.writes.append(Write("writer", Outcome.OK, (Sent(0, "a", 0),), False, 0, 0, 1))
     history.writes.append(Write("writer", Outcome.OK, (Sent(0, "b", 1),), False, 2, 2, 3))
@@ -178,7 +178,7 @@ def test_an_anomaly_tells_its_place() -> None:
 
 
 def test_order_across_producers() -> None:
-    """What was acknowledged before another producer began is before its records; what overlaps may be anywhere."""
+    """A record acknowledged before another producer's send began precedes it; sends that overlap have no order."""
     seen = (Seen(0, 0, "late"), Seen(0, 1, "early"))
     reads = [Read(f"final-{level}", level, True, seen, 20, 21) for level in (True, False)]
     for began, expected in ((4, []), (6, [Anomaly(Kind.NONMONOTONIC_SEND, 0, 0, "late", "two")])):

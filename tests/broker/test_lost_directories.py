@@ -1,4 +1,4 @@
-"""Requests that need the brokers' shared directories, while these can't be used: an answer, and no trace in the log."""
+"""Requests that need the brokers' shared directories while these are unusable: an answer, and no failure in the log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OFFSET = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""
 
 @pytest.mark.parametrize("other", [False, True])
 def test_directories_that_are_empty_or_of_others_delete_no_logs(tmp_path: Path, other: bool) -> None:
-    """As where a disk is not mounted: a topic that is not there need not have been deleted."""
+    """As if a disk is not mounted: a topic that the tree lacks need not have been deleted."""
     tree = tmp_path / "tree"
     with KlogBroker(tmp_path, "--directories", str(tree)) as broker, RawClient(broker.port) as client:
         assert client.request(apis.CREATE_TOPICS, 2, {"topics": [_TOPIC], "timeout_ms": 1000})["topics"]
@@ -72,7 +72,7 @@ def test_what_needs_the_directories(tmp_path: Path) -> None:
         new = {"topics": [_TOPIC | {"name": "new"}], "timeout_ms": 1000}
         assert codes(apis.CREATE_TOPICS, 2, new) == [ErrorCode.UNKNOWN_SERVER_ERROR]
         assert codes(apis.METADATA, 4, {"topics": [{"name": "new"}]}) == [0, ErrorCode.LEADER_NOT_AVAILABLE]
-        assert codes(apis.METADATA, 4, {"topics": [{"name": "there"}]}) == [0, 0, 0]  # what is known is served
+        assert codes(apis.METADATA, 4, {"topics": [{"name": "there"}]}) == [0, 0, 0]  # known topics are served
         tree.unlink()
         (tmp_path / "away").rename(tree)
         assert codes(apis.FIND_COORDINATOR, 1, {"key": "g"}) == [0]

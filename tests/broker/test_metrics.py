@@ -1,4 +1,4 @@
-"""The metrics, read as Prometheus reads them, beside what real clients have done."""
+"""The metrics, read as Prometheus reads them, compared with what real clients have done."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def broker(server_dir: Path) -> Iterator[Measured]:
 
 
 def produce(broker: KlogBroker, topic: str, count: int) -> dict[int, int]:
-    """Records by partition."""
+    """Produce `count` records; return how many each partition has got."""
     by_partition: dict[int, int] = {}
     producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 20, "log_level": 0})
     for number in range(count):
@@ -92,7 +92,7 @@ def test_what_clients_did_is_told(broker: Measured) -> None:
     sizes = {partition: sum(path.stat().st_size for path in paths) for partition, paths in files.items()}
     assert value(samples, "records_in_total", topic="clicks") == 300
     assert value(samples, "bytes_in_total", topic="clicks") == sum(sizes.values())
-    # one reader has read all of it once; a fetch may end within a batch, which is sent again
+    # one reader has read everything once; a fetch may end within a batch, which is sent again
     assert value(samples, "records_out_total", topic="clicks") == 300
     assert value(samples, "bytes_out_total", topic="clicks") >= sum(sizes.values())
     for partition, count in produced.items():
@@ -175,7 +175,7 @@ def test_http(broker: Measured) -> None:
         with socket.create_connection((HOST, broker.metrics_port), 10) as client:
             client.sendall(data)
             assert client.recv(100).startswith(b"HTTP/1.1 " + status)
-    # who says nothing holds a place, for some seconds
+    # a silent client holds a place for some seconds
     silent = [socket.create_connection((HOST, broker.metrics_port), 10) for _ in range(16)]
     time.sleep(0.2)
     assert broker.ask()[0].status == 503

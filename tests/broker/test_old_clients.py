@@ -1,7 +1,7 @@
-"""Clients of before Kafka 0.11, which speak message sets of magic 0 and 1, against our broker.
+"""Clients older than Kafka 0.11, which speak message sets of magic 0 and 1, against our broker.
 
-Hand-made requests and librdkafka are put to Apache Kafka 3.9.1 as well, which converts the same way: there it is the
-test that is tested.
+The tests with hand-made requests and librdkafka also run against Apache Kafka 3.9.1, which converts the same way: that
+checks the tests.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Server(NamedTuple):
         return RawClient(int(self.servers.split(":")[1]))
 
     def wait_for_log(self, text: str) -> None:
-        """Only ours tells."""
+        """Wait for a line in our broker's log; Kafka does not log it."""
         if isinstance(self.broker, KlogBroker):
             self.broker.wait_for_log(text)
 
@@ -100,7 +100,7 @@ def created(server: Server, topic: str) -> str:
 
 
 def _produce(servers: str, topic: str, lines: Sequence[Line], **settings: str | int) -> None:
-    """By confluent-kafka, in one batch unless settings say less; each record is acknowledged with its line's offset."""
+    """Produce with confluent-kafka, in one batch by default; check that each record gets its line's offset."""
     given = {name.replace("_", "."): value for name, value in settings.items()}
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 60_000, "log_level": 0, **given})
     learn_topic(producer, topic)
@@ -120,7 +120,7 @@ def _produce(servers: str, topic: str, lines: Sequence[Line], **settings: str | 
 
 
 def _consume(servers: str, topic: str, count: int, offset: int = 0, **settings: str | int) -> list[Line]:
-    """By confluent-kafka; there must be no more than `count`."""
+    """Consume with confluent-kafka; fail if there are more than `count` records."""
     given = {name.replace("_", "."): value for name, value in settings.items()}
     consumer = Consumer(
         {
@@ -151,7 +151,7 @@ def _consume(servers: str, topic: str, count: int, offset: int = 0, **settings: 
 
 
 def _message_set(magic: int, codec: int, lines: Sequence[Line]) -> bytes:
-    """By kafka-python."""
+    """Encode with kafka-python."""
     builder = LegacyRecordBatchBuilder(magic, codec, 1 << 30)
     for offset, line in enumerate(lines):
         assert builder.append(offset, line.timestamp, line.key, line.value) is not None
@@ -159,7 +159,7 @@ def _message_set(magic: int, codec: int, lines: Sequence[Line]) -> bytes:
 
 
 def _parsed(data: bytes, magic: int) -> list[Line]:
-    """By kafka-python; all must be message sets of that magic."""
+    """Decode with kafka-python; all must be message sets of that magic."""
     lines = []
     rest = MemoryRecords(data)
     while rest.has_next():
@@ -200,7 +200,7 @@ def test_fetch_requests_are_answered_with_message_sets(server: Server, created: 
     if magic == 0:
         wanted = _without_times(wanted, NONE)
     with server.client() as client:
-        # before version 3 Apache Kafka gives a batch only where it fits
+        # before version 3 Apache Kafka returns a batch only if it fits
         for max_bytes in (1_000_000, 5_000 if version == 3 else 60_000):
             found: list[Line] = []
             while len(found) < len(wanted):
@@ -213,7 +213,7 @@ def test_fetch_requests_are_answered_with_message_sets(server: Server, created: 
         for first in (1, 6, 7, 39, 40, 61, 159):
             code, records = client.fetch(created, first, version)
             lines = _parsed(records, magic)
-            # a reader leaves out what precedes in a compressed batch
+            # a compressed batch comes whole; a reader skips the records before its offset
             assert next(line for line in lines if line.offset >= first) == wanted[first]
             assert first - 7 < lines[0].offset <= first
             is_compressed = first >= len(_lines())
@@ -223,7 +223,7 @@ def test_fetch_requests_are_answered_with_message_sets(server: Server, created: 
 
 
 def _message(magic: int, value: bytes | None, attributes: int = 0, offset: int = 0) -> bytes:
-    """One by hand: offset, size, CRC, magic, attributes, (timestamp,) key, value."""
+    """Encode a message by hand: offset, size, CRC, magic, attributes, (timestamp,) key, value."""
     body = struct.pack(">bb", magic, attributes) + (struct.pack(">q", NOW) if magic else b"")
     body += struct.pack(">i", -1) + (struct.pack(">i", -1) if value is None else struct.pack(">i", len(value)) + value)
     return struct.pack(">qiI", offset, len(body) + 4, zlib.crc32(body)) + body
@@ -269,7 +269,7 @@ def test_what_is_taken_and_what_is_refused(server: Server, created: str, name: s
 
 
 def test_zstd_is_not_for_old_fetchers(server: Server, created: str) -> None:
-    """They get what precedes it, and can be told only then."""
+    """Old fetchers get what precedes a zstd batch, and the error when they fetch from the batch on."""
     lines = _lines(30)
     for start, codec in ((0, "gzip"), (10, "zstd"), (20, "none")):
         _produce(server.servers, created, lines[start : start + 10], compression_type=codec)
@@ -279,7 +279,7 @@ def test_zstd_is_not_for_old_fetchers(server: Server, created: str) -> None:
             code, records = client.fetch(created, 0, version)
             assert code == ErrorCode.NONE
             wanted = lines[:10] if magic else _without_times(lines[:10], NONE)
-            # Apache Kafka ends with the head of a batch that does not come
+            # Apache Kafka ends with the header of a batch that it leaves out
             assert _parsed(records[: _whole_size(records)], magic) == wanted
             for offset in (10, 15):
                 assert client.fetch(created, offset, version) == (ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, b"")
@@ -290,7 +290,7 @@ def test_zstd_is_not_for_old_fetchers(server: Server, created: str) -> None:
 
 
 def _whole_size(data: bytes) -> int:
-    """Bytes of whole messages."""
+    """The size of the complete messages."""
     size = 0
     while len(data) - size >= 12:
         end = size + 12 + struct.unpack_from(">i", data, size + 8)[0]
@@ -302,7 +302,7 @@ def _whole_size(data: bytes) -> int:
 
 @pytest.mark.parametrize("fallback", ["0.8.2", "0.9.0"])
 def test_old_librdkafka(server: Server, created: str, fallback: str) -> None:
-    """Told what the broker speaks, it does not ask, and takes magic 0."""
+    """librdkafka with `broker.version.fallback` does not ask for versions, and uses magic 0."""
     old = {"api_version_request": "false", "broker_version_fallback": fallback}
     wanted: list[Line] = []
     for codec in OLD_CODECS:
@@ -324,7 +324,7 @@ def test_old_librdkafka(server: Server, created: str, fallback: str) -> None:
 @pytest.mark.parametrize("server", ["klog"], indirect=True)
 def test_zstd_is_an_error_for_old_librdkafka(server: Server, created: str) -> None:
     _produce(server.servers, created, _lines(10), compression_type="gzip")
-    # together: librdkafka does not compress what would become no smaller
+    # all ten at once: librdkafka sends a batch uncompressed if compression would not shrink it
     _produce(server.servers, created, _lines(20)[10:], compression_type="zstd")
     settings = {"api.version.request": "false", "broker.version.fallback": "0.9.0", "log_level": 0}
     consumer = Consumer({"bootstrap.servers": server.servers, "group.id": "none", **settings})
@@ -339,7 +339,7 @@ def test_zstd_is_an_error_for_old_librdkafka(server: Server, created: str) -> No
 
 @pytest.mark.parametrize("api", [(0, 8, 2), (0, 9), (0, 10, 0), (0, 10, 2)], ids=str)
 def test_old_kafka_python(server: Server, created: str, api: tuple[int, ...]) -> None:
-    """Told what the broker speaks: message sets of magic 0 or, from 0.10 on, of magic 1."""
+    """kafka-python with `api_version` uses message sets of magic 0, from 0.10 on of magic 1."""
     has_times = api >= (0, 10)
     wanted: list[Line] = []
     for codec in OLD_CODECS:
@@ -384,7 +384,7 @@ def test_old_kafka_python(server: Server, created: str, api: tuple[int, ...]) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("server", ["klog"], indirect=True)
 def test_java_clients_of_kafka_0_10(server: Server, created: str, server_dir: Path) -> None:
-    """Its producers, the Scala one of 0.8 as well, and its consumers."""
+    """Its producers (also the old Scala one) and its consumers work with our broker."""
     java = Kafka("0.10.2.2", server_dir)
 
     def run(tool: str, *arguments: str, stdin: str = "") -> str:

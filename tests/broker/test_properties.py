@@ -104,7 +104,7 @@ def test_the_same_as_java(tmp_path: Path) -> None:
 
 
 def test_a_byte_order_mark_is_no_part_of_a_name() -> None:
-    """Java takes it for one, and ignores the setting; editors on Windows write it."""
+    """Java takes it for a part of the name, and ignores the setting; editors on Windows write it."""
     assert _ours("security.protocol=SSL\n".encode("utf-8-sig")) == {"security.protocol": "SSL"}
 
 

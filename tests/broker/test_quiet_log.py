@@ -1,4 +1,4 @@
-"""The broker's log tells what an administrator can use: no error for what a client does, no alarm for the usual."""
+"""The broker's log tells what an administrator can use: no error for what a client does, no warning about the usual."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def running(tmp_path: Path, **settings: Any) -> AsyncIterator[Broker]:
 
 @asynccontextmanager
 async def listening(broker: Broker, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[Server, int]]:
-    """(the server, its port)."""
+    """Accept connections; yield the server and its port."""
     server = Server(broker)
     with socket.create_server((_HOST, 0)) as opened:
         port = opened.getsockname()[1]
@@ -94,7 +94,7 @@ def fetch_request(min_bytes: int, max_wait_ms: int) -> bytes:
 
 
 def test_a_client_that_hangs_up_before_a_sendfile(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its reset is noticed by the first write only: the connection takes no more requests, and reads nothing."""
+    """Only the first write notices its reset: the connection takes no more requests, and reads nothing."""
 
     async def run() -> None:
         async with running(tmp_path) as broker, listening(broker) as (server, port):
@@ -117,7 +117,7 @@ def test_a_client_that_hangs_up_before_a_sendfile(tmp_path: Path, caplog: pytest
 
 
 def test_a_failed_tls_handshake_has_a_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A client that speaks something else, and one that hangs up."""
+    """One client speaks another protocol, the other one hangs up."""
     certificates = make_certificates(tmp_path / "certificates")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.server, password="key-secret")
@@ -137,7 +137,7 @@ def test_a_failed_tls_handshake_has_a_reason(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_topics_that_are_deleted_while_they_are_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With index entries that are not written, segments that expire, flushes by time and compaction beside it."""
+    """At that time index entries are not written, segments expire, and logs are flushed by time."""
 
     async def run() -> None:
         config = LogConfig(segment_bytes=1000, index_interval_bytes=1, retention_bytes=2000, flush_ms=1)
@@ -161,7 +161,7 @@ def test_topics_that_are_deleted_while_they_are_used(tmp_path: Path, caplog: pyt
 def test_a_deleted_topic_whose_index_entries_are_not_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, is_set_aside: bool
 ) -> None:
-    """Of logs that were opened at the start: their index files are opened by the first write, and are gone by then."""
+    """A log opened at the start opens its index files at the first write; by then they are gone."""
 
     async def first_life() -> None:
         async with running(tmp_path, log=_INDEXED) as broker:
@@ -187,7 +187,7 @@ def test_a_deleted_topic_whose_index_entries_are_not_written(
 def test_housekeeping_of_a_topic_that_goes_meanwhile(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its files are missing as it is deleted: that is no error. Those of a log that is there are one."""
+    """Missing files of a deleted log are no error; missing files of another log are one."""
 
     async def run() -> None:
         async with running(tmp_path, housekeeping_ms=50) as broker:
@@ -202,7 +202,7 @@ def test_housekeeping_of_a_topic_that_goes_meanwhile(
 
             monkeypatch.setattr(gone, "delete_expired", lambda _: fail(gone))
             monkeypatch.setattr(there, "delete_expired", lambda _: fail(there))
-            # as housekeeping sees it that has taken its list of logs before
+            # as if housekeeping had taken its list of logs before the deletion
             gone.is_open = False
             house = asyncio.create_task(keep_house(broker))
             await until(lambda: looked_at == {"gone", "there"}, "housekeeping")
@@ -216,7 +216,7 @@ def test_housekeeping_of_a_topic_that_goes_meanwhile(
 
 
 def test_a_refused_change_whose_client_is_gone(caplog: pytest.LogCaptureFixture) -> None:
-    """What a client has caused is no error of the broker's, nor is a deleted log; a disk's failure is one."""
+    """A client's mistake is no error of the broker, nor is a deleted log; a disk failure is one."""
 
     async def run() -> None:
         deleted = LogRetired(errno.ESTALE, "the log was deleted or closed", "t-0")
@@ -246,7 +246,7 @@ def test_a_refused_change_whose_client_is_gone(caplog: pytest.LogCaptureFixture)
 
 
 def test_a_new_data_directory_and_what_kafka_leaves_in_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An empty checkpoint of Kafka 4.1's cleaner, and the log of a KRaft cluster's own records."""
+    """Kafka 4.1's cleaner leaves an empty checkpoint, and KRaft the log of the cluster's own records."""
 
     async def run() -> None:
         async with running(tmp_path) as broker:

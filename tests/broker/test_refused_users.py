@@ -1,5 +1,6 @@
-"""What a user who is no admin is answered by each API and version: Kafka's error for the resource, on a connection that
-goes on. The codes are those of Kafka's KafkaApis and ControllerApis.
+"""Each API and version answers a user who is no admin with Kafka's error for the resource; the connection stays open.
+
+The codes are those of Kafka's KafkaApis and ControllerApis.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ REFUSED: list[Row] = [
     (apis.CREATE_ACLS, {"creations": [{"resource_type": 2} | _ACL]}, CLUSTER),
     (apis.DELETE_ACLS, {"filters": [_FILTER]}, CLUSTER),
 ]
-#: Answers that have no error: what may not be seen is left out (DescribeLogDirs has a place for it from version 3 on).
+#: Versions without an error field: they leave out what the user may not see (DescribeLogDirs has the field from 3 on).
 LEFT_OUT = {apis.LIST_TRANSACTIONS.key: range(2), apis.DESCRIBE_LOG_DIRS.key: range(3)}
-#: Rules are about topics, see test_security_rules.py; groups, producers and the way to them are everybody's.
+#: APIs that need no admin: rules for topics are tested in test_security_rules.py; groups and producers have no rules.
 EVERYBODY = {
     apis.PRODUCE.key,
     apis.FETCH.key,
@@ -102,7 +103,7 @@ EVERYBODY = {
 
 @pytest.fixture(scope="module")
 def broker(module_server_dir: Path) -> Iterator[KlogBroker]:
-    """ANONYMOUS may do nothing there."""
+    """A broker on which ANONYMOUS may do nothing."""
     users = module_server_dir / "users"
     users.write_text("[user alice]\nadmin = true\n")
     users.chmod(0o600)

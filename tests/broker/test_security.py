@@ -1,4 +1,4 @@
-"""Clients of others over TLS and SASL."""
+"""Third-party clients over TLS and SASL."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def test_kcat(broker: SecureBroker, topic: str, protocol: str, mechanism: str | 
     kcat("-P", *way, "-t", topic, stdin=text)
     assert kcat("-C", *way, "-t", topic, "-e", "-q") == text
     metadata = json.loads(kcat("-L", "-J", *way, "-t", topic))
-    assert metadata["brokers"] == [{"id": 0, "name": broker.servers(protocol)}]  # the listener that it came by
+    assert metadata["brokers"] == [{"id": 0, "name": broker.servers(protocol)}]  # the listener that kcat connected to
 
 
 @pytest.mark.parametrize(("protocol", "mechanism"), WAYS)
 def test_confluent_kafka(broker: SecureBroker, topic: str, protocol: str, mechanism: str | None) -> None:
-    """As bob; with more than what fits into one write, so that files are sent piece by piece over TLS."""
+    """User bob; 4 MB are more than one write takes, so the broker sends files over TLS piece by piece."""
     way = broker.client(protocol, mechanism, user="bob")
     values = [os.urandom(100_000) for _ in range(40)]
     failures: list[KafkaError] = []
@@ -117,10 +117,10 @@ def test_java_tools(broker: SecureBroker, topic: str, tmp_path: Path, protocol: 
 
 
 def _errors(settings: dict[str, Any], wanted: str = "") -> str:
-    """What librdkafka says when it can't list topics; it tries again until it has said what is `wanted`."""
+    """Return librdkafka's errors when it can't list topics; poll until they contain `wanted`."""
     said: list[str] = []
     client = AdminClient(settings | {"error_cb": lambda error: said.append(f"{error.name()} {error.str()}")})
-    with pytest.raises(Exception, match=r"_TRANSPORT|_TIMED_OUT"):  # by whether it has a connection just then
+    with pytest.raises(Exception, match=r"_TRANSPORT|_TIMED_OUT"):  # depends on whether it has a connection just then
         client.list_topics(timeout=0.7)
     client.poll(0)
     deadline = time.monotonic() + 20
@@ -154,7 +154,7 @@ def test_a_password_of_another_user_is_wrong(broker: SecureBroker) -> None:
 def test_plaintext_on_a_tls_listener(broker: SecureBroker) -> None:
     with RawClient(broker.ports["SSL"]) as client:
         client.send_frame(encode_request(METADATA, 4, 1, CLIENT_ID, {"topics": []}).to_bytes())
-        assert client.socket.recv(7, socket.MSG_WAITALL).startswith(b"\x15\x03")  # an alert
+        assert client.socket.recv(7, socket.MSG_WAITALL).startswith(b"\x15\x03")  # a TLS alert
         assert client.is_closed()
         port = client.socket.getsockname()[1]
     broker.wait_for_log(f"127.0.0.1:{port}", "connection to SSL failed: the client does not use TLS")
@@ -188,7 +188,7 @@ def _plain(user: str, password: str) -> bytes:
 
 
 def test_the_old_handshake_takes_bare_tokens(broker: SecureBroker) -> None:
-    """As clients of before Kafka 1.0 do it: SaslHandshake 0, then frames without a request around the token."""
+    """Clients older than Kafka 1.0 send SaslHandshake 0, then frames that hold nothing but the token."""
     with RawClient(broker.ports["SASL_PLAINTEXT"]) as client:
         answer = client.request(SASL_HANDSHAKE, 0, {"mechanism": "PLAIN"})
         assert answer == {"error_code": 0, "mechanisms": list(MECHANISMS)}
@@ -241,16 +241,16 @@ def test_the_users_file_is_read_again(broker: SecureBroker) -> None:
     add_user(broker.users, "carol", "first-secret", "--mechanism", "SCRAM-SHA-512")
     assert broker.users.stat().st_mode & 0o777 == 0o600
     way = broker.client("SASL_PLAINTEXT", "SCRAM-SHA-512", "carol", "first-secret")
-    assert AdminClient(way).list_topics(timeout=10).brokers  # which tries again
+    assert AdminClient(way).list_topics(timeout=10).brokers  # librdkafka retries
     broker.wait_for_log("3 users in")
-    # which carol does not have
+    # carol has no SCRAM-SHA-256 credentials
     assert "_AUTHENTICATION" in _errors(way | {"sasl.mechanism": "SCRAM-SHA-256"}, "_AUTHENTICATION")
     assert AdminClient(way | {"sasl.mechanism": "PLAIN"}).list_topics(timeout=20).brokers
 
 
 @pytest.fixture(scope="module")
 def mutual(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[SecureBroker]:
-    """A broker that asks clients for certificates; the one of the tests' client may read and write."""
+    """A broker that requires client certificates; that of the tests' client may read and write open-*."""
     rules = "\n[user CN=reader,O=Example\\, Inc.]\nread = open-*\nwrite = open-*\n"
     settings = {"ssl.client.auth": "required", "ssl.truststore.location": str(certificates.ca)}
     with SecureBroker(tmp_path_factory.mktemp("mutual"), certificates, rules, settings) as running:
@@ -355,7 +355,7 @@ def test_a_bad_users_file_is_refused_and_not_quoted(tmp_path: Path, text: str) -
 
 
 def test_an_embedded_cluster_with_passwords(make_cluster: Callable[..., EmbeddedCluster], tmp_path: Path) -> None:
-    """Two brokers that share their listeners' names; Metadata names both."""
+    """Two brokers whose listeners have the same names; Metadata lists both."""
     add_user(tmp_path / "users", "alice", "embedded-secret")
     settings = {"listeners": "SASL_PLAINTEXT://127.0.0.1:0", "klog.users.file": str(tmp_path / "users")}
     cluster = make_cluster(2, settings=settings)
@@ -364,7 +364,7 @@ def test_an_embedded_cluster_with_passwords(make_cluster: Callable[..., Embedded
     way |= {"sasl.username": "alice", "sasl.password": "embedded-secret", "bootstrap.servers": second}
     admin = AdminClient(way)
     deadline = time.monotonic() + 10
-    while True:  # the first one follows the tree
+    while True:  # the brokers learn of each other from the tree
         found = {f"{broker.host}:{broker.port}" for broker in admin.list_topics(timeout=10).brokers.values()}
         if found == {first, second} or time.monotonic() > deadline:
             break

@@ -1,4 +1,4 @@
-"""Connections that are silent, slow or too many: they are dropped, and others are served meanwhile."""
+"""Connections that are silent, slow or too many are dropped, and others are served meanwhile."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _round_trip(broker: KlogBroker, topic: str) -> None:
 
 
 def test_a_thousand_silent_connections(tmp_path: Path, topic: str) -> None:
-    """On all four listeners; they are dropped in time, who speaks is not."""
+    """The silent ones, on all four listeners, are dropped in time; one that sends requests is not."""
     certificates = make_certificates(tmp_path / "certificates")
     settings = {"authentication.timeout.ms": "6000", "connections.max.idle.ms": "6000"}
     with SecureBroker(tmp_path, certificates, settings=settings) as broker, contextlib.ExitStack() as stack:
@@ -119,7 +119,7 @@ def test_idle_connections_are_dropped_but_not_those_that_wait(tmp_path: Path, to
 
 @pytest.mark.parametrize("begun", [1, 3, 4, 100, 300_000])
 def test_a_frame_that_never_ends(tmp_path: Path, begun: int) -> None:
-    """A byte now and then does not help."""
+    """Sending a byte now and then does not help."""
     with KlogBroker(tmp_path, *_set(request_receive_timeout_ms=800)) as broker, RawClient(broker.port) as client:
         frame = struct.pack(">i", 400_000) + bytes(400_000)
         client.socket.sendall(frame[:begun])
@@ -134,7 +134,7 @@ def test_a_frame_that_never_ends(tmp_path: Path, begun: int) -> None:
 
 
 def test_a_client_that_does_not_read(tmp_path: Path, topic: str) -> None:
-    """Over TLS as well, where a file is sent piece by piece; one that reads slowly gets all."""
+    """The broker drops it, also over TLS, where it sends a file piece by piece; one that reads slowly gets all."""
     certificates = make_certificates(tmp_path / "certificates")
     with SecureBroker(tmp_path, certificates, settings={"response.send.timeout.ms": "3000"}) as broker:
         kcat("-P", "-b", broker.bootstrap_servers, "-t", topic, stdin=b"x\n")
@@ -177,7 +177,7 @@ def test_more_connections_than_allowed(tmp_path: Path) -> None:
             assert refused.is_closed()
             broker.wait_for_log(f"127.0.0.1:{_port(refused)}: ", "max.connections.per.ip=5")
         deadline = time.monotonic() + 20
-        while True:  # those that went away make room
+        while True:  # closed connections make room
             with contextlib.suppress(ConnectionError):
                 assert _is_served(broker.port)
                 break
@@ -191,7 +191,7 @@ def test_more_connections_than_allowed(tmp_path: Path) -> None:
 
 
 def test_large_requests_wait_for_memory(tmp_path: Path, topic: str) -> None:
-    """60 connections send 8 MiB each of frames of 10 MiB where 24 MiB are allowed; then all are served."""
+    """60 connections send frames of 10 MiB, of which 24 MiB may be in memory; all of them are served."""
     with KlogBroker(tmp_path, *_set(queued_max_request_bytes=24 * MIB)) as broker, contextlib.ExitStack() as stack:
         _round_trip(broker, topic)
         before = broker.rss_bytes()
@@ -220,7 +220,7 @@ def test_large_requests_wait_for_memory(tmp_path: Path, topic: str) -> None:
 
 
 def _padded_produce(topic: str, batch: bytes, size: int) -> bytes:
-    """A request that is followed by bytes that nobody reads."""
+    """A request padded with bytes that nobody reads."""
     data = [{"name": topic, "partition_data": [{"index": 0, "records": batch}]}]
     message = {"acks": -1, "timeout_ms": 1000, "topic_data": data}
     return encode_request(PRODUCE, 8, 7, CLIENT_ID, message).to_bytes().ljust(size, b"\0")
@@ -237,7 +237,7 @@ def test_frame_memory() -> None:
     memory = FrameMemory(100)
     memory.take(60)
     assert memory.ask(one, 40)
-    assert memory.ask(one, 50)  # the first that goes over
+    assert memory.ask(one, 50)  # the first one may go over the limit
     assert not memory.ask(two, 1)
     assert not memory.ask(three, 1)
     assert (memory.used, log) == (150, [])
@@ -251,7 +251,7 @@ def test_frame_memory() -> None:
 
 
 def test_who_is_dropped() -> None:
-    """Times in seconds, limits in ms: what the broker itself holds up is not the client's fault."""
+    """Times in seconds, limits in ms; a client is not dropped while the broker itself is the cause."""
     config = BrokerConfig("h", 1, Path("unused"), receive_timeout_ms=2000, send_timeout_ms=3000, max_idle_ms=9000)
 
     def reason(activity: Activity, now: float, *, is_authenticated: bool = True, is_busy: bool = False) -> str | None:

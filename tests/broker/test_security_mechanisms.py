@@ -1,4 +1,4 @@
-"""The SASL mechanisms against the RFCs' examples, and the file of users by its command."""
+"""The SASL mechanisms against the RFCs' examples, and the `klog users` command."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_last_messages_that_are_refused(token: bytes) -> None:
 
 
 def test_an_old_librdkafka_repeats_its_nonce() -> None:
-    """librdkafka before 2.6.1; the proof is over what it sends."""
+    """librdkafka before 2.6.1 sends its nonce twice; the proof covers what it sends."""
     scram = _scram()
     scram.step(FIRST)
     unproved = LAST[: LAST.index(b",p=")].replace(b"r=", b"r=rOprNGfwEbeRWgbNEkqO")
@@ -121,7 +121,7 @@ def test_an_old_librdkafka_repeats_its_nonce() -> None:
 
 
 def test_an_unknown_user_is_answered_as_one_that_is_there() -> None:
-    """A salt of the same size, the same one each time, and the same words in the end."""
+    """The salt has the same size and is the same each time, and the error at the end is the same."""
     answers = {Scram("SCRAM-SHA-256", _of_the_rfc, "x").step(b"n,,n=nobody,r=n") for _ in range(3)}
     assert len(answers) == 1
     (answer,) = answers

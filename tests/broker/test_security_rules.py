@@ -1,4 +1,4 @@
-"""What users may do with topics, by clients of others and by hand-made requests."""
+"""What users may do with topics, shown by third-party clients and hand-made requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.tools import ToolFailed, kcat
 NOW = 1_700_000_000_000
 DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 BATCH = bytes(make_batch([(None, b"v")], [NOW]))
-#: alice is an admin; bob follows here, since his section is the last that was added.
+#: alice is an admin; the text continues bob's section, the last one in the file.
 RULES = """read = clicks*, exact
 write = clicks-in*, exact
 
@@ -61,7 +61,7 @@ def broker(module_server_dir: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def _as(broker: SecureBroker, user: str | None) -> RawClient:
-    """A connection of the user; None comes by the plaintext listener."""
+    """A connection of the user; None connects to the plaintext listener."""
     if user is None:
         return RawClient(broker.port)
     client = RawClient(broker.ports["SASL_PLAINTEXT"])
@@ -165,7 +165,7 @@ def test_rules_that_change_hold_for_open_connections(broker: SecureBroker) -> No
             while client.fetch("exact", 0, 11)[0] and time.monotonic() < deadline:
                 time.sleep(0.1)
             assert client.fetch("exact", 0, 11)[0] == 0
-            broker.users.write_text("[user carol]\nreed = exact\n")  # what was read before holds
+            broker.users.write_text("[user carol]\nreed = exact\n")  # a bad file: the users read before stay in force
             assert "unknown 'reed'" in _poll_log(broker, client, "the users read before stay in force")
             assert client.fetch("exact", 0, 11)[0] == 0
         finally:
@@ -173,7 +173,7 @@ def test_rules_that_change_hold_for_open_connections(broker: SecureBroker) -> No
 
 
 def _poll_log(broker: SecureBroker, client: RawClient, text: str) -> str:
-    """The file is looked at when somebody asks."""
+    """Fetch until the line is logged: the broker looks at the users file only on a request."""
     deadline = time.monotonic() + 10
     while True:
         client.fetch("exact", 0, 11)

@@ -1,4 +1,4 @@
-"""Brokers that are started by a server.properties, as one has it from Kafka."""
+"""Brokers started with Kafka's server.properties files."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def write(folder: Path, text: str) -> Path:
 
 @contextmanager
 def running(command: list[str], log: Path) -> Iterator[str]:
-    """A broker; its line that it is ready. It ends by SIGTERM, with exit code 0."""
+    """Run a broker and yield its ready line; SIGTERM must end it with exit code 0."""
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
     try:
@@ -102,7 +102,7 @@ def running(command: list[str], log: Path) -> Iterator[str]:
 @pytest.mark.parametrize("version", _SHIPPED)
 def test_the_files_that_kafka_ships(tmp_path: Path, version: str) -> None:
     port = free_port()
-    # what has to be other than in the files: a port and a folder of the test's own, and no ZooKeeper
+    # changes to the files: a port and a folder of the test's own, and no ZooKeeper
     text = _SHIPPED[version].replace("://:9092", f"://:{port}").replace("localhost:9092", f"{HOST}:{port}")
     options = () if "listeners" in text else ("--listen", f"{HOST}:{port}")
     config = write(tmp_path, text + f"log.dirs={tmp_path / 'data'}\n")

@@ -1,4 +1,4 @@
-"""How a broker stops: what was acknowledged is there, who waits gets an answer, the next start need not recover."""
+"""How a broker stops: acknowledged records are kept, waiting clients get answers, the next start need not recover."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.raw_client import RawClient
 from tests.support.secure_broker import SecureBroker
 from tests.support.tools import kcat
 
-#: More than requests under way are waited for (5 s), and less than a fetch or a member waits.
+#: Longer than a stop waits for requests under way (5 s), shorter than a fetch or a member waits.
 _SECONDS = 20.0
 _UNDER_WAY = "connections closed with requests under way"
 
@@ -187,11 +187,11 @@ def test_a_client_that_takes_no_answers_holds_nobody_up_and_a_second_signal_wait
             for number in range(30):
                 deaf.send_frame(encode_request(FETCH, 4, number, "deaf", message).to_bytes())
             assert deaf.socket.recv(1, socket.MSG_PEEK)
-            time.sleep(0.5)  # until what fits into the buffers is sent
+            time.sleep(0.5)  # until the socket buffers are full
             began = time.monotonic()
             for _ in range(signals):
                 process.send_signal(signal.SIGTERM)
-                wait_until(lambda: "stopping" in log.read_text())  # two signals at once are one
+                wait_until(lambda: "stopping" in log.read_text())  # two signals at once count as one
             assert process.wait(20) == 0
             seconds.append(time.monotonic() - began)
         finally:
@@ -216,4 +216,4 @@ def test_members_that_wait_for_a_rebalance_are_answered(server_dir: Path) -> Non
         assert time.monotonic() - began < _SECONDS
         assert _UNDER_WAY not in broker.log.read_text()
         _, answer = decode_response(JOIN_GROUP, 1, client.receive_frame())
-        assert answer["error_code"] == 15  # look for the coordinator again
+        assert answer["error_code"] == 15  # the client looks for the coordinator again

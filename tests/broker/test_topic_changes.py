@@ -1,4 +1,4 @@
-"""Partitions and settings of topics that change while their logs run, on brokers in this process."""
+"""Partitions and settings of topics that change while their logs are in use, on brokers in this process."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_broker_that_is_alone(tmp_path: Path) -> None:
 
 
 def test_names_that_collide_but_were_there_before(tmp_path: Path) -> None:
-    """Earlier versions made both: both are served, no third one is made."""
+    """Colliding topics that earlier versions created are served; new ones are refused, even if created at once."""
 
     async def scenario() -> None:
         async with running_as(tmp_path) as broker:
@@ -119,7 +119,7 @@ def test_what_cannot_be(tmp_path: Path) -> None:
 
 
 def test_brokers_that_share_a_folder(tmp_path: Path) -> None:
-    """What one changes the other follows; so does it what somebody writes into the tree."""
+    """Each broker follows the other's changes, and those that a tool writes to the tree."""
 
     async def scenario(tree: Tree) -> None:
         async with running_as(tmp_path, 1, shared=True) as second:
@@ -154,13 +154,13 @@ def test_brokers_that_share_a_folder(tmp_path: Path) -> None:
                 await until(lambda: second.logs.get("u", 2))
                 await until(lambda: first.logs.logs["u", 1].overrides == {})
                 assert first.logs.logs["u", 1].end_offset == 1
-                # a setting that is not known here may stay, but not come
+                # an unknown setting may stay, but can't be set
                 await first.alter_topic_settings("u", lambda _: {"max.compaction": "1", "segment.bytes": "999"})
                 with pytest.raises(ConfigError, match=r"max\.compaction"):
                     await first.alter_topic_settings("u", lambda _: {"max.compaction": "2"})
                 await until(lambda: second.logs.logs["u", 2].config.segment_bytes == 999)
 
-                # made anew while nobody looks: another topic, without the records of before
+                # deleted and created again before a broker looks: another topic, without the old records
                 before = first.registry.topics["u"].topic_id
                 tree.delete("/brokers/topics/u")
                 tree.create("/brokers/topics/u", b'{"version":1,"partitions":{"0":[1],"1":[0]}}')
@@ -172,7 +172,7 @@ def test_brokers_that_share_a_folder(tmp_path: Path) -> None:
                 await until(lambda: not tree.children("/admin/delete_topics"))
                 assert (tree.get("/brokers/topics/u"), tree.get("/config/topics/u")) == (None, None)
 
-            # one leaves
+            # one broker leaves
             await until(lambda: b'"leader":-1' in (tree.get("/brokers/topics/t/partitions/2/state") or b""))
             assert json.loads(tree.get("/controller") or b"")["brokerid"] == 1
             assert tree.get("/controller_epoch") == b"1"
@@ -186,7 +186,7 @@ def test_brokers_that_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_ids_of_altered_topics_are_found_in_the_logs(tmp_path: Path) -> None:
-    """All brokers were away when a tool altered a topic, and left it without its id."""
+    """A tool altered the topic while all brokers were down, and dropped its id from the tree."""
     tree = open_tree(str(tmp_path / "directories"))
 
     async def first_life() -> None:
@@ -206,7 +206,7 @@ def test_ids_of_altered_topics_are_found_in_the_logs(tmp_path: Path) -> None:
 
 
 def test_a_flood_of_unknown_names_reads_the_tree_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CreateTopics and DeleteTopics; what another broker has made is found nevertheless."""
+    """CreateTopics and DeleteTopics do not read the tree for each name, and still find another broker's new topic."""
     session = Session(Listener(PLAINTEXT, PLAINTEXT, "h", 1), "h:2", [], lambda mechanism, name: None)
     names = [f"unknown{number}" for number in range(500)]
     entry = {"num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
@@ -230,7 +230,7 @@ def test_a_flood_of_unknown_names_reads_the_tree_a_few_times(tmp_path: Path, mon
             assert {answer["error_code"] for answer in created["topics"]} == {0}
             assert 1 <= reads < 100
             await other.create_topic("there", 1)
-            await asyncio.sleep(0.1)  # or it was looked for just now
+            await asyncio.sleep(0.1)  # so that the broker reads the tree again
             deleted = await delete_topics.handle(broker, request, {"topic_names": ["there"], "timeout_ms": 1000})
             assert [answer["error_code"] for answer in deleted["responses"]] == [0]
 
@@ -293,7 +293,7 @@ class _LateDeletion(_Interrupted):
 def _registries(
     tmp_path: Path, interrupted: Callable[[Registry], object], kind: type[_Interrupted] = _Interrupted
 ) -> tuple[Registry, Registry]:
-    """Of two brokers with one tree; the second one does that within the first one's next change of settings."""
+    """Registries of two brokers on one tree; the second calls `interrupted` within the first one's next change."""
     directories = str(tmp_path / "tree")
     second = Registry(open_tree(directories), 1)
     second.cluster_id(None)
@@ -322,9 +322,9 @@ def test_settings_that_two_brokers_alter_at_once_are_both_kept(tmp_path: Path) -
 def test_a_topic_that_two_brokers_create_at_once_has_the_settings_of_its_creator(
     tmp_path: Path, has_left: bool
 ) -> None:
-    """A client's Metadata creates it by the way, without settings, while an admin creates it with some."""
+    """A client's Metadata request creates it without settings, while an admin creates it with some."""
     first, second = _registries(tmp_path, lambda one: one.create_topic("t", {0: [1]}, {"cleanup.policy": "compact"}))
-    if has_left:  # a creator that was killed
+    if has_left:  # of a creator that was killed
         second._tree.put("/config/topics/t", b'{"version":1,"config":{"retention.ms":"9"}}')
     assert not first.create_topic("t", {0: [0]}, {})
     second.refresh()
@@ -348,7 +348,7 @@ def test_a_topic_that_one_broker_creates_while_another_deletes_it_keeps_its_sett
 
 @pytest.mark.parametrize("by", ["id", "name"])
 def test_a_deletion_leaves_a_topic_that_another_broker_has_created_again_meanwhile(tmp_path: Path, by: str) -> None:
-    """The name is the same, and the deletion has found the earlier topic."""
+    """The deletion found the earlier topic of that name; the new one is another topic."""
 
     def create_again(other: Registry) -> None:
         _delete(other, "t")
@@ -358,7 +358,7 @@ def test_a_deletion_leaves_a_topic_that_another_broker_has_created_again_meanwhi
     assert second.create_topic("t", {0: [0]}, {})
     first.refresh()
     topic_id = first.topics["t"].topic_id
-    _delete(first, "t", topic_id if by == "id" else None)  # whoever has deleted it, it is gone
+    _delete(first, "t", topic_id if by == "id" else None)  # no error: the earlier topic is gone
     for registry in (first, second):
         registry.refresh()
         assert (registry.topics["t"].assignment, registry.settings("t")) == ({0: [1]}, {"cleanup.policy": "compact"})
@@ -366,7 +366,7 @@ def test_a_deletion_leaves_a_topic_that_another_broker_has_created_again_meanwhi
 
 @pytest.mark.parametrize("by", ["id", "name"])
 def test_a_deletion_while_another_broker_changes_the_topic(tmp_path: Path, by: str) -> None:
-    """It is the same topic still, whose node has another value."""
+    """The topic's node has another value, but it is the same topic: it is deleted."""
     first, second = _registries(tmp_path, lambda other: other.add_partitions("t", 3), _LateDeletion)
     assert second.create_topic("t", {0: [0]}, {})
     first.refresh()
@@ -378,7 +378,7 @@ def test_a_deletion_while_another_broker_changes_the_topic(tmp_path: Path, by: s
 
 @pytest.mark.parametrize("finds", ["the first topic", "the next one"])
 def test_a_request_for_deletion_that_two_controllers_see_deletes_one_topic(tmp_path: Path, finds: str) -> None:
-    """One of them does not know yet that it no longer is the controller; a tool creates the topic again."""
+    """One of them does not know yet that it is no longer the controller; then the topic is created again."""
 
     def work_and_create(other: Registry) -> None:
         _work_as_controller(other)
@@ -411,7 +411,7 @@ def _work_as_controller(registry: Registry) -> Controller:
 def test_a_creation_that_fails_leaves_a_topic_of_its_name_that_was_created_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody has removed what could not be created from the tree, and another broker has created it for itself."""
+    """The topic that failed was removed from the tree, and another broker has created one of that name."""
 
     async def run() -> None:
         async with (
@@ -447,7 +447,7 @@ def _fail_to_make(*_: object) -> PartitionLog:
 def test_a_log_that_can_not_be_made_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A group's client asks for a coordinator each second, and each time the topic of offsets is created."""
+    """A group's client asks for its coordinator each second; each time the broker tries to create the offsets topic."""
 
     def logged() -> list[str]:
         found = [
@@ -463,7 +463,7 @@ def test_a_log_that_can_not_be_made_is_logged_once(
                 for _ in range(3):
                     with pytest.raises(DirectoryError, match="No space left"):
                         await broker.create_topic("t", 1)
-                (line,) = logged()  # and none says that a topic was deleted
+                (line,) = logged()  # no line says that a topic was deleted
                 assert "t-0 can't be created" in line
                 assert "No space left" in line
             await broker.create_topic("t", 1)
@@ -473,7 +473,7 @@ def test_a_log_that_can_not_be_made_is_logged_once(
             monkeypatch.setattr(broker.logs, "make", _fail_to_make)
             with pytest.raises(DirectoryError, match="No space left"):
                 await broker.create_topic("t", 1)
-            assert len(logged()) == 1  # it was well meanwhile
+            assert len(logged()) == 1  # logged again after a success
 
     caplog.set_level("INFO", "spark_klog.broker")
     asyncio.run(run())
@@ -485,7 +485,7 @@ def _delete(registry: Registry, name: str, topic_id: UUID | None = None) -> None
 
 
 def test_settings_that_two_brokers_alter_one_after_the_other_are_both_kept(tmp_path: Path) -> None:
-    """The second one has not seen yet what the first one has changed."""
+    """The second broker has not seen the first one's change yet."""
 
     async def run() -> None:
         async with running_as(tmp_path, 0, shared=True) as first, running_as(tmp_path, 1, shared=True) as second:
@@ -499,7 +499,7 @@ def test_settings_that_two_brokers_alter_one_after_the_other_are_both_kept(tmp_p
 
 
 def test_a_topic_is_deleted_by_the_id_that_was_named(tmp_path: Path) -> None:
-    """Another broker has created it again since: what is there now is not what the client has seen."""
+    """The topic was created again since the client saw it: a deletion by the old id leaves the new topic."""
 
     def by_id(topic_id: UUID) -> dict[str, Any]:
         return {"topics": [{"name": None, "topic_id": topic_id}], "timeout_ms": 20_000}
@@ -511,7 +511,7 @@ def test_a_topic_is_deleted_by_the_id_that_was_named(tmp_path: Path) -> None:
         ):
             topic_id = await first.create_topic("t", 1)
             await second.follower.refresh()
-            tree.delete("/brokers/topics/t")  # by hand: a broker waits until the other one has heard of it
+            tree.delete("/brokers/topics/t")  # by hand: a broker would wait until the other one has seen the deletion
             await first.follower.refresh()
             new_id = await first.create_topic("t", 1)
             session = Session(Listener(PLAINTEXT, PLAINTEXT, "h", 1), "h:2", [], lambda mechanism, name: None)
@@ -534,9 +534,9 @@ def test_a_topic_is_deleted_by_the_id_that_was_named(tmp_path: Path) -> None:
 def test_a_topic_created_again_before_its_deletion_is_noticed_keeps_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """The registry is read in a thread: its new topics are known a little before the old ones are dropped.
+    """A thread reads the registry: new topics are known a little before the old ones are dropped.
 
-    That comes before or after the new topic has its folder, while another topic gets its own.
+    The drop comes before or after the new topic gets its folder, while another topic gets its own.
     """
 
     async def run() -> None:
@@ -582,7 +582,7 @@ def test_a_topic_created_again_before_its_deletion_is_noticed_keeps_its_folder(
 def test_the_folder_of_a_deleted_topic_that_could_not_be_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, retried_by: str
 ) -> None:
-    """Left to a broker that is alone it would be a topic again."""
+    """If the folder stayed, a broker without a shared tree would take it for a topic."""
     rename, fails, slow = LocalFileSystem.rename, True, 0.0
 
     def failing(files: LocalFileSystem, old: Path, new: Path) -> None:
@@ -602,13 +602,13 @@ def test_the_folder_of_a_deleted_topic_that_could_not_be_renamed(
             fails = retried_by in ("next start", "a new topic later")
             if retried_by == "housekeeping":
                 slow = 0.2
-                retry = asyncio.ensure_future(broker.follower.refresh())  # as a watch does; its retry is waited for
+                retry = asyncio.ensure_future(broker.follower.refresh())  # as a watch does; the care waits for it
                 await until(lambda: broker._topic_logs.is_busy)
                 await broker.care_for_topic_logs()
                 assert not list((tmp_path / "0").glob("t-?"))
                 await retry
             elif retried_by.startswith("a new topic"):
-                await broker.create_topic("t", 2)  # what is left is moved out of its way
+                await broker.create_topic("t", 2)  # moves the old folder out of the way
                 append_value(broker.logs.get("t", 1), 5)
                 fails = False
                 await broker.care_for_topic_logs()
@@ -636,7 +636,7 @@ def test_the_folder_of_a_deleted_topic_that_could_not_be_renamed(
 def test_no_broker_is_asked_for_markers_of_a_transaction_that_another_has_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the markers of a commit are tried again it completes, and the next transaction is aborted."""
+    """A retry of a commit's markers sends none for the next transaction, which is aborted meanwhile."""
 
     async def scenario() -> None:
         async with running_as(tmp_path, 0, shared=True) as first, running_as(tmp_path, 1, shared=True) as second:

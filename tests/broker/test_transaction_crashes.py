@@ -1,4 +1,4 @@
-"""Brokers that are killed within transactions; several brokers; Apache Kafka on our directory, and its tools."""
+"""Brokers killed in transactions; transactions over several brokers; Apache Kafka and its tools on our directory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _log_file(broker: KlogBroker, folder: str) -> Path:
 
 
 def _cut_last(path: Path) -> None:
-    """The file as it was before its last batch was written."""
+    """Cut the last batch off the file."""
     data = path.read_bytes()
     *_, (header, _) = iter_batches(data)
     path.write_bytes(data[: -header.size])
@@ -70,11 +70,11 @@ def _transaction(servers: str, end: str, topic: str) -> None:
 @pytest.mark.parametrize("end", ["commit", "abort"])
 @pytest.mark.parametrize("point", ["one marker", "no marker", "all markers"])
 def test_what_was_decided_is_completed_after_a_kill(broker: KlogBroker, topic: str, end: str, point: str) -> None:
-    """Killed after the decision was written down: the files are cut to what they held at that point."""
+    """The broker is killed after it has written the decision: the files are cut to what they held at that point."""
     _create(broker.bootstrap_servers, topic, 2)
     _transaction(broker.bootstrap_servers, end, topic)
     broker.kill()
-    _cut_last(_log_file(broker, "__transaction_state-0"))  # the completion
+    _cut_last(_log_file(broker, "__transaction_state-0"))  # the record of the completion
     for partition in {"all markers": (), "one marker": (1,), "no marker": (0, 1)}[point]:
         _cut_last(_log_file(broker, f"{topic}-{partition}"))
     broker.start()
@@ -83,7 +83,7 @@ def test_what_was_decided_is_completed_after_a_kill(broker: KlogBroker, topic: s
         assert by_confluent(broker.bootstrap_servers, topic, partition) == expected
         assert by_kafka_python(broker.bootstrap_servers, topic, partition) == expected
     assert "completing transaction cut" in broker.log.read_text()
-    # and all goes on
+    # the next transaction succeeds
     _transaction(broker.bootstrap_servers, "commit", topic)
     assert by_confluent(broker.bootstrap_servers, topic, 0) == [*expected, "a", "b"]
 
@@ -119,7 +119,7 @@ def test_one_that_was_open_at_the_kill_times_out(broker: KlogBroker, topic: str)
 def _write(
     client: ConfluentClient | JavaClient, topic: str, stop: threading.Event, committed: list[str], unsure: list[str]
 ) -> None:
-    """Transactions of two records, one a partition, each begun anew by a producer of the same id after an error."""
+    """Write transactions of two records, one in each partition; after an error a new producer of the id goes on."""
     number = 0
     is_open = False
     while not stop.is_set():
@@ -161,7 +161,7 @@ def _wait_for_more(committed: list[str]) -> None:
 
 @pytest.mark.parametrize("kind", ["confluent", pytest.param("3.9.1", marks=pytest.mark.peer)])
 def test_kills_at_any_time(server_dir: Path, topic: str, kind: str) -> None:
-    """What was committed is read once, and nothing else but what may have been: its commit was not answered."""
+    """Committed records are read once; of the others only those may be read whose commit got no answer."""
     rng = random.Random(8)
     committed: list[str] = []
     unsure: list[str] = []
@@ -221,7 +221,7 @@ def test_ids_that_logs_know_are_not_given(broker: KlogBroker, topic: str) -> Non
 
 
 def test_a_transaction_over_several_brokers(make_cluster: Callable[..., EmbeddedCluster], topic: str) -> None:
-    """The coordinator asks the others to write their markers; one that is dead is asked again when it is back."""
+    """The coordinator makes the others write their markers; it asks a dead broker again when that is back."""
     cluster = make_cluster(3)
     servers = cluster.bootstrap_servers
     _create(servers, topic, 3)
@@ -255,7 +255,7 @@ def test_a_transaction_over_several_brokers(make_cluster: Callable[..., Embedded
 
 
 def _soon(servers: str, topic: str, partitions: dict[int, int], count: int) -> list[list[str]]:
-    """What is read when so many records of each partition are: markers on other brokers follow the answer."""
+    """Read until each partition has `count` records: markers on other brokers are written after the answer."""
     deadline = time.monotonic() + 20
     while True:
         found = [by_confluent(servers, topic, partition) for partition in sorted(partitions)]
@@ -291,7 +291,7 @@ def test_kafkas_tool_finds_and_aborts_transactions(broker: KlogBroker, topic: st
 
 
 def test_a_damaged_log_of_transactions_is_not_served(broker: KlogBroker, topic: str) -> None:
-    """Else its ids would begin anew, with epochs that fence nobody."""
+    """Served as if empty, its ids would start again with epochs that fence nobody."""
     _create(broker.bootstrap_servers, topic, 2)
     _transaction(broker.bootstrap_servers, "commit", topic)
     broker.stop()
@@ -336,7 +336,7 @@ def _kafka_with(data_dir: Path, server_dir: Path) -> Kafka:
 
 @pytest.mark.peer
 def test_a_real_kafka_goes_on_with_our_directory(server_dir: Path, topic: str) -> None:
-    """What we had decided it completes; the transactional id goes on, and the last five batches are known."""
+    """Kafka completes what we had decided, and the transactional id goes on."""
     with KlogBroker(server_dir) as broker:
         _create(broker.bootstrap_servers, topic, 2)
         _transaction(broker.bootstrap_servers, "abort", topic)
@@ -354,7 +354,7 @@ def test_a_real_kafka_goes_on_with_our_directory(server_dir: Path, topic: str) -
 
 
 def _numbered(producer_id: int, sequence: int) -> bytes:
-    """A record of now: Kafka forgets producers whose last one is a day old."""
+    """A record with the current time: Kafka forgets producers whose last one is a day old."""
     body = bytearray()
     append_record(body, 0, 0, None, b"v")
     now = time.time_ns() // 1_000_000
@@ -364,7 +364,7 @@ def _numbered(producer_id: int, sequence: int) -> bytes:
 
 @pytest.mark.peer
 def test_a_real_kafka_takes_our_snapshots(server_dir: Path, topic: str) -> None:
-    """After a clean stop: what it knows of producers is what our snapshots say."""
+    """After a clean stop Kafka knows of producers what our snapshots say."""
     with KlogBroker(server_dir) as broker:
         _create(broker.bootstrap_servers, topic)
         _create(broker.bootstrap_servers, f"{topic}-open")

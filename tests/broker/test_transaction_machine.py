@@ -1,4 +1,4 @@
-"""The state machine of a transactional id: its table beside Kafka's, events beside a model; its records."""
+"""The state machine of a transactional id: its transitions beside Kafka's, any events beside a model; its records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spark_klog.broker.transactions.transaction import (
 )
 from spark_klog.errors import DecodeError, ErrorCode
 
-#: By what each state may be preceded: `TransactionMetadata` of Kafka 3.9, where PrepareEpochFence is never written.
+#: Each state's valid predecessors, from `TransactionMetadata` of Kafka 3.9, which never writes PrepareEpochFence.
 KAFKAS_PREDECESSORS = {
     State.EMPTY: {State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT},
     State.ONGOING: {State.ONGOING, State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT},
@@ -48,7 +48,7 @@ def test_the_states_follow_each_other_as_kafkas_do() -> None:
 
 
 def begun(epoch: int = 0) -> Transaction:
-    """Ongoing, with one partition."""
+    """An ongoing transaction with one partition."""
     start = Transaction(
         "id", ProducerIdAndEpoch(7, epoch - 1), ProducerIdAndEpoch(-1, -1), 1, State.EMPTY, frozenset(), -1, NOW
     )
@@ -86,7 +86,7 @@ def test_used_up_epochs_take_another_producer_id() -> None:
 
 
 def test_an_instance_goes_on_after_an_error_and_may_ask_again() -> None:
-    """KIP-360: it names itself; where the answer is lost, the same request gives the same one."""
+    """KIP-360: the producer sends its own id and epoch; if the answer is lost, a retry gets the same one."""
     ended = machine.end(begun(3), ProducerIdAndEpoch(7, 3), commits=True, now_ms=NOW)
     assert isinstance(ended, Transaction)
     ended = machine.complete(ended, NOW)
@@ -127,7 +127,7 @@ def test_time_counts_from_the_first_partition() -> None:
 
 
 def test_what_may_be_written() -> None:
-    """KIP-890."""
+    """The check before a batch is written (KIP-890)."""
     transaction = begun(2)
     assert machine.verify(transaction, ProducerIdAndEpoch(7, 2), P0) == ErrorCode.NONE
     assert machine.verify(transaction, ProducerIdAndEpoch(7, 2), P1) == ErrorCode.TRANSACTION_ABORTABLE
@@ -141,7 +141,7 @@ def test_what_may_be_written() -> None:
 
 @dataclass
 class Model:
-    """A transactional id by what has happened to it, told as Kafka's documents tell it."""
+    """A transactional id modelled by what has happened to it, as Kafka's documentation describes it."""
 
     epoch: int = 0
     ends: list[str] = field(default_factory=list)
@@ -176,7 +176,7 @@ class Model:
         if self.is_open:
             self.is_open, self.deciding = False, "abort"
         else:
-            self.ends.append("")  # what ended before is not told any more
+            self.ends.append("")  # a repeated EndTxn is an error from now on
         return None
 
     def complete(self) -> None:

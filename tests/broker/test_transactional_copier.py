@@ -29,8 +29,8 @@ _KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "2"))
 _PARTITIONS = 2
 _GROUP = "copiers"
 _AT_ONCE = 600
-#: A copier that was killed within a transaction waits so long for its own offsets (it asks for stable ones before it
-#: fences itself); one that the broker keeps waiting for longer is fenced, and ends.
+#: A copier that was killed in a transaction waits this long for its own offsets: it asks for stable ones before it
+#: fences its old instance. One that has to wait longer for the broker is fenced, and ends.
 _TRANSACTION_MS = 3000
 _PATIENCE = 120
 
@@ -50,7 +50,7 @@ def broker(server_dir: Path) -> Iterator[KlogBroker]:
 
 
 class Input:
-    """What the topic `in` holds: numbers, growing by partition."""
+    """The numbers in the topic `in`, ascending in each partition."""
 
     def __init__(self, servers: str) -> None:
         self._producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "log_level": 0})
@@ -66,7 +66,7 @@ class Input:
 
 
 class Watcher:
-    """A read_committed consumer of `out` that goes on through all of it."""
+    """A read_committed consumer that reads `out` all the time."""
 
     def __init__(self, servers: str) -> None:
         settings = {"group.id": "watcher", "isolation.level": "read_committed", "enable.auto.commit": False}
@@ -96,7 +96,7 @@ def _committed(servers: str) -> dict[int, int]:
 
 
 def _wait(condition: Callable[[], object], copiers: list[Copier]) -> None:
-    """Copiers that fail meanwhile are started again, as Kafka's own test does it."""
+    """Wait; copiers that fail meanwhile are started again, as in Kafka's own test."""
     deadline = time.monotonic() + _PATIENCE
     while not condition():
         assert time.monotonic() < deadline, [(copier.copied, copier.ends) for copier in copiers]
@@ -106,7 +106,7 @@ def _wait(condition: Callable[[], object], copiers: list[Copier]) -> None:
 
 
 def _kill_on_the_way(broker: KlogBroker, copiers: list[Copier], source: Input, victims: list[Copier]) -> None:
-    """The broker and one of the victims by turns, each after some records more were copied."""
+    """Kill the broker and one of the victims by turns, each time after some more records were copied."""
     rng = random.Random(9)
     for copier in copiers:
         copier.start_if_ended()
@@ -114,7 +114,7 @@ def _kill_on_the_way(broker: KlogBroker, copiers: list[Copier], source: Input, v
         aim = sum(copier.copied for copier in copiers) + rng.randrange(20, 200)
 
         def has_come_on(aim: int = aim) -> bool:
-            if any(copier.is_done for copier in copiers):  # nothing may be left to be copied
+            if any(copier.is_done for copier in copiers):  # everything may be copied
                 source.add(_AT_ONCE)
             return sum(copier.copied for copier in copiers) >= aim
 
@@ -129,10 +129,10 @@ def _kill_on_the_way(broker: KlogBroker, copiers: list[Copier], source: Input, v
 
 @pytest.mark.parametrize("by_group", [False, True], ids=["partitions", "group"])
 def test_copies_come_once_whatever_is_killed(broker: KlogBroker, server_dir: Path, by_group: bool) -> None:
-    """Each record once and in its order, also for who reads on all the time; aborted ones lie between them.
+    """Consumers read each record once and in order, also one that reads all the time; aborted ones lie in between.
 
-    A copier has a partition of its own, or as many as its group gives it, which then fences who had them before
-    (KIP-447). Members that are killed are missed after ten seconds: that is for `make soak`.
+    A copier has a partition of its own, or those that its group assigns, and then fences their previous owner
+    (KIP-447). The group misses a killed member after ten seconds, so only `make soak` kills members.
     """
     servers = broker.bootstrap_servers
     kafka = Kafka("3.9.1", server_dir / "kafka")

@@ -73,7 +73,7 @@ def _create(cluster: EmbeddedCluster, topic: str, partitions: int = 1) -> None:
 def test_an_idempotent_producer_whose_answers_are_lost_writes_once(
     cluster: EmbeddedCluster, client: Client, topic: str
 ) -> None:
-    """By the default settings of the Java client."""
+    """With the default settings of the Java client."""
     client.ask("open", "plain")
     sent = client.ask("send", "plain", topic, "0", "a", "b")
     for sent_bytes in (0, 10):
@@ -164,7 +164,7 @@ def test_a_transaction_is_aborted_after_its_time(cluster: EmbeddedCluster, clien
 
 
 def test_lost_answers_of_each_api(cluster: EmbeddedCluster, client: Client, topic: str) -> None:
-    """Each request is carried out, but its connection breaks: the producer asks again, and all comes once."""
+    """Each request is carried out, but its answer is lost: the producer retries, and all takes effect once."""
     client.ask("open", "patient", f"transactional.id={topic}", "retry.backoff.ms=20")
     apis_of_transactions = ["InitProducerId", "AddPartitionsToTxn", "Produce", "AddOffsetsToTxn", "TxnOffsetCommit"]
     for api in [*apis_of_transactions, "EndTxn"]:
@@ -186,14 +186,14 @@ def _init(raw: RawClient, transactional_id: str | None, version: int = 4, **more
 
 
 def _begin(raw: RawClient, transactional_id: str, *topics: str) -> dict[str, Any]:
-    """Producer id and epoch, the partitions 0 of the topics added."""
+    """Begin a transaction with partition 0 of each topic; return the producer's id and epoch."""
     producer, added = _try_begin(raw, transactional_id, *topics)
     assert added == dict.fromkeys(topics, 0)
     return producer
 
 
 def _try_begin(raw: RawClient, transactional_id: str, *topics: str) -> tuple[dict[str, Any], dict[str, int]]:
-    """Producer id and epoch, and what became of adding the partitions 0 of the topics."""
+    """Try to begin one with partition 0 of each topic; return the producer's id and epoch, and the error codes."""
     deadline = time.monotonic() + 10
     while (found := _init(raw, transactional_id))["error_code"] in (14, 15, 16, 51):
         assert time.monotonic() < deadline
@@ -242,14 +242,14 @@ def test_only_what_was_added_is_written_to(cluster: EmbeddedCluster, raw: RawCli
     assert _produce(raw, topic, topic, bytes(batch(pid, epoch + 1, 0, 1))) == ErrorCode.INVALID_PRODUCER_EPOCH
     assert _produce(raw, topic, topic, records) == 0
     assert _end(raw, topic, producer, True) == 0
-    # one that comes late, after the marker, would open a transaction that nobody ends
+    # a batch that comes late, after the marker, would open a transaction that nobody ends
     assert _produce(raw, topic, topic, bytes(batch(pid, epoch, 1, 1))) == ErrorCode.INVALID_TXN_STATE
     assert by_confluent(cluster.bootstrap_servers, topic, 0) == ["v"]
     assert by_confluent(cluster.bootstrap_servers, other, 0, committed=False) == []
 
 
 def test_no_batch_overtakes_one_that_was_refused(cluster: EmbeddedCluster, raw: RawClient, topic: str) -> None:
-    """Of batches in flight the first may come before the coordinator can tell, and the second after."""
+    """Of batches in flight the first may come before its partition is added, and the second after."""
     _create(cluster, topic)
     producer = {key: _init(raw, topic)[key] for key in ("producer_id", "producer_epoch")}
     first, second = (bytes(batch(*producer.values(), sequence, 5)) for sequence in (0, 5))
@@ -335,7 +335,7 @@ def test_an_id_that_is_not_used_is_forgotten(make_cluster: Callable[..., Embedde
             assert time.monotonic() < deadline
         producer, added = found
         assert added == {topic: 0}
-        time.sleep(0.5)  # an open one stays
+        time.sleep(0.5)  # an id with an open transaction stays
         assert _end(raw, topic, producer, True) == 0
         deadline = time.monotonic() + 10
         while _end(raw, topic, producer, True) != ErrorCode.INVALID_PRODUCER_ID_MAPPING:

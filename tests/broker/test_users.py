@@ -1,4 +1,4 @@
-"""The file of users as a broker sees it: when it is read again, and what holds if that fails."""
+"""The users file as a broker sees it: when the broker reads it again, and what holds if that fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _credential(key: bytes) -> Credential:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file with the users alice and bob, which brokers look at each time."""
+    """A file with the users alice and bob; brokers look at it each time."""
     monkeypatch.setattr(module, "_LOOK_AGAIN_SECONDS", 0.0)
     path = tmp_path / "users"
     for name in ("alice", "bob"):
@@ -62,7 +62,7 @@ def test_a_user_who_is_removed_while_the_disk_fails_is_not_known_afterwards(
 
 
 def test_a_change_in_place_within_one_tick_of_the_clock_is_seen(path: Path) -> None:
-    """The file system's clock may be coarse: time and size are those of the file that was read."""
+    """On a file system with a coarse clock a changed file may have the same time and size."""
     users = Users(path)
     status, text = path.stat(), path.read_text()
     path.write_text(text.replace("[user alice]", "[user carol]"))
@@ -106,7 +106,7 @@ def test_a_file_that_is_none_is_told_by_line_and_reason(path: Path, text: str, t
 
 
 def test_one_change_of_many_users_parses_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests wait while the file is read."""
+    """Requests wait while the file is read, so the broker parses only the section that changed."""
     path.write_text("".join(f"# of {number}\n[user {number}]\nread = t-{number}\n" for number in range(1000)))
     users, parse, parsed = Users(path), users_file._user, []
 
@@ -124,7 +124,7 @@ def test_one_change_of_many_users_parses_one(path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_file_read_again_is_what_its_text_says(path: Path) -> None:
-    """Also if the text is none: then the error is that of the whole file."""
+    """Reading again gives the same users as a read of the whole file, or the same error."""
     pieces = [
         *("[user a]\n", "[user b]\nread = x\n", "[user c]\nread = x,\n  y\n", " [user d]\n", "[user e]"),
         *("\n", "admin = true\n", "read = z\n", "  [user g]\n", "[nobody]\n", "[user h]]\nwrite = w\n"),

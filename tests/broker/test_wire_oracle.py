@@ -1,4 +1,4 @@
-"""Every API and version that the broker advertises, asked and read by kafka-python's own messages."""
+"""Every API and version that the broker advertises, requested and decoded by kafka-python's own messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.kafka_python_wire import KafkaPythonWire, Message, make_recor
 NOW = 1_700_000_000_000
 NO_ID = uuid.UUID(int=0)
 TOPIC, BROKER = 2, 4
-#: Those that need a listener of their own (test_security_mechanisms.py), and those of test_admin_wire.py.
+#: Tested elsewhere: those that need a listener of their own (test_security_mechanisms.py), and test_admin_wire.py's.
 ELSEWHERE = {
     "SaslHandshake",
     "SaslAuthenticate",
@@ -77,7 +77,7 @@ def asked(cluster: EmbeddedCluster, topic: str) -> Iterator[Asked]:
 
 
 def _has(entry: Message, **expected: Any) -> None:
-    """The fields that the version has are as expected; the first one must be there."""
+    """Check the fields that the version has; the first one must be there."""
     assert next(iter(expected)) in entry
     assert {name: value for name, value in entry.items() if name in expected} == {
         name: value for name, value in expected.items() if name in entry
@@ -139,7 +139,7 @@ def _fetch(asked: Asked, version: int) -> None:
     good, bad = answer["partitions"]
     _has(good, partition_index=0, error_code=NONE, high_watermark=3, last_stable_offset=3, log_start_offset=0)
     magic = min(2, version // 2)
-    # what is whole is sent from the file: the reader leaves out what comes before its offset
+    # whole batches are sent from the file: the reader skips the records before its offset
     first = 0 if magic == 2 else 1
     assert read_records(good["records"]) == [
         (magic, offset, [b"one", b"two", b"three"][offset]) for offset in range(first, 3)
@@ -162,7 +162,7 @@ def _fetch(asked: Asked, version: int) -> None:
     if version >= 13:
         for unknown in (uuid.uuid4(), NO_ID):
             (answer,) = fetch([partition(0)], unknown)["responses"]
-            assert answer["topic_id"] == (unknown if unknown.int else None)  # its null
+            assert answer["topic_id"] == (unknown if unknown.int else None)  # kafka-python's null
             _has(answer["partitions"][0], error_code=UNKNOWN_TOPIC_ID)
 
 
@@ -195,7 +195,7 @@ def _list_offsets(asked: Asked, version: int) -> None:
 
 def _metadata(asked: Asked, version: int) -> None:
     missing = f"{asked.topic}-missing"
-    names = [asked.topic, missing] if version >= 4 else [asked.topic]  # before, asking makes a topic
+    names = [asked.topic, missing] if version >= 4 else [asked.topic]  # older versions create the topic
     wanted = [{"name": name, "topic_id": NO_ID} for name in names]
     request = {
         "topics": wanted,
@@ -277,7 +277,7 @@ def _offset_fetch(asked: Asked, version: int) -> None:
     assert [(e["committed_offset"], e["error_code"]) for e in _fetched(asked, version)] == [(-1, none)] * 2
     _commit(asked, 0 if version == 0 else 6, 43)
     there, missing = _fetched(asked, version)
-    note = "note" if version else ""  # the directories keep offsets alone
+    note = "note" if version else ""  # the directories keep only offsets
     _has(there, partition_index=0, committed_offset=43, error_code=NONE, metadata=note)
     _has(missing, partition_index=9, committed_offset=-1, error_code=none)
     if version >= 5:
@@ -315,7 +315,7 @@ def _create_topics(asked: Asked, version: int) -> None:
     }
     bad = entry | {"name": f"{name}-bad", "replication_factor": 3}
     request = {"topics": [entry, bad], "timeout_ms": 5000, "validate_only": version >= 1}
-    for _ in range(2 if version >= 1 else 1):  # the first one only to see whether it could be done
+    for _ in range(2 if version >= 1 else 1):  # the first request only validates
         good, refused = asked.ask("CreateTopics", version, request)["topics"]
         _has(good, error_code=NONE, name=name, num_partitions=3, replication_factor=1)
         _has(refused, error_code=INVALID_REPLICATION_FACTOR, name=bad["name"])
@@ -489,7 +489,7 @@ def _describe_topic_partitions(asked: Asked, version: int) -> None:
 
 
 def _join(asked: Asked, version: int = 5, group: str = "") -> tuple[Message, str]:
-    """The answer to the only member of a new group, and the group."""
+    """Join a new group as its only member; return the answer and the group."""
     group = group or f"{asked.topic}-group"
     request = {
         "group_id": group,
@@ -597,7 +597,7 @@ def _list_groups(asked: Asked, version: int) -> None:
 def _delete_groups(asked: Asked, version: int) -> None:
     joined, group = _join(asked)
     _sync(asked, joined, group)
-    _commit(asked, 6, 5)  # of a group without members, named as the topic
+    _commit(asked, 6, 5)  # by a group without members, named like the topic
     names = [group, asked.topic, f"{group}-missing"]
     results = asked.ask("DeleteGroups", version, {"groups_names": names})["results"]
     assert [(entry["group_id"], entry["error_code"]) for entry in results] == [
@@ -621,7 +621,7 @@ def _offset_delete(asked: Asked, version: int) -> None:
 
 
 def _producer(asked: Asked, version: int = 3) -> Message:
-    """What names a new transactional producer."""
+    """Start a transactional producer; return the fields that identify it."""
     name = f"{asked.topic}-txn"
     request = {"transactional_id": name, "transaction_timeout_ms": 30_000, "producer_id": -1, "producer_epoch": -1}
     answer = asked.ask("InitProducerId", version, request)

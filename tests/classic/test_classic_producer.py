@@ -1,4 +1,4 @@
-"""The classic Producer at our broker; confluent-kafka reads what it wrote."""
+"""The classic Producer with our broker; confluent-kafka reads what it wrote."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make(cluster: EmbeddedCluster, topic: str, partitions: int) -> None:
 
 
 def read(cluster: EmbeddedCluster, topic: str, count: int) -> list[tuple[int, bytes | None, bytes | None]]:
-    """(partition, key, value) of so many messages."""
+    """Read `count` messages; return (partition, key, value)."""
     consumer = Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": "g", "log_level": 0})
     partitions = consumer.list_topics(topic, 10).topics[topic].partitions
     consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
@@ -64,9 +64,9 @@ def test_sync(cluster: EmbeddedCluster, topic: str) -> None:
 
 
 def test_partitioners() -> None:
-    """Java's own values: "hello".hashCode() = 99162322, Arrays.hashCode of {1, -2, 3} = 30694, Long 2^40 + 5: 261."""
+    """Hashes as in Java: "hello".hashCode() = 99162322, Arrays.hashCode of {1, -2, 3} = 30694, Long 2^40 + 5: 261."""
     assert hash_partitioner("hello", 1 << 31) == 99162322
-    assert hash_partitioner("polygenelubricants", 10) == 0  # its hash is the smallest integer
+    assert hash_partitioner("polygenelubricants", 10) == 0  # its hash is the smallest int
     assert hash_partitioner(bytes([1, 254, 3]), 1 << 31) == ((31 + 1) * 31 - 2) * 31 + 3
     assert hash_partitioner((1 << 40) + 5, 1 << 31) == 261
     assert hash_partitioner(-7, 100) == 7

@@ -1,4 +1,4 @@
-"""Members of a group in ZooKeeper that rebalance in any order, over a tree in memory and without a broker."""
+"""Members of a ZooKeeper group that rebalance in any order, with an in-memory tree and no broker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Group:
         self.partitions = dict.fromkeys(_TOPICS, 0)
         for topic in _TOPICS:
             self.resize(topic, 4)
-        # with offsets that are committed nobody asks a broker
+        # with committed offsets, no member asks a broker
         everything = {(topic, number): 5 for topic in _TOPICS for number in range(_MOST)}
         OffsetDirectory(self.tree, "g").commit(everything)
         self.members: dict[str, tuple[Member, MemoryTree]] = {}
@@ -50,11 +50,11 @@ class Group:
         self.members[name] = member, tree
 
     def rebalance_all(self) -> list[TopicPartition]:
-        """A turn of each member; what they wait for."""
+        """Let each member rebalance once; return the partitions that they wait for."""
         return [key for member, _ in self.members.values() for key in member.rebalance()]
 
     def check(self) -> dict[TopicPartition, str]:
-        """No partition is read by two; what a member reads it owns in the tree."""
+        """Check that each partition has one reader at most, which owns it in the tree; return the owners."""
         owners: dict[TopicPartition, str] = {}
         for member, _ in self.members.values():
             for key, thread in member.owned.items():
@@ -110,7 +110,7 @@ def test_any_order(data: st.DataObject) -> None:
 
     def kill() -> None:
         _, tree = group.members.pop(some())
-        tree.close()  # ends its nodes, as a session that expires
+        tree.close()  # removes its ephemeral nodes, like an expired session
 
     def leave() -> None:
         member, tree = group.members.pop(some())
@@ -126,7 +126,7 @@ def test_any_order(data: st.DataObject) -> None:
         {**steps, "kill": kill, "leave": leave, "rebalance": rebalance}[step]()
         group.check()
 
-    # when nothing changes any more, few rounds settle it: what one releases the next one takes
+    # without further changes it settles in few rounds: one member releases, the next one claims
     rounds = 0
     while group.rebalance_all():
         rounds += 1

@@ -1,4 +1,4 @@
-"""The assignment of partitions in groups in ZooKeeper: its properties, and the example of Kafka's own assignor."""
+"""Partition assignment of ZooKeeper groups: its properties, and the example in Kafka's own assignor."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_properties(members: dict[str, Registration], partitions: dict[str, list
     threads = threads_by_topic(members, list(partitions))
     owners = assign(threads, partitions)
 
-    # each partition that anyone reads has one owner, and the owner reads its topic
+    # each partition of a subscribed topic has one owner, which reads that topic
     read = {(topic, number) for topic, numbers in partitions.items() if threads.get(topic) for number in numbers}
     assert set(owners) == read
     assert all(owner in threads[topic] for (topic, _), owner in owners.items())
@@ -56,11 +56,11 @@ def test_properties(members: dict[str, Registration], partitions: dict[str, list
         counts = Counter(dict.fromkeys(threads.get(topic, ()), 0))
         counts.update(owner for (name, _), owner in owners.items() if name == topic)
         assert max(counts.values(), default=0) - min(counts.values(), default=0) <= 1
-        # a thread's partitions are a range of the topic's
+        # a thread's partitions are a contiguous range
         order = [owners[topic, number] for number in sorted(partitions[topic])] if topic in threads else []
         assert order == sorted(order, key=threads.get(topic, []).index)
 
-    # all members see the same, in whatever order ZooKeeper lists it
+    # all members compute the same, in whatever order ZooKeeper lists nodes
     shuffled = rng.sample(sorted(members.items()), len(members))
     again = {topic: rng.sample(numbers, len(numbers)) for topic, numbers in partitions.items()}
     assert assign(threads_by_topic(dict(shuffled), rng.sample(_TOPICS, len(_TOPICS))), again) == owners
@@ -72,7 +72,7 @@ def test_properties(members: dict[str, Registration], partitions: dict[str, list
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 12), st.integers(0, 50))
 def test_a_member_that_leaves_moves_no_more_than_ranges_must(members: int, count: int) -> None:
-    """Ranges before the one that ends keep their first partition; nothing moves if nothing changes."""
+    """If the last member leaves, no other gets fewer partitions; nothing moves if nothing changes."""
     names = [f"m{number:02}" for number in range(members + 1)]
     partitions = {"t": range(count)}
     before = assign({"t": names}, partitions)
@@ -83,7 +83,7 @@ def test_a_member_that_leaves_moves_no_more_than_ranges_must(members: int, count
 
 
 def test_the_order_is_that_of_java() -> None:
-    """Stream 10 comes before stream 2, and characters beyond 16 bits before those just below: strings of UTF-16."""
+    """Strings are ordered by UTF-16 units: stream 10 is before stream 2, and U+1F600 is before U+FFFD."""
     members = {"g_h-1-ab": Registration(STATIC, {"t": 11})}
     threads = threads_by_topic(members, ["t"])["t"]
     assert threads[:3] == ["g_h-1-ab-0", "g_h-1-ab-1", "g_h-1-ab-10"]
@@ -92,7 +92,7 @@ def test_the_order_is_that_of_java() -> None:
 
 
 def test_the_documents_example() -> None:
-    """Of Kafka's RangeAssignor: 10 partitions, consumer C1 with 2 streams and C2 with one."""
+    """The example of Kafka's RangeAssignor: 10 partitions, consumer C1 with 2 streams and C2 with one."""
     members = {"C1": Registration(STATIC, {"t": 2}), "C2": Registration(STATIC, {"t": 1})}
     owners = assign(threads_by_topic(members, ["t"]), {"t": range(10)})
     assert [owners["t", number] for number in range(10)] == ["C1-0"] * 4 + ["C1-1"] * 3 + ["C2-0"] * 3

@@ -1,4 +1,4 @@
-"""SimpleConsumer at our broker and at Kafka's, compared with confluent-kafka's records."""
+"""SimpleConsumer with our broker and with Kafka's, compared with confluent-kafka's records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.servers import serving
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.shared_tree import create_topic, wait_for
 
-#: Topics that no other test has: the brokers are shared.
+#: Topics of this module only, since the brokers are shared.
 _T, _SEGMENTS = "simple-consumer", "simple-consumer-segments"
 _TRANSACTIONS = "simple-consumer-isolation"
 #: The last versions of Fetch and ListOffsets of each broker.
@@ -37,8 +37,9 @@ _LAST = {"ours": (17, 10), "0.10.2.2": (3, 1), "3.9.1": (17, 9)}
 def place(
     request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas
 ) -> Iterator[tuple[str, str]]:
-    """(kind of broker, its address), with topic _T: partition 0 has 30 records, partition 1 a large one; and a topic of
-    several segments."""
+    """(kind of broker, its address). Topic _T has 30 records in partition 0 and a large one in partition 1; topic
+    _SEGMENTS has several segments.
+    """
     with serving(request.param, module_server_dir, shared_kafkas) as servers:
         create_topic(servers, _T, 2)
         create_topic(servers, _SEGMENTS, 1, {"segment.bytes": "2000"})
@@ -48,7 +49,7 @@ def place(
             value = None if number == 7 else b"value %d" % number * 20
             producer.produce(_T, value, b"key %d" % number, partition=0, timestamp=1_000_000 + number)
             producer.produce(_SEGMENTS, b"value" * 20, partition=0)
-            assert producer.flush(20) == 0  # a batch for each record
+            assert producer.flush(20) == 0  # one batch per record
         producer.produce(_T, b"x" * 300_000, partition=1)
         producer.produce(_T, b"after", partition=1)
         assert producer.flush(20) == 0
@@ -121,7 +122,7 @@ def test_a_fetch_grows_to_its_message_and_no_further_than_the_buffer(place: tupl
         for version in range(_LAST[kind][0] + 1):
             found = consumer.fetch(_T, 1, 0, 1000, version=version)
             assert [len(one.value or b"") for one in found][:1] == [300_000]
-        for version in range(3):  # later ones give the first batch whole
+        for version in range(3):  # later versions return the first batch whole
             with pytest.raises(RecordTooLarge, match=_T + r"-1 at offset 0: .* raise buffer_size") as raised:
                 small.fetch(_T, 1, 0, 1000, version=version)
             assert raised.value.size > 300_000
@@ -147,7 +148,7 @@ def test_multifetch(place: tuple[str, str]) -> None:
 
 @pytest.mark.peer
 def test_kafka_4(shared_kafkas: SharedKafkas) -> None:
-    """It has no Fetch before 4 and no ListOffsets 0."""
+    """Kafka 4 has no Fetch before version 4 and no ListOffsets 0."""
     servers = shared_kafkas.get("4.1.0").bootstrap_servers
     create_topic(servers, _T, 1)
     wait_for(lambda: _is_there(servers, _T, 0))
@@ -172,7 +173,7 @@ def test_kafka_4(shared_kafkas: SharedKafkas) -> None:
 def test_markers_of_transactions_hide_no_message(place: tuple[str, str]) -> None:
     kind, servers = place
     if kind == "0.10.2.2":
-        return  # before transactions
+        return  # it has no transactions
     topic = f"{_T}-transactions"
     create_topic(servers, topic, 1)
     wait_for(lambda: _is_there(servers, topic, 0))
@@ -186,7 +187,7 @@ def test_markers_of_transactions_hide_no_message(place: tuple[str, str]) -> None
         # Kafka writes the last marker after it has answered the commit
         wait_for(lambda: consumer.get_offsets_before(topic, 0, LATEST_TIME) == [4])
         for version in range(_LAST[kind][0] + 1):
-            # a marker and the beginning of the large message
+            # the response has a marker and the beginning of the large message
             found = consumer.fetch(topic, 0, 1, 1000, version=version)
             assert [(one.offset, len(one.value or b"")) for one in found] == [(2, 300_000)], version
             assert consumer.fetch(topic, 0, 3, version=version) == []
@@ -223,7 +224,7 @@ def test_numbers_that_are_none(partition: Any, offset: Any, name: str) -> None:
 def test_records_of_transactions_by_isolation_level(place: tuple[str, str]) -> None:
     kind, servers = place
     settings = {"isolation.level": "read_committed"}
-    if kind == "0.10.2.2":  # has no transactions
+    if kind == "0.10.2.2":  # it has no transactions
         with SimpleConsumer(HOST, int(servers.split(":")[1]), settings=settings) as consumer:
             with pytest.raises(UnsupportedVersionError, match="needs Fetch 4 or later, not 3"):
                 consumer.fetch(_T, 0, 0)

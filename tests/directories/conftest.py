@@ -1,4 +1,4 @@
-"""Every kind of tree, each with a way to open it again."""
+"""Every kind of tree, and a function that opens the same nodes again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def open_another(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Open]:
-    """Opens trees with the same nodes."""
+    """Return a function that opens trees over the same nodes."""
     opened: list[Tree] = []
     memory = MemoryTree()
     mock, _ = fs.FileSystem.from_uri("mock://")

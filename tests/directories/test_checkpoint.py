@@ -1,4 +1,4 @@
-"""Files of offsets in checkpoints that no query of ours wrote."""
+"""Offset files in checkpoints that our source did not write."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_what_is_no_file_of_offsets(content: bytes, told: str) -> None:
 
 @pytest.mark.parametrize("form", ["{}", "file://{}"])
 def test_the_last_batch_that_is_done(tmp_path: Path, form: str) -> None:
-    """A batch that was planned only is read again when the query starts again: its end would skip it."""
+    """The result is the last committed batch: a planned one would be read again, so its end would skip records."""
     tmp_path /= "a b%20c#d?e"
     with pytest.raises(ConfigError, match="no completed micro-batch"):
         checkpoint_offsets(form.format(tmp_path))

@@ -1,4 +1,4 @@
-"""Trees on a file system, and how a tree is opened."""
+"""Trees on a file system, and how URIs open them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class TestFiles:
             assert process.stdout.readline() == b"made\n"
             tree = open_tree(str(tmp_path))
             assert tree.get("/ids/1") == b"x"
-            process.kill()  # the child lives on until its standard input ends
+            process.kill()  # the child lives until its standard input ends
             process.wait()
             wait_until(lambda: tree.get("/ids/1") is None)
             tree.close()
@@ -147,7 +147,7 @@ class TestFiles:
 
 class TestOpen:
     def test_local(self, tmp_path: Path) -> None:
-        """A URI is read as by Hadoop's Path, which does not decode."""
+        """A URI is taken literally, as by Hadoop's Path, which does not decode it."""
         for number, uri in enumerate((str(tmp_path), f"file://{tmp_path}", f"File:{tmp_path}")):
             tree = open_tree(f"{uri}/with space, %20, # and ?")
             tree.put("/a", b"%d" % number)

@@ -42,7 +42,7 @@ def plain(host: str, port: int) -> paths.Endpoint:
     return paths.Endpoint("PLAINTEXT", "PLAINTEXT", host, port)
 
 
-# What Kafka writes, in the order of its builds for Scala 2.12.
+# What Kafka writes, in the field order of its builds for Scala 2.12.
 GOLDEN = {
     "broker": (
         paths.broker_payload([plain("10.0.0.7", 9092)], 1700000000123),
@@ -101,7 +101,7 @@ def test_golden_payloads(name: str) -> None:
 
 
 def test_what_kafka_3_9_1_wrote() -> None:
-    """Captured from a broker with ZooKeeper (a build for Scala 2.13)."""
+    """Captured from a broker with ZooKeeper (built for Scala 2.13)."""
     broker = (
         b'{"features":{},"listener_security_protocol_map":{"PLAINTEXT":"PLAINTEXT"},'
         b'"endpoints":["PLAINTEXT://127.0.0.1:23485"],"jmx_port":-1,"port":23485,"host":"127.0.0.1","version":5,'
@@ -227,7 +227,7 @@ def test_offset_directory() -> None:
     assert OffsetDirectory(tree, "h").fetch(wanted) == {}
     with pytest.raises(ConfigError):
         offsets.commit({("flights", 0): 6, ("flights", 1): -1})
-    assert offsets.fetch([("flights", 0)]) == {("flights", 0): 5}  # nothing of a wrong commit is written
+    assert offsets.fetch([("flights", 0)]) == {("flights", 0): 5}  # a commit with a wrong offset writes nothing
     tree.put("/consumers/g/offsets/flights/0", b"five")
     with pytest.raises(DecodeError, match="/consumers/g/offsets/flights/0"):
         offsets.fetch([("flights", 0)])

@@ -22,7 +22,7 @@ def test_brokers_that_claim_at_once_get_blocks_of_their_own(kind: str, open_anot
             claimed.append(blocks.claim(0))
 
     trees = [open_another() for _ in range(3)]
-    if kind.startswith("arrow"):  # these have no way to exclude writers of another tree
+    if kind.startswith("arrow"):  # several of these trees can't exclude each other's writers
         trees = trees[:1] * 3
     threads = [threading.Thread(target=claim, args=(TreeBlocks(tree, at),)) for at, tree in enumerate(trees)]
     for thread in threads:
@@ -34,7 +34,7 @@ def test_brokers_that_claim_at_once_get_blocks_of_their_own(kind: str, open_anot
 
 
 def test_the_node_is_kafkas(open_another: Open) -> None:
-    """As `ProducerIdBlockZNode` of Kafka 3.9 has it, which makes it without a value at its first start."""
+    """The node is as in `ProducerIdBlockZNode` of Kafka 3.9; Kafka creates it without a value at its first start."""
     tree = open_another()
     tree.create(PRODUCER_IDS_PATH, b"")
     assert TreeBlocks(tree, 3).claim(0) == range(1000)

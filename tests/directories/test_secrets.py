@@ -1,4 +1,4 @@
-"""What messages say of URIs: not the secrets in them."""
+"""Messages do not contain the secrets of URIs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One contract for every tree."""
+"""The contract of all trees."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class TestContract:
 
     def test_watch(self, tree: Tree, open_another: Open) -> None:
         calls = threading.Semaphore(0)
-        tree.watch("/w/later", calls.release)  # it does not exist yet
+        tree.watch("/w/later", calls.release)  # /w/later does not exist yet
         other = open_another()
         other.put("/w/later/a", b"")
         assert calls.acquire(timeout=SECONDS)
@@ -242,7 +242,7 @@ class TestContract:
         other = open_another()
         other.put("/w/a", b"1")
         tree.watch("/w", calls.release, values=True)
-        time.sleep(0.05)  # file systems with coarse clocks
+        time.sleep(0.05)  # some file systems have coarse clocks
         for change in (
             lambda: other.put("/w/a", b"2"),
             lambda: other.put("/w/a", b"3"),
@@ -286,7 +286,7 @@ class TestContract:
         assert tree.get_many([]) == []
 
     def test_put_many(self, tree: Tree) -> None:
-        """More than are under way at once; some are there, the parents of others are not."""
+        """More nodes than may be in flight at once; some exist, and the parents of others do not."""
         tree.put("/many/5/below", b"child")
         tree.put("/many/7", b"old")
         values = {f"/many/{number}": b"%d" % number for number in range(300)} | {
@@ -331,7 +331,7 @@ class TestContract:
         def look() -> None:
             seen.append(tree.children("/w"))
             if not seen[-1]:
-                return  # /w itself came just before /w/a
+                return  # the change that created /w, just before /w/a
             tree.close()
             closed.set()
 

@@ -72,7 +72,7 @@ class TestZooKeeper:
         assert tree._client.client_id[0] != before
         while calls.acquire(blocking=False):
             pass
-        other.put("/w/a", b"")  # the watch is set in the new session
+        other.put("/w/a", b"")  # the new session has the watch
         assert calls.acquire(timeout=SECONDS)
         tree.close()
         assert other.children("/ids") == []
@@ -82,7 +82,7 @@ class TestZooKeeper:
         tree = ZooKeeperTree(f"{zookeeper.connect}/expiry2")
         tree.create("/ids/1", b"0", ephemeral=True)
         expire(tree, zookeeper)
-        tree.put("/ids/1", b"1")  # whoever comes first, this or the restoring: it stays ephemeral
+        tree.put("/ids/1", b"1")  # the node stays ephemeral, whether this or its restoration comes first
         tree.put("/a", b"1")
         assert tree.get("/ids/1") == b"1"
         tree.close()
@@ -96,7 +96,7 @@ class TestZooKeeper:
     ) -> None:
         tree, other = ZooKeeperTree(f"{zookeeper.connect}/taken"), ZooKeeperTree(f"{zookeeper.connect}/taken")
         tree.create("/ids/1", b"one", ephemeral=True)
-        with tree._ephemeral_lock:  # holds up the restoring
+        with tree._ephemeral_lock:  # delays the restoration
             expire(tree, zookeeper)
             other.create("/ids/1", b"other", ephemeral=True)
         wait_until(lambda: "another process has created /ids/1" in caplog.text)
@@ -140,7 +140,7 @@ class TestZooKeeper:
 
 
 class TestWhatAnotherDoesMeanwhile:
-    """Between the comparison of a value and the change that depends on it."""
+    """Another session changes nodes between the comparison of a value and the change that depends on it."""
 
     @pytest.fixture
     def trees(self, zookeeper: ZooKeeperServer) -> Iterator[tuple[ZooKeeperTree, ZooKeeperTree]]:
@@ -180,7 +180,7 @@ class TestWhatAnotherDoesMeanwhile:
     def test_another_value(
         self, trees: tuple[ZooKeeperTree, ZooKeeperTree], is_new: bool, change: Callable[[ZooKeeperTree], bool]
     ) -> None:
-        """The value changes, or the node is deleted and created again with the same data version: nothing is done."""
+        """Nothing changes if the value has changed, or if the node was created again with the same data version."""
         tree, other = trees
         if is_new:
             tree.delete("/t")
@@ -227,7 +227,7 @@ class TestWhatAnotherDoesMeanwhile:
         assert other.children("/") == []
 
     def test_more_than_a_request_takes(self, trees: tuple[ZooKeeperTree, ZooKeeperTree]) -> None:
-        """ZooKeeper refuses a request of more than 1 MiB; in one, these deletions would take 1.5 MB."""
+        """ZooKeeper rejects requests of more than 1 MiB; in one request these deletions would take 1.5 MB."""
         tree, other = trees
         tree.put_many({f"/t/{'n' * 10_000}/{number}": b"" for number in range(150)})
         assert tree.delete_if("/t", b"1")

@@ -1,1 +1,1 @@
-"""Coverage-guided fuzzing of the record formats: see run.py; asan.py for the native kernel's memory."""
+"""Coverage-guided fuzzing of the record formats, see run.py; asan.py checks the native kernel's memory accesses."""

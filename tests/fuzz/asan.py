@@ -1,11 +1,12 @@
-"""The native kernel under AddressSanitizer and UndefinedBehaviorSanitizer.
+"""Run the native kernel under AddressSanitizer and UndefinedBehaviorSanitizer.
 
     python -m tests.fuzz.asan [--seconds 60]
 
-builds `records/kernels/_kernel.pyx` with gcc's or clang's sanitizers outside the checkout, and in a Python that has
-their runtime preloaded runs it over all kept inputs, over changed ones for a while, and through the kernel's own
-tests. The first report ends the run with a failure. The kernel reads from blocks of exactly the size of the data
-there: a `bytes` object has a zero after its end, which would hide a read of one byte too many."""
+Builds `records/kernels/_kernel.pyx` outside the checkout with the sanitizers of gcc or clang, and preloads their
+runtime into a Python process. There the kernel reads all kept inputs, then mutated ones for a while, and runs its own
+tests. The first report of a sanitizer ends the run with a failure. The kernel gets its data in blocks of exactly their
+size: a `bytes` object has a zero after its end, which would hide a read of one byte too many.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ _ROOT = Path(__file__).parent.parent.parent
 
 
 class _Exact:
-    """The kernel, given copies of the data without a byte to spare."""
+    """The kernel, which gets copies of the data in blocks of exactly their size."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
@@ -66,7 +67,7 @@ def _exact(data: Buffer) -> Any:
 
 
 def _large_inputs() -> Iterator[bytes]:
-    """Batches with more rows than the kernel's smallest buffers have room for."""
+    """Batches with more rows than the kernel's smallest buffers can hold."""
     from spark_klog.records.building.conversion import batch_of
     from spark_klog.records.contract import CREATE_TIME, Record
     from spark_klog.records.formats.message_set import build_message_set
@@ -83,7 +84,7 @@ def _large_inputs() -> Iterator[bytes]:
 
 
 def _change(rng: random.Random, data: bytes, other: bytes) -> bytes:
-    """One or a few changes as a fuzzer makes them."""
+    """Mutate an input in one or a few places, as a fuzzer does."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 4))):
         at = rng.randrange(len(changed) + 1)
@@ -103,7 +104,7 @@ def _change(rng: random.Random, data: bytes, other: bytes) -> bytes:
 
 
 def _run(seconds: float, seed: int, more: Path | None) -> None:
-    """All kept inputs, then changed ones."""
+    """Run all kept inputs, then mutated ones."""
     from . import targets
     from .inputs import all_inputs
 
@@ -129,7 +130,7 @@ def _run(seconds: float, seed: int, more: Path | None) -> None:
 def _inside(arguments: argparse.Namespace) -> int:
     import pytest
 
-    # a buffer that is used again would hide who uses it too long
+    # reusing a buffer would hide accesses to it after its release
     install(arguments.built).limit_spare_memory(0)
     _run(arguments.seconds, arguments.seed, arguments.inputs)
     tests = _ROOT / "tests" / "records"

@@ -1,4 +1,4 @@
-"""Compressed data for the target `codecs`: checksums and frames put right, and other readers of the same formats."""
+"""Compressed data for the target `codecs`: functions that fix checksums and frames, and independent decompressors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_INFLATED = 1 << 20
 
 
 def _mend_gzip(payload: bytes) -> bytes:
-    """Deflate data as a member of a gzip file."""
+    """Make a gzip member of deflate data."""
     inflate = zlib.decompressobj(-15)
     try:
         content = inflate.decompress(payload, MAX_INFLATED)
@@ -27,7 +27,7 @@ def _mend_gzip(payload: bytes) -> bytes:
 
 
 def _mend_snappy(payload: bytes) -> bytes:
-    """Blocks whose sizes fit behind a xerial header."""
+    """Put a xerial header before the payload, and sizes that fit before its blocks."""
     result = bytearray(b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01")
     while payload:
         size = min(payload[0], len(payload) - 1)
@@ -37,7 +37,7 @@ def _mend_snappy(payload: bytes) -> bytes:
 
 
 def _mend_lz4(payload: bytes) -> bytes:
-    """A frame whose header has the checksum it should have, the old one if its bit 0 was set."""
+    """Make a frame with the right header checksum; if its bit 0 is set, with the checksum of old Kafka clients."""
     frame = bytearray(b"\x04\x22\x4d\x18" + payload)
     if len(frame) > 6:
         position = 6 + 8 * bool(frame[4] & 8) + 4 * bool(frame[4] & 1)
@@ -51,7 +51,7 @@ def _mend_zstd(payload: bytes) -> bytes:
     return b"\x28\xb5\x2f\xfd" + payload
 
 
-#: Puts in front and mends what keeps most changed data from being read at all.
+#: By codec: adds the magic bytes and fixes what would make most mutated data fail at once.
 MEND: dict[int, Callable[[bytes], bytes]] = {1: _mend_gzip, 2: _mend_snappy, 3: _mend_lz4, 4: _mend_zstd}
 
 
@@ -71,7 +71,7 @@ def _lz4_oracle(payload: bytes) -> bytes | None:
             frame = lz4.frame.LZ4FrameDecompressor()
             result += frame.decompress(payload)
             payload = frame.unused_data or b""
-    except RuntimeError:  # the old header checksum
+    except RuntimeError:  # the header checksum of old Kafka clients
         return None
     return result
 
@@ -81,10 +81,10 @@ def _zstd_oracle(payload: bytes) -> bytes | None:
         with zstandard.ZstdDecompressor().stream_reader(payload, read_across_frames=True) as reader:
             return bytes(reader.read())
     except zstandard.ZstdError as error:
-        if "Allocation error" in str(error):  # a stream takes a frame's whole window, more than a run may have
+        if "Allocation error" in str(error):  # a stream allocates the frame's whole window
             return None
         raise
 
 
-#: The same by other means, of what was accepted.
+#: By codec: an independent decompressor for data that ours accepts; None if it can't decide.
 ORACLES: dict[int, Callable[[bytes], bytes | None]] = {1: _gzip_oracle, 3: _lz4_oracle, 4: _zstd_oracle}

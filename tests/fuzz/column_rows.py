@@ -1,4 +1,4 @@
-"""Columns of a kernel as records again, without Arrow: fast enough to do it for each input of a fuzzer."""
+"""Convert a kernel's columns back to records without Arrow, fast enough for each input of a fuzzer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spark_klog.records.contract import BinaryColumn, HeadersColumn, Record, Rec
 
 
 def buffers(part: Any) -> Any:
-    """A `RecordColumns`, or a part of one, as bytes to compare."""
+    """Convert a `RecordColumns`, or a part of one, to lists of bytes, which can be compared."""
     if part is None or isinstance(part, int):
         return part
     if hasattr(part, "__dataclass_fields__"):
@@ -19,7 +19,7 @@ def buffers(part: Any) -> Any:
 
 
 def as_records(columns: RecordColumns) -> list[Record]:
-    """All columns' records."""
+    """The records that the columns hold."""
     assert columns.key is not None
     assert columns.value is not None
     assert columns.headers is not None

@@ -1,11 +1,11 @@
-"""From what a fuzzer can change to what passes checksums: logs written as *sources*, wrapped as a log holds them.
+"""Wrap *sources*, which a fuzzer mutates, into logs whose checksums match.
 
-A source is a log in which nothing is compressed yet and lengths and checksums may be anything: a batch's attributes
-name the codec that its body is compressed with here, a message's attributes the one for the message set that is its
-value. So a mutation of a byte inside a compressed batch is one of the records, not of the codec's data, and each is
-read as far as the change. `Mode.RAW` leaves the bytes as they are.
+A source is a log in which nothing is compressed yet, and whose lengths and checksums may be wrong. A batch's attributes
+name the codec to compress its body with; a message's attributes name the codec for the message set in its value. So a
+mutation inside a compressed batch changes a record, not the compressed data, and readers get as far as that record.
+`Mode.RAW` leaves the bytes as they are.
 
-Independent of the package, so that a mistake there is not repeated here.
+This module does not use the package, so that it does not repeat the package's mistakes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_DEPTH_07 = 10
 
 
 class Mode(IntEnum):
-    """What is done to a source; each does more than the one before."""
+    """How a source is changed; each mode does more than the one before."""
 
     RAW = 0
     MEND = 1
@@ -59,7 +59,7 @@ COMPRESS: dict[int, Callable[[bytes], bytes]] = {1: _gzip, 2: _xerial, 3: _lz4, 
 
 
 def wrap(source: bytes, mode: Mode) -> bytes:
-    """A log of batches of any magic."""
+    """Wrap a log with batches of any magic."""
     return source if mode == Mode.RAW else _set(source, mode, 0)
 
 
@@ -117,7 +117,7 @@ def _finish_message(message: bytearray, mode: Mode, depth: int) -> None:
 
 
 def wrap_07(source: bytes, mode: Mode, depth: int = 0) -> bytes:
-    """A log of Kafka 0.7."""
+    """Wrap a log of Kafka 0.7."""
     if mode == Mode.RAW:
         return source
     result = bytearray()
@@ -138,7 +138,7 @@ def wrap_07(source: bytes, mode: Mode, depth: int = 0) -> bytes:
 
 
 class _Lenient:
-    """Reads varints and fields; beyond the end there are zeros."""
+    """Reads varints and fields; beyond the end it reads zeros."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -154,7 +154,7 @@ class _Lenient:
         return taken
 
     def varint(self) -> tuple[int, bytes]:
-        """The value and how it is written."""
+        """Return the value and its encoding."""
         written = bytearray()
         value = 0
         while len(written) < 10:
@@ -166,7 +166,7 @@ class _Lenient:
         return (value >> 1) ^ -(value & 1), bytes(written)
 
     def field(self, nullable: bool = True) -> bytes:
-        """A field whose size fits."""
+        """Read a field, and return it with a size that fits."""
         size, _ = self.varint()
         if size < 0 and nullable:
             return b"\x01"
@@ -175,7 +175,7 @@ class _Lenient:
 
 
 def varint(value: int) -> bytes:
-    """Zig-zag, base 128."""
+    """Encode as a zig-zag varint."""
     number = 2 * value if value >= 0 else -2 * value - 1
     groups = [number % 128]
     while number := number // 128:
@@ -184,7 +184,7 @@ def varint(value: int) -> bytes:
 
 
 def _fit_records(body: bytes) -> tuple[bytes, int]:
-    """The records, whose sizes fit, and how many there are."""
+    """Return the records, with sizes that fit, and their number."""
     reader = _Lenient(body)
     result = bytearray()
     count = 0

@@ -1,4 +1,4 @@
-"""All inputs that are kept: seeds, the minimised corpus, and inputs that failed once."""
+"""All kept inputs: seeds, the minimised corpus, and inputs that once failed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _REGRESSIONS = Path(__file__).parent / "regressions"
 
 
 def kept_folders(target: str) -> list[Path]:
-    """Where inputs are kept that are of use to a target: all but `codecs` have the same form."""
+    """Folders with inputs that suit a target; all targets except `codecs` take inputs of the same form."""
     folders = [*CORPUS.iterdir(), *_REGRESSIONS.iterdir()]
     return sorted(folder for folder in folders if (folder.name == "codecs") == (target == "codecs"))
 
 
 def all_inputs(target: str) -> dict[str, bytes]:
-    """By name: what `target` is run with."""
-    from .seeds import seeds  # not before run.py has arranged for coverage of what this imports
+    """The inputs for `target`, by name."""
+    from .seeds import seeds  # late, so that run.py can set up coverage of the imported modules first
 
     inputs = {f"seed {number}": seed for number, seed in enumerate(seeds(target))}
     for folder in kept_folders(target):

@@ -1,4 +1,4 @@
-"""Builds of the native kernel for tests: with sanitizers, or so that a fuzzer sees what it covers. gcc or clang."""
+"""Build the native kernel for tests with gcc or clang: with sanitizers, or with coverage counters for a fuzzer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CC = os.environ.get("CC", "cc")
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 TRACE = ("-fsanitize-coverage=trace-pc",)
 
-# The compiler has this called at every edge; libFuzzer is given the counters to watch.
+# The compiler calls this at every edge of the control flow; libFuzzer watches the counters.
 _TRACE_SOURCE = """
 #include <stdint.h>
 uint8_t spark_klog_counters[1 << 14];
@@ -30,7 +30,7 @@ __attribute__((no_sanitize_coverage)) void __sanitizer_cov_trace_pc(void) {
 
 
 def build(folder: Path, *flags: str) -> Path:
-    """The kernel, compiled with more flags."""
+    """Compile the kernel with additional flags."""
     source, trace, built = folder / "_kernel.c", folder / "trace.c", folder / "_kernel.so"
     pyx = _ROOT / (_MODULE.replace(".", "/") + ".pyx")
     subprocess.run([sys.executable, "-m", "cython", "-3", str(pyx), "-o", str(source)], cwd=_ROOT, check=True)
@@ -41,7 +41,7 @@ def build(folder: Path, *flags: str) -> Path:
 
 
 def install(built: Path) -> ModuleType:
-    """Make it the native kernel of this process."""
+    """Make a built kernel the native kernel of this process."""
     spec = importlib.util.spec_from_file_location(_MODULE, built)
     assert spec is not None
     assert spec.loader is not None
@@ -52,7 +52,7 @@ def install(built: Path) -> ModuleType:
 
 
 def watch(built: Path) -> None:
-    """Tell atheris' libFuzzer of the counters of a kernel built with `TRACE`."""
+    """Register the counters of a kernel built with `TRACE` with atheris' libFuzzer."""
     libfuzzer = importlib.import_module("atheris.core_with_libfuzzer")
     counters = (ctypes.c_uint8 * (1 << 14)).in_dll(ctypes.CDLL(str(built)), "spark_klog_counters")
     ctypes.memset(counters, 0, len(counters))
@@ -63,7 +63,7 @@ def watch(built: Path) -> None:
 
 
 def sanitizer_environment() -> dict[str, str]:
-    """The sanitizers' runtime before everything else; they report at once, but not what Python never frees."""
+    """Preload the sanitizers' runtime; stop at the first report, and report no leaks, as Python itself has some."""
     libraries = []
     for name in ("libasan.so", "libubsan.so", "libstdc++.so.6"):
         command = [_CC, f"-print-file-name={name}"]

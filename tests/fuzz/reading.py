@@ -1,4 +1,4 @@
-"""A log read into columns as a consumer does it, by one kernel or all: what `fuzz_reader` compares."""
+"""Read a log into columns as a consumer does, with one kernel or all of them; used by `fuzz_reader`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MANY = 1 << 62
 
 @dataclass(frozen=True)
 class Read:
-    """What became of it: columns for each step that filled the builder, and those at the end."""
+    """The result of reading: columns for each time that the builder was full, and the last ones."""
 
     is_refused: bool
     bad: list[tuple[int, bytes]]
@@ -30,13 +30,13 @@ class Read:
         return sum(rows for rows, _ in self.sizes)
 
     def records(self) -> list[Record]:
-        """Of all columns."""
+        """The records of all columns."""
         return [record for columns in self.columns for record in as_records(columns)]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What is read, and how."""
+    """A log, and how to read it."""
 
     log: bytes
     first: int
@@ -77,14 +77,14 @@ class Reading:
         return Read(is_refused, [(batch.offset, bytes(batch.data)) for batch in bad], sizes, columns)
 
     def by_all(self, kernels: Sequence[Kernel]) -> Read:
-        """By all kernels: the same."""
+        """Read with all kernels and check that the results are the same."""
         one, *others = (self.by(kernel) for kernel in kernels)
         for other in others:
             _check_same(one, other)
         return one
 
     def check_range(self, kernels: Sequence[Kernel], records: Sequence[Record], first: int, end: int) -> None:
-        """That each kernel reads those of the records, which are all that there are, that are in the range."""
+        """Check that each kernel reads exactly those of `records`, which are all records, that are in the range."""
         wanted = [record for record in records if first <= record.offset < end]
         for kernel in kernels:
             read = replace(self, first=first, end=end).by(kernel)
@@ -93,7 +93,7 @@ class Reading:
 
 
 def _check_same(one: Read, other: Read) -> None:
-    """Equal columns have equal buffers; where those differ, Arrow has to read the same."""
+    """Compare buffers; if they differ, the columns must still be equal for Arrow."""
     assert (one.is_refused, one.bad, one.sizes) == (other.is_refused, other.bad, other.sizes)
     if [buffers(columns) for columns in one.columns] != [buffers(columns) for columns in other.columns]:
         from tests.support.record_model import to_lists

@@ -1,13 +1,13 @@
-"""Fuzzing a target with libFuzzer, guided by the coverage of our Python code (atheris).
+"""Fuzz a target with libFuzzer, guided by the coverage of our Python code (atheris).
 
     python -m tests.fuzz.run reader --seconds 600
-    python -m tests.fuzz.run reader -- /tmp/spark_klog_fuzz/reader/crash-0123456789    an input once again
-    python -m tests.fuzz.run reader --merge       what was found, minimised, becomes the committed corpus
+    python -m tests.fuzz.run reader -- /tmp/spark_klog_fuzz/reader/crash-0123456789    run one input again
+    python -m tests.fuzz.run reader --merge       minimise the found inputs into the committed corpus
 
-New inputs go to WORK/TARGET/corpus; one that fails goes to WORK/TARGET/crash-* (timeout-*, oom-*), and is printed.
+New inputs go to WORK/TARGET/corpus; an input that fails goes to WORK/TARGET/crash-* (timeout-*, oom-*) and is printed.
 
 atheris has wheels for Linux on x86_64 only and CPython 3.10 to 3.14 (2.3 for 3.10, 3.0 for 3.11, 3.1 for later ones).
-Elsewhere there is only the corpus test.
+Elsewhere only the corpus test runs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from types import ModuleType
 from .inputs import CORPUS, kept_folders
 from .native_build import TRACE, build, install, watch
 
-#: Bytes of an input, and seconds that one may take.
+#: Most bytes of an input, and most seconds that it may take.
 _MAX_LEN = 4096
 _TIMEOUT = 20
 _MB = 1 << 20
-#: MB that all of a run may take beyond its start.
+#: MB by which the process may grow after its start.
 MEMORY = 128
 
 
@@ -60,7 +60,7 @@ def _load_targets(kernel: str) -> ModuleType:
 
 
 def _write_seeds(target: str, folder: Path) -> Path:
-    """The seeds as files, named by their contents as libFuzzer does."""
+    """Write the seeds to files, named by their hash as libFuzzer does."""
     from tests.fuzz.seeds import seeds
 
     shutil.rmtree(folder, ignore_errors=True)
@@ -72,7 +72,7 @@ def _write_seeds(target: str, folder: Path) -> Path:
 
 @contextmanager
 def bounded_memory(megabytes: int = MEMORY) -> Iterator[None]:
-    """`MemoryError` where the process would grow by more within, whether it touches the memory or not."""
+    """Limit the growth of the address space; beyond the limit allocations raise `MemoryError`."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + megabytes * _MB, before[1]))
@@ -83,7 +83,7 @@ def bounded_memory(megabytes: int = MEMORY) -> Iterator[None]:
 
 
 def _merge(command: list[str], target: str, found: Path) -> int:
-    """Make the committed corpus anew: of it and of what was found all that covers more than what is kept otherwise."""
+    """Rebuild the committed corpus: of it and the found inputs, keep those that cover more than other kept ones."""
     committed = CORPUS / target
     committed.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +92,7 @@ def _merge(command: list[str], target: str, found: Path) -> int:
             if other != committed:
                 shutil.copytree(other, merged, dirs_exist_ok=True)
         before = {path.name for path in merged.iterdir()}
-        # edges only: with their counts there would be ten times as many files
+        # edges only: with counts there would be ten times as many files
         flags = ["-merge=1", "-use_counters=0", str(merged), str(committed), str(found)]
         if code := subprocess.call([*command, *flags]):
             return code
@@ -142,9 +142,9 @@ def main() -> None:
         ]
         flags += [str(folder) for folder in kept_folders(arguments.target)]
     sys.stderr.write(f"kernels: {', '.join(kernel.name for kernel in targets.KERNELS)}\n")
-    # libFuzzer runs the first argument in a shell where it needs processes, as for -merge
+    # libFuzzer runs the first argument in a shell if it starts processes, as for -merge
     atheris.Setup([" ".join(command), *flags], targets.TARGETS[arguments.target])
-    # the processes that -merge=1 starts would inherit the bound, and have one each anyway
+    # the processes that -merge=1 starts would inherit the limit; each sets its own
     with nullcontext() if "-merge=1" in passed_on else bounded_memory(arguments.memory):
         atheris.Fuzz()
 

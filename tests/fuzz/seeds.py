@@ -1,4 +1,4 @@
-"""What the fuzzer begins with: slices of logs that Apache Kafka wrote, and batches of all magics and codecs."""
+"""Seeds for the fuzzer: slices of logs that Apache Kafka wrote, and batches of all magics and codecs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEADERS = ((), (("h", b"v"), ("n", None)), (("\u20ac", b""), ("\U0001f600", b""
 
 
 def seeds(target: str) -> Iterator[bytes]:
-    """Inputs for a target of targets.py."""
+    """Seeds for a target of targets.py."""
     if target == "codecs":
         yield from _codec_seeds()
         return
@@ -48,7 +48,7 @@ def seeds(target: str) -> Iterator[bytes]:
 
 
 def source_of(log: bytes) -> bytes:
-    """The source (see envelope.py) of a log."""
+    """Convert a log to a source (see envelope.py)."""
     result = bytearray()
     for header, batch in iter_batches(log):
         if isinstance(header, BatchHeader):
@@ -65,7 +65,7 @@ def source_of(log: bytes) -> bytes:
 
 
 def _golden() -> Iterator[bytes]:
-    """The first and the smallest batches of each golden log, as they are."""
+    """The smallest batches of each golden log, and its first ones."""
     for path in sorted(_DATA.glob("kafka-*/logs/*/*.log")):
         batches = [bytes(batch) for _, batch in iter_batches(path.read_bytes())]
         small = sorted(batches, key=len)[:2]
@@ -80,7 +80,7 @@ def _sources() -> Iterator[bytes]:
             yield source
     generated = [source_of(log) for log in _generated()]
     yield from generated
-    for number in range(0, len(generated), 3):  # magics and codecs mixed
+    for number in range(0, len(generated), 3):  # mix magics and codecs
         yield b"".join(generated[number::7])
 
 
@@ -125,7 +125,7 @@ def _generated() -> Iterator[bytes]:
 
 
 def _small_batches(offset: int) -> Iterator[bytes]:
-    """Batches of few records, one after the other."""
+    """Batches of few records, with consecutive offsets."""
     for count in (1, 1, 2, 1, 3):
         records = bytearray()
         for delta in range(count):
@@ -135,7 +135,7 @@ def _small_batches(offset: int) -> Iterator[bytes]:
 
 
 def _bomb(attributes: int) -> bytes:
-    """A batch with one record, whose key grows from 3 KB to 100 MB by zstd."""
+    """A batch with one record, whose key grows from 3 KB to 100 MB when zstd decompresses it."""
     runs, size = 800, 128 * 1024
     content = b"\x00" * 3 + varint(runs * size)
     start = varint(len(content) + runs * size + 2) + content
@@ -154,7 +154,7 @@ def _sources_07() -> Iterator[bytes]:
     for codec_id in (1, 2):
         yield log_07.compressed(payloads, codec_id)
         content = b"".join(map(log_07.message, payloads))
-        for _ in range(3):  # sets in sets, not compressed yet
+        for _ in range(3):  # nested sets, not compressed yet
             content = struct.pack(">ibbI", 6 + len(content), 1, codec_id, 0) + content
         yield content + log_07.message(b"last", 0)
 
@@ -175,5 +175,5 @@ def _codec_seeds() -> Iterator[bytes]:
                 yield bytes((header.codec_id, 0)) + bytes(value or b"")
 
 
-#: Bytes that targets.py puts in front by itself.
+#: Size of the header that the functions in `MEND` add, by codec.
 _MENDED = {1: 10, 2: 16, 3: 4, 4: 4}

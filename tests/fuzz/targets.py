@@ -1,9 +1,9 @@
-"""What is fuzzed: bytes in, `AssertionError` or any other exception out where the package breaks a promise.
+"""Fuzz targets: each takes bytes, and raises `AssertionError` or any other exception if the package breaks a promise.
 
-The promises: bytes from outside decode or raise `DecodeError`, nothing else; what they decode to stays within the limit
-that was given; the kernels do the same; what one part writes another reads.
+The promises: decoding foreign bytes returns or raises `DecodeError`, nothing else; decompressed data stay within the
+given limit; all kernels behave the same; one part of the package reads what another part writes.
 
-Input of all but `codecs`: four bytes of knobs (see `_Knobs`), then a source (see envelope.py).
+Input of all targets but `codecs`: four bytes of knobs (see `_Knobs`), then a source (see envelope.py).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .envelope import Mode, wrap, wrap_07
 from .reading import Reading
 
 Target = Callable[[bytes], None]
-#: What one compressed batch may grow to: small, so that a run is fast.
+#: Limit for a decompressed batch: small, so that a run is fast.
 LIMIT = 1 << 16
-#: For what was written from within `LIMIT`: other formats need more bytes for a record.
+#: Limit for converted batches: other formats need more bytes per record.
 _ROOM = 64 * LIMIT
 _CODEC_LIMITS = (MAX_INFLATED, 1 << 12, 100, 0)
 _END = 2**63 - 1
@@ -43,7 +43,7 @@ _TIME = 1_700_000_000_000
 
 
 def kernels_named(choice: str) -> list[Kernel]:
-    """ "reference", "native" or "both"; a native kernel that was not built, or is an old one, is left out of "both"."""
+    """Load the kernels "reference", "native" or "both"; "both" skips a native kernel that is missing or too old."""
     chosen = [kernels.load("reference")] if choice != "native" else []
     if choice != "reference":
         try:
@@ -59,13 +59,13 @@ def kernels_named(choice: str) -> list[Kernel]:
     return chosen
 
 
-#: run.py and asan.py choose others.
+#: run.py and asan.py replace them.
 KERNELS = kernels_named("both")
 
 
 @dataclass(frozen=True)
 class _Knobs:
-    """The first four bytes."""
+    """The first four bytes of an input."""
 
     mode: int
     """Bits 0-1 the `Mode`, bits 2-4 how many bytes are cut off at the end."""
@@ -81,7 +81,7 @@ class _Knobs:
         return log[: len(log) - (self.mode >> 2 & 7)]
 
     def offsets(self, log: bytes) -> tuple[int, int]:
-        """Some about the first batch's, or all that there can be."""
+        """A range of offsets near the first batch, or all offsets."""
         base: int = struct.unpack_from(">q", log)[0] if len(log) >= 8 else 0
         low, many = self.span & 15, self.span >> 4
         first = 0 if low == 0 else min(max(base + low - 4, 0), _END)
@@ -101,7 +101,7 @@ def _is_too_large(error: DecodeError) -> bool:
 
 
 def _records(log: bytes) -> tuple[list[tuple[Header, list[Record]]], DecodeError | None]:
-    """The visible batches' records up to the first error."""
+    """The records of the visible batches up to the first error, and that error."""
     batches: list[tuple[Header, list[Record]]] = []
     try:
         for header, batch in visible_batches(log):
@@ -111,11 +111,11 @@ def _records(log: bytes) -> tuple[list[tuple[Header, list[Record]]], DecodeError
     return batches, None
 
 
-# reader
+# Reading
 
 
 def fuzz_reader(data: bytes) -> None:
-    """Every way of reading a log: the kernels alike, columns as records, parts as the whole."""
+    """Read a log in every way: all kernels agree, columns match records, and a part matches the whole."""
     knobs, source = _split(data)
     log = knobs.log(source)
     first, end = knobs.offsets(log)
@@ -144,7 +144,7 @@ def fuzz_reader(data: bytes) -> None:
 
 
 def _are_in_order(log: bytes) -> bool:
-    """Where batches overlap, one of them is taken for corrupt, also where it has no records."""
+    """Return whether no batches overlap: of overlapping ones, even without records, readers take one for corrupt."""
     following = 0
     for header, _ in iter_batches(log):
         first = header.base_offset if isinstance(header, BatchHeader) else header.last_offset
@@ -155,7 +155,7 @@ def _are_in_order(log: bytes) -> bool:
 
 
 def _aborted(knobs: _Knobs, log: bytes) -> list[tuple[int, int]]:
-    """Pairs of producer id and first offset, of the first batch's producer and another."""
+    """(producer id, first offset) pairs of aborted transactions, for the first batch's producer and for others."""
     if not knobs.choice & 1 or len(log) < 51:
         return []
     base, producer = struct.unpack_from(">q", log)[0], struct.unpack_from(">q", log, 43)[0]
@@ -171,7 +171,7 @@ def _message_run(kernel: Kernel, log: bytes, end: int) -> int | None:
 
 
 def _is_in_order(header: Header, records: list[Record]) -> bool:
-    """Where not, reading from an offset on may leave records out."""
+    """Return whether the records' offsets are within the batch; if not, reading from an offset may skip records."""
     return header.next_offset < _END and all(0 <= record.offset <= header.last_offset for record in records)
 
 
@@ -190,11 +190,11 @@ def _read_records(
         assert records[: len(expected)] == expected
 
 
-# message_07
+# Logs of Kafka 0.7
 
 
 def fuzz_message_07(data: bytes) -> None:
-    """A log of Kafka 0.7: its messages, and their records."""
+    """Messages of a Kafka 0.7 log, and their records, have the expected offsets and stay within the limit."""
     knobs, source = _split(data)
     log = knobs.log(source, wrap_07)
     base = knobs.span << knobs.choice % 56
@@ -215,11 +215,11 @@ def fuzz_message_07(data: bytes) -> None:
     assert base <= position <= base + len(log)
 
 
-# codecs
+# Codecs
 
 
 def fuzz_codecs(data: bytes) -> None:
-    """Decompression: byte 0 the codec (bits 0-2) and whether checksums are mended (bit 3), byte 1 the limit."""
+    """Decompress: byte 0 has the codec (bits 0-2) and whether to fix checksums (bit 3), byte 1 the limit."""
     head, payload = data[:2].ljust(2, b"\x00"), data[2:]
     limit = _CODEC_LIMITS[head[1] & 3]
     codec_id = head[0] & 7
@@ -237,7 +237,7 @@ def fuzz_codecs(data: bytes) -> None:
     except DecodeError:
         return
     assert len(result) <= limit
-    # the exact size is enough, and less is not
+    # a limit of exactly that size is enough, a smaller one is not
     assert bytes(codec.decompress(memoryview(payload), len(result))) == result
     if result:
         try:
@@ -253,11 +253,11 @@ def fuzz_codecs(data: bytes) -> None:
         assert bytes(codec.decompress(codec.compress(result), len(result))) == result
 
 
-# conversion
+# Conversion
 
 
 def fuzz_conversion(data: bytes) -> None:
-    """Conversion down and up: what comes out is read as what went in."""
+    """Convert down and up: the output has the same records as the input."""
     knobs, source = _split(data)
     log = knobs.log(source)
     first, _ = knobs.offsets(log)
@@ -280,7 +280,7 @@ def fuzz_conversion(data: bytes) -> None:
 
 
 def _whole(log: bytes) -> Iterator[tuple[Header, memoryview]]:
-    """The batches of what we wrote: all of it, with right checksums."""
+    """The batches of a log that we wrote; all of its bytes belong to batches with right checksums."""
     size = 0
     for header, batch in iter_batches(log):
         check_crc(header, batch)
@@ -317,7 +317,7 @@ def _check_down(log: bytes, down: bytes, magic: int, first: int) -> None:
 
 
 def _take(expected: deque[tuple[Any, ...]], batch: memoryview, records: Iterator[tuple[Any, ...]]) -> None:
-    """That this batch was to come next, as it was or by its records."""
+    """Check that this batch is the next expected one, either unchanged or by its records."""
     if expected and expected[0] == (bytes(batch),):
         expected.popleft()
         return
@@ -340,7 +340,7 @@ def _check_up(log: bytes, up: bytes, renumber: bool) -> None:
     for header, batch in _whole(up):
         assert header.magic == 2
         if expected and expected[0] == (bytes(batch),):
-            expected.popleft()  # kept as it was, whatever is in it
+            expected.popleft()  # kept unchanged, whatever it contains
             continue
         _take(
             expected,
@@ -354,11 +354,11 @@ def _check_up(log: bytes, up: bytes, renumber: bool) -> None:
     assert not expected
 
 
-# assignment
+# Offset assignment
 
 
 def fuzz_assignment(data: bytes) -> None:
-    """Offset assignment: dense offsets, the append time, and nothing changed where it refuses."""
+    """Assigned offsets are dense, the append time is set, and a rejected log is unchanged."""
     knobs, source = _split(data)
     log = knobs.log(source)
     first = (0, 7, 2**31 - 2, 2**40)[knobs.choice & 3]
@@ -381,7 +381,7 @@ def fuzz_assignment(data: bytes) -> None:
             following = header.next_offset
         try:
             read = list(records_of(header, batch, _ROOM))
-        except DecodeError:  # a broker looks no deeper than it must
+        except DecodeError:  # a broker does not decode more than it needs
             assert isinstance(header, BatchHeader) or (header.codec_id and header.magic == 1) or not header.codec_id
             following = header.next_offset
             continue
@@ -393,7 +393,7 @@ def fuzz_assignment(data: bytes) -> None:
     assert following == assigned.next_offset
 
 
-# dump
+# Dump
 
 
 def fuzz_dump(data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What fuzzing found once is read for ever, and a short slice of fuzzing; make soak has the long runs."""
+"""Read all kept inputs, and fuzz for a short time; `make soak` fuzzes longer."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_corpus(target: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_fuzz(target: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.fuzz.run", target, "--seconds", str(SECONDS), "--work", str(tmp_path)]
-    # a short slice says of a change whether it broke something, and says it twice; a long one is worth a build
+    # a short run only shows whether a change broke something, so it uses a fixed seed; a long run is worth a build
     command += ["--trace"] if SECONDS >= _LONG else ["--seed", "1"]
-    # a shell in between: a process's peak of memory, which libFuzzer bounds, begins with that of who starts it
+    # libFuzzer limits the peak memory of a process, which starts at its parent's peak; the shell in between resets it
     done = subprocess.run(
         ["sh", "-c", '"$@"; exit $?', "sh", *command],
         cwd=_ROOT,

@@ -1,4 +1,4 @@
-"""What the tests of batch_load.py share: a cluster with ZooKeeper, and one process for most of a module's runs."""
+"""Fixtures for the tests of batch_load.py: a cluster with ZooKeeper, and a process that runs most loads of a module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.jobs.truth import Truth
 
 @pytest.fixture(scope="module")
 def zookeeper_cluster(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
-    """A broker of ours with ZooKeeper."""
+    """One of our brokers, with ZooKeeper."""
     with EmbeddedCluster(zookeeper=True, data_dir=module_server_dir / "cluster") as running:
         yield running
 
@@ -33,7 +33,7 @@ def truth(zookeeper_cluster: EmbeddedCluster) -> Truth:
 
 @pytest.fixture
 def make_load(zookeeper_cluster: EmbeddedCluster, driver: Driver, server_dir: Path) -> Iterator[Callable[..., Load]]:
-    """Loads in the test's folder, which run in the driver; what runs of them by spark-submit at its end is killed."""
+    """Create loads in the test's folder that run in the driver; at the end, kill their runs by spark-submit."""
     made: list[Load] = []
 
     def make(topics: str) -> Load:

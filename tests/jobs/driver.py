@@ -1,10 +1,10 @@
-"""Runs batch_load.py again and again in one process, so that one Spark session serves many loads.
+"""Run batch_load.py repeatedly in one process, so that one Spark session serves many loads.
 
     python driver.py
 
-Each line of standard input is a JSON list, the arguments of a run; each line of standard output is its answer,
-{"code": exit code, "output": what the run wrote to standard output and standard error, as spark-submit merges them}.
-The session is configured by PYSPARK_SUBMIT_ARGS.
+Each line of standard input is a JSON list with the arguments of a run. Each line of standard output is the result:
+{"code": exit code, "output": what the run wrote to standard output and standard error, merged as by spark-submit}.
+PYSPARK_SUBMIT_ARGS configures the session.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PROGRAM = str(Path(__file__).parent.parent.parent / "jobs" / "batch_load.py")
 
 
 def main() -> None:
-    # Standard output is for the answers alone: what Spark's processes write there goes to standard error.
+    # Keep standard output for the results: Spark's processes, which inherit it, write to standard error instead.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     SparkSession.stop = lambda self: None  # type: ignore[method-assign] # a run ends with it: the next one goes on with it

@@ -1,4 +1,4 @@
-"""What the job tests share: jobs as a user runs them, what they have written by pyarrow, and their processes."""
+"""Helpers for job tests: run jobs as a user does, read their output with pyarrow, find and kill their processes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ import pyarrow.dataset as ds
 
 ROOT = Path(__file__).parent.parent.parent
 BATCH_LOAD = ROOT / "jobs" / "batch_load.py"
-#: Exit codes.
+#: Exit codes of jobs.
 DONE, NOTHING_NEW = 0, 3
 _DRIVER = Path(__file__).with_name("driver.py")
-_RUN_SECONDS = 480.0  # on a machine that has other work, too
+_RUN_SECONDS = 480.0  # enough for a busy machine
 _SETTINGS = (
     "spark.ui.enabled=false",
     "spark.driver.bindAddress=127.0.0.1",
@@ -34,7 +34,7 @@ _SETTINGS = (
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """This interpreter and this checkout for all that a job starts; Spark's temporary files in `folder`."""
+    """Environment for a job's processes: this interpreter, this checkout, Spark's temporary files in `folder`."""
     paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
     return os.environ | {
         "PYSPARK_PYTHON": sys.executable,
@@ -46,28 +46,28 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def spark_submit() -> str:
-    """The spark-submit of the pyspark that is installed for this interpreter."""
+    """The spark-submit of the pyspark that this interpreter uses."""
     found = shutil.which("spark-submit", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     assert found is not None, "spark-submit comes with pyspark"
     return found
 
 
 class Ran(NamedTuple):
-    """A job that has ended."""
+    """A finished job."""
 
     code: int
     stdout: str
     stderr: str
 
     def report(self) -> list[dict[str, Any]]:
-        """The partitions of --json's last line."""
+        """The partitions in the last line of --json."""
         found: list[dict[str, Any]] = json.loads(self.stdout.splitlines()[-1])["partitions"]
         return found
 
     def complaint(self) -> str:
-        """The one line with which a job says why it can't go on; only what it waited for may stand before it.
+        """The one line with which a failed job says why; only lines about waiting may come before it.
 
-        spark-submit gives both streams of Python as its standard output; its standard error is the JVM's.
+        spark-submit merges both streams of Python into its standard output; its standard error is the JVM's.
         """
         assert self.code != 0
         *waits, last = self.stdout.splitlines()
@@ -77,7 +77,7 @@ class Ran(NamedTuple):
 
 
 def named(processes: list[psutil.Process], word: str) -> list[psutil.Process]:
-    """Those with the word in their command lines."""
+    """The processes with the word in their command line."""
     found = []
     for process in processes:
         try:
@@ -89,7 +89,7 @@ def named(processes: list[psutil.Process], word: str) -> list[psutil.Process]:
 
 
 def kill(processes: list[psutil.Process]) -> int:
-    """SIGKILL; how many processes were hit."""
+    """Send SIGKILL; return the number of processes that still existed."""
     hit = 0
     for process in processes:
         try:
@@ -101,7 +101,7 @@ def kill(processes: list[psutil.Process]) -> int:
 
 
 class Running:
-    """A job under way, its output in files."""
+    """A running job, whose output goes to files."""
 
     def __init__(self, command: list[str], folder: Path, number: int) -> None:
         self._out, self._err = folder / f"run-{number}.stdout", folder / f"run-{number}.stderr"
@@ -116,7 +116,7 @@ class Running:
         return self._process.poll() is not None
 
     def tree(self) -> list[psutil.Process]:
-        """spark-submit's JVM, then the processes below it."""
+        """spark-submit's JVM, then its descendants."""
         try:
             top = psutil.Process(self._process.pid)
             found = [top, *top.children(recursive=True)]
@@ -133,7 +133,7 @@ class Running:
         return True
 
     def result(self, seconds: float = _RUN_SECONDS) -> Ran:
-        """Wait for the end, also of the processes that it has left behind."""
+        """Wait for the end of the job and of its descendants."""
         if not self.ends_within(seconds):
             self.kill()
             raise AssertionError(f"no end within {seconds:g} s: {self._err.read_text(errors='replace')[-4000:]}")
@@ -143,7 +143,7 @@ class Running:
         return Ran(self._process.returncode, self._out.read_text(), self._err.read_text(errors="replace"))
 
     def kill(self) -> None:
-        """End all that is left of it."""
+        """Kill all its processes that still run."""
         for process in {*self.tree(), *self._seen}:
             try:
                 process.kill()
@@ -160,9 +160,9 @@ def _spark_arguments(settings: Sequence[str], master: str = "local[2]") -> list[
 
 
 class Driver:
-    """A process that runs batch_load.py again and again: its JVM starts once, with the first run that needs it.
+    """A process that runs batch_load.py repeatedly; its JVM starts with the first run that needs it.
 
-    What kills a run, or looks at a run's processes, is for `Load.start`.
+    Tests that kill a run, or look at its processes, use `Load.start`.
     """
 
     def __init__(self, folder: Path, settings: Sequence[str] = ()) -> None:
@@ -185,7 +185,7 @@ class Driver:
             )
 
     def run(self, arguments: list[str]) -> Ran:
-        """Run batch_load.py with these arguments; `stderr` is what Spark's processes have written meanwhile."""
+        """Run batch_load.py with these arguments; `stderr` of the result is what Spark's processes wrote meanwhile."""
         process = self._process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -204,7 +204,7 @@ class Driver:
         return Ran(answer["code"], answer["output"], errors)
 
     def stop(self) -> None:
-        """End it, and the JVM and the Python processes below it; the next run starts it again."""
+        """Kill the process, its JVM and its Python workers; the next run starts a new one."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -219,7 +219,7 @@ class Driver:
 
 
 class Load:
-    """One load: its output, and the runs of batch_load.py on it."""
+    """A load: its output, and runs of batch_load.py that write it."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class Load:
         settings: Sequence[str] = (),
         master: str = "local[2]",
     ) -> None:
-        """`driver` is for the runs that need no process of their own; `settings` and `master` are for the others."""
+        """`driver` runs what needs no process of its own; `settings` and `master` apply to the other runs."""
         folder.mkdir(parents=True, exist_ok=True)
         self._servers = servers
         self._topics = topics
@@ -241,7 +241,7 @@ class Load:
         self.output = self._folder / "out"
 
     def _arguments(self, options: Sequence[str], replaced: Mapping[str, str]) -> list[str]:
-        """Of batch_load.py; `replaced` gives other values to the options that every run has."""
+        """The arguments of batch_load.py; `replaced` overrides the options that every run has."""
         given = {
             "bootstrap-servers": self._servers,
             "topics": self._topics,
@@ -251,24 +251,24 @@ class Load:
         return [*(word for name, value in given.items() for word in (f"--{name}", value)), *options]
 
     def start(self, *options: str, **replaced: str) -> Running:
-        """Start a run by spark-submit."""
+        """Start a run with spark-submit."""
         command = [spark_submit(), *_spark_arguments(self._settings, self._master), str(BATCH_LOAD)]
         running = Running([*command, *self._arguments(options, replaced)], self._folder, len(self._runs))
         self._runs.append(running)
         return running
 
     def submit(self, *options: str, **replaced: str) -> Ran:
-        """A whole run by spark-submit."""
+        """Run with spark-submit until it ends."""
         return self.start(*options, **replaced).result()
 
     def run(self, *options: str, **replaced: str) -> Ran:
-        """A whole run, by the driver if there is one."""
+        """Run until it ends, in the driver if there is one."""
         if self._driver is None:
             return self.submit(*options, **replaced)
         return self._driver.run(self._arguments(options, replaced))
 
     def report(self, *options: str, **replaced: str) -> list[dict[str, Any]]:
-        """A run with --json that does not fail: its partitions."""
+        """Run with --json, check that it does not fail, and return its partitions."""
         ran = self.run("--json", *options, **replaced)
         assert ran.code in (DONE, NOTHING_NEW), ran.stdout + ran.stderr
         return ran.report()
@@ -282,28 +282,28 @@ class Load:
             running.kill()
 
     def committed(self) -> list[int]:
-        """The committed runs, sorted."""
+        """The numbers of the committed runs, sorted."""
         return self._runs_with("manifest.json")
 
     def planned(self) -> list[int]:
-        """The runs that have been planned, sorted."""
+        """The numbers of the planned runs, sorted."""
         return self._runs_with("plan.json")
 
     def tasks(self) -> list[Path]:
-        """The files of offsets of all runs."""
+        """The files with offsets of finished tasks, of all runs."""
         return sorted((self.output / "_klog" / "runs").glob("*/offsets-*.json"))
 
     def _runs_with(self, name: str) -> list[int]:
         return sorted(int(path.parent.name) for path in (self.output / "_klog" / "runs").glob(f"*/{name}"))
 
     def files(self) -> dict[str, tuple[int, int]]:
-        """Inode and time of change of every file of the output, without that of runs that had nothing to load."""
+        """Inode and modification time of each file of the output; without the file of runs that had nothing to load."""
         found = {path: path.stat() for path in self.output.rglob("*") if path.is_file() and path.name != "idle.json"}
         return {str(path.relative_to(self.output)): (stat.st_ino, stat.st_mtime_ns) for path, stat in found.items()}
 
 
 def rows_of(output: Path) -> list[tuple[Any, ...]]:
-    """(key, value, topic, partition, offset, timestamp in ms, headers) by topic, partition, offset; by pyarrow."""
+    """(key, value, topic, partition, offset, timestamp in ms, headers) by topic, partition, offset; from pyarrow."""
     if not any(output.rglob("*.parquet")):
         return []
     table = ds.dataset(output, format="parquet", partitioning="hive").to_table()
@@ -324,7 +324,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 480.0)
 
 
 def wait_for_the_moment(running: Running, load: Load, chance: random.Random) -> None:
-    """Some time after the start, or some time after the run has done some tasks; or the run has ended."""
+    """Wait for a random time after the start, or after some tasks are done; return early if the run ends."""
     if chance.random() < 0.2:
         running.ends_within(chance.uniform(0, 8))
         return

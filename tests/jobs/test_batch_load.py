@@ -1,4 +1,4 @@
-"""jobs/batch_load.py: each record once in the Parquet, run after run. test_batch_load_kills.py kills it on the way."""
+"""jobs/batch_load.py writes each record once to Parquet, run after run. test_batch_load_kills.py kills it meanwhile."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_each_run_goes_on_where_the_last_one_stopped(
     assert zookeeper_offsets(zookeeper_cluster, "g1") == first
 
     truth.send(topic, 500, 3)
-    ran = load.run(*shown)  # the table this time
+    ran = load.run(*shown)  # prints the table this time
     assert ran.code == 0, ran.stderr
     assert "loaded" in [line.strip() for line in ran.stdout.splitlines()]
     total = next(line.split() for line in ran.stdout.splitlines() if " all " in line)
@@ -61,12 +61,12 @@ def test_each_run_goes_on_where_the_last_one_stopped(
     assert reported(ran.report()) == truth.report(truth.ends())
     assert load.files() == files
     assert load.committed() == [1, 2]
-    # The plainest of readers, which knows nothing of partitioned folders.
+    # read each file by itself, without knowledge of partitioned folders
     assert sum(pq.ParquetFile(path).metadata.num_rows for path in load.output.rglob("*.parquet")) == 2_500
 
 
 def test_the_table_is_whole_in_a_file(truth: Truth, make_load: Callable[..., Load], topic: str) -> None:
-    """Outside a terminal there is no width to cut names and figures to."""
+    """Outside a terminal, names and figures are not cut to a width."""
     name = f"{topic}-{'x' * 100}"
     truth.create(name, 1)
     truth.send(name, 1, 1)
@@ -167,7 +167,7 @@ def test_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_run_with_nothing_new_imports_no_spark(tmp_path: Path) -> None:
-    """Its start to exit is that of Python and of the client."""
+    """Importing the job does not import pyspark, so that such a run takes little more than Python and the client."""
     program = "import sys; import spark_klog.cli.jobs.batch_load; print('pyspark' in sys.modules)"
     command = [sys.executable, "-c", program]
     ran = subprocess.run(
@@ -195,7 +195,7 @@ def test_unknown_topic(make_load: Callable[..., Load], topic: str) -> None:
 def test_what_is_gone_from_the_topic_stops_the_load(
     zookeeper_cluster: EmbeddedCluster, truth: Truth, make_load: Callable[..., Load], topic: str
 ) -> None:
-    """The topic was deleted and made again, shorter than what has been loaded."""
+    """The topic was deleted and created again, with fewer records than were loaded."""
     truth.create(topic, 1)
     truth.send(topic, 200, 1)
     load = make_load(topic)
@@ -236,13 +236,13 @@ def test_output_that_cannot_be_written(truth: Truth, make_load: Callable[..., Lo
     complaint = load.run("--json", output=str(file / "out")).complaint()
     assert str(file) in complaint
 
-    load.report()  # the batch comes as soon as there is a place for it
+    load.report()  # the load succeeds as soon as its output can be written
     assert rows_of(load.output) == truth.rows()
 
 
 @pytest.mark.slow
 def test_two_runs_at_once(truth: Truth, make_load: Callable[..., Load], topic: str) -> None:
-    """The second one is refused; the records come once."""
+    """The second run is rejected, and each record is loaded once."""
     truth.create(topic, 2)
     truth.send(topic, 3_000, 2)
     load = make_load(topic)
@@ -270,7 +270,7 @@ def test_by_tls_and_sasl(driver: Driver, server_dir: Path) -> None:
             file.write_text(f"{java}\ngroup.id=g\noffsets.storage=zookeeper\n")
             assert "needs kafka.zookeeper.connect" in load.run("--command-config", str(file)).complaint()
             assert not load.output.exists()
-            # what other programs that share the file have in it
+            # settings that other programs which share the file need
             file.write_text(
                 f"{java}\nkey.serializer=x.StringSerializer\nauto.offset.reset=latest\ntransactional.id=t\n"
             )

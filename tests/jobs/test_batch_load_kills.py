@@ -1,6 +1,6 @@
-"""jobs/batch_load.py by spark-submit, and its processes killed at any moment: each record once in the Parquet.
+"""Kill processes of jobs/batch_load.py, run by spark-submit, at random moments: each record is in the Parquet once.
 
-SPARK_KLOG_KILLS says how many kills are made (2), SPARK_KLOG_SEED which ones.
+SPARK_KLOG_KILLS sets the number of kills (default 2), SPARK_KLOG_SEED the random choices.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from spark_klog.load.audit import status
 from tests.jobs.support import BATCH_LOAD, DONE, NOTHING_NEW, Load, kill, named, rows_of, wait_for_the_moment
 from tests.jobs.truth import Truth, check_each_once, zookeeper_offsets
 
-#: Whom to kill, by the processes of a run.
+#: Picks the processes to kill from those of a run.
 _TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
     "jvm": lambda tree: tree[:1],
     "python workers": lambda tree: named(tree[1:], "pyspark.daemon"),
@@ -30,7 +30,7 @@ _TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(0)  # as long as SPARK_KLOG_KILLS asks; each step has its deadline
+@pytest.mark.timeout(0)  # SPARK_KLOG_KILLS sets the duration; each step has its own deadline
 def test_killed_at_any_moment(
     zookeeper_cluster: EmbeddedCluster, truth: Truth, make_load: Callable[..., Load], topic: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""`make demo`, which is `klog demo`: from a folder with a file of the user's to the plot."""
+"""`make demo`, which is `klog demo`, in a folder that already has a file of the user; it ends with a plot."""
 
 from __future__ import annotations
 

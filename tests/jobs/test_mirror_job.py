@@ -1,4 +1,4 @@
-"""jobs/mirror.py: tasks share the partitions, and go on where they were."""
+"""jobs/mirror.py: tasks share the partitions, and a later run goes on where they ended."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def test_tasks_share_the_partitions(cluster: EmbeddedCluster, target: EmbeddedCl
     assert (told["records"], told["partitions"], told["lag"]) == (5_000, _PARTITIONS, 0)
     before = read_topic(cluster.bootstrap_servers, "clicks", _PARTITIONS)
     assert read_topic(target.bootstrap_servers, "clicks", _PARTITIONS) == before
-    # each task has its transactions
+    # each task has its own transactional id
     with Admin({"bootstrap.servers": target.bootstrap_servers}) as admin:
         ids = {one.transactional_id for one in admin.list_transactions()}
     assert ids == {f"klog-mirror.job.internal-{slot}" for slot in range(3)}
-    # the number of tasks is the mirror's
+    # the number of tasks belongs to the mirror
     refused = subprocess.run(
         [sys.executable, str(ROOT / "jobs" / "mirror.py"), *chosen, "--tasks", "2"],
         capture_output=True,
@@ -69,7 +69,7 @@ def test_tasks_share_the_partitions(cluster: EmbeddedCluster, target: EmbeddedCl
     assert "3 tasks, not 1" in klog_refusal("mirror", *chosen[:-1], "--until-end")
     producer.produce("clicks", b"later", None, 4)
     assert producer.flush(60) == 0
-    # what tasks do, here without another JVM: each slot goes on where its task was
+    # run the tasks' code here without another JVM: each slot goes on where its task ended
     first, second = ({"bootstrap.servers": side.bootstrap_servers} for side in (cluster, target))
     settings = MirrorSettings(first, second, name="job", topics=re.compile("clicks"), exactly_once=True)
     slots = [Mirror(settings, slot=slot, slots=3).run(until_end=True) for slot in range(3)]

@@ -1,4 +1,4 @@
-"""The wheel that `pip install` makes of this project, with a C compiler and without one."""
+"""The wheel that `pip install` builds, with and without a C compiler."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _CLASSIFIERS = ("Framework :: Apache Spark", "Typing :: Typed", "Programming Lan
 
 
 def _check(wheel: Path, folder: Path) -> list[str]:
-    """What every wheel has, and that it can be used; the names in it."""
+    """Check the contents of a wheel and that it can be imported; return the names of its files."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert {"pyspark_klog.py", "spark_klog/__init__.py", "spark_klog/py.typed"} <= set(names)
@@ -77,7 +77,7 @@ def test_wheel_without_a_compiler(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.environ.get("SPARK_KLOG_MATRIX") != "all", reason="part of make matrix")
 def test_the_wheel_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
-    """Installed by pip without a compiler on PATH: the commands, the kernel, and what the metadata says."""
+    """pip installs the wheel without a compiler on PATH: the commands run, the kernel loads, the metadata is right."""
     folder = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=_SECONDS)
     python, klog = folder / "bin" / "python", folder / "bin" / "klog"
@@ -91,7 +91,7 @@ def test_the_wheel_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
         return ran.stdout
 
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", wheel)
-    # what it depends on is that of the tests
+    # use the dependencies of the test environment
     (site,) = folder.glob("lib/python*/site-packages")
     dependencies = site / "dependencies.pth"
     dependencies.write_text(sysconfig.get_paths()["purelib"] + "\n")

@@ -1,4 +1,4 @@
-"""What has been produced for a load, what it must have written and shown, and what holds at any moment."""
+"""The records produced for a load, the output and report that the load must have, and invariants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _START = 1_700_000_000_000
 
 
 class Truth:
-    """What has been produced, and where it must be found."""
+    """The records produced, and where a load must have them."""
 
     def __init__(self, servers: str) -> None:
         self._servers = servers
@@ -29,7 +29,7 @@ class Truth:
             self._sent[topic, partition] = []
 
     def send(self, topic: str, count: int, partitions: int) -> None:
-        """Distinct records, some of them without key or value, some with headers."""
+        """Send distinct records: some without key or value, some with headers."""
         first = sum(map(len, self._sent.values()))
         records = []
         for number in range(first, first + count):
@@ -52,7 +52,7 @@ class Truth:
             self._sent.setdefault((topic, partition), [])
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """As `rows_of` gives them."""
+        """The rows that `rows_of` must return."""
         return [
             (record.key, record.value, *key, offset, record.timestamp, [*record.headers] or None)
             for key, records in sorted(self._sent.items())
@@ -63,7 +63,7 @@ class Truth:
         return {key: len(records) for key, records in self._sent.items()}
 
     def report(self, before: dict[tuple[str, int], int]) -> list[dict[str, Any]]:
-        """What a run must report that has begun at `before` and loaded the rest."""
+        """The report of a run that began at `before` and loaded the rest."""
         return [
             {
                 "topic": key[0],
@@ -94,14 +94,14 @@ def zookeeper_offsets(cluster: EmbeddedCluster, group: str) -> dict[tuple[str, i
 
 
 def reported(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The part of a report that `Truth.report` knows."""
+    """The part of a report that `Truth.report` covers, after a check that nothing is missing in it."""
     names = ("topic", "partition", "from", "until", "records", "bytes", "lag")
     assert all(row["gaps"] == {} and row["unexplained"] == 0 and row["error"] == "" for row in rows)
     return [{name: row[name] for name in names} for row in rows]
 
 
 def check_each_once(load: Load) -> None:
-    """What holds at any moment: no record twice, and each partition from its beginning without a gap."""
+    """Check what holds at any moment: no record is there twice, and each partition has no gap from its beginning."""
     offsets: dict[tuple[str, int], list[int]] = defaultdict(list)
     for row in rows_of(load.output):
         offsets[row[2], row[3]].append(row[4])

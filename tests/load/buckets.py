@@ -1,4 +1,4 @@
-"""Loads in buckets of an S3 server: their URIs, and what readers see there."""
+"""Loads in buckets of an S3 server: their URIs, and the records that readers find there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.load.support import Place
 
 
 def bucket(s3: str, name: str) -> str:
-    """The URI of a load in a new bucket."""
+    """Create a bucket and return the URI of a load in it."""
     options = f"endpoint_override={quote(f'http://{s3}')}&region=us-east-1&allow_bucket_creation=true"
     uri = f"s3://key:secret@{name}?{options}"
     filesystem, path = FileSystem.from_uri(uri)
@@ -21,7 +21,7 @@ def bucket(s3: str, name: str) -> str:
 
 
 def seen(uri: str) -> list[Place]:
-    """What a plain reader of the bucket sees."""
+    """Records that a plain reader of the bucket sees, committed or not."""
     filesystem, path = FileSystem.from_uri(uri)
     found = filesystem.get_file_info(FileSelector(path, recursive=True, allow_not_found=True))
     names = [item.path for item in found if item.type == FileType.File and item.path.endswith(".parquet")]

@@ -9,13 +9,13 @@ from tests.load.support import send_batch
 from tests.spark.support import create_topic, produce, values
 from tests.support.batches import walk
 
-#: Records of a batch, batches, and which one is corrupt.
+#: Records per batch, number of batches, index of the corrupt batch.
 EACH, COUNT, CORRUPT = 20, 6, 2
 
 
 @pytest.fixture
 def corrupt(cluster: EmbeddedCluster, topic: str) -> str:
-    """A topic of two partitions; in partition 0 the third of six batches of twenty records has a flipped bit."""
+    """A topic with two partitions; in partition 0 the third of six batches of twenty records has a flipped bit."""
     create_topic(cluster.bootstrap_servers, topic, 2)
     for number in range(COUNT):
         send_batch(cluster.bootstrap_servers, topic, EACH, number * EACH)

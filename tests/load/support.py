@@ -1,4 +1,4 @@
-"""What the tests of loads share: runs in this process without Spark, readers that know nothing of them, kills."""
+"""Helpers for load tests: runs in this process without Spark, readers independent of the loader, kills."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from spark_klog.spark.tasks import reading
 from tests.support.batches import make_batch
 from tests.support.raw_client import RawClient
 
-#: What changes a store.
+#: The methods of a store that change it.
 CHANGES = ("write", "create", "put", "settle", "move", "remove")
 _SECONDS = 60
 _TIME = 1_700_000_000_000
-#: Of Produce.
+#: The version of Produce.
 _VERSION = 7
 
 
 class InProcess:
-    """Runs tasks one after the other, as one core of Spark would."""
+    """Runs the tasks one after the other, as one core of Spark would."""
 
     def __init__(self, cores: int = 2) -> None:
         self._cores = cores
@@ -49,7 +49,7 @@ class InProcess:
 
 
 def run(servers: str, output: Path | str, *topics: str, **options: Any) -> Loaded:
-    """A run of a load."""
+    """Run a load in this process."""
     asked = LoadOptions({"bootstrap.servers": servers}, list(topics), str(output), **options)
     return load(asked, InProcess())
 
@@ -60,7 +60,7 @@ def kills() -> int:
 
 
 def send_batch(servers: str, topic: str, count: int, start: int) -> None:
-    """Send records to partition 0 as one batch, which holds that many on any machine."""
+    """Send records to partition 0 as one batch, however slow the machine is."""
     numbers = range(start, start + count)
     batch = make_batch([(None, b"%d" % number) for number in numbers], [_TIME] * count)
     with RawClient(int(servers.rpartition(":")[2])) as client:
@@ -72,7 +72,7 @@ Place = tuple[str, int, int]
 
 
 def by_duckdb(output: Path, pattern: str = "**/*.parquet") -> list[Place]:
-    """(topic, partition, offset) of all records, sorted."""
+    """(topic, partition, offset) of all records that DuckDB finds, sorted."""
     if not list(output.glob(pattern)):
         return []
     with duckdb.connect() as connection:
@@ -84,7 +84,7 @@ def by_duckdb(output: Path, pattern: str = "**/*.parquet") -> list[Place]:
 
 
 def by_pyarrow(output: Path | list[str], format_name: str = "parquet") -> list[Place]:
-    """The same, by a plain reader of a folder, or of files."""
+    """The same, with a plain pyarrow reader of a folder or of a list of files."""
     if isinstance(output, Path) and not output.exists():
         return []
     table = ds.dataset(output, format=format_name).to_table()
@@ -94,12 +94,12 @@ def by_pyarrow(output: Path | list[str], format_name: str = "parquet") -> list[P
 
 
 def expected(topic: str, counts: dict[int, int]) -> list[Place]:
-    """All records of a topic without gaps."""
+    """(topic, partition, offset) of all records of a topic without gaps; `counts` has the records per partition."""
     return [(topic, partition, offset) for partition, count in sorted(counts.items()) for offset in range(count)]
 
 
 def in_child(action: Callable[[], object]) -> int:
-    """Run an action in a forked process; its exit code, 0 if the action returns."""
+    """Run an action in a forked process and return its exit code: 0 if the action returns."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -121,14 +121,14 @@ def in_child(action: Callable[[], object]) -> int:
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL in a process that goes on."""
+    """Stands for SIGKILL where the process must live on."""
 
 
 @contextmanager
 def failing(store: type[LocalStore | ArrowStore], number: int, end: Callable[[], None]) -> Iterator[list[int]]:
-    """Call `end` before change `number` of the stores of this class (from 1), or after it if negative.
+    """Call `end` before change `number` (from 1) of the stores of this class, or after change -`number` if negative.
 
-    Yields a list that has the number of changes made.
+    Yields a list whose only item is the number of changes so far.
     """
     count = [0]
     with pytest.MonkeyPatch.context() as patch:
@@ -152,8 +152,9 @@ def _counted(method: Any, number: int, end: Callable[[], None], count: list[int]
 
 
 class TwinFails(InProcess):
-    """Runs each task twice, as Spark's speculation does: the first attempt loses its broker when it has written its
-    files, and learns of it after the second one has ended."""
+    """Runs each task twice, as Spark's speculation does: when the first attempt has read everything, the second one
+    runs to its end, and then the first one fails.
+    """
 
     def run(self, tasks: Any, job: Any) -> None:
         for number, ranges in tasks.items():
@@ -163,7 +164,7 @@ class TwinFails(InProcess):
 
 
 def failing_after(twin: Any) -> Any:
-    """`read_ranges` that reads all; at its end runs `twin`, undisturbed, and fails."""
+    """Return a `read_ranges` whose first call reads everything, then runs `twin` undisturbed, and then fails."""
     real, calls = reading.read_ranges, [0]
 
     def read(*arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Load again from a run, a time or offsets: into the same output, where files are replaced, or into another one."""
+"""Load again from a run, a time or offsets, into the same output, whose files are replaced, or into another one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SMALL: dict[str, Any] = {"max_task_records": 15}
 
 
 def _runs(servers: str, topic: str, output: Path, count: int = 3) -> None:
-    """Runs of 20 records of each of two partitions, a second between two records."""
+    """Load `count` runs, each with 20 records of each of two partitions; timestamps are a second apart."""
     create_topic(servers, topic, 2)
     for number in range(count):
         first = number * _EACH
@@ -71,7 +71,7 @@ def test_the_same_files(cluster: EmbeddedCluster, topic: str, tmp_path: Path, pl
 
 
 def test_part_of_a_load_with_other_settings(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
-    """From the middle of a range to the middle of another: whole ranges are replaced, and the rest stays."""
+    """A reload from the middle of a range to the middle of another replaces whole ranges and leaves the rest."""
     servers = cluster.bootstrap_servers
     _runs(servers, topic, tmp_path)
     start, until = AtTime(_TIME + 2000 * 25), AtTime(_TIME + 2000 * 45)
@@ -86,7 +86,7 @@ def test_part_of_a_load_with_other_settings(cluster: EmbeddedCluster, topic: str
     _check(tmp_path, expected(topic, {0: 60, 1: 60}))
     produce(servers, topic, [Sent(b"new", None, 0, _TIME)])
     run(servers, tmp_path, topic)
-    # again, all of it: what was replaced once is not counted twice
+    # reload everything: ranges that were replaced before are not counted twice
     run(servers, tmp_path, topic, start=AtRun(1))
     run(servers, tmp_path, topic, start=AtRun(2), limits=Limits(max_records=10))
     _check(tmp_path, expected(topic, {0: 61, 1: 60}))
@@ -104,7 +104,7 @@ def test_into_another_output(cluster: EmbeddedCluster, topic: str, tmp_path: Pat
     _check(second, [item for item in some if item[2] >= 20])
     run(servers, second, topic)
     _check(second, [item for item in expected(topic, {0: 60, 1: 60}) if item[2] >= 20])
-    run(servers, second, topic, start=AtTime(_TIME), max_task_records=7)  # also what came before its first run
+    run(servers, second, topic, start=AtTime(_TIME), max_task_records=7)  # also the offsets before its first run
     _check(second, expected(topic, {0: 60, 1: 60}))
     printed = json.loads(klog("load", "offsets", str(second)).stdout)
     assert printed["offsets"] == {topic: {"0": 60, "1": 60}}
@@ -114,9 +114,9 @@ def test_into_another_output(cluster: EmbeddedCluster, topic: str, tmp_path: Pat
 def test_offsets_before_the_first_run(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, bound: dict[str, Any]
 ) -> None:
-    """Loaded later, and not up to where the load begins: the next run goes on where it was, and doubles nothing.
+    """Offsets before the first run are loaded later, in part: the next run goes on at the end and duplicates nothing.
 
-    The status names the hole, until it is loaded.
+    The status shows the hole until it is loaded.
     """
     servers = cluster.bootstrap_servers
     create_topic(servers, topic)
@@ -261,7 +261,7 @@ def test_what_the_log_has_no_more_stays(cluster: EmbeddedCluster, topic: str, tm
 def test_what_the_log_has_lost_since_a_kill_stays(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, recreated: bool
 ) -> None:
-    """A run that loads again was killed when it had its plan; the one that finishes it finds other logs."""
+    """A reload is killed after its plan; the run that finishes it finds a recreated topic, or fewer records."""
     servers = cluster.bootstrap_servers
     _runs(servers, topic, tmp_path)
     before = by_duckdb(tmp_path)
@@ -281,7 +281,7 @@ def test_what_the_log_has_lost_since_a_kill_stays(
 
 
 def test_a_topic_that_was_created_again(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
-    """The files of the old topic stay: nobody else has its records."""
+    """A reload keeps the files of the old topic, because its records exist nowhere else."""
     servers = cluster.bootstrap_servers
     _runs(servers, topic, tmp_path, 1)
     delete_topic(servers, topic)

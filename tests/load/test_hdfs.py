@@ -1,4 +1,4 @@
-"""Writes to HDFS, which shows files while they are written: by a stand-in that does so, on a local disk."""
+"""Writes to HDFS, where readers see unfinished files; a local file system stands in for HDFS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.spark.support import create_topic, produce, values
 
 
 class _Stream:
-    """Writes half of what it is given, and ends."""
+    """Writes half of its first content, then raises an error."""
 
     def __init__(self, stream: Any, error: BaseException) -> None:
         self._stream, self._error = stream, error
@@ -33,7 +33,7 @@ class _Stream:
 
 
 class _Hdfs:
-    """A local file system that says that it is HDFS; the write number `fails` fails half-way with `error`."""
+    """A local file system with the type name of HDFS; write number `fails` raises `error` halfway."""
 
     type_name = "hdfs"
 

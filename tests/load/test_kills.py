@@ -1,4 +1,4 @@
-"""A load that dies before or after each change that it makes to its output: readers see each record once, always.
+"""A load dies before or after each change to its output; readers always see each record once.
 
 test_batch_load_kills.py kills the processes of Spark. Here a run dies at every step, one after the other.
 """
@@ -29,7 +29,7 @@ _DIED = 9
 
 
 def _dies(servers: str, output: Path, topic: str, number: int) -> bool:
-    """A run that dies at a change; False if it made fewer changes."""
+    """Run a load in a child that dies at change `number`; return False if the run made fewer changes."""
 
     def action() -> None:
         with failing(LocalStore, number, lambda: os._exit(_DIED)):
@@ -68,7 +68,7 @@ def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, tmp_path: P
 
 
 def test_killed_again_and_again(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
-    """Each run dies two steps after the one before it, whatever that one has left."""
+    """Each run dies two changes later than the one before it, on top of what the earlier runs left."""
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 3)
     count = 0
@@ -102,7 +102,7 @@ def test_tasks_that_are_complete_do_not_run_again(cluster: EmbeddedCluster, topi
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 1)
     produce(servers, topic, values(100))
-    # load.json, plan.json, then a file and its offsets for each task
+    # the changes: load.json, plan.json, then a file and its offsets for each task
     assert _dies(servers, tmp_path, topic, 7)
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "_klog/runs/00000001").glob("offsets-*")}
     run(servers, tmp_path, topic, max_task_records=70)
@@ -113,7 +113,7 @@ def test_tasks_that_are_complete_do_not_run_again(cluster: EmbeddedCluster, topi
 
 @pytest.mark.parametrize("limits", [Limits(max_records=60), Limits(max_bytes=1)], ids=["records", "bytes"])
 def test_a_bound_is_of_the_call(cluster: EmbeddedCluster, topic: str, tmp_path: Path, limits: Limits) -> None:
-    """It finishes a run that was killed, and plans another one with what is left of the bound only."""
+    """A bound applies to the call: it finishes a killed run, and plans another one with the rest of the bound only."""
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 1)
     produce(servers, topic, values(40))
@@ -144,11 +144,11 @@ def test_the_pointer_is_a_run_behind(cluster: EmbeddedCluster, topic: str, tmp_p
 
 
 def test_a_topic_that_was_created_again_since(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
-    """The killed run's ranges are of a topic that nobody has: finishing it does not wait for each of them."""
+    """The killed run's ranges belong to the deleted topic; the run that finishes it does not try to read them."""
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 8)
     produce(servers, topic, values(80, partitions=8))
-    assert _dies(servers, tmp_path, topic, 3)  # it has a plan
+    assert _dies(servers, tmp_path, topic, 3)  # dies after the plan is written
     delete_topic(servers, topic)
     create_topic(servers, topic, 8)
     produce(servers, topic, values(16, partitions=8))
@@ -170,7 +170,7 @@ def test_a_topic_that_was_created_again_since(cluster: EmbeddedCluster, topic: s
 def test_killed_while_it_gives_up_a_run(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that could read nothing removes its folder; of two tasks' results one is left, but no plan."""
+    """Killed while it removes the folder of a run that could read nothing: the plan is gone, other files are left."""
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 2)
     produce(servers, topic, values(100, partitions=2))

@@ -1,6 +1,6 @@
-"""A load while its disk is full, its object store fails, its brokers and its processes die: each record once.
+"""A load survives full disks, a failing object store, dead brokers and killed processes: each record once.
 
-SPARK_KLOG_KILLS says how many outages of each kind there are (a few), SPARK_KLOG_SEED which ones.
+SPARK_KLOG_KILLS sets the number of outages of each kind (default: a few), SPARK_KLOG_SEED the random choices.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tests.load.support import InProcess, Place, by_duckdb, by_pyarrow, expected
 from tests.spark.support import Sent, create_topic, produce, values
 
 _SECONDS = 480
-#: Whom to kill, by the processes of a run; the broker is none of them.
+#: Picks the processes to kill from those of a run; the broker is not one of them.
 _BROKER = "broker"
 _TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
     "driver": lambda tree: tree[:1],
@@ -76,7 +76,7 @@ def _chance() -> random.Random:
 
 
 def _failure(servers: str, output: Path | str, topic: str, task_records: int) -> str:
-    """Run a load; why it has failed, or ""."""
+    """Run a load; return the message of its failure, or ""."""
     try:
         run(servers, output, topic, max_task_records=task_records)
     except LoadError as error:
@@ -84,12 +84,12 @@ def _failure(servers: str, output: Path | str, topic: str, task_records: int) ->
     return ""
 
 
-# A disk that is full
+# Full disks
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Gives a file system that ends after so many KiB; called again, it has another size."""
+    """Return a function that mounts a file system of that many KiB; called again, it resizes the file system."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = False
@@ -114,7 +114,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 def test_a_disk_that_is_full(
     cluster: EmbeddedCluster, topic: str, small_disk: Callable[[int], Path], tmp_path: Path
 ) -> None:
-    """Wherever it is full, the run fails and says so, and what is committed stays; with room the next run goes on."""
+    """On a full disk the run fails with that reason and committed files stay; with more room the next run goes on."""
     servers, chance = cluster.bootstrap_servers, _chance()
     create_topic(servers, topic, 2)
     content = random.Random(1)
@@ -140,16 +140,16 @@ def test_a_disk_that_is_full(
     assert failures > 2
 
 
-# An object store that fails
+# A failing object store
 
 
 class _Store:
-    """moto's S3, which answers some requests with an error; some of these it has carried out."""
+    """moto's S3 that answers some requests with an error, some of them after it has carried them out."""
 
     def __init__(self, chance: random.Random) -> None:
         self._app = DomainDispatcherApplication(create_backend_app)
         self._chance = chance
-        #: How many of a thousand requests fail, and how often they did.
+        #: Failures per thousand requests, and their number by kind.
         self.per_mille = 0
         self.failed: Counter[str] = Counter()
 
@@ -158,7 +158,7 @@ class _Store:
             answer: Iterable[bytes] = self._app(environ, start_response)
             return answer
         when = self._chance.choice(("before", "after"))
-        # the SDK tries again after 503, and gives up after 403
+        # the SDK retries after 503, but not after 403
         code = self._chance.choice(("503 Slow Down", "403 Forbidden"))
         if when == "after":
             list(self._app(environ, lambda *_: lambda data: None))
@@ -202,11 +202,11 @@ def test_a_store_that_answers_errors(cluster: EmbeddedCluster, topic: str, store
     assert len(faulty.failed) == 4, faulty.failed
 
 
-# Brokers and processes that are killed
+# Killed brokers and processes
 
 
 class _KillsTheBroker(InProcess):
-    """Kills the broker some time after the tasks have begun, and starts it again."""
+    """Kills the broker `after` seconds into the tasks, and restarts it."""
 
     def __init__(self, cluster: EmbeddedCluster, after: float) -> None:
         super().__init__()
@@ -242,10 +242,10 @@ def test_a_broker_that_is_killed(topic: str, server_dir: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(0)  # as long as SPARK_KLOG_KILLS asks; each step has its deadline
+@pytest.mark.timeout(0)  # SPARK_KLOG_KILLS sets the duration; each step has its own deadline
 @pytest.mark.skipif(not kills(), reason="part of make soak; jobs/test_batch_load_kills.py is the slice of make test")
 def test_processes_of_a_cluster(topic: str, server_dir: Path) -> None:
-    """Drivers, executors, workers on a local-cluster, and the broker: as read by pyarrow, DuckDB and Spark."""
+    """Kill drivers, executors, workers of a local-cluster or the broker: all readers find each record once."""
     chance, wanted = _chance(), kills()
     outages: Counter[str] = Counter()
     codes: Counter[str] = Counter()
@@ -280,7 +280,7 @@ def test_processes_of_a_cluster(topic: str, server_dir: Path) -> None:
 
 
 def _end(cluster: EmbeddedCluster, running: Running, target: str, chance: random.Random) -> bool:
-    """Kill the processes; False if there are none any more."""
+    """Kill the processes of `target`; return False if they have already ended."""
     if running.ended:
         return False
     if target != _BROKER:

@@ -1,4 +1,4 @@
-"""What a run writes: formats, layouts, sizes, bounds, its audit; and what it refuses."""
+"""What a run writes (formats, layouts, file sizes), bounds, the audit, and what a run rejects."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_row_groups_and_files_by_size(cluster: EmbeddedCluster, topic: str, tmp_
 def test_layout_by_time(cluster: EmbeddedCluster, topic: str, tmp_path: Path, layout: str) -> None:
     servers = cluster.bootstrap_servers
     create_topic(servers, topic)
-    # 60 hours, late records, and more hours than a task has files open
+    # 60 hours with late records, more than the files that a task keeps open
     times = [_TIME + (number * 7 % 60) * _HOUR_MS for number in range(600)]
     produce(servers, topic, [Sent(b"v", None, 0, when) for when in times])
     run(servers, tmp_path, topic, settings=WriteSettings(layout=layout))
@@ -152,7 +152,7 @@ def test_names_that_readers_would_skip(cluster: EmbeddedCluster, topic: str, tmp
 
 
 def test_a_name_that_is_too_long_for_files(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
-    """Refused before a plan is written, which all later runs would begin with, and fail."""
+    """The name is rejected before a plan is written: every later run would start with that plan, and fail."""
     servers, long = cluster.bootstrap_servers, f"{topic}-".ljust(230, "x")
     for name in (topic, long):
         create_topic(servers, name)
@@ -193,7 +193,7 @@ def test_a_run_that_is_out_of_time_keeps_what_it_has(
 
     def later() -> float:
         calls[0] += 1
-        return real() + (1000 if calls[0] > 2 else 0)  # after the first task has begun
+        return real() + (1000 if calls[0] > 2 else 0)  # from the first task on
 
     client = {"max.partition.fetch.bytes": "100000"}
     with monkeypatch.context() as patch:
@@ -240,7 +240,7 @@ def test_a_corrupt_batch_fails_the_run(cluster: EmbeddedCluster, corrupt: str, t
 def test_one_partition_that_fails_stops_no_other(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the plan and the tasks the first records of partition 0 are deleted."""
+    """Records of partition 0 are deleted between the plan and the tasks; partition 1 is loaded all the same."""
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 2)
     produce(servers, topic, values(400, partitions=2))
@@ -296,7 +296,7 @@ def test_transactions_are_gaps_with_a_name(cluster: EmbeddedCluster, topic: str,
 def test_read_committed_after_read_uncommitted(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, fail_on_loss: bool
 ) -> None:
-    """Records of an open transaction that are loaded are neither lost nor loaded again."""
+    """Records of an open transaction, once loaded, are neither reported lost nor loaded again."""
     servers = cluster.bootstrap_servers
     create_topic(servers, topic)
     producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "log_level": 0})
@@ -331,7 +331,7 @@ def test_a_topic_that_was_created_again(cluster: EmbeddedCluster, topic: str, tm
     run(servers, tmp_path, topic, fail_on_loss=False)
     assert by_duckdb(tmp_path) == sorted(expected(topic, {0: 30}) * 2)
     assert len(files(str(tmp_path))) == 2
-    run(servers, tmp_path, topic)  # it is known now
+    run(servers, tmp_path, topic)  # the load has recorded the new topic
 
 
 def test_outputs_of_others(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_outputs_of_others(cluster: EmbeddedCluster, topic: str, tmp_path: Path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(LoadError, match="belongs to a load with --format parquet, not arrow"):
         run(servers, tmp_path, topic, settings=WriteSettings("arrow"))
-    # Spark would read the files of one layout only, without a word, or none.
+    # With two layouts, Spark would silently read the files of one of them, or of none.
     with pytest.raises(LoadError, match="belongs to a load with --partition-by none, not day"):
         run(servers, tmp_path, topic, settings=WriteSettings(layout="day"))
     assert {path: path.read_bytes() for path in before} == before

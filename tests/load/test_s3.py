@@ -1,4 +1,4 @@
-"""A load into an object store: moto's S3 server. A run dies at each change that it makes there."""
+"""A load into an object store, moto's S3 server; runs die at each change that they make there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HOST = "127.0.0.1"
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    """The address of a server, as pyarrow's URIs want it."""
+    """The address of an S3 server, in the form that pyarrow's URIs take."""
     port = free_port()
     server = ThreadedMotoServer(ip_address=_HOST, port=port, verbose=False)
     server.start()
@@ -75,12 +75,12 @@ def test_a_store_that_fails(cluster: EmbeddedCluster, topic: str, s3: str) -> No
 
 
 def test_an_attempt_that_fails_beside_one_that_is_done(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
-    """What the first one has written has the names of the second one's files."""
+    """The files that the first attempt wrote have the same names as the second one's."""
     servers, uri = cluster.bootstrap_servers, bucket(s3, "twins")
     create_topic(servers, topic)
     for start in range(0, 200, 50):
         send_batch(servers, topic, 50, start)
-    settings = WriteSettings(row_group_rows=1, file_bytes=1)  # a file an Arrow batch: it is put before the failure
+    settings = WriteSettings(row_group_rows=1, file_bytes=1)  # one file per Arrow batch, put before the failure
     options = LoadOptions({"bootstrap.servers": servers}, [topic], uri, settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode, "ROWS", 50)
@@ -91,7 +91,7 @@ def test_an_attempt_that_fails_beside_one_that_is_done(cluster: EmbeddedCluster,
 
 
 def test_files_of_an_attempt_that_read_less(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
-    """An attempt runs out of time, writes the file of what it has, and dies; the next one reads all."""
+    """An attempt runs out of time, writes a file with fewer records, and dies; the next attempt reads everything."""
     servers, uri = cluster.bootstrap_servers, bucket(s3, "times")
     create_topic(servers, topic)
     for start in (0, 100):
@@ -149,7 +149,7 @@ def _not_the_pointer(run_number: int) -> Callable[..., None]:
 
 
 def test_ranges_after_one_that_failed(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
-    """Their files are not of the run: they go with its commit, whenever it is killed."""
+    """Ranges after one that failed are not part of the run; the commit removes their files."""
     servers, uri = cluster.bootstrap_servers, bucket(s3, "failed")
     create_topic(servers, topic)
     produce(servers, topic, values(200))

@@ -1,4 +1,4 @@
-"""Logs that become shorter, records that retention takes, two attempts of a task, records of many hours."""
+"""Logs that become shorter, records deleted by retention, two attempts of a task, records of many hours."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TIME = 1_700_002_800_000
 def test_a_log_that_is_shorter_and_grows_again(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: int
 ) -> None:
-    """Brokers before 2.8 have no topic ids: a run that has seen the shorter log must remember it."""
+    """Brokers before 2.8 have no topic ids, so a run that has seen the shorter log must record that."""
     servers = cluster.bootstrap_servers
 
     def without_ids(cluster: Cluster, topics: list[str]) -> dict[planning.Key, str]:
@@ -78,7 +78,7 @@ def test_records_that_retention_took_are_named_once(cluster: EmbeddedCluster, to
 
 
 def test_partitions_of_which_a_run_reads_nothing(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
-    """Partition 1 is empty in the first run, 2 has only records from before --from-time: both go on there."""
+    """Partition 1 is empty in the first run, 2 has only records before --from-time; both go on from there."""
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 3)
     produce(servers, topic, [Sent(b"v", None, 2, _TIME), Sent(b"v", None, 0, _TIME + 2 * _HOUR_MS)])
@@ -98,9 +98,9 @@ def test_partitions_of_which_a_run_reads_nothing(cluster: EmbeddedCluster, topic
 def test_few_files_are_open_for_many_hours(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    """A compacted topic has records of years next to each other: all of one Arrow batch are of other hours.
+    """A compacted topic has records of years next to each other, so an Arrow batch may have many hours.
 
-    Hours that have no date share a folder, and there no file may replace another one.
+    Hours out of the range of dates share a folder, where no file may replace another one.
     """
     servers = cluster.bootstrap_servers
     create_topic(servers, topic)
@@ -129,7 +129,7 @@ def test_few_files_are_open_for_many_hours(
 
 
 def test_a_few_records_of_another_hour_keep_no_others_in_memory(tmp_path: Path) -> None:
-    """Records that come late: one in each Arrow batch waits for the row group of its hour, which never fills."""
+    """One late record in each Arrow batch waits for a row group of its hour, which never fills."""
     count, rows = 50, 1000
     settings = WriteSettings(layout="hour", row_group_bytes=2 * rows * 1000)
     writer = writers.RangeWriter(Range("t", 0, 0, count * rows), FULL, settings, tmp_path, lambda _: None)
@@ -160,7 +160,7 @@ def test_an_attempt_that_fails_beside_one_that_is_done(cluster: EmbeddedCluster,
 def test_short_ranges_are_fetched_together(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corrupted: bool
 ) -> None:
-    """A request for all partitions; the ranges that it can't serve are fetched one by one."""
+    """One request fetches the ranges of all partitions; those that it can't serve are fetched one by one."""
     servers, count = cluster.bootstrap_servers, 60
     create_topic(servers, topic, count)
     produce(servers, topic, values(count * 20, partitions=count))
@@ -185,7 +185,7 @@ def test_short_ranges_are_fetched_together(
 def test_files_are_on_disk_before_the_offsets_that_name_them(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the order that survives a power failure: content, name, folder, then the task's file of offsets."""
+    """The order survives a power failure: content, name, folder, then the task's file of offsets."""
     servers, count = cluster.bootstrap_servers, 5
     create_topic(servers, topic, count)
     produce(servers, topic, values(count * 20, partitions=count))

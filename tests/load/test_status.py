@@ -1,4 +1,4 @@
-"""`klog load status`: what is there of each hour beside the log, runs that found nothing new, bars and pictures."""
+"""`klog load status`: hours compared with the log, runs that found nothing new, bars and pictures."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def _name(time_ms: int) -> str:
 
 
 def test_hours_beside_the_log(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
-    """Partition 0 is loaded to half of an hour, partition 1 has nothing new, partition 2 is unknown to the load."""
+    """Partition 0 is loaded up to half of an hour, partition 1 completely, and the load does not know partition 2."""
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 3)
     now = int(time.time() * 1000) // _HOUR_MS * _HOUR_MS
     times = [now - (5 - number // 20) * _HOUR_MS + number for number in range(100)]
-    for start in (0, 50):  # an hour's records begin with batches of their own: the time index has no finer entries
+    for start in (0, 50):  # separate batches for each hour, as the time index has at most one entry per batch
         for at in range(start, start + 50, 10):
             produce(servers, topic, [Sent(b"v", None, 0, when) for when in times[at : at + 10]])
         if start == 0:
@@ -94,7 +94,7 @@ def test_runs_with_nothing_new(cluster: EmbeddedCluster, topic: str, tmp_path: P
 
 
 def test_a_topic_that_was_created_again(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
-    """What the load has of the old log is nothing of the new one, before and after the run that finds it."""
+    """Files of the old topic do not count for the new one, neither before nor after the run that detects it."""
     servers, now = cluster.bootstrap_servers, int(time.time() * 1000)
 
     def compared() -> tuple[int, int, int]:

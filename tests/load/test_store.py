@@ -1,4 +1,4 @@
-"""A load's files on mounts without hard links, or without locks."""
+"""A load's files on mounts without hard links or without locks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_another_error_of_links_is_an_error(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_an_error_of_pyarrow_that_is_no_os_error() -> None:
-    """Those of its Azure file system, without credentials for one."""
+    """pyarrow's Azure file system raises such an error if it has no credentials."""
 
     class Azure:
         def open_input_file(self, _: str) -> None:
@@ -107,7 +107,7 @@ def test_a_mount_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_run_that_is_refused_leaves_the_lock_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It makes the folders, another run takes the lock, and it is refused: a third one is, too."""
+    """A rejected run does not remove the lock of the run that holds it: a third run is rejected too."""
     store, real = LocalStore(tmp_path / "out"), fcntl.flock
     with ExitStack() as first:
 
@@ -123,7 +123,7 @@ def test_a_run_that_is_refused_leaves_the_lock_to_others(tmp_path: Path, monkeyp
 
 
 def test_a_lock_that_a_run_has_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file that is locked is no longer the one that others would lock."""
+    """A run locks a file that another run has just removed; others would lock a new file, so the run must stop."""
     store, real = LocalStore(tmp_path / "out"), fcntl.flock
     with ExitStack() as third:
 

@@ -1,4 +1,4 @@
-"""Values by a schema, and files by event time and time zone: compared with Python's json and zoneinfo."""
+"""Values by a schema, and files by event time and time zone; Python's json and zoneinfo are the oracles."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_a_load_of_values(cluster: EmbeddedCluster, topic: str, tmp_path: Path, 
 
 
 def test_numbers_that_json_does_not_have(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
-    """Lines are JSON for strict readers; Spark and DuckDB read the names back as numbers."""
+    """JSON lines stay valid for strict parsers: NaN and infinities are strings, which DuckDB reads back as numbers."""
     servers = cluster.bootstrap_servers
     create_topic(servers, topic)
     texts = ['{"x": NaN, "more": [1, -Infinity]}', '{"x": Infinity, "in": {"y": 1e300}}', '{"x": 1.5}']
@@ -269,7 +269,7 @@ def test_numbers_that_json_does_not_have(cluster: EmbeddedCluster, topic: str, t
 
 @pytest.mark.parametrize("schema", ["", "id bigint"])
 def test_timestamps_without_microseconds(cluster: EmbeddedCluster, topic: str, tmp_path: Path, schema: str) -> None:
-    """Nanoseconds taken for milliseconds: their records are dead letters, those before and after them are loaded."""
+    """Nanoseconds sent as milliseconds: those records become dead letters, and all other records are loaded."""
     servers = cluster.bootstrap_servers
     create_topic(servers, topic)
     times = dict(enumerate([_TIME * 10**6, _TIME, -(2**62), _TIME, 2**63 - 1, _TIME]))
@@ -301,7 +301,7 @@ def test_timestamps_without_microseconds(cluster: EmbeddedCluster, topic: str, t
 
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Asia/Kolkata"])
 def test_by_event_time_in_a_zone(cluster: EmbeddedCluster, topic: str, tmp_path: Path, zone: str) -> None:
-    """Late records go to the hour of their event; those without one to that of their timestamp."""
+    """Late records go to the hour of their event; records without an event time to the hour of their timestamp."""
     servers = cluster.bootstrap_servers
     create_topic(servers, topic)
     autumn = 1_698_530_400_000  # 2023-10-28T22:00Z: clocks in Berlin are set back three hours later
@@ -322,7 +322,7 @@ def test_by_event_time_in_a_zone(cluster: EmbeddedCluster, topic: str, tmp_path:
 
 
 def test_dead_letters_are_utf_8_in_any_locale(tmp_path: Path) -> None:
-    """In a process of its own, as a process has one locale. Python takes C for UTF-8 unless it is told not to."""
+    """Runs in its own process, since a process has one locale; the variables keep Python from replacing C by UTF-8."""
     row = {"topic": "t", "partition": 0, "offset": 0, "timestamp": 1, "value": b"no", "headers": [{"key": "é"}]}
     code = f"""
 import pathlib, pyarrow

@@ -1,7 +1,7 @@
-"""A year of a load in one go: topics are added, grow, are compacted and made anew between its runs, and some runs die,
-load again or have bounds. At the end the files have what the logs had, and the audit finds each loss that is planted.
+"""A load over a simulated year: between its runs topics are added, grow, lose records and are created again; some runs
+die, reload or have bounds. At the end the files hold what the logs held, and the audit finds each planted loss.
 
-SPARK_KLOG_RUNS says how many runs (12), SPARK_KLOG_SEED which ones.
+SPARK_KLOG_RUNS sets the number of runs (default 12), SPARK_KLOG_SEED the random choices.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from tests.spark.support import Sent, create_topic, delete_records, delete_topic
 
 _TIME = 1_700_000_000_000
 _MOST_TOPICS, _MOST_PARTITIONS = 5, 4
-#: So many first runs are checked, and one of so many later ones.
+#: The first _CHECKED runs are checked, then each _CHECKED-th run.
 _CHECKED = 12
 
 
 class _Year:
-    """Topics of a cluster, and what a load of them must have: (topic, partition, offset), as often as it is there."""
+    """Topics of a cluster, and the number of times that a load of them must hold each (topic, partition, offset)."""
 
     def __init__(self, servers: str, name: str, output: Path, chance: random.Random) -> None:
         self.servers, self.output, self.chance = servers, output, chance
         self._name = name
         self.ends: dict[str, list[int]] = {}
         self.loaded: Counter[tuple[str, int, int]] = Counter()
-        #: Of each partition the offsets that are loaded.
+        #: The end of the loaded offsets, by partition.
         self.until: dict[tuple[str, int], int] = defaultdict(int)
         #: Offsets that were deleted before they were loaded.
         self.lost = 0
@@ -61,7 +61,7 @@ class _Year:
             self.ends[topic].append(0)
 
     def make_anew(self) -> None:
-        """Delete a topic of which everything is loaded, and create it again."""
+        """Delete a topic that is loaded completely, and create it again."""
         topic = self.chance.choice(list(self.ends))
         if all(self.until[topic, number] == end for number, end in enumerate(self.ends[topic])):
             delete_topic(self.servers, topic)
@@ -71,7 +71,7 @@ class _Year:
                 self.until[topic, number] = 0
 
     def shorten(self) -> None:
-        """Delete records as retention does, some of which may not be loaded yet."""
+        """Delete records as retention does; some of them may not be loaded yet."""
         topic = self.chance.choice(list(self.ends))
         end = self.ends[topic][0]
         if end > 4:
@@ -106,7 +106,7 @@ def _die() -> None:
     raise Killed
 
 
-@pytest.mark.timeout(0)  # as long as SPARK_KLOG_RUNS asks
+@pytest.mark.timeout(0)  # SPARK_KLOG_RUNS sets the duration
 def test_a_year(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
     chance = random.Random(int(os.environ.get("SPARK_KLOG_SEED", "1")))
     year = _Year(cluster.bootstrap_servers, topic, tmp_path / "out", chance)
@@ -135,7 +135,7 @@ def test_a_year(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
 
 
 def _plant_losses(year: _Year) -> None:
-    """Each file in turn is gone, or cut: the audit names it, and nothing else."""
+    """Remove and truncate files one by one: the audit reports that file and no other."""
     before = {item.what for item in status(str(year.output)).findings}
     for item in files(str(year.output))[:: max(1, len(files(str(year.output))) // 8)]:
         path = Path(item.path)

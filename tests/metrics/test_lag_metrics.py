@@ -1,4 +1,4 @@
-"""The lag of groups and queries, read as Prometheus reads it."""
+"""The lag of groups and queries, parsed by Prometheus' own parser."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_the_commands_of_lag_refuse(cluster: EmbeddedCluster) -> None:
     assert "give one GROUP" in klog("groups", "lag", "-b", cluster.bootstrap_servers).stderr
     both = klog("groups", "lag", "--metrics", "0", "--watch", "-b", cluster.bootstrap_servers)
     assert "without --watch" in both.stderr
-    refusal = klog_refusal("groups", "lag", "--metrics", "nowhere", "-b", "127.0.0.1:1")  # asked before any broker
+    refusal = klog_refusal("groups", "lag", "--metrics", "nowhere", "-b", "127.0.0.1:1")  # rejected before it connects
     assert refusal == "klog: --metrics: 'nowhere' is not HOST:PORT"
 
 
@@ -151,12 +151,12 @@ def test_lag_of_a_query_in_seconds() -> None:
     metrics.add(progress(0, 10, 0))
     now[0] = 1050
     assert seconds() == 0
-    metrics.add(progress(1, 10, 20))  # record 10 was seen first now
+    metrics.add(progress(1, 10, 20))  # record 10 is first seen at 1050
     now[0] = 1060
     metrics.add(progress(2, 15, 25))
     assert seconds() == 10
     now[0] = 1090
-    metrics.add(progress(3, 35, 5))  # record 35 came between 1050 and 1060
+    metrics.add(progress(3, 35, 5))  # record 35 was written between 1050 and 1060
     assert seconds() == 30
     samples = parsed("".join(metrics.page()))
     assert value(samples, "klog_query_lag_records", **place) == 5

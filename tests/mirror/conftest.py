@@ -1,4 +1,4 @@
-"""What the tests of the mirror share: two brokers of ours."""
+"""Fixtures for mirror tests: the second of two brokers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from spark_klog.embedded import EmbeddedCluster
 
 @pytest.fixture(scope="module")
 def target(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
-    """A second broker of ours, beside `cluster`."""
+    """A second broker of ours, besides `cluster`."""
     with EmbeddedCluster(data_dir=module_server_dir / "target") as running:
         yield running

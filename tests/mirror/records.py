@@ -1,4 +1,4 @@
-"""Records to mirror of all shapes that there are."""
+"""Records of all shapes, to mirror."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PARTITIONS = 2
 
 
 def produce_all_shapes(servers: str, topic: str, *, is_old: bool = False) -> None:
-    """Records of all shapes: nulls, headers, old timestamps, codecs, transactions that commit and abort."""
+    """Write records of all shapes: nulls, headers, old timestamps, codecs, committed and aborted transactions."""
     for codec in ("none", "lz4", "gzip", "snappy") if is_old else ("none", "lz4", "zstd", "gzip", "snappy"):
         producer = Producer({"bootstrap.servers": servers, "compression.type": codec, "linger.ms": 50, "log_level": 0})
         for number in range(400):

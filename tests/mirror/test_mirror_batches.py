@@ -1,4 +1,4 @@
-"""Batches for another log: what is copied, what is rebuilt, what is left out; read back by kafka-python."""
+"""Batches for another log: which are copied, rebuilt or left out; kafka-python reads them back."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _records(*offsets: int) -> list[Record]:
 
 
 def _read(data: bytes | bytearray) -> list[tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]]:
-    """(offset, timestamp, key, value, headers) by kafka-python, after it has checked the CRC."""
+    """(offset, timestamp, key, value, headers) as kafka-python reads them, after it has checked the CRC."""
     found, records = [], MemoryRecords(bytes(data))
     while (batch := records.next_batch()) is not None:
         assert batch.validate_crc()
@@ -59,7 +59,7 @@ def _read(data: bytes | bytearray) -> list[tuple[int, int, bytes | None, bytes |
 def _expected(
     records: list[Record],
 ) -> list[tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]]:
-    """The same records with offsets 0, 1, 2 and so on."""
+    """The same records with offsets 0, 1, 2 and so on, in the form of `_read`."""
     return [(n, one.timestamp, one.key, one.value, list(one.headers)) for n, one in enumerate(records)]
 
 
@@ -95,7 +95,7 @@ def test_records_are_copied_as_they_are(codec: str) -> None:
     assert (after.codec_id, after.delete_horizon) == (before.codec_id, None)
     for field in ("length", "last_offset_delta", "base_timestamp", "max_timestamp", "count"):
         assert getattr(before, field) == getattr(after, field)
-    if codec in ("none", "gzip"):  # the others need a library that kafka-python may not find
+    if codec in ("none", "gzip"):  # the other codecs need libraries that kafka-python may lack
         assert _read(out.data) == _expected(records)
     set_produced(memoryview(out.data), -1, -1, -1, is_transactional=True)
     assert DefaultRecordBatch(bytes(out.data)).is_transactional

@@ -1,4 +1,4 @@
-"""`klog mirror` as a user runs it: what it follows, how it stops, what it refuses."""
+"""`klog mirror` as a user runs it: what it follows, how it stops, what it rejects."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_new_topics_and_partitions_until_it_is_stopped(
         assert read_topic(sides[1], name, partitions) == read_topic(sides[0], name, partitions)
     with Admin({"bootstrap.servers": sides[1]}) as admin:
         assert not [one for one in admin.list_topics() if one.name == f"{base}-x"]
-    assert mirror_once(*sides, *chosen)["records"] == 0  # it had committed all
+    assert mirror_once(*sides, *chosen)["records"] == 0  # everything was committed
 
 
 def test_what_the_source_has_deleted_is_lost_and_named(cluster: EmbeddedCluster, target: EmbeddedCluster) -> None:
@@ -99,7 +99,7 @@ def test_a_topic_that_was_created_again_is_refused(cluster: EmbeddedCluster, tar
     with Admin({"bootstrap.servers": sides[0]}) as admin:
         admin.delete_topic(name)
     make_topic(sides[0], name, 1)
-    _send(sides[0], name, [b"3", b"4", b"5"])  # it ends behind what was mirrored
+    _send(sides[0], name, [b"3", b"4", b"5"])  # the new log is longer than the mirrored part of the old one
     chosen = ("--topics", name, "--name", name)
     arguments = ("mirror", "--from", sides[0], "--to", sides[1], *chosen, "--until-end")
     assert f"topic {name} was deleted and created again" in klog_refusal(*arguments)
@@ -134,7 +134,7 @@ def test_from_the_latest_records_on(cluster: EmbeddedCluster, target: EmbeddedCl
 def test_the_latest_records_are_those_of_the_first_start(
     cluster: EmbeddedCluster, target: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mirror that dies before its first commit goes on where it began, not at what is the latest by then."""
+    """A mirror that dies before its first commit goes on where it began, not at the log's end by then."""
     name = _name()
     sides = cluster.bootstrap_servers, target.bootstrap_servers
     make_topic(sides[0], name, 1)

@@ -1,4 +1,4 @@
-"""Source topics that are deleted while a mirror copies others, and while it looks for where to begin."""
+"""Delete source topics while a mirror copies other topics, and while it looks for its start offsets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PARTITIONS = 2
 
 
 def _write(servers: str, topic: str, text: str, count: int) -> list[list[bytes]]:
-    """Write records to partitions in turn; return their values by partition."""
+    """Write records to the partitions in turn; return their values by partition."""
     found: list[list[bytes]] = [[] for _ in range(_PARTITIONS)]
     with Producer({"bootstrap.servers": servers}) as producer:
         for number in range(count):
@@ -38,7 +38,7 @@ def _write(servers: str, topic: str, text: str, count: int) -> list[list[bytes]]
 
 
 def _delete(servers: str, topic: str) -> None:
-    """Delete a topic; return when it is not there any more."""
+    """Delete a topic, and wait until it is gone."""
     with Admin({"bootstrap.servers": servers}) as admin:
         admin.delete_topic(topic)
         _until(lambda: all(one.name != topic for one in admin.list_topics()))
@@ -62,7 +62,7 @@ def _copied(target: EmbeddedCluster, topic: str) -> list[list[bytes | None]]:
 
 
 class _Topics:
-    """Two topics of the source with records, and a mirror of them whose calls would wait for ten minutes."""
+    """Two source topics with records, and a mirror of them; a call that waits for a timeout would take ten minutes."""
 
     def __init__(self, cluster: EmbeddedCluster, target: EmbeddedCluster) -> None:
         name = f"t-{uuid.uuid4().hex[:8]}"
@@ -86,7 +86,7 @@ def topics(cluster: EmbeddedCluster, target: EmbeddedCluster) -> _Topics:
 
 
 def _at_first_step(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
-    """Have `action` called when the mirror has found the source's ends, before it copies anything."""
+    """Call `action` when the mirror has found the source's end offsets, before it copies anything."""
     real, was_called = Session._step, threading.Event()
 
     def step(session: Session) -> None:
@@ -106,14 +106,14 @@ def test_others_are_copied_on(topics: _Topics, target: EmbeddedCluster) -> None:
     _delete(topics.source, topics.goes)
     more = _write(topics.source, topics.stays, "more", 20)
     _until(lambda: mirror.totals.records == 60)
-    _until(lambda: mirror.totals.partitions == _PARTITIONS)  # at once, not at the next look for topics
+    _until(lambda: mirror.totals.partitions == _PARTITIONS)  # at once, not at the next refresh
     mirror.stop()
     thread.join(SECONDS)
     assert not thread.is_alive()
     assert mirror.totals.restarts == 0
     old = topics.old[topics.stays]
     assert _copied(target, topics.stays) == [a + b for a, b in zip(old, more, strict=True)]
-    assert _copied(target, topics.goes) == topics.old[topics.goes]  # its copy stays
+    assert _copied(target, topics.goes) == topics.old[topics.goes]  # the copy stays
 
 
 def test_until_end_stops_without_what_was_deleted(
@@ -130,7 +130,7 @@ def test_until_end_stops_without_what_was_deleted(
 def test_until_end_waits_for_a_topic_that_is_missing_for_a_moment(
     topics: _Topics, target: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As at a broker that has just started."""
+    """A broker that has just started does not list the topic for a moment."""
     real_list, real_step = Admin.list_topics, Session._step
     found: list[int] = []
 
@@ -166,7 +166,7 @@ def test_until_end_copies_the_topic_that_was_made_anew(
 def test_made_anew_while_the_mirror_begins(
     recreated: str, topics: _Topics, target: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mirror has seen the old topic's id, and then finds that the log ends before its position."""
+    """The mirror has read the old topic's id, and then finds that the log ends before its position."""
     topics.mirror().run(until_end=True)
     real = MirroredTopics.refresh
     new: list[list[bytes]] = []
@@ -192,7 +192,7 @@ def test_made_anew_while_the_mirror_begins(
 def test_deleted_while_the_mirror_makes_topics(
     topics: _Topics, target: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mirror has seen a topic in the list, and then cannot ask for its replicas."""
+    """The mirror has listed a topic, but the topic is gone when the mirror describes it."""
     real, was_called = Admin.describe_topics, threading.Event()
 
     def describe_topics(admin: Admin, names: Any) -> Any:

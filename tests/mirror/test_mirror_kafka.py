@@ -1,4 +1,4 @@
-"""Mirrors between real Kafka and ours, compared by confluent-kafka and, byte by byte, in the log files."""
+"""Mirror between real Kafka and our brokers; compare records with confluent-kafka, and log files byte by byte."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TIME = 1_700_000_000_000
 
 
 def _data_batches(logs: list[Path]) -> list[tuple[bytes, int, bytes]]:
-    """(timestamps and count, codec, records) of each batch in log files that is no control batch."""
+    """(timestamps and count, codec, records) of each batch in log files, without control batches."""
     found, data = [], b"".join(log.read_bytes() for log in logs)
     for one in walk(data):
         batch = data[one.position : one.position + one.size]
@@ -32,7 +32,7 @@ def _data_batches(logs: list[Path]) -> list[tuple[bytes, int, bytes]]:
 
 
 def _logs(folder: Path, topic: str, partition: int) -> list[Path]:
-    """The segments in order; Kafka begins another one where timestamps are a week apart."""
+    """The segments in order; Kafka rolls a segment if timestamps are a week apart."""
     return sorted(folder.rglob(f"{topic}-{partition}/*.log"))
 
 
@@ -72,11 +72,11 @@ def test_from_kafka_to_ours_and_back(
         copies = _data_batches(_logs(module_server_dir / "ours", topic, partition))
         assert _data_batches(_logs(kafka.log_dir, f"back.{topic}", partition)) == copies
         originals = _data_batches(_logs(kafka.log_dir, topic, partition))
-        # all but those of aborted transactions are there, in order, byte for byte
+        # all batches except those of aborted transactions are there, in order, byte for byte
         assert copies == [one for one in originals if one in copies]
         assert len(copies) < len(originals)
 
-    # nothing is left to do, and what comes later is all that comes
+    # nothing is left to copy; then a new record is the only one that is copied
     assert mirror_once(ours.bootstrap_servers, kafka.bootstrap_servers, *back)["records"] == 0
     producer = Producer({"bootstrap.servers": ours.bootstrap_servers})
     producer.produce(topic, b"later", None, 1, timestamp=_TIME)
@@ -92,7 +92,7 @@ def test_groups(shared_kafkas: SharedKafkas, ours: EmbeddedCluster) -> None:
     kafka.create_topic(topic, PARTITIONS)
     produce_all_shapes(kafka.bootstrap_servers, topic)
     group = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": f"g-{topic}", "log_level": 0})
-    # in the middle of a batch, and in that of a transaction
+    # within a batch, and within a batch of a transaction
     places = [TopicPartition(topic, 0, 777), TopicPartition(topic, 1, 1018)]
     group.commit(offsets=places, asynchronous=False)
     more = ("--topics", topic, "--name", topic, "--exactly-once", "--commit-interval", "0.01", "--groups", f"g-{topic}")
@@ -103,7 +103,7 @@ def test_groups(shared_kafkas: SharedKafkas, ours: EmbeddedCluster) -> None:
         rest = [seen for _, seen in read_partition(ours.bootstrap_servers, topic, place.partition, place.offset)]
         there = places[place.partition].offset
         assert rest == [seen for _, seen in read_partition(kafka.bootstrap_servers, topic, place.partition, there)]
-    # a group that was moved to the target, and is further there, keeps its offsets
+    # the offsets of a group that already consumes at the target, and is ahead there, stay
     ahead = TopicPartition(topic, 0, 900)
     moved.commit(offsets=[ahead], asynchronous=False)
     mirror_once(kafka.bootstrap_servers, ours.bootstrap_servers, *more)
@@ -123,7 +123,7 @@ def test_from_the_oldest_kafka_to_the_newest(shared_kafkas: SharedKafkas) -> Non
     )
     assert read_topic(new.bootstrap_servers, topic, PARTITIONS) == before
     assert (told["records"], told["copied"]) == (1600, 0)
-    # and back, where records without headers become messages again
+    # and back: records without headers become messages again
     back = ("--topics", topic, "--prefix", "back.", "--name", f"back-{topic}")
     mirror_once(new.bootstrap_servers, old.bootstrap_servers, *back)
     assert read_topic(old.bootstrap_servers, f"back.{topic}", PARTITIONS) == before

@@ -1,7 +1,7 @@
-"""A mirror that is killed at any moment while records come in: each once with exactly-once, none missing without.
+"""Kill a mirror at random moments while records arrive: exactly-once copies each once, at-least-once loses none.
 
-SPARK_KLOG_KILLS says how many kills are made (2), SPARK_KLOG_SEED which ones; SPARK_KLOG_KAFKAS=all takes real Kafkas,
-too.
+SPARK_KLOG_KILLS sets the number of kills (default 2), SPARK_KLOG_SEED the random choices; SPARK_KLOG_KAFKAS=all adds
+real Kafka brokers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.topics import make_topic
 _KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "2"))
 _SEED = int(os.environ.get("SPARK_KLOG_SEED", random.randrange(1 << 30)))
 _PARTITIONS = 3
-#: The most seconds after the first progress of a run until it is killed.
+#: The mirror is killed at most this many seconds after the first progress of a run.
 _LONGEST = 1.0
 Server = Version | Literal["klog"]
 _ALL = os.environ.get("SPARK_KLOG_KAFKAS") == "all"
@@ -36,7 +36,7 @@ _SIDES: list[tuple[Server, Server]] = [("klog", "klog"), *(_MORE if _ALL else []
 
 
 class _Writer(threading.Thread):
-    """Writes numbered records until it is stopped, some in transactions that abort."""
+    """Writes numbered records until it is stopped, some of them in transactions that abort."""
 
     def __init__(self, servers: str, topic: str, *, is_old: bool) -> None:
         super().__init__(daemon=True)
@@ -68,7 +68,7 @@ class _Writer(threading.Thread):
         assert not self.is_alive()
 
 
-@pytest.mark.timeout(0)  # as long as SPARK_KLOG_KILLS asks; each step has its deadline
+@pytest.mark.timeout(0)  # SPARK_KLOG_KILLS sets the duration; each step has its own deadline
 @pytest.mark.parametrize(("source", "target"), _SIDES)
 @pytest.mark.parametrize("is_exact", [False, True], ids=["at least once", "exactly once"])
 def test_killed_at_any_moment(
@@ -88,7 +88,7 @@ def test_killed_at_any_moment(
             mirror = start_mirror(server_dir / "mirror.log", first, second, *more)
             try:
                 wait_for(mirror, 1)
-                time.sleep(chance.uniform(0, _LONGEST))  # which moment it is, is all that depends on it
+                time.sleep(chance.uniform(0, _LONGEST))  # only varies the moment of the kill
             finally:
                 mirror.kill()
                 mirror.communicate(timeout=SECONDS)

@@ -1,6 +1,6 @@
-"""What the mirror copies beside what MirrorMaker 2 of 3.9.1 copies of the same topic, record by record.
+"""The mirror copies the same records as MirrorMaker 2 of Kafka 3.9.1.
 
-Part of `make soak` (SPARK_KLOG_KAFKAS=all): MirrorMaker takes most of a minute to begin.
+Part of `make soak` (SPARK_KLOG_KAFKAS=all): MirrorMaker takes most of a minute to start.
 """
 
 from __future__ import annotations

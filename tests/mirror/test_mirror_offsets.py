@@ -1,4 +1,4 @@
-"""The map of offsets, compared with a list of where each record went."""
+"""The offset map, compared with a list of each record's source and target offset."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spark_klog.errors import DecodeError
 from spark_klog.mirror.beginnings import Progress, prefix_record, topic_record
 from spark_klog.mirror.offset_map import PartitionMap, Run, decode_key, decode_run, encode_run
 
-#: Records that are copied, source offsets without records, target offsets of other producers, and commits.
+#: copy: records; skip: source offsets without records; foreign: target offsets of other producers; commit.
 _STEPS = st.lists(st.tuples(st.sampled_from(["copy", "skip", "foreign", "commit"]), st.integers(1, 5)), max_size=40)
 
 
@@ -42,7 +42,7 @@ def test_a_translated_offset_is_that_of_the_next_record(steps: list[tuple[str, i
             before = max((place + 1 for at, place in placed.items() if at < offset), default=0)
             found = known.translate(offset)
             assert found is not None
-            # never after the next record, never before one that was read
+            # never after the next record, and never before a record that was already read
             assert before <= found <= following
             if offset in placed:
                 assert found == placed[offset]
@@ -62,14 +62,14 @@ def test_a_map_that_was_written_again_replaces_the_old_one() -> None:
 
 
 def test_records_as_mirror_maker_writes_them() -> None:
-    # OffsetSync of connect-mirror: topic and partition; upstream and downstream offset
+    # OffsetSync of connect-mirror: topic, partition; upstream offset, downstream offset
     key, value = b"\x00\x06clicks\x00\x00\x00\x03", b"\x00" * 7 + b"\x2a" + b"\x00" * 7 + b"\x09"
     assert (decode_key(key), decode_run(value)) == (("clicks", 3), Run(42, 42, 9))
     assert encode_run(("clicks", 3), Run(40, 42, 9)) == (key, value + b"\x00" * 7 + b"\x28")
 
 
 def test_a_topic_that_was_created_again_forgets_its_offsets() -> None:
-    """Also where compaction has left of the old topic what the new one does not replace."""
+    """This holds even if compaction leaves records of the old topic that the new topic does not replace."""
     first, second = UUID(int=1), UUID(int=2)
     progress = Progress()
     for record in (
@@ -84,7 +84,7 @@ def test_a_topic_that_was_created_again_forgets_its_offsets() -> None:
         progress.load(*record)
     assert (progress.topic_ids, progress.prefix) == ({"clicks": second}, "copy.")
     assert {key: known.position for key, known in progress.maps.items()} == {("clicks", 0): 3, ("views", 1): 20}
-    # MirrorMaker 2's readers see an offset sync of a partition that there is not
+    # readers of MirrorMaker 2 see an offset sync of a partition that does not exist
     key, value = topic_record("clicks", first)
     assert (key, value[:16]) == (b"\x00\x06clicks\xff\xff\xff\xff", b"\xff" * 16)
 

@@ -1,4 +1,4 @@
-"""Brokers that die, and a transaction that the target aborts, in the middle of a transaction of the mirror's."""
+"""Brokers that die during a transaction of the mirror, and a target that aborts it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _PART = 200
 
 @pytest.fixture
 def source(server_dir: Path) -> Iterator[EmbeddedCluster]:
-    """A broker that the test may kill."""
+    """A source broker that the test may kill."""
     with EmbeddedCluster(data_dir=server_dir / "source") as running:
         yield running
 
 
 @pytest.fixture
 def target(server_dir: Path) -> Iterator[EmbeddedCluster]:
-    """Another one."""
+    """A target broker that the test may kill."""
     with EmbeddedCluster(data_dir=server_dir / "target") as running:
         yield running
 
@@ -52,7 +52,7 @@ def _until(condition: Callable[[], bool]) -> None:
 
 
 class _Running(threading.Thread):
-    """A mirror in a thread; `join` raises what it raised."""
+    """A mirror in a thread; `has` and `finish` raise its error."""
 
     def __init__(self, settings: MirrorSettings) -> None:
         super().__init__(daemon=True)
@@ -83,7 +83,7 @@ def test_brokers_that_die_in_the_middle_of_a_transaction(source: EmbeddedCluster
     make_topic(source.bootstrap_servers, topic, _PARTITIONS)
     _send(source.bootstrap_servers, topic, 0)
     first, second = ({"bootstrap.servers": side.bootstrap_servers} for side in (source, target))
-    # a commit comes long after the outage
+    # the first commit is due long after the outage
     settings = MirrorSettings(
         first, second, name=topic, topics=re.compile(topic), exactly_once=True, commit_seconds=20.0
     )
@@ -104,7 +104,7 @@ def test_brokers_that_die_in_the_middle_of_a_transaction(source: EmbeddedCluster
 
 
 def test_a_partition_without_a_leader_when_the_mirror_begins(server_dir: Path, target: EmbeddedCluster) -> None:
-    """It holds up nobody, and is copied as soon as its broker is back; nothing waits for default.api.timeout.ms."""
+    """Other partitions are copied meanwhile, and this one once its broker is back; nobody waits for a timeout."""
     topic = f"t-{uuid.uuid4().hex[:8]}"
     with EmbeddedCluster(brokers=2, data_dir=server_dir / "two") as two:
         servers = two.bootstrap_servers
@@ -132,7 +132,7 @@ def test_a_partition_without_a_leader_when_the_mirror_begins(server_dir: Path, t
 def test_a_transaction_that_lasted_too_long(
     source: EmbeddedCluster, target: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The target aborts it and fences the producer: the mirror begins again at its last commit."""
+    """The target aborts it and fences the producer; the mirror restarts from its last commit."""
     topic = f"t-{uuid.uuid4().hex[:8]}"
     make_topic(source.bootstrap_servers, topic, _PARTITIONS)
     _send(source.bootstrap_servers, topic, 0)
@@ -154,7 +154,7 @@ def test_a_transaction_that_lasted_too_long(
     monkeypatch.setattr(Session, "_commit", commit_late)
     running = _Running(settings)
     running.start()
-    _until(lambda: running.has(2 * _PART))  # what was aborted counts, too
+    _until(lambda: running.has(2 * _PART))  # the count includes aborted records
     running.finish()
     assert running.mirror.totals.restarts
     assert read_topic(target.bootstrap_servers, topic, _PARTITIONS) == read_topic(

@@ -1,6 +1,6 @@
-"""Source topics that are deleted and created again between two looks of the mirror.
+"""Source topics that are deleted and created again between two refreshes of the mirror.
 
-SPARK_KLOG_KAFKAS=all takes real Kafka, too.
+SPARK_KLOG_KAFKAS=all adds real Kafka brokers.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _PARTITIONS = 2
 
 
 def _fill(servers: str, topic: str, name: str, count: int) -> list[list[bytes]]:
-    """Make a topic with records; return their values by partition."""
+    """Create a topic with records; return their values by partition."""
     deadline = time.monotonic() + SECONDS
     while True:
         try:
             make_topic(servers, topic, _PARTITIONS)
         except ProtocolError as error:
-            # the former topic may not be deleted yet
+            # the deletion of the old topic may not be done yet
             if error.code != ErrorCode.TOPIC_ALREADY_EXISTS or time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
@@ -53,7 +53,7 @@ def _fill(servers: str, topic: str, name: str, count: int) -> list[list[bytes]]:
 
 
 class _Running(threading.Thread):
-    """A mirror that looks for new topics only when it starts, in a thread."""
+    """A mirror in a thread that looks for topics only when it starts."""
 
     def __init__(self, source: str, target: str, topic: str, **more: Any) -> None:
         super().__init__(daemon=True)
@@ -125,7 +125,7 @@ def test_nothing_of_the_new_topic_is_copied_unless_it_is_wanted(
 
 
 def test_an_open_transaction_does_not_make_the_log_shorter(cluster: EmbeddedCluster, target: EmbeddedCluster) -> None:
-    """A mirror that has copied its records read_uncommitted goes on read_committed, for which the log ends before."""
+    """A read_uncommitted run copies its records; for a read_committed run the log ends earlier; it goes on."""
     topic, servers = f"t-{uuid.uuid4().hex[:8]}", cluster.bootstrap_servers
     make_topic(servers, topic, 1)
     with KlogProducer({"bootstrap.servers": servers, "transactional.id": topic}) as producer:

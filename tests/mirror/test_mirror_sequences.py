@@ -1,4 +1,4 @@
-"""A mirror whose copies get another prefix, and one whose source hides a topic for a moment."""
+"""A mirror that gets another prefix, and one whose source hides a topic for a moment."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_another_prefix_begins_anew(cluster: EmbeddedCluster, target: EmbeddedCl
 def test_a_topic_that_is_hidden_for_a_moment(
     cluster: EmbeddedCluster, target: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was copied before is in the transaction, and so must be the progress."""
+    """The transaction contains what was copied before, so it must contain the progress too."""
     topic = _fill(cluster.bootstrap_servers, 20)
     settings = _settings(
         cluster, target, topic, name=topic, exactly_once=True, commit_seconds=59.0, refresh_seconds=0.0

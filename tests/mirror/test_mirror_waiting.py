@@ -1,4 +1,4 @@
-"""The order in which fetched batches are sent on, compared with lists."""
+"""The order in which fetched batches are sent, compared with lists."""
 
 from __future__ import annotations
 

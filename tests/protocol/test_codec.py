@@ -1,4 +1,4 @@
-"""The codec's own rules: golden bytes, what it refuses, and any bytes."""
+"""Rules of the codec: golden bytes, rejected input, and arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CASES = [
 ]
 _ZERO = UUID(int=0)
 
-# (api, version, message, bytes of the request); sizes and values counted by hand from the protocol guide
+# (api, version, message, bytes of the request); sizes and values are counted by hand from the protocol guide
 REQUESTS: list[tuple[Api, int, Message, str]] = [
     (API_VERSIONS, 0, {}, "0012 0000 00000007 0002 6d65"),
     (
@@ -74,7 +74,7 @@ REQUESTS: list[tuple[Api, int, Message, str]] = [
 ]
 
 RESPONSES: list[tuple[Api, int, Message, str]] = [
-    # never tags in the header (KIP-511), here in the body: tag 1, 8 bytes; tag 3, 1 byte
+    # tags are never in the header (KIP-511), but in the body: tag 1, 8 bytes; tag 3, 1 byte
     (
         API_VERSIONS,
         3,
@@ -180,7 +180,7 @@ def test_bytes_left_over_in_a_response_and_in_a_tagged_field_are_refused() -> No
 
 
 def test_unknown_tagged_fields_are_skipped() -> None:
-    # in the request's header, tag 5 of 2 bytes; in its body, tag 200 of 1 byte
+    # in the request's header: tag 5, 2 bytes; in its body: tag 200, 1 byte
     data = bytes.fromhex("0012 0003 00000007 ffff 01 05 02 abcd  05 6b6c6f67  02 31  01 c801 01 ee")
     reader = Reader(data)
     decode_request_header(reader)
@@ -200,7 +200,7 @@ def test_reading_gives_fields_of_other_versions_by_their_defaults() -> None:
     }
 
 
-# one table with every type; its bytes are counted by hand
+# a table with every type; its bytes are counted by hand
 SAMPLE = api(
     999,
     "Sample",
@@ -275,7 +275,7 @@ def test_unknown_names_are_refused() -> None:
         encode_response(API_VERSIONS, 0, 1, {"throttle": 0})
     with pytest.raises(ValueError, match="hosts"):
         encode_response(METADATA, 1, 1, {"brokers": [{"hosts": "h"}]})
-    # a name of another version is known, and left out
+    # a field of another version is known, and left out
     assert encode_response(API_VERSIONS, 0, 1, {"throttle_time_ms": 9}).to_bytes() == bytes(10)[:3] + b"\x01" + bytes(6)
 
 

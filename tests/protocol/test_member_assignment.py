@@ -1,4 +1,4 @@
-"""What a group's leader assigns to a member; tests/cli has those of a real leader."""
+"""The assignment that a group's leader sends to a member; tests/cli reads those of a real leader."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every API and version against kafka-python, whose messages come from Apache Kafka's own schema files.
 
-Versions that Kafka 4 dropped from those files are checked against kafka-python's older, hand-written ones.
+Versions that Kafka 4 dropped from those files are checked against kafka-python's older, hand-written messages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from spark_klog.protocol.schema import Api, Array, Field, Primitive, Struct, Typ
 from spark_klog.wire.primitives import Reader
 
 ROOMS = (producer, consumer, metadata, admin, sasl)
-# what only the older messages know: Kafka 4 has removed these versions (KIP-896)
+# versions that Kafka 4 has removed (KIP-896) and only the older messages have
 OLD: dict[tuple[str, int], Any] = {
     ("Produce", 0): (old_produce.ProduceRequest[0], old_produce.ProduceResponse[0]),
     ("Produce", 1): (old_produce.ProduceRequest[1], old_produce.ProduceResponse[1]),
@@ -63,7 +63,7 @@ NEW = [case for case in CASES if (case[0].name, case[1]) not in OLD]
 REMOVED = [case for case in CASES if (case[0].name, case[1]) in OLD]
 SIDES = ("request", "response")
 FLAVOURS = ("full", "nulls", "empty", "long", "defaults")
-#: Where kafka-python patches the schema: an INT32 that it holds as a set of bits, mostly under another name.
+#: kafka-python turns these INT32 fields into sets of bits, most of them under this name.
 BITS = "authorized_operations"
 _RANGES = {Primitive.INT8: 7, Primitive.INT16: 15, Primitive.INT32: 31, Primitive.INT64: 63}
 
@@ -78,7 +78,7 @@ def _kafka(api: Api, side: str) -> Any:
 
 
 class Values:
-    """Makes a message of a table: `flavour` says how it is filled."""
+    """Makes a message for a table; `flavour` decides how the fields are filled."""
 
     def __init__(self, flavour: str, version: int, flexible: bool) -> None:
         self.flavour = flavour
@@ -128,12 +128,12 @@ class Values:
 def _values(api: Api, version: int, side: str, flavour: str) -> Message:
     message = Values(flavour, version, version >= api.flexible).message(getattr(api, side))
     if api.name == "ApiVersions" and side == "response":
-        message["error_code"] = 0  # with an error, its body is that of version 0
+        message["error_code"] = 0  # with an error, the body is that of version 0
     return message
 
 
 def _normal(value: Any) -> Any:
-    """One form of both libraries' values."""
+    """Convert the values of both libraries to one form."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     if isinstance(value, (list, tuple)):
@@ -144,7 +144,7 @@ def _normal(value: Any) -> Any:
 
 
 def _to_kafka(field: Any, struct: Struct, message: Message, version: int) -> Any:
-    """Our message as kafka-python's object; every field must have its partner there."""
+    """Convert our message to kafka-python's object; check that both have the same fields."""
     values: dict[str, Any] = {}
     for ours in struct.fields:
         if ours.name not in message:
@@ -166,7 +166,7 @@ def _to_kafka(field: Any, struct: Struct, message: Message, version: int) -> Any
 
 
 def _from_kafka(item: Any, struct: Struct, version: int) -> Message:
-    """kafka-python's object as our message, with every field that the version has."""
+    """Convert kafka-python's object to our message, with every field that the version has."""
     message: Message = {}
     for ours in struct.fields:
         if version not in ours.versions:
@@ -188,7 +188,7 @@ def _from_kafka(item: Any, struct: Struct, version: int) -> Message:
 
 
 def _present(message: Message, struct: Struct, version: int) -> Message:
-    """Of a message that we decoded, what the version has; the rest must be the default."""
+    """The fields of a decoded message that the version has; all other fields must have their default."""
     result: Message = {}
     assert sorted(message) == sorted(field.name for field in struct.fields)
     for field in struct.fields:
@@ -205,7 +205,7 @@ def _present(message: Message, struct: Struct, version: int) -> Message:
 
 
 def _decode(api: Api, version: int, side: str, data: bytes) -> Message:
-    """By ours: the header is checked, the message returned."""
+    """Decode with our codec, and check the header; return the message."""
     if side == "response":
         correlation_id, message = decode_response(api, version, data)
     else:
@@ -225,7 +225,7 @@ def _encode(api: Api, version: int, side: str, message: Message) -> bytes:
 
 
 def _kafka_decode(api: Api, version: int, side: str, data: bytes) -> Any:
-    """By kafka-python; no byte may be left over."""
+    """Decode with kafka-python; all bytes must be used."""
     cls = _kafka(api, side)
     stream = io.BytesIO(data)
     header = cls.parse_header(stream, version=version)
@@ -244,7 +244,7 @@ def _kafka_decode(api: Api, version: int, side: str, data: bytes) -> Any:
 
 
 def _filled(message: Message, struct: Struct, version: int) -> Message:
-    """With the defaults that a reader gives for tagged fields that were not sent."""
+    """The message with the defaults that a reader returns for tagged fields that were not sent."""
     result: Message = {}
     for field in struct.fields:
         if version not in field.versions:
@@ -278,7 +278,7 @@ def test_kafka_python_and_ours_agree(api: Api, version: int, side: str, flavour:
 
 
 def _tuples(struct: Struct, message: Message, version: int) -> list[Any]:
-    """Our message as the positional form of kafka-python's older messages."""
+    """Convert our message to the positional form of kafka-python's older messages."""
     items: list[Any] = []
     for field in struct.fields:
         if version in field.versions:
@@ -348,7 +348,7 @@ def test_keys_and_first_flexible_versions(api: Api) -> None:
 
 
 def _lines(struct: Struct, version: int) -> Iterator[tuple[str, Field]]:
-    """The fields that a version has, nested ones by their path."""
+    """The fields that a version has; nested ones by their path."""
     for field in struct.fields:
         if version not in field.versions:
             continue

@@ -1,4 +1,4 @@
-"""What requests ask for, and error answers made from the tables."""
+"""The topics and partitions that requests name, and error responses built from the tables."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def only(topic: str, *partitions: int | None) -> Any:
 
 
 def answer_of(api: Api, version: int, request: Message, code: int, chosen: Any = everything) -> Message:
-    """What a client reads."""
+    """An error response as a client decodes it."""
     message = set_error(api, version, error_response(api, version, request), code, {}, chosen)
     return decode_response(api, version, encode_response(api, version, 1, message).to_bytes())[1]
 
 
 def codes(value: object, path: str = "") -> dict[str, int]:
-    """Path to every error code of an answer that is not 0."""
+    """Map the path of each error code in a response to the code, without zeros."""
     if isinstance(value, list):
         return {key: code for at, entry in enumerate(value) for key, code in codes(entry, f"{path}[{at}]").items()}
     if not isinstance(value, dict):
@@ -134,7 +134,7 @@ def test_where_a_code_stands(api: Api, version: int, request_: Message, code: in
     found = codes(answer_of(api, version, request_, code))
     assert set(found.values()) == {code}
     assert set(expected) <= set(found)
-    assert ("" in found) == (expected == [""])  # innermost, or outermost, never both
+    assert ("" in found) == (expected == [""])  # the code is in the entries or at the top level, never both
 
 
 @pytest.mark.parametrize("code", [NOT_LEADER, NOT_COORDINATOR])

@@ -53,6 +53,6 @@ def walk(data: bytes) -> Iterator[OnDisk]:
 
 
 def read_records(data: Buffer, aborted: AbortedTransactions | None = None) -> Iterator[Record]:
-    """Yield the records that a consumer sees of whole batches; without `aborted` those of aborted transactions, too."""
+    """Yield the records of whole batches that a consumer sees; without `aborted` includes aborted transactions."""
     for header, batch in visible_batches(data, aborted):
         yield from records_of(header, batch)

@@ -1,4 +1,4 @@
-"""Run one `klog broker` process, started as a user starts it."""
+"""Run a `klog broker` process, started as users start it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def broker_command(data_dir: Path, port: int, *arguments: str) -> list[str]:
 
 
 def refusal(command: list[str]) -> str:
-    """The message of a broker that can't start; asserts exit code 1 and no traceback."""
+    """Run a broker that can't start and return its error message; asserts exit code 1 and no traceback."""
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, ""), done
     assert "Traceback" not in done.stderr
@@ -100,9 +100,9 @@ class KlogBroker:
         return 1024 * int(status.split("VmRSS:")[1].split()[0])
 
     def wait_for_log(self, *texts: str, seconds: float = 10) -> str:
-        """Wait for a log line that contains all `texts`, and return it; TimeoutError.
+        """Wait for a log line that contains all `texts`, and return it; TimeoutError after `seconds`.
 
-        A client's port alone names no line: another listener, or an earlier client, may have had the same.
+        A client's port does not identify a line: another listener, or an earlier client, may have had the same port.
         """
         deadline = time.monotonic() + seconds
         while True:

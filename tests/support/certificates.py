@@ -16,7 +16,7 @@ def _openssl(*arguments: str | Path) -> None:
 
 @dataclass
 class Certificates:
-    """PEM files. `server` holds the key (encrypted with KEY_PASSWORD), its certificate and the signer's."""
+    """PEM files. `server` and `client` hold key, certificate and CA; KEY_PASSWORD encrypts the server's key."""
 
     ca: Path
     server: Path
@@ -24,7 +24,7 @@ class Certificates:
 
 
 def make_certificates(folder: Path, *, expired: bool = False) -> Certificates:
-    """Make a signer, a server at 127.0.0.1, and a client O=Example, CN=reader; `expired` applies to the last two."""
+    """Make a CA and certificates of a server at 127.0.0.1 and a client CN=reader; the CA is never `expired`."""
     folder.mkdir(parents=True, exist_ok=True)
     ca_key, ca = folder / "ca.key", folder / "ca.pem"
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
@@ -46,7 +46,10 @@ def make_certificates(folder: Path, *, expired: bool = False) -> Certificates:
 
 
 def trusting(ca: Path) -> ssl.SSLContext:
-    """A client's context. `ssl.create_default_context` refuses from Python 3.13 on what openssl makes by default."""
+    """A client's context that trusts `ca`.
+
+    From Python 3.13 on, `ssl.create_default_context` rejects the certificates that openssl makes by default.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(ca)
     return context

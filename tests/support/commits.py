@@ -1,4 +1,4 @@
-"""Commits of a group's offsets as the coordinator makes them."""
+"""Commit a group's offsets as the coordinator does."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def commit_offsets(
     retention_ms: int = DEFAULT_RETENTION,
     producer: tuple[int, int] | None = None,
 ) -> None:
-    """Commit to the group's partition, in the transaction of `producer` (id, epoch) if it is given."""
+    """Append commits to `log`, in the transaction of `producer` (id, epoch) if it is given."""
     offsets.append(log, encoded_commits(group, commits, retention_ms, producer))

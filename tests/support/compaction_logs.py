@@ -71,13 +71,13 @@ def batch_of_rows(
 
 
 def marker(kind: int, offset: int, producer_id: int, epoch: int = 0) -> bytes:
-    """The control batch of a transaction's end."""
+    """A transaction marker."""
     row = Row(offset, NOW, struct.pack(">hh", 0, kind), struct.pack(">hi", 0, 7))
     return batch_of_rows([row], producer=(producer_id, epoch, -1), attributes=TRANSACTIONAL | CONTROL)
 
 
 def any_magic(rows: Sequence[Row], magic: int, codec: str) -> bytes:
-    """The rows as one batch, or as a message set."""
+    """The rows as one batch (magic 2), or as a message set."""
     if magic == 2:
         return batch_of_rows(rows, codec=codec)
     kind = CREATE_TIME if magic else NO_TIMESTAMP_TYPE
@@ -104,12 +104,12 @@ def survivors(data: bytes) -> list[Survivor]:
 
 
 def headers(data: bytes) -> list[BatchHeader]:
-    """The headers of a log of magic 2."""
+    """The batch headers of a log of magic 2."""
     return [header for header, _ in iter_batches(data) if isinstance(header, BatchHeader)]
 
 
 class Compacted(NamedTuple):
-    """The result of a round: the log's bytes, the end of the offset map, and the transaction index."""
+    """The result of a compaction round: the log's bytes, the end of the offset map, and the transaction index."""
 
     data: bytes
     end: int
@@ -128,7 +128,7 @@ def compact(
     offsets: OffsetMap | None = None,
     retain_legacy_tombstones: bool = True,
 ) -> Compacted:
-    """Run one round over a log of one segment."""
+    """Run one compaction round on a log of one segment."""
     aborted = list(aborted)
     offsets = OffsetMap(1 << 14) if offsets is None else offsets
     offsets.clear()

@@ -13,7 +13,7 @@ _TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 
 
 def seen_by_kafka(servers: str, group: str) -> Figures:
-    """Parse the table that --describe of Kafka 3.9.1 prints, by its headings."""
+    """Run --describe of Kafka 3.9.1 and parse its table by the headings."""
     java = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", f"{kafka_libs('3.9.1')}/*"]
     command = [*java, _TOOL, "--bootstrap-server", servers, "--describe", "--group", group]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -68,7 +68,7 @@ class Server(NamedTuple):
 
 @contextmanager
 def running(name: Version | Literal["klog"], folder: Path, kafkas: SharedKafkas) -> Iterator[Server]:
-    """The shared broker of that version of Kafka, or one of this project in `folder`."""
+    """Yield the shared broker of this version of Kafka, or start a klog broker in `folder`."""
     if name == "klog":
         with KlogBroker(folder) as broker:
             yield Server(broker.bootstrap_servers, None)
@@ -83,7 +83,7 @@ def produce(producer: ConfluentProducer, topic: str, lines: list[Line], partitio
 
 
 def next_offsets(consumer: Consumer, count: int) -> list[int]:
-    """The offsets of the next `count` records; fewer if they do not come in time."""
+    """Poll until there are `count` records, at most `SECONDS`; return the records' offsets."""
     found: list[int] = []
     deadline = time.monotonic() + SECONDS
     while len(found) < count and time.monotonic() < deadline:
@@ -179,7 +179,7 @@ def is_shared(members: list[Member], partitions: int) -> bool:
     return sum(sizes) == partitions == len(set().union(*owned)) and max(sizes) - min(sizes) <= 1
 
 
-#: A member that prints its assigned and revoked partitions: python -c, servers, group, topic.
+#: A group member for python -c; prints "assigned" and, on revocation, "rebalances". Arguments: servers, group, topic.
 MEMBER_PROGRAM = """
 import sys
 from spark_klog.client import Consumer, RebalanceListener

@@ -28,7 +28,7 @@ def arrays(struct: Struct, version: int, path: Path = ()) -> Iterator[Path]:
 def costly_frame(api: Api, version: int, path: Path, size: int, name: str, topic_id: uuid.UUID) -> bytes:
     """A request of about `size` bytes whose array at `path` repeats one small element.
 
-    All topics and groups in it have the name `name`, all topics the id `topic_id`.
+    `name` is the name of all its topics and groups, `topic_id` the id of all its topics.
     """
 
     def value(kind: Type, field: str) -> Any:

@@ -1,4 +1,4 @@
-"""Run Apache Kafka's DumpLogSegments over segment files, raise if it complains, and parse its records."""
+"""Run Apache Kafka's DumpLogSegments on segment files, raise if it reports problems, and parse its output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from .kafka import Kafka, Version
 
-# DumpLogSegments' messages about problems. (0.10.2.2 does print "Non-secutive".)
+# DumpLogSegments' messages about problems. (0.10.2.2 really prints "Non-secutive".)
 _COMPLAINT = re.compile(
     r"Mismatches|Non-(con)?secutive|not found|corrupt|Found |Exception|Error|Ignoring|is[vV]alid: false|WARN|ERROR"
 )
@@ -44,7 +44,7 @@ class DumpedRecord(NamedTuple):
 
 
 class DumpedBatch(NamedTuple):
-    """A batch as DumpLogSegments prints it; in magic 0 and 1 a message, perhaps a compressed wrapper."""
+    """A batch as DumpLogSegments prints it; with magic 0 and 1 a message, possibly a compressed wrapper."""
 
     last_offset: int
     position: int
@@ -53,7 +53,7 @@ class DumpedBatch(NamedTuple):
 
 
 def dump_files(version: Version, paths: list[Path], *options: str) -> str:
-    """The output of this version's DumpLogSegments for .log, .index or .timeindex files; `DumpComplaint`."""
+    """Return DumpLogSegments' output for .log, .index or .timeindex files; `DumpComplaint` if it has problems."""
     with tempfile.TemporaryDirectory() as work_dir:
         files = ",".join(str(path.absolute()) for path in paths)
         done = Kafka(version, Path(work_dir)).tool("kafka.tools.DumpLogSegments", "--files", files, *options)
@@ -68,7 +68,7 @@ def dump_files(version: Version, paths: list[Path], *options: str) -> str:
 
 
 def dump_log(version: Version, *paths: Path, deep: bool = True) -> str:
-    """Dump .log files: for `dumped_records`, or if not `deep` for `dumped_batches`."""
+    """Dump .log files as input for `dumped_records`, or for `dumped_batches` if not `deep`."""
     if not deep:
         return dump_files(version, list(paths))
     if version == "0.10.2.2":  # its deep iteration does not check the CRC of a wrapper
@@ -114,7 +114,7 @@ def _key_and_value(line: str, key_size: int, value_size: int) -> tuple[str | Non
 
 
 def _cut(line: str, label: str, size: int) -> tuple[str, str | None]:
-    """(`line` without `label` and value at its end, the value); the value is the last `size` characters."""
+    """Cut `label` and a value of `size` characters off the end of `line`; return (the rest, the value)."""
     if size < 0:
         return line, None
     start = len(line) - size

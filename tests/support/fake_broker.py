@@ -38,7 +38,7 @@ class FakeBroker(socketserver.ThreadingTCPServer):
         super().__init__((HOST, 0), _Connection)
         self.version = version
         self.log: list[tuple[int, bytes]] = []
-        #: Maximum bytes of records in an answer, whatever is requested.
+        #: The most bytes of records in an answer, whatever is requested.
         self.most = MAX_FRAME
         #: The first offset in answers, whatever is requested; None: the requested one.
         self.start: int | None = None

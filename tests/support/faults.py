@@ -16,7 +16,7 @@ _FIRST_SEED = int(os.environ.get("SPARK_KLOG_FAULT_SEED", "0"))
 
 
 def run_seeds(run: Callable[[int], object]) -> None:
-    """Call `run` with one seed after the other for SPARK_KLOG_FAULT_SECONDS, at least one; a failure names its seed."""
+    """Call `run` with successive seeds for SPARK_KLOG_FAULT_SECONDS, at least once; a failure prints its seed."""
     end = time.monotonic() + _SECONDS
     seed = _FIRST_SEED
     while seed == _FIRST_SEED or time.monotonic() < end:
@@ -40,7 +40,7 @@ class Fault:
     is_applied: bool = True
     #: Seconds before the answer.
     delay: float = 0.0
-    #: How often the answer is sent.
+    #: How many times the answer is sent.
     times: int = 1
     #: Seconds between the bytes of the answer.
     drip: float = 0.0
@@ -55,7 +55,7 @@ def sound() -> Fault:
 
 
 def error(code: int, partition: int | None = None) -> Fault:
-    """Set the error code in the answer's innermost entries, of one partition or of all; the request has no effect."""
+    """Set the error code of all innermost entries (the request has no effect) or of one partition (it has)."""
     return Fault(lambda answer: _set_error(answer, code, partition), is_applied=partition is not None)
 
 
@@ -143,7 +143,7 @@ def misaddressed() -> Fault:
 
 
 def chosen(choose: random.Random, codes: Sequence[int], *, has_top_errors: bool = False) -> Fault:
-    """A random fault; `has_top_errors` if the answers have an error code beside those of their entries."""
+    """A random fault; `has_top_errors` if the answers have a top-level error code."""
     makers: list[Callable[[], Fault]] = [
         lambda: error(choose.choice(codes), choose.choice([None, 0, 1, 2])),
         *([lambda: top_error(choose.choice(codes))] if has_top_errors else []),

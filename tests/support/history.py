@@ -1,7 +1,7 @@
-"""The history of clients for a checker: writes with their outcomes, and reads with their records.
+"""A history of clients for a checker: writes with their outcomes, and reads with their records.
 
-Times are ticks of one counter, which orders events of different threads. A process is one client instance; an instance
-that takes over its work has another name.
+Times are ticks of one counter, which orders events of different threads. A process is one client instance; the
+instance that takes over its work is another process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum
 
 
 class Outcome(Enum):
-    """The outcome of a write, as far as its client knows."""
+    """The outcome of a write as its client knows it."""
 
     OK = "acknowledged"
     FAILED = "aborted"  # it did not happen and never will
@@ -58,7 +58,7 @@ class Read:
 
     process: str
     is_committed: bool  # the consumer's isolation level is read_committed
-    #: The read of a separate reader of everything, after all writes have ended.
+    #: From a separate reader that read all records, after all writes had ended.
     is_final: bool
     seen: tuple[Seen, ...]
     began: int
@@ -67,7 +67,7 @@ class Read:
 
 @dataclass
 class History:
-    """`writes` are in any order, `reads` of a process in the order of its polls. Threads may append."""
+    """Writes in any order, and reads with each process's polls in order. Threads may append."""
 
     writes: list[Write] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """A client that sends valid frames with hostile values, and a record of what the broker has acknowledged.
 
-After a restart the broker must serve this record: the bytes of each produced batch, and each group's last commit.
+After a restart the broker must serve all that is on record: each produced batch and each group's last commit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Key = tuple[str, int]
 
 
 def lying(batch: bytes | bytearray, source: random.Random) -> bytes:
-    """The batch with hostile values in its header and a correct checksum."""
+    """Return the batch with hostile values in its header and a correct CRC."""
     changed = bytearray(batch)
     for _ in range(source.choice((1, 1, 2, 3))):
         position, form = source.choice(_FIELDS)
@@ -63,7 +63,7 @@ class Acknowledged:
 
 
 class HostileClient:
-    """A client that takes random steps from a seed. Its topics and groups have names that begin with "kept"."""
+    """A client that takes random steps from a seed. Its topics, and the groups that it commits for, are "kept-..."."""
 
     def __init__(self, seed: object) -> None:
         self.random = random.Random(repr(seed))
@@ -72,7 +72,7 @@ class HostileClient:
         self.trace: list[str] = []
 
     def step(self, client: RawClient) -> None:
-        """Take one step; ConnectionError if the broker closes the connection."""
+        """Take one step; ConnectionError if the caller must connect again."""
         steps: list[Callable[[RawClient], None]] = [
             *(self._create, self._delete, self._delete_records),
             *[self._produce] * 6,
@@ -183,7 +183,7 @@ class HostileClient:
         raise ConnectionError("the answer waits for the other members")
 
     def _transaction(self, client: RawClient) -> None:
-        """A transaction with hostile epochs, sequence or partitions; writes markers into the recorded logs."""
+        """Run a transaction with a hostile epoch, sequence or partitions; its markers go into the recorded logs."""
         if (key := self._partition()) is None:
             return
         name = f"transaction-{self.random.randrange(3)}"
@@ -212,7 +212,7 @@ class HostileClient:
 
 
 def check_served(broker: KlogBroker, acknowledged: Acknowledged) -> None:
-    """Assert that the broker serves all acknowledged data: batches byte by byte, and the offsets of groups."""
+    """Assert that the broker serves all acknowledged data: batches byte for byte, and committed offsets."""
     with RawClient(broker.port, _SECONDS) as client:
         for (topic, index), batches in acknowledged.batches.items():
             start = acknowledged.starts.get((topic, index), 0)

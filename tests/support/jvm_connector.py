@@ -12,7 +12,7 @@ from typing import Any
 from .maven import resolve
 from .pyspark_versions import WITH_CONNECTOR, child_environment, with_connector
 
-#: The connector's jars that Spark does not include. (Not every mirror has its token provider at 4.1.1.)
+#: The connector's jars that Spark does not include. (Not every mirror has the token provider's 4.1.1.)
 _ARTIFACTS = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
@@ -72,5 +72,5 @@ class JvmReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._process.poll() is None:
-            self._process.kill()  # its JVM ends too, as the pipe between them closes
+            self._process.kill()  # its JVM ends too, since the pipe between them closes
             self._process.wait(_STOP_SECONDS)

@@ -1,4 +1,4 @@
-"""Read topics with Spark's own Kafka connector into Parquet, in one session. Imports nothing of the project.
+"""Read topics with Spark's own Kafka connector into Parquet, in one session. It imports nothing from the project.
 
     python jvm_reader.py JAR,JAR...
 

@@ -63,8 +63,8 @@ def versions(first: Version, *others: Version) -> list[Version]:
 def free_port() -> int:
     """A free TCP port of 127.0.0.1 that no other call in this test run has returned.
 
-    Each process of a run has its own range of ports, so that none takes the port of another's broker that is stopped
-    for a restart.
+    Each worker of pytest-xdist has its own set of ports, so that no other worker takes the port of a broker that is
+    stopped for a restart.
 
     The port is below the ephemeral range: a client that keeps connecting to a stopped server's ephemeral port can get
     this port as its own and connect to itself, and then the server can't start again.
@@ -124,7 +124,7 @@ class _JavaServer:
 
     @property
     def output(self) -> Path:
-        """The file with the server's standard output and error, of all its runs."""
+        """The file with standard output and error of all runs of the server."""
         return self._work_dir / f"{self._name}.log"
 
     @property
@@ -188,7 +188,7 @@ class _JavaServer:
 class ZooKeeperServer(_JavaServer):
     """A standalone ZooKeeper, by default from pyspark's jars, so that nothing is downloaded.
 
-    Its data and output are in `log_dir`. Session timeouts are 2 to 20 times `tick_ms`, and expire at its multiples.
+    Its data and output are in `log_dir`. Session timeouts are 2 to 20 times `tick_ms`, and expire at multiples of it.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class ZooKeeperServer(_JavaServer):
         self.stop()
 
     def _command(self) -> Sequence[str]:
-        # A file, since with the arguments PORT DIR it would listen on every address of the machine.
+        # With the arguments PORT DIR instead of a file it would listen on every address of the machine.
         config = _write_properties(
             self._work_dir / "zookeeper.properties",
             {
@@ -279,8 +279,8 @@ class Kafka(_JavaServer):
     ) -> None:
         """`overrides` are broker properties that replace the defaults.
 
-        `listeners` are further listeners, with their security protocols by name; `ports` has their ports.
-        `beside` is another broker whose ZooKeeper is shared: the two form a cluster; close `beside` last.
+        `listeners` are additional listeners: security protocols by name; `ports` has their ports.
+        `beside` is another broker of the same cluster, whose ZooKeeper this one uses; close `beside` last.
         """
         super().__init__("kafka", work_dir)
         self.broker_id: int = 1 if beside is None else beside.broker_id + 1
@@ -304,7 +304,7 @@ class Kafka(_JavaServer):
                 "listener.security.protocol.map": f"PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT{protocols}",
                 "controller.listener.names": "CONTROLLER",
                 "controller.quorum.voters": f"{self.broker_id}@{controller_address}",
-                # After a kill, a broker can only register when the killed one's session has ended.
+                # After a kill, a broker can register only when the session of its killed process has ended.
                 "broker.heartbeat.interval.ms": 500,
                 "broker.session.timeout.ms": 3000,
                 "share.coordinator.state.topic.num.partitions": 1,
@@ -443,7 +443,7 @@ class Kafka(_JavaServer):
         return [*self._java(), "kafka.Kafka", str(self._config)]
 
     def _is_ready(self) -> bool:
-        # A client made before the broker listens backs off, and notices the broker late.
+        # A client created before the broker listens backs off, and connects late.
         with contextlib.suppress(OSError, KafkaException):
             socket.create_connection((HOST, self._port), timeout=2).close()
             metadata = self._admin().list_topics(timeout=5)

@@ -1,4 +1,4 @@
-"""The settings of Kafka's own clients, with their types and defaults, as the clients themselves document them.
+"""Settings of Kafka's Java clients with types and defaults, from the HTML that their config classes print.
 
 python -m tests.support.kafka_defaults > tests/data/kafka-3.9.1/client-settings.json
 """
@@ -21,12 +21,12 @@ CLIENTS = {
 _SETTING = re.compile(
     r'<a id="([a-z0-9.]+)"></a>.*?<th>Type:</th><td>([^<]*)</td>.*?<th>Default:</th><td>(.*?)</td>', re.DOTALL
 )
-#: What the page adds to numbers to be read: "300000 (5 minutes)".
+#: A number with the page's explanation: "300000 (5 minutes)".
 _IN_WORDS = re.compile(r"^(-?\d+) \([^)]*\)$")
 
 
 def settings(version: Version, client: str) -> dict[str, tuple[str, str]]:
-    """(type, default) of each setting by its name; the default is "" if there is none."""
+    """Return (type, default) by setting; a setting without default has ""."""
     command = ["java", "-cp", f"{kafka_libs(version)}/*", CLIENTS[client]]
     page = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     found = {}

@@ -27,7 +27,7 @@ from kafka.record.memory_records import MemoryRecords, MemoryRecordsBuilder
 from tests.support.kafka import HOST
 
 _ROOMS = (producer, consumer, metadata, admin)
-#: The modules with versions that Kafka 4 removed from its schema files, and kafka-python from its newer classes.
+#: Modules for the versions that Kafka 4 removed from its schema files and kafka-python from its newer classes.
 _OLD_ROOMS: dict[str, Any] = {
     "Produce": old_produce,
     "Fetch": old_fetch,
@@ -61,7 +61,7 @@ def make_records(magic: int, values: list[bytes], timestamp: int, key: bytes | N
 
 
 def read_records(data: bytes) -> list[tuple[int, int, bytes]]:
-    """(magic, offset, value) of each record; checks CRCs, ignores a partial message at the end."""
+    """Return (magic, offset, value) of each record; checks CRCs, ignores a partial message at the end."""
     records, found = MemoryRecords(data), []
     while (batch := records.next_batch()) is not None:
         assert batch.validate_crc()
@@ -72,7 +72,7 @@ def read_records(data: bytes) -> list[tuple[int, int, bytes]]:
 
 
 class KafkaPythonWire:
-    """One connection."""
+    """A connection to a broker."""
 
     def __init__(self, servers: str) -> None:
         self.socket = socket.create_connection((HOST, int(servers.rpartition(":")[2])), 20)

@@ -1,4 +1,4 @@
-"""A realm of Kerberos: MIT's KDC and tools (Debian), and the package gssapi, which is built with their headers."""
+"""A Kerberos realm: MIT's KDC and tools (from Debian), and the package gssapi, which is built with their headers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .tools import program
 
 REALM = "KLOG.TEST"
 MODULE = "com.sun.security.auth.module.Krb5LoginModule"
-#: Protocols by listener; the second one needs certificates.
+#: Security protocols by listener; the second one needs certificates.
 LISTENERS = {"KERBEROS": "SASL_PLAINTEXT", "KERBEROS_TLS": "SASL_SSL"}
 _SECONDS = 30.0
 _CONF = """[libdefaults]
@@ -56,7 +56,7 @@ def gssapi_path() -> Path:
 
     def build(folder: Path) -> None:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        quick = ("env", "CFLAGS=-O0 -g0")  # half of the processor time
+        quick = ("env", "CFLAGS=-O0 -g0")  # halves the CPU time
         download([*quick, *command, "--target", str(folder), "gssapi"], folder)
 
     return built(f"gssapi-{sys.version_info[0]}.{sys.version_info[1]}", [marker], build)
@@ -121,14 +121,14 @@ class Realm:
             self._process.wait(_SECONDS)
 
     def keytab(self, principal: str) -> Path:
-        """Add a principal with a random key; the keytab that holds it."""
+        """Add a principal with a random key; return its keytab."""
         path = self.folder / f"{principal.replace('/', '-')}.keytab"
         self._run(self._admin, "-r", REALM, "-q", f"addprinc -randkey {principal}")
         self._run(self._admin, "-r", REALM, "-q", f"ktadd -k {path} {principal}")
         return path
 
     def ticket(self, principal: str, keytab: Path) -> Path:
-        """A ticket cache with a ticket of the principal."""
+        """Get a ticket for the principal; return the ticket cache."""
         cache = self.folder / f"{principal}.ccache"
         self._run(self._kinit, "-k", "-t", str(keytab), principal, KRB5CCNAME=str(cache))
         return cache
@@ -138,13 +138,13 @@ class Realm:
 def kerberos_kafka(
     version: Version, folder: Path, realm: Realm, certificates: Certificates | None = None
 ) -> Iterator[Kafka]:
-    """A broker with the further listener KERBEROS, which takes GSSAPI; with certificates also KERBEROS_TLS."""
+    """Start a broker with the additional listener KERBEROS (GSSAPI), and with certificates also KERBEROS_TLS."""
     principal = f"kafka/{HOST}"
     keytab = realm.keytab(principal)
     login = f'{MODULE} required useKeyTab=true storeKey=true keyTab="{keytab}" principal="{principal}@{REALM}";'
     properties: dict[str, object] = {"sasl.enabled.mechanisms": "GSSAPI", "sasl.kerberos.service.name": "kafka"}
     options = f"-Djava.security.krb5.conf={realm.conf}"
-    if version == "0.10.2.2":  # has no logins by listener
+    if version == "0.10.2.2":  # it can't configure JAAS per listener
         jaas = realm.folder / "broker.conf"
         jaas.write_text(f"KafkaServer {{\n {login}\n}};\n")
         options += f" -Djava.security.auth.login.config={jaas}"

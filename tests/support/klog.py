@@ -1,4 +1,4 @@
-"""Run the `klog` command as a user runs it."""
+"""Run the `klog` command as users run it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typing import Any
 
 
 def klog_command(*arguments: str) -> list[str]:
-    """For a process of its own."""
+    """The command line of `klog` in a new interpreter."""
     return [sys.executable, "-m", "spark_klog.cli", *arguments]
 
 
 class _Zygote:
-    """See klog_zygote.py; it ends when its socket is closed."""
+    """A process of klog_zygote.py; it ends when its socket is closed."""
 
     def __init__(self) -> None:
         ours, its = socket.socketpair()
@@ -78,14 +78,14 @@ def klog(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def klog_lines(*arguments: str) -> list[dict[str, Any]]:
-    """The command's lines of JSON; asserts that it succeeds and prints nothing else."""
+    """Run the command with --json and parse its lines; asserts that it succeeds and prints nothing else."""
     done = klog(*arguments, "--json")
     assert (done.returncode, done.stderr) == (0, ""), done
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def klog_refusal(*arguments: str, code: int = 1) -> str:
-    """The last line of the error message; asserts the exit code."""
+    """Run a command that must fail with this exit code; return the last line of its error message."""
     done = klog(*arguments)
     assert (done.returncode, done.stdout) == (code, ""), done
     assert "Traceback" not in done.stderr

@@ -1,7 +1,8 @@
-"""Runs `klog` commands in forks of a process that has imported what they need: python -m tests.support.klog_zygote FD.
+"""Run `klog` commands in forks of a process with preloaded modules: python -m tests.support.klog_zygote FD.
 
-A command costs half a second of CPU less than in a new interpreter. Requests and answers are lines of JSON on a socket:
-{"argv": [...], "files": [stdin, stdout, stderr], "env": {...}, "cwd": ...} and the exit code, negative for a signal.
+This saves half a second of CPU per command. A request is a line of JSON on the socket FD,
+{"argv": [...], "files": [stdin, stdout, stderr], "env": {...}, "cwd": ...}; the answer is a line with the exit code,
+negative for a signal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Make logs of Kafka 0.7 by the design chapter's layout; shares no code with the package."""
+"""Write logs of Kafka 0.7 as its design chapter describes them; shares no code with the package."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def message(payload: bytes, magic: int = 1, attributes: int = 0) -> bytes:
 
 
 def compressed(payloads: Sequence[bytes], codec: int) -> bytes:
-    """A compressed message set; snappy as the Java library of that time wrote it: one block in xerial's frame."""
+    """A compressed message set; snappy as the Java library wrote it then: one block in xerial's frame."""
     inner = b"".join(message(payload) for payload in payloads)
     if codec == GZIP:
         return message(gzip.compress(inner), attributes=GZIP)
@@ -30,7 +30,7 @@ def compressed(payloads: Sequence[bytes], codec: int) -> bytes:
 
 
 def write_log(folder: Path, files: Sequence[Sequence[bytes]], start: int = 0) -> list[int]:
-    """Write consecutive files of messages, the first named `start`; return all messages' offsets, and the end."""
+    """Write consecutive log files from offset `start` on; return the messages' offsets and the end offset."""
     folder.mkdir(parents=True, exist_ok=True)
     offsets = [start]
     for messages in files:

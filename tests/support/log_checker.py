@@ -5,9 +5,9 @@ of transactions, since the clients here do not write what they read. Two checks 
 reads of everything: lost writes are also found at the end of the log and after an earlier read, and a write that was
 acknowledged before another one began must have the smaller offset, whichever process wrote them.
 
-If possible, a fault has one name. If an offset has two values, no other anomalies of these values are reported. If a
-part of a transaction is missing, the transaction is torn if its outcome is unknown, and the part is lost if it was
-acknowledged.
+If possible, a fault is reported as one kind. If an offset has two values, no other anomalies of these values are
+reported. If a part of a transaction is missing, the transaction is torn if its outcome is unknown, and the part is lost
+if it was acknowledged.
 
 Offsets without a value are not a fault: they may be transaction markers or, with read_committed, aborted records.
 """
@@ -40,7 +40,7 @@ class Kind(Enum):
     PRECOMMITTED_READ = "precommitted read"
     #: A value was read that no process sent to this partition.
     PHANTOM = "phantom"
-    #: A consumer received an offset that is not larger than all before.
+    #: A consumer received an offset that is not larger than all earlier ones.
     NONMONOTONIC_POLL = "non-monotonic poll"
     #: A consumer skipped a record that others with its isolation level saw, and read later ones.
     POLL_SKIP = "poll skip"
@@ -54,7 +54,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Anomaly:
-    """A fault and its location; `process` is the one that saw it, or else the writer."""
+    """A fault and its location; `process` is the client that saw it, or else the writer."""
 
     kind: Kind
     partition: int
@@ -67,7 +67,7 @@ class Anomaly:
 
 
 def anomalies(history: History) -> list[Anomaly]:
-    """All anomalies, by kind. ValueError without final reads of both isolation levels, which find lost writes."""
+    """All anomalies, by kind. ValueError unless there are final reads of both isolation levels, to find lost writes."""
     finals = {read.is_committed for read in history.reads if read.is_final}
     if finals != {True, False}:
         raise ValueError("the history has no final read of each isolation level")
@@ -94,7 +94,7 @@ class _Check:
         self._reads = history.reads
         #: The write of each value.
         self._writer: dict[Item, Write] = {}
-        #: The values reported at each place, with the first process that reported each.
+        #: The values reported at each position, with the first process that reported each.
         self._reported: dict[Position, dict[str, str]] = defaultdict(dict)
         for write in self._writes:
             for sent in write.sent:
@@ -104,7 +104,7 @@ class _Check:
         for read in self._reads:
             for seen in read.seen:
                 self._reported[seen.partition, seen.offset].setdefault(seen.value, read.process)
-        #: The offsets of each value, without those that have several values.
+        #: The offsets of each value, except offsets that have several values.
         self._offsets: dict[Item, list[int]] = defaultdict(list)
         for (partition, offset), values in self._reported.items():
             if len(values) == 1:
@@ -158,7 +158,7 @@ class _Check:
         }
 
     def lost_writes(self) -> Iterator[Anomaly]:
-        """Values missing in final reads. Read_uncommitted ones must have aborted records too, if acknowledged."""
+        """Values missing in final reads; read_uncommitted reads must also have acknowledged aborted records."""
         committed = {item for item, write in self._writer.items() if write.outcome is Outcome.OK}
         answered = {
             (sent.partition, sent.value) for write in self._writes for sent in write.sent if sent.offset is not None
@@ -192,7 +192,7 @@ class _Check:
                 last[read.process, seen.partition] = max(before, seen.offset)
 
     def polls_over(self) -> Iterator[Anomaly]:
-        """Skipped records, except of final readers, where they are lost writes."""
+        """Records that a reader skipped; final readers are left out, since there they are lost writes."""
         visible: dict[bool, dict[int, set[int]]] = {True: defaultdict(set), False: defaultdict(set)}
         had: dict[tuple[str, bool, int], set[int]] = defaultdict(set)
         for read in self._reads:

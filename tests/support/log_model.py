@@ -15,7 +15,7 @@ from tests.support.batches import walk
 
 ABORT, COMMIT = 0, 1
 TRANSACTIONAL, CONTROL = 0x10, 0x20
-#: The number of a producer's last batches that are recognized as duplicates.
+#: How many of a producer's last batches are recognized as duplicates.
 KNOWN = 5
 
 
@@ -27,7 +27,7 @@ class Record(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """An appended batch; `marker` is set for a control batch, `sequence` is -1 without one."""
+    """An appended batch; `marker` is set for a control batch, `sequence` is -1 if it has none."""
 
     base: int
     data: bytes
@@ -115,7 +115,7 @@ def derive(batches: Iterable[Batch]) -> Derived:
 def committed_in(data: bytes, aborted: Iterable[tuple[int, int]]) -> set[int]:
     """Base offsets of the batches in a broker's answer that a read_committed consumer accepts.
 
-    Works as Kafka's consumer: `aborted` are (producer id, first offset); an abort marker ends its producer's entry.
+    Works like Kafka's consumer: `aborted` are (producer id, first offset); an abort marker ends its producer's entry.
     """
     waiting = deque(sorted(aborted, key=lambda item: item[1]))
     now: set[int] = set()
@@ -142,13 +142,13 @@ def _marker_type(record: bytes) -> int:
 
 
 class Model:
-    """One log: the batches appended since it was created, and those that may be there after a crash."""
+    """One log: the batches appended since it was created, and failed appends, which a crash may reveal."""
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
         self.unsure: list[list[Batch]] = []  # appends that failed
         self.start = self.largest_start = 0
-        self.clean_offset = 0  # compaction may have removed records before it
+        self.clean_offset = 0  # compaction may have removed records below it
         self.derived = derive([])
 
     @property

@@ -1,7 +1,7 @@
 """Plant single faults into sound histories, to test that a checker finds them.
 
-Each function changes what all clients saw, as a log with that fault would have shown it. It returns the new history and
-the items that the checker must report, or None if the history has no place for the fault. `rng` chooses the place.
+Each function changes what the clients saw, as if the log had that fault. It returns the new history and the items that
+the checker must report, or None if the history has no place for the fault. `rng` chooses the place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Log = dict[tuple[int, int], str]
 
 
 def _log(history: History, *, is_committed: bool) -> Log:
-    """The values that the final readers of this isolation level saw."""
+    """The log's values according to the final readers of this isolation level."""
     return {
         (seen.partition, seen.offset): seen.value
         for read in history.reads
@@ -59,7 +59,7 @@ def _without(history: History, item: Item, hides: Callable[[Read], bool]) -> His
 
 
 def _with(history: History, added: Seen, sees: Callable[[Read], bool]) -> History:
-    """The history in which each process that reads beyond the place, or reads all, also receives the record there."""
+    """Add a record to one read of each process: the first that `sees` it and is final or reads past its offset."""
     reads = list(history.reads)
     done: set[str] = set()
     for number, read in enumerate(reads):
@@ -90,7 +90,7 @@ def _visible(history: History) -> set[Item]:
 
 
 def lost_write(history: History, rng: Random) -> Planted | None:
-    """An acknowledged value is in no read, or only missing in the final ones."""
+    """An acknowledged value is missing in all reads, or only in the final ones."""
     acknowledged = [item for write in history.writes if write.outcome is Outcome.OK for item in _items(write)]
     if not acknowledged:
         return None
@@ -105,7 +105,7 @@ def duplicate(history: History, rng: Random) -> Planted | None:
     if not log:
         return None
     (partition, offset), value = rng.choice(log)
-    # after the first one, so that readers who come that far see both
+    # after the first one, so that readers that get there see both
     free = rng.choice([each[1] for each in _free_positions(history) if each[0] == partition and each[1] > offset])
     return _with(history, Seen(partition, free, value), lambda _: True), {(partition, value)}
 
@@ -160,7 +160,7 @@ def _first_readers(history: History) -> list[tuple[Write, Read]]:
 
 
 def torn_transaction(history: History, rng: Random) -> Planted | None:
-    """A part of a transaction whose commit was not answered is not visible."""
+    """One record of a transaction with unknown outcome is not visible with read_committed."""
     visible = _visible(history)
     whole = [
         write
@@ -236,7 +236,7 @@ def poll_skip(history: History, rng: Random) -> Planted | None:
 
 
 def nonmonotonic_send(history: History, rng: Random) -> Planted | None:
-    """A producer's records in a partition are in the log in another order."""
+    """Two successive records of a producer are in the log in reverse order."""
     sends: dict[tuple[str, int], list[Sent]] = defaultdict(list)
     for write in sorted(history.writes, key=lambda write: write.began):
         if write.outcome is Outcome.OK and not write.is_transaction:
@@ -250,7 +250,7 @@ def nonmonotonic_send(history: History, rng: Random) -> Planted | None:
 
 
 def _exchanged(history: History, first: Sent, second: Sent) -> History:
-    """The history in which two values have exchanged their offsets, in reads and in answers."""
+    """Exchange the offsets of two values, in reads and in the broker's answers."""
     other = {first.value: second.value, second.value: first.value}
     positions = {first.value: second.offset, second.value: first.offset}
     writes = [
@@ -265,7 +265,7 @@ def _exchanged(history: History, first: Sent, second: Sent) -> History:
 
 
 def inconsistent_offset(history: History, rng: Random) -> Planted | None:
-    """In one poll two values are at each other's offsets; readers of both isolation levels saw them correctly."""
+    """One poll shows two values at each other's offsets; readers of both isolation levels saw them correctly."""
     visible = _visible(history)
     pairs = [
         (number, first, second)

@@ -1,4 +1,4 @@
-"""A broker in the test's own event loop, with requests for its handlers."""
+"""Run a broker in the test's event loop, and send requests to its handlers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def running(tmp_path: Path, **settings: Any) -> AsyncIterator[Broker]:
 async def running_as(
     tmp_path: Path, broker_id: int = 0, shared: bool = False, *, watches: bool = True
 ) -> AsyncIterator[Broker]:
-    """One of several brokers; `shared` is a tree in a folder, without `watches` it hears of changes when it is told."""
+    """Run one of several brokers; `shared` gives them one tree, without `watches` only `refresh` shows it changes."""
     directories = str(tmp_path / "directories") if shared else None
     config = BrokerConfig("127.0.0.1", 1000 + broker_id, tmp_path / str(broker_id), broker_id, directories)
     broker = Broker(config)
@@ -65,7 +65,7 @@ async def until(condition: Callable[[], object], what: str = "it does not come")
 
 @contextmanager
 def synced_in_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Check that something waits for the disk, and never the event loop's thread; yields the threads that do."""
+    """Assert that fsync is called, but never in the event loop's thread; yields the ids of the calling threads."""
     threads: list[int] = []
     sync = os.fsync
 
@@ -112,7 +112,7 @@ async def send(broker: Broker, topic: str, records: bytes, transactional_id: str
 
 
 async def new_producer(broker: Broker, transactional_id: str) -> ProducerIdAndEpoch:
-    """Begin a transactional producer."""
+    """Initialize a transactional producer."""
     producer = await broker.transactions.init(transactional_id, 60_000, None)
     assert isinstance(producer, ProducerIdAndEpoch)
     return producer
@@ -127,7 +127,7 @@ async def commit(broker: Broker, *topics: str, offset: int, group: str = "g") ->
 async def commit_in_transaction(
     broker: Broker, transactional_id: str, producer: ProducerIdAndEpoch, *topics: str, offset: int
 ) -> dict[str, int]:
-    """As `commit`, in the transaction."""
+    """Commit like `commit`, but in the producer's transaction."""
     message = {
         "transactional_id": transactional_id,
         "producer_id": producer.producer_id,

@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 _ATTEMPTS = 5
 _FIRST_PAUSE_SECONDS = 2.0
 _ATTEMPT_TIMEOUT_SECONDS = 900
-# Written last, before the folder is renamed: `resolve` did not make a folder without it.
+# Written last, before the folder gets its name; a folder without it is not from `resolve`.
 _MARKER = ".artifacts"
 
 
@@ -33,7 +33,7 @@ def cache_root() -> Path:
 def resolve(name: str, artifacts: Sequence[str], dependencies: bool = True) -> Path:
     """The folder with the jars of `artifacts` ("group:artifact:version") and of their run-time dependencies.
 
-    Downloads on the first call for `name`, or when its artifacts have changed. Without `dependencies`: those jars only.
+    Downloads on the first call for `name`, or if its artifacts have changed. Without `dependencies`: those jars only.
     """
     pom = _pom(artifacts, dependencies)
     root = cache_root() / "maven"
@@ -96,7 +96,7 @@ def _download(pom: str, artifacts: Sequence[str], folder: Path) -> None:
         jars = work / "jars"
         command = [
             mvn,
-            "-U",  # otherwise mvn remembers a miss, and a retry does not ask again
+            "-U",  # otherwise mvn caches a miss, and a retry does not ask the registry
             "-B",
             "-q",
             "dependency:copy-dependencies",

@@ -1,4 +1,4 @@
-"""MirrorMaker 2 of Kafka 3.9.1, as a process of its own."""
+"""Run MirrorMaker 2 of Kafka 3.9.1 in a process of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SECONDS = 60.0
 
 
 def mirror_maker_libs() -> Path:
-    """The folder of its jars."""
+    """The folder with MirrorMaker's jars."""
     artifacts = (
         "org.apache.kafka:connect-mirror:3.9.1",
         "org.apache.kafka:connect-runtime:3.9.1",
@@ -26,7 +26,7 @@ def mirror_maker_libs() -> Path:
 def mirror_maker(
     libs: Path, source: str, target: str, alias: str, topic: str, folder: Path, more: Mapping[str, str], tasks: int
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Mirror `topic` of the servers `source` to `ALIAS.TOPIC`; its log is ALIAS.log in `folder`."""
+    """Mirror `topic` from `source` to `target`, where it is `ALIAS.TOPIC`; logs to ALIAS.log in `folder`."""
     settings = {
         "clusters": f"{alias}, target",
         f"{alias}.bootstrap.servers": source,

@@ -1,4 +1,4 @@
-"""Support for tests of the mirror: what confluent-kafka reads of a topic, and `klog mirror` as a process."""
+"""Support for tests of the mirror: read topics with confluent-kafka, and run `klog mirror` as a process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Seen(NamedTuple):
 
 
 def read_partition(servers: str, topic: str, partition: int, offset: int = 0) -> list[tuple[int, Seen]]:
-    """(offset, record) of all committed records from `offset` to the partition's end."""
+    """Return (offset, record) of all committed records from `offset` to the partition's end."""
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -85,7 +85,7 @@ def start_mirror(log: Path, source: str, target: str, *arguments: str) -> subpro
 
 
 def wait_for(process: subprocess.Popen[str], records: int) -> dict[str, Any]:
-    """Read a mirror's lines until it has mirrored so many records."""
+    """Read the mirror's JSON lines until one reports at least `records` mirrored records; return that line."""
     assert process.stdout is not None
     for line in process.stdout:
         told: dict[str, Any] = json.loads(line)

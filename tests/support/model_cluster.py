@@ -1,4 +1,4 @@
-"""Model brokers: they append to lists, and a test decides the fate of each Produce request.
+"""Model brokers that append to lists; a test decides the fate of each Produce request.
 
 The brokers share one replicated log, so that a leader may move at any time. Checks of producer ids follow KIP-98 and
 Kafka's `ProducerAppendInfo`, without the package's code; kafka-python reads the batches.
@@ -38,9 +38,9 @@ _KEPT_BATCHES = 5
 class Fate:
     """The fate of one Produce request.
 
-    `errors` are answered for partitions without appending, `after` are answered although the batch is appended. `delay`
-    is in seconds, before or after the append; `answers` is the number of answers: 0 closes the connection. The request
-    waits until `behind` others have come behind it on its connection, 20 s at most.
+    `errors` are error codes of partitions whose batch is not appended, `after` of those whose batch is. `delay_before`
+    and `delay_after` are seconds before and after the append. The answer is sent `answers` times; 0 closes the
+    connection. The request waits until `behind` later ones have arrived on its connection, 20 s at most.
     """
 
     errors: dict[Key, int] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class _Producer:
 
 
 class ModelCluster:
-    """`log` has each partition's record values, `leaders` the leaders (-1: none), `requests` (node, partitions)."""
+    """`log` has record values by partition, `leaders` node ids (-1: none), `requests` (node, partitions) of Produce."""
 
     def __init__(self, nodes: int, topics: dict[str, int], script: Script | None = None) -> None:
         self.lock = threading.Lock()
@@ -91,15 +91,15 @@ class ModelCluster:
         self.init_errors: list[int] = []
         #: The epoch of new producer ids.
         self.init_epoch = 0
-        #: How many more InitProducerId requests close the connection.
+        #: How many of the next InitProducerId requests close the connection.
         self.init_drops = 0.0
         self.inits = 0
         self.cluster_id = "model"
         #: Whether an unknown producer may begin with any sequence, as from Kafka 2.5 on.
         self.takes_any_first = False
-        #: Brokers refuse larger batches (max.message.bytes).
+        #: Brokers reject larger batches (max.message.bytes).
         self.max_bytes = 1 << 20
-        #: The most requests that a connection had sent when one of them was answered.
+        #: The most requests in flight on a connection, counted when a Produce request is handled.
         self.most_in_flight = 0
         self._producers: dict[Key, dict[int, _Producer]] = {key: {} for key in keys}
         self._brokers = [_Broker(self, node) for node in range(nodes)]
@@ -188,7 +188,7 @@ class ModelCluster:
         return {"responses": responses, "throttle_time_ms": fate.throttle_ms}
 
     def _append(self, key: Key, data: bytes) -> int:
-        if len(data) > self.max_bytes:  # Kafka looks at the size before the producer's sequences
+        if len(data) > self.max_bytes:  # Kafka checks the size before the producer's sequences
             return int(ErrorCode.MESSAGE_TOO_LARGE)
         records = MemoryRecords(data)
         values: list[bytes] = []
@@ -228,7 +228,7 @@ class ModelCluster:
         return None
 
     def expect(self, key: Key, producer_id: int, last: int) -> None:
-        """Set the last sequence that a producer has written."""
+        """Set a producer's last sequence in a partition."""
         self._producers[key][producer_id].batches.append((last, last))
 
     def forget_producers(self) -> None:
@@ -294,7 +294,7 @@ class _Broker:
             thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Handle requests in the order in which they arrive, one at a time, while others are read."""
+        """Handle requests one at a time in order of arrival, while a thread reads the next ones."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         reader = threading.Thread(target=self._read, args=(connection, frames), daemon=True)
@@ -321,7 +321,7 @@ class _Broker:
         frames.put(None)
 
     def _handle(self, connection: socket.socket, frame: bytes, following: queue.SimpleQueue[bytes | None]) -> bool:
-        """Answer a request; False closes the connection."""
+        """Answer a request; return False to close the connection."""
         reader = Reader(frame)
         key, version, correlation_id = decode_request_header(reader)
         api = BY_KEY[key]

@@ -1,4 +1,4 @@
-"""The pages of README and docs: their snippets, links and headings, and the commands among the snippets."""
+"""The documentation (README and docs): snippets, links and headings of its pages, and the commands in snippets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LINK = re.compile(r"(?<!\\)\[[^\]]*\]\(([^)\s]+)\)")
 
 @dataclass(frozen=True)
 class Snippet:
-    """A fence of a page: its language ("" without one), the line where it begins, its text."""
+    """A fenced code block of a page; `line` is where it begins, `language` is "" if none is given."""
 
     page: str
     line: int
@@ -32,7 +32,7 @@ class Snippet:
 
 
 def pages() -> list[str]:
-    """Paths of the pages with snippets, from the project's root."""
+    """Paths of README and the pages of docs that are not generated, relative to the project's root."""
     return ["README.md", *sorted(str(path.relative_to(ROOT)) for path in _written())]
 
 
@@ -41,7 +41,7 @@ def _written() -> Iterator[Path]:
 
 
 def snippets(page: str) -> list[Snippet]:
-    """All fences of a page, in order."""
+    """All fenced code blocks of a page, in order."""
     found, begun = [], None
     lines: list[str] = []
     for number, line in enumerate((ROOT / page).read_text().splitlines(), 1):
@@ -58,7 +58,7 @@ def snippets(page: str) -> list[Snippet]:
 
 
 def prose(page: str) -> str:
-    """A page without its fences."""
+    """The text of a page without its fenced code blocks."""
     lines, is_inside = [], False
     for line in (ROOT / page).read_text().splitlines():
         if _FENCE.match(line):
@@ -69,7 +69,7 @@ def prose(page: str) -> str:
 
 
 def links(page: str) -> list[str]:
-    """Targets of the links in a page, pictures included."""
+    """Targets of a page's links and images."""
     return _LINK.findall(prose(page))
 
 
@@ -80,7 +80,7 @@ def anchors(page: str) -> set[str]:
 
 
 def command_lines(text: str) -> Iterator[list[list[str]]]:
-    """The lines of shell in a snippet: the words of each command of a pipeline, `<`, `>` and `&&` among them."""
+    """Yield each shell line of a snippet as a list of commands, split at `|` and `&&`; a command is a list of words."""
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="|<>;&")
         lexer.whitespace_split = True
@@ -96,7 +96,7 @@ def command_lines(text: str) -> Iterator[list[list[str]]]:
 
 
 def check_klog(words: list[str]) -> None:
-    """Assert that a command line of klog names commands and options that exist; it may end with a group's name."""
+    """Assert that the commands and options of a klog command line exist; it may end with a command group."""
     command: click.Command = main
     context = click.Context(main, info_name="klog")
     rest = words[1:]

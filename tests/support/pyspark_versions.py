@@ -1,7 +1,6 @@
-"""Environments with other versions of pyspark than the one that the tests run with, in the cache outside the checkout.
+"""Virtual environments with other versions of pyspark than the tests' own, in the cache outside the checkout.
 
-They have the project's dependencies, not the project: `PYTHONPATH` gives them the checkout, with the reference kernel
-where their Python is another one.
+They contain the project's dependencies but not the project: callers add it with `PYTHONPATH`.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from .maven import RegistryUnreachable, cache_root
 
 log = logging.getLogger(__name__)
 
-#: The newest version whose Kafka connector Maven has.
+#: The newest version of pyspark whose Kafka connector is on Maven.
 WITH_CONNECTOR = "4.1.1"
-#: Pythons and pysparks of `make matrix`, beside the oldest pair and the one with Spark's connector.
+#: (Python, pyspark) pairs of `make matrix`, in addition to `oldest` and `with_connector`.
 _NEWER = (("3.12", "4.2.1"), ("3.13", "4.3.0"), ("3.14", "4.3.0"))
 _ATTEMPTS = 5
 _FIRST_PAUSE_SECONDS = 2.0
@@ -32,15 +31,15 @@ _INSTALL_SECONDS = 900
 
 
 def with_connector() -> Path:
-    """The Python with `WITH_CONNECTOR` and the newest of the other dependencies."""
+    """Python of an environment with pyspark `WITH_CONNECTOR` and the newest versions of the other dependencies."""
     return _environment(f"pyspark-{WITH_CONNECTOR}-klog", sys.executable, _with_pyspark(WITH_CONNECTOR))
 
 
 def newer() -> tuple[list[Path], list[str]]:
-    """Pythons of the newer versions of pyspark, with the newest of the other dependencies; names of the pairs left out.
+    """Pythons of environments with newer pysparks and the newest other dependencies; and the names of skipped pairs.
 
-    A pair is left out if its Python is not on this machine and another pair has its pyspark: with another Python it
-    would show nothing new.
+    A pair is skipped if its Python is not on this machine and an earlier pair has its pyspark: with a substitute Python
+    it would test nothing new.
     """
     found, left_out, pysparks = [], [], set[str]()
     for version, pyspark in _NEWER:
@@ -55,7 +54,7 @@ def newer() -> tuple[list[Path], list[str]]:
 
 
 def oldest() -> Path:
-    """The oldest Python that is here, with the lower bound of each dependency in pyproject.toml."""
+    """Python of an environment with Python 3.10 (or its substitute) and the dependencies' lower bounds."""
     python = _on_machine("3.10") or _stand_in("3.10")
     versions = [lower_bound(text) for text in _dependencies()]
     name = "-".join(re.findall(r"pyspark\S*==([\d.]+)", " ".join(versions))).rstrip(".")
@@ -63,18 +62,18 @@ def oldest() -> Path:
 
 
 def _on_machine(version: str) -> str | None:
-    """The path of this Python, on PATH or of pyenv."""
+    """The path of this version of Python, on PATH or in pyenv; None if it is not on this machine."""
     name = f"python{version}"
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     for python in filter(None, [shutil.which(name), *map(str, pyenv.glob(f"versions/{version}.*/bin/{name}"))]):
-        # a shim of pyenv for a Python that is not chosen fails
+        # pyenv's shim for a Python that is not selected fails
         if not subprocess.run([python, "--version"], capture_output=True, check=False).returncode:
             return python
     return None
 
 
 def _stand_in(version: str) -> str:
-    """The Python that runs the tests, for one that is not on this machine."""
+    """Return the Python that runs the tests as a substitute, with a warning."""
     log.warning("python%s is not on this machine: %s takes its place", version, sys.executable)
     return sys.executable
 
@@ -84,7 +83,7 @@ def _with_pyspark(version: str) -> list[str]:
 
 
 def lower_bound(requirement: str) -> str:
-    """ "lz4>=4.3" as "lz4==4.3.*"; markers are kept. An exact patch version is kept, too."""
+    """Pin a requirement to its lower bound: "lz4>=4.3" to "lz4==4.3.*", pyspark to a patch version; keeps markers."""
     found = re.fullmatch(r"([\w.-]+(?:\[[^]]*\])?)[^;]*>=([\d.]+)[^;]*(;.*)?", requirement)
     assert found, requirement
     name, version, marker = found.groups()
@@ -97,7 +96,7 @@ def _dependencies() -> list[str]:
 
 
 def _environment(name: str, interpreter: str, packages: Sequence[str]) -> Path:
-    """The Python of the environment `name`; the first call makes it, `RegistryUnreachable` if pip can't."""
+    """The Python of the environment `name`, which the first call creates; `RegistryUnreachable` if pip fails."""
     root = cache_root()
     folder = root / name
     python, complete = folder / "bin" / "python", folder / ".complete"
@@ -141,7 +140,7 @@ def _pip_install(python: Path, packages: Sequence[str]) -> None:
 
 
 def child_environment(python: Path | str) -> dict[str, str]:
-    """This process's environment without variables that point `python` to another Spark or other modules."""
+    """This process's environment for `python`, without variables that point it to another Spark or other modules."""
     kept = {
         name: value
         for name, value in os.environ.items()

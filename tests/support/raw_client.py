@@ -69,7 +69,7 @@ class RawClient:
         return entry["error_code"], bytes(entry["records"] or b"")
 
     def is_closed(self) -> bool:
-        """Whether the broker closes the connection without sending a byte; TimeoutError if it does nothing."""
+        """Whether the broker closes the connection without sending a byte; TimeoutError if it does neither."""
         try:
             return self.socket.recv(1) == b""
         except ConnectionResetError:

@@ -1,4 +1,4 @@
-"""A model of records in plain Python: an encoder written from KIP-98 and KIP-82, and Arrow's view of columns.
+"""A model of records in plain Python: an encoder written from KIP-98 and KIP-82, and columns read by Arrow.
 
 It shares no code with the package's kernels, so that tests can compare them with it.
 """
@@ -80,7 +80,7 @@ def _headers(column: HeadersColumn, count: int) -> list[Any]:
 
 
 def to_lists(columns: RecordColumns) -> dict[str, list[Any]]:
-    """Read the existing columns' buffers with Arrow."""
+    """Read the buffers of those columns that are present, with Arrow."""
     count = columns.count
     result: dict[str, list[Any]] = {}
     for name, column in (("key", columns.key), ("value", columns.value)):
@@ -113,7 +113,7 @@ def expected_lists(rows: Sequence[Row], append_time: int | None = None) -> dict[
 
 
 def binary_column(values: Sequence[bytes | str | None], kind: pa.DataType | None = None) -> BinaryColumn:
-    """The buffers that Arrow makes of the values."""
+    """The values as Arrow buffers."""
     array = pa.array(values, kind or pa.binary())
     validity, offsets, data = array.buffers()
     return BinaryColumn(
@@ -125,7 +125,7 @@ def binary_column(values: Sequence[bytes | str | None], kind: pa.DataType | None
 
 
 def record_columns(rows: Sequence[Row]) -> RecordColumns:
-    """The buffers that Arrow makes of the rows: the input of a kernel's encoder."""
+    """The rows as Arrow buffers: the input of a kernel's encoder."""
     lists = pa.array(
         [[name for name, _ in row.headers] if row.headers else None for row in rows], pa.list_(pa.string())
     )

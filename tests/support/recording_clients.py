@@ -1,6 +1,6 @@
-"""Producers and consumers of confluent-kafka in threads that record what they did and saw.
+"""confluent-kafka producers and consumers in threads, which record what they send and receive.
 
-They continue whatever happens to the broker. A seed decides what they do, but not when.
+They continue whatever happens to the broker. A seed determines what they do, but not when.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _QUICK = {
     "retry.backoff.max.ms": 100,
     "log_level": 0,
 }
-#: Timeout of a record; kills of the broker are much more frequent.
+#: Delivery timeout of a record, much longer than the time between kills of the broker.
 _PATIENCE_MS = 300_000
 _SECONDS = 60.0
-#: The most records in an idempotent producer's queue.
+#: The most records that an idempotent producer has queued when more are sent.
 _MAX_QUEUED = 500
 
 
@@ -77,7 +77,7 @@ class Client(ABC):
 
 
 class IdempotentClient(Client):
-    """A producer that is now and then replaced by a new one, sometimes without waiting for its records in flight."""
+    """A producer that is replaced after some seconds, mostly without waiting for its records in flight."""
 
     def _run(self) -> None:
         number = 0
@@ -113,7 +113,7 @@ class IdempotentClient(Client):
         def delivered(error: KafkaError | None, message: Message) -> None:
             outcome, offset = Outcome.OK, message.offset()
             if error is not None:
-                # a purged record may have been sent before, and put back into the queue for a retry
+                # a purged record may have been sent before and requeued for a retry
                 self.errors[error.name()] += 1
                 outcome, offset = Outcome.UNKNOWN, None
             sent = Sent(partition, value, offset if offset is not None and offset >= 0 else None)
@@ -123,10 +123,10 @@ class IdempotentClient(Client):
 
 
 class TransactionalClient(Client):
-    """Transactions over several partitions, mostly committed; after errors a new instance of the same id takes over.
+    """Transactions over several partitions, most committed; after errors a new producer with the same id takes over.
 
-    Some are aborted, some are left open by an instance that is dropped. In some the next instance has already begun
-    when the old one requests the commit, and for some commits the client does not wait.
+    Some are aborted; some are left open by a producer that is dropped. Before some commits the next producer has
+    already initialized its transactions, and some commits are not waited for.
     """
 
     def _run(self) -> None:
@@ -142,7 +142,7 @@ class TransactionalClient(Client):
         self._make()  # ends the open transaction
 
     def _make(self) -> Producer:
-        """Make the next instance, and retry until the broker accepts it."""
+        """Make the next producer, and retry until the broker accepts it."""
         producer = Producer(
             {
                 "bootstrap.servers": self._servers,
@@ -165,7 +165,7 @@ class TransactionalClient(Client):
                     raise
 
     def _transaction(self, producer: Producer, process: str, number: int) -> bool:
-        """Do one transaction; False if the producer can't be used any more."""
+        """Run one transaction; return False if the producer can't be used any more."""
         offsets: dict[str, int] = {}
 
         def delivered(error: KafkaError | None, message: Message) -> None:
@@ -177,7 +177,7 @@ class TransactionalClient(Client):
             (self._rng.randrange(PARTITIONS), f"{process}-{number}-{index}") for index in range(self._rng.randint(1, 6))
         ]
         end = self._rng.choices(["commit", "abort", "leave", "overtake", "hurry"], [70, 15, 4, 4, 7])[0]
-        # after a kill, a new instance is ready before librdkafka has found the coordinator again
+        # short: after a kill, a new producer is ready before the old one has found the coordinator again
         patience = self._rng.choice([0.002, 0.01]) if end == "hurry" else self._rng.choice([0.5, 1, _SECONDS])
         outcome, is_usable, commit_began = Outcome.FAILED, False, began
         try:
@@ -201,7 +201,7 @@ class TransactionalClient(Client):
         except KafkaException as error:
             self.errors[error.args[0].name()] += 1
             if end == "overtake" and error.args[0].fatal():
-                outcome = Outcome.FAILED  # the next instance has aborted it
+                outcome = Outcome.FAILED  # the next producer has aborted it
             elif error.args[0].txn_requires_abort():
                 is_usable = self._abort(producer)
                 outcome = Outcome.FAILED if is_usable else outcome
@@ -230,7 +230,7 @@ class RecordingConsumer(Client):
         super().__init__(name, servers, topic, history, seed)
 
     def read_up_to(self, ends: dict[int, int]) -> None:
-        """Stop when these offsets are reached."""
+        """Stop at these end offsets, by partition."""
         self._ends = ends
         self.stop()
 

@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them."""
+"""Scrape metrics and parse them with the Prometheus client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def parsed(text: str) -> Samples:
-    """Each sample by its name and labels; none comes twice."""
+    """Parse samples by name and labels; asserts that they are unique."""
     found: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -13,8 +13,8 @@ the brokers work correctly and keep everything in memory. The faults are in `tes
         assert brokers.values("t", 0) == [b"a", b"b"]   # all produced values in order, including duplicates
 
 `brokers.leaders["t", 0] = 1` moves a leader (-1: none); `brokers.coordinator` and `brokers.controller` are node ids
-too. A node that is not the leader answers NOT_LEADER_OR_FOLLOWER. Produce handles idempotent producers: it repeats
-the answer for the last sequence, and a gap is OUT_OF_ORDER_SEQUENCE_NUMBER.
+too. A node that is not the leader answers NOT_LEADER_OR_FOLLOWER. Produce supports idempotent producers: a repeated
+last batch gets the same answer again, a gap gets OUT_OF_ORDER_SEQUENCE_NUMBER.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.support.sound_brokers import NOW, SoundBrokers
 
 
 class Asked(NamedTuple):
-    """A request received by a node; `at` is a reading of `time.monotonic`, `connection` a number in the cluster."""
+    """A request that a node received; `at` is from `time.monotonic`, `connection` numbers the cluster's connections."""
 
     node: int
     connection: int
@@ -45,7 +45,7 @@ class Asked(NamedTuple):
 
 
 class ScriptedCluster(SoundBrokers):
-    """Brokers 0 to `nodes` - 1, each on its own port. `versions` are the supported ones by API, see the module."""
+    """Brokers 0 to `nodes` - 1, each on its own port. `versions` has (first, last) supported version by API name."""
 
     def __init__(
         self, topics: Mapping[str, int], nodes: int = 1, versions: Mapping[str, tuple[int, int]] | None = None
@@ -62,7 +62,7 @@ class ScriptedCluster(SoundBrokers):
 
     @classmethod
     def filled(cls, choose: random.Random, values: Sequence[Sequence[bytes]], nodes: int) -> ScriptedCluster:
-        """Brokers with these values in the partitions of topic `t`, in batches of random sizes."""
+        """Brokers with topic `t`, whose partitions have these values in batches of random sizes."""
         brokers = cls({"t": len(values)}, nodes)
         for partition, some in enumerate(values):
             brokers.append("t", partition, list(some), size=choose.choice([1, 7, 60]))
@@ -78,7 +78,7 @@ class ScriptedCluster(SoundBrokers):
             self._script.setdefault(name, []).extend(faults)
 
     def always(self, name: str, fault: Fault) -> None:
-        """Set a fault for all requests of an API that have no fault of `on`."""
+        """Set a fault for all requests of an API, except those with a fault from `on`."""
         with self._lock:
             self._always[name] = fault
 
@@ -151,7 +151,7 @@ class ScriptedCluster(SoundBrokers):
                 pass
 
     def _answer(self, node: int, number: int, connection: socket.socket, frame: bytes, held: list[bytes]) -> bool:
-        """Serve one request; False closes the connection."""
+        """Serve one request; return False to close the connection."""
         request = decode_request(frame)
         with self._lock:
             self.asked.append(Asked(node, number, request.name, request.version, request.message, time.monotonic()))

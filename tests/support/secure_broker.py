@@ -1,4 +1,4 @@
-"""A broker with a listener for each security protocol, and settings of clients for them."""
+"""A broker with a listener for each security protocol, and client settings for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PASSWORDS = {"alice": "alice's, secret=1", "bob": "bob-ü-secret-2"}
 
 
 def add_user(file: Path, name: str, password: str, *options: str) -> None:
-    """Add a user to the file with the command that users run."""
+    """Add a user to the file with `klog users add`."""
     klog(
         "users", "add", name, "--file", str(file), "--password-stdin", *options, stdin=f"{password}\n"
     ).check_returncode()
@@ -81,7 +81,7 @@ class SecureBroker(KlogBroker):
         }
 
     def java(self, protocol: str, mechanism: str | None = None, user: str = "alice") -> str:
-        """Properties file for the Java clients."""
+        """Text of a properties file for the Java clients."""
         lines = [f"security.protocol={protocol}", "enable.idempotence=false"]
         if "SSL" in protocol:
             lines += ["ssl.truststore.type=PEM", f"ssl.truststore.location={self.certificates.ca}"]

@@ -1,4 +1,4 @@
-"""Apache Kafka with TLS and SASL: what its broker needs beside listeners, its users, and a broker with all of it."""
+"""Apache Kafka with TLS and SASL: broker properties, SCRAM users, and a broker with a listener for each case."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .token_server import TokenServer
 
 JAAS = "org.apache.kafka.common.security"
 PASSWORD = 'alice\'s, "secret"=1'
-#: Protocols by listener: MUTUAL requires client certificates, the broker's certificate of EXPIRED has expired.
+#: Security protocols by listener. MUTUAL requires client certificates; EXPIRED has an expired broker certificate.
 LISTENERS = {
     "SSL": "SSL",
     "MUTUAL": "SSL",
@@ -29,16 +29,16 @@ LISTENERS = {
     "SASL_SSL": "SASL_SSL",
 }
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
-#: How long a session by SCRAM-SHA-256 lasts.
+#: Lifetime of a SCRAM-SHA-256 session, after which the client must reauthenticate.
 SESSION_SECONDS = 6.0
 
 
 class SecureKafka:
-    """The broker. `client` has the settings of the user alice, by PASSWORD or a token."""
+    """A running broker. `client` returns client settings for a listener; with a mechanism the user is alice."""
 
     def __init__(self, kafka: Kafka, certificates: Certificates, tokens: TokenServer) -> None:
         self.kafka, self.certificates, self.tokens = kafka, certificates, tokens
-        #: The authority of the certificate of EXPIRED.
+        #: The CA of EXPIRED's certificate.
         self.expired_ca = certificates.ca.parent / "expired" / "ca.pem"
 
     def servers(self, listener: str) -> str:
@@ -63,7 +63,7 @@ class SecureKafka:
 
 
 def tls_properties(certificates: Certificates, folder: Path) -> dict[str, object]:
-    """Broker properties; the key, which Kafka can't read as it is encrypted, is written to `folder` in plain text."""
+    """Return a broker's TLS properties; Kafka can't read the encrypted key, so `folder` gets an unencrypted copy."""
     folder.mkdir(parents=True, exist_ok=True)
     key = folder / "server.pem"
     plain = subprocess.run(
@@ -83,10 +83,10 @@ def tls_properties(certificates: Certificates, folder: Path) -> dict[str, object
 
 
 def add_scram_users(kafka: Kafka, passwords: Mapping[str, str]) -> None:
-    """Give each user credentials of SCRAM-SHA-256 and SCRAM-SHA-512, through the listener in plain text."""
+    """Add SCRAM-SHA-256 and SCRAM-SHA-512 credentials for each user, through the plaintext listener."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
     for user, password in passwords.items():
-        for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):  # one a request
+        for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):  # one per request
             change = UserScramCredentialUpsertion(user, ScramCredentialInfo(mechanism, 4096), password.encode())
             for future in admin.alter_user_scram_credentials([change]).values():
                 future.result(timeout=30)
@@ -116,7 +116,7 @@ def _properties(certificates: Certificates, folder: Path) -> dict[str, object]:
 
 @contextmanager
 def secure_kafka(version: Version, folder: Path) -> Iterator[SecureKafka]:
-    """Start a broker, and a server of tokens for it."""
+    """Start a broker and its token server."""
     certificates = make_certificates(folder / "certificates")
     properties = _properties(certificates, folder)
     with Kafka(version, folder / "kafka", properties, listeners=LISTENERS) as server, TokenServer() as tokens:

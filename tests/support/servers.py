@@ -1,4 +1,4 @@
-"""A broker of either kind for tests that any broker must pass."""
+"""A klog or Kafka broker, for tests that any broker must pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.shared_kafka import SharedKafkas
 
 @contextmanager
 def serving(which: Version | Literal["ours"], folder: Path, kafkas: SharedKafkas) -> Iterator[str]:
-    """The bootstrap servers of a broker of ours in `folder`, or of the shared one of that version of Kafka."""
+    """Yield the bootstrap servers of an embedded klog broker in `folder`, or of the shared Kafka of a version."""
     if which == "ours":
         with EmbeddedCluster(data_dir=folder / which) as cluster:
             yield cluster.bootstrap_servers

@@ -1,7 +1,7 @@
-"""Brokers of Apache Kafka that the tests of a process share: a start costs five seconds of CPU.
+"""Apache Kafka brokers that the tests of a process share, since a start costs five seconds of CPU.
 
-Tests use topics, groups and transactional ids of their own. A test that stops its broker, or looks at all topics or
-groups, starts a `Kafka` of its own.
+Each test uses its own topics, groups and transactional ids. A test that stops its broker, or looks at all topics or
+groups, starts its own `Kafka`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _SETTINGS = {
     "log.cleaner.backoff.ms": 100,
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
 }
-#: Brokers that run at once. A module uses at most two.
+#: The most brokers that run at once. A module uses at most two.
 _LIMIT = 3
 
 Key = tuple[Version, tuple[tuple[str, object], ...]]
 
 
 class SharedKafkas:
-    """Starts a broker at the first use of its version and settings; the least recently used one is stopped."""
+    """Starts a broker on first use of its version and settings; beyond the limit stops the least recently used one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -31,7 +31,7 @@ class SharedKafkas:
         self._started = 0
 
     def get(self, version: Version, settings: Mapping[str, object] | None = None) -> Kafka:
-        """A running broker; `settings` are broker properties beyond those that all shared brokers have."""
+        """Return a running broker; `settings` are broker properties added to those of all shared brokers."""
         key = version, tuple(sorted((settings or {}).items()))
         kafka = self._running.pop(key, None)
         if kafka is None:

@@ -28,14 +28,14 @@ def admin(servers: str) -> AdminClient:
 
 
 def node(tree: KazooClient, path: str) -> dict[str, Any]:
-    """The JSON of a node."""
+    """Parse the JSON of a ZooKeeper node."""
     value: dict[str, Any] = json.loads(tree.get(path)[0])
     return value
 
 
 def create_topic(servers: str, topic: str, partitions: int, config: dict[str, str] | None = None) -> None:
     new = NewTopic(topic, partitions, 1, config=config or {})
-    client = admin(servers)  # keep a reference: its calls end with the client
+    client = admin(servers)  # keep a reference: the client's calls end when it is deleted
     client.create_topics([new])[topic].result(20)
 
 
@@ -49,13 +49,13 @@ def known_brokers(servers: str) -> int:
 
 
 def leaders(servers: str, topic: str) -> dict[int, int]:
-    """Leaders by partition in a broker's metadata; -1 for none, {} if the topic does not exist."""
+    """Leaders by partition in a broker's metadata; -1: no leader, {}: the topic does not exist."""
     metadata = admin(servers).list_topics(timeout=10).topics.get(topic)
     return {} if metadata is None else {number: entry.leader for number, entry in metadata.partitions.items()}
 
 
 def expire_session(tree: KazooClient, path: str) -> None:
-    """End the session that made an ephemeral node: another client takes the session over and closes it.
+    """Expire the session that owns an ephemeral node: another client takes the session over and closes it.
 
     ZooKeeper accepts a client with the session's password: 16 bytes of java.util.Random, seeded with the session's id
     and a constant (ZooKeeperServer.generatePasswd).
@@ -78,7 +78,7 @@ def expire_session(tree: KazooClient, path: str) -> None:
 def old_tool(name: str, connect: str, *arguments: str, option: str = "--zookeeper") -> str:
     """Run a main class of Kafka 0.10.2.2 and return its output; AssertionError if it fails.
 
-    `option` is its name for ZooKeeper's address.
+    `option` is the option of the tool that takes ZooKeeper's address, `connect`.
     """
     command = ["java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
     command += ["-cp", f"{kafka_libs('0.10.2.2')}/*", name, option, connect, *arguments]

@@ -1,4 +1,4 @@
-"""The correct part of scripted brokers: their state in memory, and the answers of each API."""
+"""Correct brokers in memory, to which scripted brokers add faults: their state, and a handler for each API."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ NOW = 1_700_000_000_000
 
 @dataclass
 class _Log:
-    """Batches of magic 2 with their first offsets, and (epoch, next sequence, last answer) by producer id."""
+    """Batches of magic 2 with their first offsets, and (epoch, next sequence, last base offset) by producer id."""
 
     start: int = 0
     end: int = 0
     batches: list[tuple[int, bytes]] = field(default_factory=list)
     producers: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    #: The leader epoch, from the first `elect` on; -1 before.
+    #: The leader epoch; -1 before the first `elect`.
     epoch: int = -1
 
     def elect(self, end: int) -> None:
-        """Begin the next leader epoch, of a leader whose log ends at the first offset of a batch."""
+        """Begin the next leader epoch, and truncate to `end`, the first offset of a batch or the end offset."""
         self.epoch += 1
         self.batches = [item for item in self.batches if item[0] < end]
         self.end = end
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """The last epoch up to this one that has records, and its end."""
+        """The last epoch up to this one that has records, and its end offset."""
         found = -1, self.start
         for number, (_, batch) in enumerate(self.batches):
             (there,) = struct.unpack_from(">i", batch, 12)
@@ -56,7 +56,7 @@ class _Log:
 
 
 class SoundBrokers:
-    """Brokers 0 to `len(ports)` - 1. `versions` are the supported ones by API."""
+    """Brokers 0 to `len(ports)` - 1. `versions` has (first, last) supported version by API name."""
 
     def __init__(
         self, topics: Mapping[str, int], ports: list[int], versions: Mapping[str, tuple[int, int]] | None = None
@@ -70,10 +70,10 @@ class SoundBrokers:
         #: Error codes in Metadata, by topic or (topic, partition).
         self.metadata_errors: dict[str | TopicPartition, int] = {}
         self._versions = versions or {}
-        #: APIs that the brokers do not have.
+        #: APIs that ApiVersions leaves out.
         self.hidden: set[str] = set()
         self._next_producer_id = 1000
-        #: Partitions that producers have added to their transactions, by producer id.
+        #: Partitions added to the open transaction, by producer id.
         self.added: dict[int, set[TopicPartition]] = {}
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -206,7 +206,7 @@ class SoundBrokers:
         return {"error_code": 0, "producer_id": self._next_producer_id, "producer_epoch": 0}
 
     def _may_append(self, key: TopicPartition, batch: bytes) -> bool:
-        """Whether a batch is of no transaction, or its partition has been added to it (KIP-890)."""
+        """Whether a batch is not transactional, or its partition was added to the transaction (KIP-890)."""
         (attributes,) = struct.unpack_from(">h", batch, 21)
         (producer_id,) = struct.unpack_from(">q", batch, 43)
         return not attributes & 0x10 or key in self.added.get(producer_id, ())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def make_spark_home(folder: Path) -> Path:
-    """Make an empty folder a SPARK_HOME by links to the installed pyspark."""
+    """Make an empty folder a SPARK_HOME of links to the installed pyspark."""
     spec = importlib.util.find_spec("pyspark")  # finds a package without importing it
     assert spec is not None
     assert spec.submodule_search_locations

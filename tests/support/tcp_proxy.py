@@ -1,4 +1,4 @@
-"""A TCP proxy that delays, splits, coalesces and cuts, in both directions; TCP itself keeps the order of bytes.
+"""A TCP proxy that delays, splits and coalesces data and cuts connections, in both directions; never reorders bytes.
 
 with TcpProxy(port, broker.port, seed=7) as proxy:
     proxy.disturb()
@@ -20,7 +20,7 @@ _MOST = 1 << 16
 
 
 class TcpProxy:
-    """Passes bytes on to `target` on the same host. Faults are drawn for each piece of bytes that arrives."""
+    """Forwards to port `target` of the same host, with a random fault for some of the chunks that arrive."""
 
     def __init__(self, port: int, target: int, seed: int) -> None:
         self._target = target
@@ -30,19 +30,19 @@ class TcpProxy:
         self._stopping = threading.Event()
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
-        #: How many connections came.
+        #: Accepted connections.
         self.connections = 0
-        #: How often a connection was cut.
+        #: Cut connections.
         self.cuts = 0
         self._listener = socket.create_server((HOST, port))
         self._start(self._accept)
 
     def disturb(self) -> None:
-        """Begin with faults."""
+        """Start injecting faults."""
         self._faulty = True
 
     def calm(self) -> None:
-        """Pass everything on at once from now on."""
+        """Stop injecting faults."""
         self._faulty = False
 
     def close(self) -> None:
@@ -95,21 +95,21 @@ class TcpProxy:
         _end(sink)
 
     def _hurt(self, source: socket.socket, sink: socket.socket, data: bytes, choose: random.Random) -> bytes:
-        """Do one fault; return the bytes still to send."""
+        """Inject at most one fault; return the bytes still to send."""
         kind = choose.random()
         if kind < 0.02:
             self.cuts += 1
             sink.sendall(data[: choose.randrange(len(data) + 1)])  # none, some or all arrive
             raise OSError("cut")
-        if kind < 0.10:  # a late piece
+        if kind < 0.10:  # delay
             self._stopping.wait(choose.choice([0.01, 0.05, 0.3]))
-        elif kind < 0.20:  # coalesced with what comes next
+        elif kind < 0.20:  # coalesce with the next chunks
             until = time.monotonic() + 0.05
             while time.monotonic() < until and select.select([source], [], [], 0.02)[0]:
                 if not (more := source.recv(_MOST)):
                     break
                 data += more
-        elif kind < 0.35:  # split, the first pieces small
+        elif kind < 0.35:  # split off small chunks
             for _ in range(choose.randrange(1, 6)):
                 size = choose.choice([1, 3, 4, 5, 100])
                 sink.sendall(data[:size])

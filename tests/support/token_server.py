@@ -1,4 +1,4 @@
-"""A server of OAuth tokens for client credentials, and unsigned tokens, which Kafka accepts by default."""
+"""An OAuth token server for the client_credentials grant, and unsigned tokens, which Kafka accepts by default."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .kafka import HOST
 
 
 def unsigned_token(user: str, lifetime: float = 3600.0) -> str:
-    """A JWS without signature; with a negative lifetime it is expired."""
+    """A JWS without signature; a negative lifetime makes it expired."""
 
     def part(value: dict[str, Any]) -> str:
         return urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
@@ -26,9 +26,9 @@ def unsigned_token(user: str, lifetime: float = 3600.0) -> str:
 
 
 class TokenServer:
-    """A server that gives tokens of `lifetime` seconds to the client `client_id` with `secret`, and counts them.
+    """Issues tokens for `lifetime` seconds to the client `client_id` with `secret`; `given` counts them.
 
-    With `certificates` it takes TLS.
+    With `certificates` it serves HTTPS.
     """
 
     client_id, secret = "klog-client", "client:secret/1"

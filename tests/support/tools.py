@@ -23,9 +23,9 @@ class ToolFailed(Exception):
 
 @cache
 def program(names: tuple[str, ...], package: str) -> str:
-    """The first of these programs on the PATH; if there is none and this process is root, install Debian's `package`.
+    """Find one of these programs on PATH; if there is none and this process is root, install Debian's `package`.
 
-    `RegistryUnreachable` if that fails; it is tried only once.
+    `RegistryUnreachable` if that fails; later calls do not try again.
     """
     found = _find(names)
     if found is not None:
@@ -36,7 +36,7 @@ def program(names: tuple[str, ...], package: str) -> str:
         raise RegistryUnreachable(f"{names[0]} is not on PATH, and installing it takes root and apt-get")
     root = cache_root()
     root.mkdir(parents=True, exist_ok=True)
-    with (root / ".lock").open("w") as lock:  # the same lock as for Maven: only one apt-get at a time
+    with (root / ".lock").open("w") as lock:  # only one apt-get at a time
         fcntl.flock(lock, fcntl.LOCK_EX)
         output = ""
         for attempt in range(_ATTEMPTS):

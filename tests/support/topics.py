@@ -1,4 +1,4 @@
-"""Topics for tests, made by the package's admin client through a cluster that the test has."""
+"""Create, delete and list topics with the package's admin client."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from spark_klog.client.cluster import Cluster
 
 
 def create_topic(cluster: Cluster, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> None:
-    """Create a topic with one replica, at a broker of any version."""
+    """Create a topic with one replica; works with brokers of any version."""
     Admin(cluster).create_topic(name, partitions, replication_factor=1, configs=configs)
 
 
 def make_topic(servers: str, name: str, partitions: int) -> None:
-    """`create_topic` for tests that have no cluster."""
+    """Create a topic in a test that has no `Cluster`."""
     with Admin({"bootstrap.servers": servers}) as admin:
         admin.create_topic(name, partitions, replication_factor=1)
 
 
 def learn_topic(producer: Producer, name: str) -> None:
-    """Have librdkafka know a topic before it gets records that should be one batch, whatever the load.
+    """Fetch a topic's metadata into librdkafka, so that the next records make one batch, whatever the load.
 
-    Else it keeps them apart until it has metadata, and moves them to their partition one by one: a flush that waits
-    sends the first ones alone.
+    Without metadata it holds records back, and later moves them to their partition one by one: a flush that is
+    already waiting sends the first ones alone.
     """
     producer.list_topics(name, timeout=30)
 

@@ -105,7 +105,7 @@ def creator(uri: str, path: str) -> subprocess.Popen[bytes]:
 
 
 def expire(tree: ZooKeeperTree, server: ZooKeeperServer) -> int:
-    """End the session of `tree` on the server: a second connection takes the session over and closes it."""
+    """Expire the session of `tree` (a second connection takes it over and closes it); return its id."""
     from kazoo.client import KazooClient
 
     identity = tree._client.client_id

@@ -15,7 +15,7 @@ _SECONDS = 500
 
 
 def build_wheel(folder: Path, python: Path | str = sys.executable, **environment: str) -> Path:
-    """Copy the sources to `folder` and build them there for a Python, with changes to the environment."""
+    """Copy the sources to `folder` and build a wheel there for `python`; `environment` adds variables."""
     copy = folder / "sources"
     folder.mkdir(parents=True, exist_ok=True)
     for name in _SOURCES:

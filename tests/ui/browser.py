@@ -1,4 +1,4 @@
-"""Chromium at the page of `klog ui`."""
+"""Chromium on the page of `klog ui`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.ui.support import Page
 
 @contextmanager
 def chromium() -> Iterator[webdriver.Chrome]:
-    """Debian's Chromium, without a window, and its driver."""
+    """Start Debian's Chromium without a window, with its driver."""
     options = webdriver.ChromeOptions()
     options.binary_location = program(("chromium",), "chromium")
     driver = program(("chromedriver",), "chromium-driver")
@@ -36,13 +36,13 @@ def chromium() -> Iterator[webdriver.Chrome]:
 
 
 class Browser:
-    """Chromium at the page."""
+    """Chromium on the page of `klog ui`."""
 
     def __init__(self, driver: webdriver.Chrome, page: Page) -> None:
         self.driver, self.page = driver, page
 
     def open(self, *parts: str) -> None:
-        """Show a view, and wait until it is there."""
+        """Show a view, and wait until it is loaded."""
         self.driver.get("about:blank")
         self.driver.get(f"{self.page.address}#/" + "/".join(urllib.parse.quote(part, safe="") for part in parts))
         self.wait(lambda: self.js("return document.getElementById('main').dataset.view") in (parts[0], "error"))
@@ -61,11 +61,11 @@ class Browser:
         self.driver.find_element(By.CSS_SELECTOR, selector).send_keys(*keys)
 
     def rows(self) -> int:
-        """How many messages are shown."""
+        """The number of messages shown."""
         return int(self.js("return document.querySelectorAll('#messages tbody tr').length"))
 
     def older(self) -> bool:
-        """Show older messages; False if there are none."""
+        """Show older messages; return False if there are none."""
         if self.js("return document.getElementById('older').hidden"):
             return False
         before = self.rows()
@@ -84,5 +84,5 @@ class Browser:
         return self.driver.execute_cdp_cmd(command, parameters)
 
     def problems(self) -> list[str]:
-        """What the console says: errors of scripts, refusals by the content security policy."""
+        """Errors and warnings in the console: script errors, violations of the content security policy."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]

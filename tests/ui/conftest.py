@@ -1,4 +1,4 @@
-"""Chromium for the page's tests: one for all of them."""
+"""Chromium for the tests of the page."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.ui.browser import chromium
 
 @pytest.fixture(scope="session", name="chromium")
 def shared_chromium() -> Iterator[webdriver.Chrome]:
-    """One for all tests."""
+    """One browser for all tests."""
     with chromium() as browser:
         yield browser
 
 
 @pytest.fixture(scope="session")
 def axe() -> str:
-    """The source of axe-core."""
+    """The source of axe-core, the accessibility checker."""
     folder = Path(__file__).parent / "axe"
     files = [folder / "package.json", folder / "package-lock.json"]
 

@@ -1,4 +1,4 @@
-"""A page's server, and requests to it."""
+"""Run `klog ui`, and send requests to its server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Page:
     def ask(
         self, path: str, body: Any = None, headers: dict[str, str] | None = None, **parameters: object
     ) -> tuple[int, Any]:
-        """(status, decoded JSON or events) of a request to the API; with a body it is a POST."""
+        """Send a request to the API, a POST if it has a body; return (status, decoded JSON or events)."""
         query = urllib.parse.urlencode(parameters)
         named = dict(headers or {})
         data = None
@@ -41,13 +41,13 @@ class Page:
         return status, events(text) if text.startswith("event: ") else json.loads(text)
 
     def get(self, path: str, **parameters: object) -> Any:
-        """The answer of a request that succeeds."""
+        """Send a GET request that must succeed; return the decoded JSON."""
         status, answer = self.ask(path, **parameters)
         assert status == 200, answer
         return answer
 
     def post(self, path: str, body: Any) -> tuple[int, Any]:
-        """A change, with the token that the page has."""
+        """POST a change with the page's token."""
         return self.ask(path, body, {"X-Klog-Token": self.get("session")["token"]})
 
 
@@ -60,9 +60,9 @@ def events(text: str) -> list[tuple[str, Any]]:
 
 @contextmanager
 def serving(*arguments: str) -> Iterator[Page]:
-    """Run `klog ui` on a free port; it ends cleanly.
+    """Run `klog ui` on a free port; it must end cleanly.
 
-    Not on one that the system picks: a client of a broker that had it before would keep calling there.
+    Not on port 0: a client of a broker that had that port before would keep connecting to it.
     """
     command = klog_command("ui", "--listen", str(free_port()), *arguments)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -1,4 +1,4 @@
-"""The page and commands at Apache Kafka with TLS and SCRAM: a user with all rights, and one who may read a topic."""
+"""The page and commands with Apache Kafka over TLS and SCRAM: a user with all rights, and one who may read a topic."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNKNOWN = "\N{EN DASH}"
 
 
 class SecureKafka(NamedTuple):
-    """A broker of Apache Kafka with a listener SASL_SSL, and clients' settings for it."""
+    """A broker of Apache Kafka with a SASL_SSL listener, and client settings for it."""
 
     kafka: Kafka
     certificates: Certificates
@@ -54,7 +54,7 @@ class SecureKafka(NamedTuple):
         }
 
     def options(self, user: str = "alice", password: str | None = None) -> tuple[str, ...]:
-        """Options of a command; the file is one for Kafka's own tools."""
+        """Options for a command, with a settings file as Kafka's own tools take it."""
         file = self.folder / f"{user}.properties"
         file.write_text(
             "security.protocol=SASL_SSL\nsasl.mechanism=SCRAM-SHA-512\nssl.truststore.type=PEM\n"
@@ -90,7 +90,7 @@ def secure(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[
         "sasl.enabled.mechanisms": "SCRAM-SHA-512",
         "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": f"{JAAS}.scram.ScramLoginModule required;",
         "authorizer.class.name": AUTHORIZERS[request.param],
-        "super.users": "User:ANONYMOUS;User:alice",  # the first is who comes without TLS
+        "super.users": "User:ANONYMOUS;User:alice",  # ANONYMOUS is the user of connections without TLS
     }
     with Kafka(request.param, folder, settings, listeners={"SASL_SSL": "SASL_SSL"}) as kafka:
         add_scram_users(kafka, PASSWORDS)
@@ -115,7 +115,7 @@ def browser(chromium: webdriver.Chrome, page: Page) -> Iterator[Browser]:
 
 
 def open_first(browser: Browser) -> str:
-    """Open the first message; returns the line for `klog consume` that is there to be copied."""
+    """Open the first message; return the `klog consume` line that the page offers to copy."""
     browser.js("document.querySelector('#messages details').open = true")
     browser.wait(lambda: browser.text("#messages pre[aria-label='klog consume']"))
     return browser.text("#messages pre[aria-label='klog consume']")
@@ -123,7 +123,7 @@ def open_first(browser: Browser) -> str:
 
 def test_the_page(browser: Browser, secure: SecureKafka) -> None:
     browser.open("overview")
-    assert secure.servers in browser.text("#main")  # the broker by the listener that the page uses
+    assert secure.servers in browser.text("#main")  # the page shows the address of the listener that it uses
     rows = {row.split("\t")[0]: row.split("\t") for row in browser.text("#main table:has(a)").splitlines()}
     assert rows[CLICKS][1:3] == ["3", "100"]
     assert rows[CLICKS][4].endswith("B")
@@ -179,7 +179,7 @@ def test_the_page_of_a_user_who_may_read_one_topic(
         browser.js("location.hash = arguments[0]", f"#/messages/{OTHER}")
         browser.wait(lambda: "TOPIC_AUTHORIZATION_FAILED" in browser.text("body"))
         chromium.get("about:blank")
-        chromium.get_log("browser")  # of the request that was refused
+        chromium.get_log("browser")  # drop the log of the rejected request
     refused = klog_refusal("ui", "--listen", "0", *secure.options("reader", "wrong-secret"))
     assert "refuses SCRAM-SHA-512" in refused
     assert "wrong-secret" not in refused

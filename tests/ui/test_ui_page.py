@@ -1,4 +1,4 @@
-"""The page in Chromium: every view, hostile records, search, live, keyboard, narrow and dark, accessibility."""
+"""The page in Chromium: all views, hostile records, search, live mode, keyboard, narrow and dark, accessibility."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.ui.support import Page, serving
 
 CLICKS = "clicks"
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
-#: Text that must be shown as it is, and never become markup, script or an address.
+#: Texts that the page must show unchanged, and never treat as markup, script or an address.
 HOSTILE = [
     "<script>window.pwned = 1</script>",
     "</pre></td></script><img src=x onerror='window.pwned = 1'>",
@@ -48,7 +48,7 @@ HOSTILE_JSON = [
     {"<img src=x onerror=window.pwned=1>": "<img src=x onerror=window.pwned=1>"},
 ]
 VIEWS = ["overview", f"topic/{CLICKS}", f"messages/{CLICKS}", "groups", "group/readers", "queries", "loads"]
-#: Whether all rows show their details, which are made when a row is opened.
+#: Whether all rows show their details, which the page creates when a row is opened.
 IS_EACH_OPEN = "return [...document.querySelectorAll('td > details')].every((one) => one.childElementCount > 1)"
 
 
@@ -129,7 +129,7 @@ def test_a_view_that_fails_says_why(browser: Browser) -> None:
     browser.driver.get("about:blank")
     browser.driver.get(f"{browser.page.address}#/topic/missing")
     browser.wait(lambda: "UNKNOWN_TOPIC_OR_PARTITION" in browser.text("#main"))
-    assert [one for one in browser.problems() if "502" not in one] == []  # the console names the request that failed
+    assert [one for one in browser.problems() if "502" not in one] == []  # the console logs the failed request
     for odd in ("%", "constructor/x", "overview/%E0%A4%A"):
         browser.driver.get(f"{browser.page.address}#/{odd}")
         browser.wait(lambda: browser.text("h1") == "Overview")
@@ -239,7 +239,7 @@ def test_live_messages_take_no_memory(browser: Browser, cluster: EmbeddedCluster
         return float(browser.js("return performance.memory.usedJSHeapSize"))
 
     def server() -> tuple[int, int, int]:
-        """The server's resident KiB, threads and open files."""
+        """The server's resident memory in KiB, its threads and its open files."""
         folder = Path(f"/proc/{browser.page.pid}")
         resident = re.search(r"VmRSS:\s+(\d+) kB", (folder / "status").read_text())
         assert resident
@@ -298,7 +298,7 @@ def test_an_outage_is_said_and_ends(
             assert browser.text("#outage") == ""
             cluster.kill(0)
             browser.wait(lambda: f"The broker at {cluster.bootstrap_servers} has not answered since" in browser.text())
-            # a view that is opened now says so, too, and is shown when the broker is back
+            # a view opened during the outage says so, too, and loads when the broker is back
             browser.js("location.hash = arguments[0]", f"#/topic/{topic}")
             browser.wait(lambda: "do not answer" in browser.text("#main") or "tried for" in browser.text("#main"))
             cluster.restart(0)
@@ -309,7 +309,7 @@ def test_an_outage_is_said_and_ends(
         finally:
             process.kill()
             chromium.get("about:blank")
-            chromium.get_log("browser")  # of requests that failed, as they had to
+            chromium.get_log("browser")  # drop the log of requests that failed as expected
 
 
 def test_changes_by_the_page(browser: Browser, topic: str) -> None:
@@ -338,7 +338,7 @@ def test_the_keyboard_is_enough(browser: Browser) -> None:
     browser.open("overview")
 
     def press(*keys: str) -> None:
-        """Press keys on what has the focus: a live view may make its elements anew meanwhile."""
+        """Send keys to the focused element, which a live view may replace meanwhile."""
         ActionChains(browser.driver).send_keys(*keys).perform()
 
     def view() -> str:

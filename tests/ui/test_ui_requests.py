@@ -1,4 +1,4 @@
-"""The page's server without a browser: what it answers, refuses and changes, beside other clients."""
+"""The page's server without a browser: its responses, what it rejects and changes, side by side with other clients."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_pages_of_messages_are_all_messages(page: Page, cluster: EmbeddedCluster
         if found["before"] is None:
             break
         before = ",".join(f"{number}:{place}" for number, place in found["before"].items())
-    # every message once: by place, and by value
+    # every message once, by partition and offset, and by value
     assert len({(row["partition"], row["offset"]) for row in seen}) == len(seen) == 170
     assert sorted(int(row["value"]["text"]) for row in seen) == list(range(170))
     assert [int(row["value"]["text"]) for row in seen[:20]] == list(range(169, 149, -1))
@@ -326,7 +326,7 @@ def test_streams_are_bounded_and_end_with_their_reader(page: Page) -> None:
     for client in opened:
         client.close()
     deadline = time.monotonic() + 30
-    while True:  # the places come back
+    while True:  # closed streams make room for others
         with socket.create_connection((host, int(port)), 30) as client:
             client.sendall(request)
             if client.recv(100).startswith(b"HTTP/1.1 200"):
@@ -349,7 +349,7 @@ def test_it_ends_while_no_broker_answers(make_cluster: Callable[..., EmbeddedClu
                 assert process.stderr is not None
                 assert any("still trying" in line for line in process.stderr)
                 process.terminate()
-                _, errors = process.communicate(timeout=30)  # the request would try for a minute
+                _, errors = process.communicate(timeout=30)  # without a stop, the request would retry for a minute
         finally:
             process.kill()
     assert process.returncode == 0

@@ -1,4 +1,4 @@
-"""A ZooKeeper for a module, a tree of its own and brokers for each test."""
+"""A ZooKeeper per module; a tree and brokers per test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def zookeeper(module_server_dir: Path) -> Iterator[ZooKeeperServer]:
 
 @pytest.fixture
 def chroot(zookeeper: ZooKeeperServer, topic: str) -> str:
-    """What a test's brokers connect to: a tree of their own."""
+    """The `zookeeper.connect` of a test's brokers, with a chroot of its own."""
     return f"{zookeeper.connect}/{topic}"
 
 
@@ -38,7 +38,7 @@ def make_broker(chroot: str, server_dir: Path) -> Iterator[Callable[..., KlogBro
     brokers: list[KlogBroker] = []
 
     def make(broker_id: int, *settings: str) -> KlogBroker:
-        # else clients that know a topic of before make it again
+        # otherwise clients that still know a deleted topic would create it again
         arguments = ["--broker-id", str(broker_id), "--zookeeper", chroot, "--set", "auto.create.topics.enable=false"]
         for setting in settings:
             arguments += ["--set", setting]

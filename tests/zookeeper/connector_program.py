@@ -1,6 +1,6 @@
-"""A program with a ConsumerConnector, for tests that kill it: python connector_program.py SETTINGS TOPIC STREAMS.
+"""Run a ConsumerConnector in a process that tests can kill: python connector_program.py SETTINGS TOPIC STREAMS.
 
-Prints a line for each message: TOPIC PARTITION OFFSET VALUE. Ends when its standard input does.
+Prints a line for each message: TOPIC PARTITION OFFSET VALUE. Ends at the end of its standard input.
 """
 
 from __future__ import annotations

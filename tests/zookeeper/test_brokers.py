@@ -1,4 +1,4 @@
-"""Brokers that share a real ZooKeeper; kazoo looks at it from outside."""
+"""Brokers that share a real ZooKeeper; kazoo checks its nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.broker import KlogBroker, broker_command, refusal
 from tests.support.kafka import HOST, free_port
 from tests.support.shared_tree import admin, create_topic, delete_topic, known_brokers, leaders, node, wait_for
 
-# kazoo's, where the chroot is not there yet: the broker makes it.
+# kazoo warns if the chroot does not exist yet; the broker creates it
 pytestmark = pytest.mark.filterwarnings("ignore:No chroot path exists")
 
 
@@ -94,7 +94,7 @@ def test_a_killed_broker_can_start_again_at_once(tree: KazooClient, make_broker:
     consumer.assign([TopicPartition("t", 0, 0)])
     assert [message.value() for message in consumer.consume(3, 20)] == [b"0", b"1", b"2"]
     consumer.close()
-    # and its entry is its own: the end of the killed ones' sessions does not take it along
+    # the entry belongs to the new session: the end of the killed brokers' sessions does not remove it
     assert node(tree, "/brokers/ids/0")["port"] == broker.port
 
 
@@ -127,7 +127,7 @@ def test_two_brokers_share_the_partitions(make_broker: Callable[[int], KlogBroke
     assert consumer.committed([TopicPartition("t", 0)], 20)[0].offset == 7
     consumer.close()
 
-    # a partition's requests at the wrong broker
+    # a partition's requests to the wrong broker
     partition = next(number for number, leader in led.items() if leader == 1)
     config = client_config({"bootstrap.servers": first.bootstrap_servers})
     with Connection(HOST, first.port, config) as connection:
@@ -142,20 +142,20 @@ def test_two_brokers_share_the_partitions(make_broker: Callable[[int], KlogBroke
         )
         assert answer["responses"][0]["partition_responses"][0]["error_code"] == 6
 
-    # one stops: its partitions have no leader, the others are served
+    # if one broker stops, its partitions have no leader, and the others are still served
     second.stop()
     wait_for(lambda: sorted(leaders(first.bootstrap_servers, "t").values()) == [-1, -1, 0, 0])
     second.start()
     wait_for(lambda: sorted(leaders(first.bootstrap_servers, "t").values()) == [0, 0, 1, 1])
 
-    # deleted by the one, gone from the other
+    # a topic deleted at one broker is deleted at the other too
     delete_topic(first.bootstrap_servers, "t")
     for broker in (first, second):
         wait_for(lambda: not list(broker.data_dir.glob("t-*")))  # noqa: B023
 
 
 def test_a_topic_that_was_made_again_has_no_old_records(make_broker: Callable[[int], KlogBroker]) -> None:
-    """Also on the broker that only hears of it."""
+    """Also on the broker that does not handle the requests but learns of them from ZooKeeper."""
     first, second = make_broker(0), make_broker(1)
     wait_for(lambda: known_brokers(first.bootstrap_servers) == 2)
     servers = f"{first.bootstrap_servers},{second.bootstrap_servers}"
@@ -181,7 +181,7 @@ def test_a_broker_id_is_taken_once(
     assert refusal(command) == (
         f"klog: broker id 0 is registered by a broker at {HOST}:{broker.port}; choose another --broker-id"
     )
-    # the first one is none the worse
+    # the registered broker is not affected
     assert node(tree, "/brokers/ids/0")["port"] == broker.port
     with Connection(HOST, broker.port, client_config({"bootstrap.servers": broker.bootstrap_servers})) as connection:
         answer = connection.request(METADATA, {"topics": []})
@@ -195,7 +195,7 @@ def test_no_zookeeper_is_a_clear_error(server_dir: Path) -> None:
 
 
 def test_a_deletion_waits_for_a_leader_that_stands_still(make_broker: Callable[[int], KlogBroker]) -> None:
-    """Until its session ends; a broker that waits for it can be stopped."""
+    """It waits until that broker's session ends; a broker that waits can be stopped."""
     brokers = first, second = make_broker(0), make_broker(1)
     wait_for(lambda: known_brokers(first.bootstrap_servers) == 2)
     create_topic(first.bootstrap_servers, "t", 2)

@@ -1,4 +1,4 @@
-"""ConsumerConnector over a real ZooKeeper with brokers of ours; kazoo and confluent-kafka look at it from outside."""
+"""ConsumerConnector with a real ZooKeeper and our brokers; kazoo and confluent-kafka check the results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.broker import KlogBroker
 from tests.support.kafka import HOST, ZooKeeperServer, free_port
 from tests.support.shared_tree import create_topic, expire_session, leaders, node, wait_for
 
-# kazoo's, where the chroot is not there yet: the broker makes it.
+# kazoo warns if the chroot does not exist yet; the broker creates it
 pytestmark = pytest.mark.filterwarnings("ignore:No chroot path exists")
 
 _SOON = {"zookeeper.session.timeout.ms": 4000, "rebalance.backoff.ms": 5000, "fetch.wait.max.ms": 50}
@@ -39,7 +39,7 @@ _SOON = {"zookeeper.session.timeout.ms": 4000, "rebalance.backoff.ms": 5000, "fe
 
 @pytest.fixture(scope="module")
 def broker(zookeeper: ZooKeeperServer, module_server_dir: Any) -> Iterator[KlogBroker]:
-    """One broker that the module's tests share: use topics and groups of your own."""
+    """A broker that the module's tests share: use your own topics and groups."""
     arguments = ["--broker-id", "0", "--zookeeper", f"{zookeeper.connect}/shared"]
     with KlogBroker(module_server_dir, *arguments, "--set", "auto.create.topics.enable=false") as running:
         yield running
@@ -56,7 +56,7 @@ def shared(zookeeper: ZooKeeperServer, broker: KlogBroker) -> Iterator[KazooClie
 
 @pytest.fixture
 def connect(zookeeper: ZooKeeperServer, broker: KlogBroker, topic: str) -> Iterator[Callable[..., ConsumerConnector]]:
-    """Makes connectors of the group that is named like the test; they are shut down at its end."""
+    """Create connectors in a group named after the test; they are shut down at its end."""
     with ExitStack() as stack:
 
         def make(settings: Mapping[str, Any] | None = None, **more: bool) -> ConsumerConnector:
@@ -81,7 +81,7 @@ def produce(broker: KlogBroker, topic: str, partitions: int, numbers: range) -> 
 
 
 class Reader:
-    """A thread for each stream; `read` has (topic, partition, offset, value) of all messages."""
+    """Reads each stream in a thread; `read` has (topic, partition, offset, value) of all messages."""
 
     def __init__(self, streams: list[KafkaStream]) -> None:
         self.read: list[tuple[str, int, int, bytes | None]] = []
@@ -112,7 +112,7 @@ def owners(shared: KazooClient, group: str, topic: str) -> dict[int, str]:
     for name in shared.get_children(top) if shared.exists(top) else []:
         try:
             found[int(name)] = shared.get(f"{top}/{name}")[0].decode()
-        except Exception:  # released meanwhile
+        except Exception:  # released in the meantime
             continue
     return found
 
@@ -157,7 +157,7 @@ def test_messages_decoders_and_offsets(
         (topic, 0, number, f"k{number}", number) for number in range(4)
     ]
     path = f"/consumers/{topic}/offsets/{topic}/0"
-    # the message in hand counts for the thread that has it, and not for another one
+    # a commit by its own thread includes the message just returned, a commit by another thread does not
     other = threading.Thread(target=connector.commit_offsets)
     other.start()
     other.join(20)
@@ -167,7 +167,7 @@ def test_messages_decoders_and_offsets(
     assert next(stream).offset == 4
     connector.shutdown()
     assert shared.get(path)[0] == b"5"
-    # where the next member goes on; an exception leaves the message in hand uncommitted
+    # the next member goes on there; after an exception the message just returned stays uncommitted
     with suppress(ZeroDivisionError), connect() as second:
         (stream,) = second.create_message_streams({topic: 1})[topic]
         assert [next(stream).offset, next(stream).offset] == [5, 6]
@@ -185,7 +185,7 @@ def test_reset_and_timeout(
     with pytest.raises(ConsumerTimeout, match=r"no message for 0\.1 s \(consumer\.timeout\.ms\)"):
         next(stream)
     largest.shutdown()
-    # as with Kafka's consumers, the place is kept: nothing of the time between is skipped
+    # as with Kafka's consumers, the position is committed, so the next member skips no later messages
     assert shared.get(f"/consumers/{topic}/offsets/{topic}/0")[0] == b"3"
     fails = connect({"auto.offset.reset": "fail", "group.id": f"{topic}-fails"})
     (stream,) = fails.create_message_streams({topic: 1})[topic]
@@ -202,7 +202,7 @@ def test_reset_and_timeout(
 def test_members_share_and_take_over(
     broker: KlogBroker, shared: KazooClient, connect: Callable[..., ConsumerConnector], topic: str
 ) -> None:
-    """Ten partitions, three members that come and one that goes: each number is read, by one owner at a time."""
+    """Ten partitions; three members join and one leaves: every number is read, in order per partition and owner."""
     make_topic(broker, topic, 10)
     members: list[ConsumerConnector] = []
     readers: list[Reader] = []
@@ -223,10 +223,10 @@ def test_members_share_and_take_over(
         connector.shutdown()
     stored = {n: int(shared.get(f"/consumers/{topic}/offsets/{topic}/{n}")[0]) for n in range(10)}
     assert stored == dict.fromkeys(range(10), 40)
-    # nothing was being processed when partitions moved, or only one message of a stream
+    # at most the message in progress of a stream is read again when partitions move
     repeated = sum(len(reader.read) for reader in readers) - 400
     assert repeated <= 20
-    # a partition's messages come in order to each of its owners
+    # each owner gets a partition's messages in order
     for reader in readers:
         for partition in range(10):
             offsets = [offset for _, number, offset, _ in reader.read if number == partition]
@@ -258,7 +258,7 @@ def test_filters_and_new_topics_and_partitions(
         json.dumps(node(shared, f"/brokers/topics/{topic}.b") | {"partitions": {"0": [0], "1": [0]}}).encode(),
     )
     wait_for(lambda: len(leaders(broker.bootstrap_servers, f"{topic}.b")) == 2)
-    produce(broker, f"{topic}.b", 2, range(21, 22))  # to the new one
+    produce(broker, f"{topic}.b", 2, range(21, 22))  # to the new partition
     wait_for(lambda: 21 in reader.numbers())
 
 
@@ -279,7 +279,7 @@ def test_sessions_that_expire(
     wait_for(lambda: owners(shared, topic, topic) == before)
     produce(broker, topic, 4, range(40, 80))
     wait_for(lambda: {n for reader in readers for n in reader.numbers()} == set(range(80)))
-    for partition in range(4):  # nobody reads what is not its own
+    for partition in range(4):  # each partition is still owned by the member that owned it before
         stored = shared.get(f"/consumers/{topic}/owners/{topic}/{partition}")
         assert stored[1].ephemeralOwner
         assert stored[0].decode() == before[partition]
@@ -289,7 +289,7 @@ def test_sessions_that_expire(
 def test_offsets_in_kafka(
     broker: KlogBroker, shared: KazooClient, connect: Callable[..., ConsumerConnector], topic: str, storage: str
 ) -> None:
-    """The steps of the documents' migration: ZooKeeper, both, Kafka."""
+    """The steps of the documented migration: ZooKeeper, both, Kafka."""
     make_topic(broker, topic, 1)
     produce(broker, topic, 1, range(9))
     path = f"/consumers/{topic}/offsets/{topic}/0"
@@ -332,7 +332,7 @@ def test_auto_commit_and_at_most_once(
     connector = connect({"autocommit.interval.ms": 50})
     (stream,) = connector.create_message_streams({topic: 1})[topic]
     assert [next(stream).offset for _ in range(3)] == [0, 1, 2]
-    wait_for(lambda: shared.exists(path) and shared.get(path)[0] == b"2")  # the third one is in hand
+    wait_for(lambda: shared.exists(path) and shared.get(path)[0] == b"2")  # the third message is in progress
     connector.shutdown()
     assert shared.get(path)[0] == b"3"
     with connect(at_most_once=True) as connector:
@@ -357,7 +357,7 @@ class Listener(ConsumerRebalanceListener):
 def test_a_listener_and_a_slow_stream(
     broker: KlogBroker, shared: KazooClient, connect: Callable[..., ConsumerConnector], topic: str
 ) -> None:
-    """A stream that nobody reads holds up no other."""
+    """A stream that nobody reads does not block another one."""
     make_topic(broker, topic, 3)
     produce(broker, topic, 3, range(90))
     connector, listener = connect({"queued.max.message.chunks": 1, "fetch.message.max.bytes": 100}), Listener()
@@ -367,7 +367,7 @@ def test_a_listener_and_a_slow_stream(
     read = [(message.partition, message.offset) for message in itertools.islice(idle, 60)]
     assert sorted(read) == [(partition, offset) for partition in range(2) for offset in range(30)]
     assert listener.calls == [("start", {topic: [0, 1, 2]})]
-    # the id of the second one comes later: it has the last partition, and each stream of the first one keeps one
+    # the second connector's id sorts last, so it gets the last partition, and each stream of the first keeps one
     connect().create_message_streams({topic: 1})
     wait_for(lambda: len(listener.calls) > 2)
     assert listener.calls[1:] == [("release", {topic: [1, 2]}), ("start", {topic: [0, 1]})]
@@ -401,7 +401,7 @@ def test_settings_that_are_refused(settings: dict[str, str], text: str) -> None:
 def test_a_producer_follows_brokers_and_partitions(
     tree: KazooClient, chroot: str, make_broker: Callable[..., KlogBroker]
 ) -> None:
-    """The classic producer by ZooKeeper: a broker that moves, and a topic that gets partitions."""
+    """The classic producer with ZooKeeper follows a broker to a new address, and uses new partitions."""
     broker = make_broker(0)
     make_topic(broker, "t", 1)
     with ClassicProducer({"zk.connect": chroot}, partitioner=lambda key, partitions: partitions - 1) as producer:

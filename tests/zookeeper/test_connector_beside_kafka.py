@@ -1,4 +1,4 @@
-"""Members of ours and Kafka 0.10.2.2's own consumer (`--zookeeper`) in one group, and Kafka's tools that look at it."""
+"""Our consumers and Kafka 0.10.2.2's own (`--zookeeper`) in one group, and what Kafka's tools report about it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PARTITIONS = 6
 def place(
     request: pytest.FixtureRequest, zookeeper: ZooKeeperServer, module_server_dir: Path, shared_kafkas: SharedKafkas
 ) -> Iterator[tuple[str, str]]:
-    """(bootstrap servers, zookeeper.connect) of a broker of each kind."""
+    """(bootstrap servers, zookeeper.connect) of each kind of broker."""
     if request.param == "ours":
         connect = f"{zookeeper.connect}/beside"
         arguments = ["--broker-id", "0", "--zookeeper", connect, "--set", "auto.create.topics.enable=false"]
@@ -42,7 +42,7 @@ def place(
 
 
 class Theirs:
-    """A ConsoleConsumer; `read` has the values that it has printed."""
+    """A ConsoleConsumer of Kafka; `read` has the values that it printed."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -56,7 +56,7 @@ class Theirs:
             self.read.append(int(line))
 
     def stop(self) -> None:
-        """End it in order: it commits."""
+        """Stop it with SIGTERM, so that it commits."""
         self._process.terminate()
         self._process.wait(30)
         self._thread.join(10)
@@ -102,7 +102,7 @@ def produce(servers: str, topic: str, numbers: range) -> None:
 
 
 def test_one_group(place: tuple[str, str], topic: str, server_dir: Path) -> None:
-    """Names of topic and group are the test's own: the brokers are shared."""
+    """The names of topic and group are unique to the test, since the brokers are shared."""
     servers, connect = place
     create_topic(servers, topic, _PARTITIONS)
     wait_for(lambda: sorted(leaders(servers, topic)) == list(range(_PARTITIONS)))
@@ -126,7 +126,7 @@ def test_one_group(place: tuple[str, str], topic: str, server_dir: Path) -> None
             wait_for(lambda: sum(owners().values()) == _PARTITIONS, 60)
             produce(servers, topic, range(60))
             wait_for(lambda: sorted(theirs.read) == list(range(60)), 60)
-            # ours joins: the two share, and it goes on where the other one has committed
+            # ours joins: the two share the partitions, and ours goes on where the other one committed
             with ConsumerConnector(settings) as connector:
                 ours = Ours(connector.create_message_streams({topic: 1})[topic][0])
                 wait_for(lambda: sorted(owners().values()) == [3, 3], 60)
@@ -135,7 +135,7 @@ def test_one_group(place: tuple[str, str], topic: str, server_dir: Path) -> None
                 wait_for(lambda: sorted(theirs.read + ours.read) == list(range(120)), 60)
                 assert len(ours.read) == len(theirs.read) - 60 == 30
                 connector.commit_offsets()
-                # what Kafka's tools say of the group
+                # Kafka's tools describe the group
                 shown = old_tool("kafka.admin.ConsumerGroupCommand", connect, "--describe", "--group", topic)
                 rows = [line.split() for line in shown.splitlines() if line.startswith(topic)]
                 mine = {int(row[1]): row for row in rows if connector.consumer_id in row[-1]}
@@ -147,7 +147,7 @@ def test_one_group(place: tuple[str, str], topic: str, server_dir: Path) -> None
                 found = {int(row[2]): (row[3], row[4], row[5], row[6]) for row in rows}
                 for number in mine:
                     assert found[number] == ("20", "20", "0", f"{connector.consumer_id}-0"), checked
-                # theirs leaves: ours has all of it
+                # theirs leaves, and ours gets all partitions
                 theirs.stop()
                 wait_for(lambda: owners() == {f"{connector.consumer_id}-0": _PARTITIONS}, 60)
                 produce(servers, topic, range(120, 180))
@@ -155,7 +155,7 @@ def test_one_group(place: tuple[str, str], topic: str, server_dir: Path) -> None
             ours.join()
         stored = [tree.get(f"/consumers/{topic}/offsets/{topic}/{number}")[0] for number in range(_PARTITIONS)]
         assert stored == [b"30"] * _PARTITIONS
-        # theirs goes on where ours has committed
+        # theirs goes on where ours committed
         with console_consumer(connect, topic, server_dir / "theirs.log") as again:
             produce(servers, topic, range(180, 200))
             wait_for(lambda: sorted(again.read) == list(range(180, 200)), 60)

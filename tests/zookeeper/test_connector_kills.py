@@ -1,4 +1,4 @@
-"""Processes with a ConsumerConnector that are killed while their group rebalances."""
+"""Kill processes with a ConsumerConnector while their group rebalances."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "3"))
 
 
 class Process:
-    """A member; `read` has (partition, offset) and the value of each message that it has printed."""
+    """A member in its own process; `read` maps (partition, offset) to the value of each message that it printed."""
 
     def __init__(self, connect: str, group: str, topic: str, log: Path) -> None:
         settings = {"zookeeper.connect": connect, "group.id": group, "auto.offset.reset": "smallest"}
@@ -73,7 +73,7 @@ class Process:
 
 
 def test_killed_while_it_rebalances(zookeeper: ZooKeeperServer, server_dir: Path) -> None:
-    """Members come and are killed at random; no message is missing, and the rest of the group owns all partitions."""
+    """Members join and are killed at random: no message is lost, and the survivors own all partitions."""
     rng = random.Random(20)
     connect = f"{zookeeper.connect}/kills"
     arguments = ["--broker-id", "0", "--zookeeper", connect, "--set", "auto.create.topics.enable=false"]
@@ -94,7 +94,7 @@ def test_killed_while_it_rebalances(zookeeper: ZooKeeperServer, server_dir: Path
                     sent += 1
                 assert producer.flush(20) == 0
                 wait_for(lambda: all(member.name for member in members), 60)
-                # one is killed while another one joins: both change who owns what
+                # kill one member while another one joins: both change the ownership
                 newcomer = Process(connect, "g", "t", log)
                 everybody.append(newcomer)
                 if rng.random() < 0.5:
@@ -118,7 +118,7 @@ def test_killed_while_it_rebalances(zookeeper: ZooKeeperServer, server_dir: Path
             wait_for(
                 lambda: {value for each in everybody for value in each.read.values()} >= set(map(str, range(sent))), 60
             )
-            for each in everybody:  # what each has read is what was written there
+            for each in everybody:  # every message was read at the offset where it was written
                 for (partition, offset), value in each.read.items():
                     assert int(value) % _PARTITIONS == partition
                     assert int(value) // _PARTITIONS == offset

@@ -1,6 +1,6 @@
-"""Offsets in ZooKeeper, by requests and consumers of before Kafka 0.9; and how a group of theirs moves to Kafka.
+"""Offsets in ZooKeeper, with requests and consumers older than Kafka 0.9, and the migration of such a group to Kafka.
 
-The requests are put to Apache Kafka 0.10.2.2 as well: there it is the test that is tested.
+The requests also go to Apache Kafka 0.10.2.2, which checks the test itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _string(text: str) -> bytes:
 
 
 def _request(client: RawClient, key: int, group: str, topic: str, partitions: bytes) -> bytes:
-    """The partition's part of the answer to a request of version 0 for one partition."""
+    """Send a request of version 0 for one partition; return the partition's part of the response."""
     header = struct.pack(">hhi", key, 0, 5) + _string("old")
     client.send_frame(header + _string(group) + struct.pack(">i", 1) + _string(topic) + partitions)
     answer = client.receive_frame()
@@ -48,7 +48,7 @@ def commit(client: RawClient, group: str, topic: str, partition: int, offset: in
 
 
 def fetch(client: RawClient, group: str, topic: str, partition: int) -> tuple[int, int]:
-    """(offset, error code)."""
+    """Return (offset, error code)."""
     answer = _request(client, OFFSET_FETCH, group, topic, struct.pack(">ii", 1, partition))
     number, offset, metadata, code = struct.unpack(">iqhh", answer)
     assert (number, metadata) == (partition, 0)
@@ -59,7 +59,7 @@ def fetch(client: RawClient, group: str, topic: str, partition: int) -> tuple[in
 def place(
     request: pytest.FixtureRequest, tree: KazooClient, make_broker: MakeBroker, shared_kafkas: SharedKafkas
 ) -> Iterator[tuple[str, KazooClient]]:
-    """A broker's address and its ZooKeeper."""
+    """A broker's address and a client of its ZooKeeper."""
     if request.param == "ours":
         yield make_broker(0).bootstrap_servers, tree
         return
@@ -89,7 +89,7 @@ def test_requests_of_version_0(place: tuple[str, KazooClient], topic: str) -> No
 
 
 def test_a_group_of_old_consumers_moves_to_kafka(tree: KazooClient, chroot: str, make_broker: MakeBroker) -> None:
-    """By the steps of the 1.0 documentation, with the consumer of Kafka 0.10.2.2 that has these settings."""
+    """Follow the steps of Kafka 1.0's documentation, with the consumer of Kafka 0.10.2.2, which has these settings."""
     servers = make_broker(0).bootstrap_servers
     wait_for(lambda: known_brokers(servers) == 1)
     create_topic(servers, "t", 1)
@@ -117,7 +117,7 @@ def test_a_group_of_old_consumers_moves_to_kafka(tree: KazooClient, chroot: str,
     assert stored(zookeeper) == stored(coordinator) == [10]
     assert consume(2, offsets_storage="kafka", dual_commit_enabled="false") == [10, 11]
     assert (stored(zookeeper), stored(coordinator)) == ([10], [12])
-    # what their tool makes of it; and the way back, by a copy
+    # Kafka's tool shows the result; a copy moves the offsets back
     told = old_tool("kafka.tools.ConsumerOffsetChecker", chroot, "--group", "old", "--topic", "t")
     assert told.splitlines()[-1].split()[:6] == ["old", "t", "0", "12", "20", "8"]
     copied = klog_lines("offsets", "copy", "--group", "old", "--from", coordinator, "--to", zookeeper)

@@ -1,4 +1,4 @@
-"""Kafka 0.10.2.2's own tools, which know nothing but ZooKeeper: they see topics, make, alter and delete them."""
+"""Kafka 0.10.2.2's tools, which talk to ZooKeeper only, list, create, alter and delete topics of our brokers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.support.shared_tree import (
     wait_for,
 )
 
-# kazoo's, where the chroot is not there yet: the broker makes it.
+# kazoo warns if the chroot does not exist yet; the broker creates it
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore:No chroot path exists")]
 
 MakeBroker = Callable[..., KlogBroker]
 
 
 def described(text: str) -> list[tuple[int, int, list[int], list[int]]]:
-    """(partition, leader, replicas, isr) of what TopicCommand --describe prints."""
+    """(partition, leader, replicas, isr) from the output of TopicCommand --describe."""
     found = re.findall(r"Partition: (\d+)\tLeader: (-?\d+)\tReplicas: ([\d,]*)\tIsr: ([\d,]*)", text)
     return [
         (int(partition), int(leader), [*map(int, replicas.split(","))], [*map(int, isr.split(","))])
@@ -65,7 +65,7 @@ def test_they_see_topics_of_ours(chroot: str, make_broker: MakeBroker) -> None:
     assert sorted(led.values()) in ([0, 0, 1], [0, 1, 1])
     assert described(text) == [(number, led[number], [led[number]], [led[number]]) for number in range(3)]
 
-    # a broker that is gone leads nothing
+    # a stopped broker leads nothing
     second.stop()
     gone = sorted(number for number, leader in led.items() if leader == 1)
 
@@ -80,7 +80,7 @@ def test_they_see_topics_of_ours(chroot: str, make_broker: MakeBroker) -> None:
 
 
 def test_their_consumer_reads(tree: KazooClient, chroot: str, make_broker: MakeBroker) -> None:
-    """It finds brokers, partitions and leaders by ZooKeeper, and keeps its offsets there."""
+    """Kafka's consumer finds brokers, partitions and leaders in ZooKeeper, and stores its offsets there."""
     first, second = make_broker(0), make_broker(1)
     wait_for(lambda: known_brokers(second.bootstrap_servers) == 2)
     create_topic(second.bootstrap_servers, "t", 4)
@@ -95,13 +95,13 @@ def test_their_consumer_reads(tree: KazooClient, chroot: str, make_broker: MakeB
 
 
 def test_topics_of_theirs_are_served(tree: KazooClient, chroot: str, make_broker: MakeBroker) -> None:
-    """From the creation to the deletion by them, on two brokers."""
+    """Two brokers serve a topic that Kafka's tools create, alter and delete."""
     first, second = make_broker(0), make_broker(1)
     brokers = {0: first, 1: second}
     servers = f"{first.bootstrap_servers},{second.bootstrap_servers}"
     wait_for(lambda: known_brokers(first.bootstrap_servers) == 2)
     settings = ["retention.ms=-1", "segment.bytes=4000", "min.insync.replicas=1", "message.format.version=0.10.2"]
-    settings.append("preallocate=true")  # not served here: it must break nothing
+    settings.append("preallocate=true")  # not supported here, and must break nothing
     configs = [word for setting in settings for word in ("--config", setting)]
     arguments = ["--partitions", "3", "--replication-factor", "1", *configs]
     said = old_tool("kafka.admin.TopicCommand", chroot, "--create", "--topic", "theirs", *arguments)
@@ -110,7 +110,7 @@ def test_topics_of_theirs_are_served(tree: KazooClient, chroot: str, make_broker
         wait_for(lambda: len(leaders(broker.bootstrap_servers, "theirs")) == 3)  # noqa: B023
     led = leaders(first.bootstrap_servers, "theirs")
     assert set(led.values()) == {0, 1}
-    # what they leave to the controller
+    # nodes that the tools leave to the controller
     wait_for(lambda: all(tree.exists(f"/brokers/topics/theirs/partitions/{number}/state") for number in range(3)))
     for number, leader in led.items():
         state = node(tree, f"/brokers/topics/theirs/partitions/{number}/state")
@@ -127,7 +127,7 @@ def test_topics_of_theirs_are_served(tree: KazooClient, chroot: str, make_broker
     text = old_tool("kafka.admin.TopicCommand", chroot, "--describe", "--topic", "theirs")
     assert described(text) == [(number, led[number], [led[number]], [led[number]]) for number in range(3)]
 
-    # settings, of logs that run: max.message.bytes is felt at once
+    # settings apply to open logs: the new max.message.bytes takes effect at once
     with_small = ["--alter", "--entity-type", "topics", "--entity-name", "theirs"]
     said = old_tool("kafka.admin.ConfigCommand", chroot, *with_small, "--add-config", "max.message.bytes=300")
     assert "Completed" in said or "Updated" in said
@@ -143,7 +143,7 @@ def test_topics_of_theirs_are_served(tree: KazooClient, chroot: str, make_broker
     assert codes == ["MSG_SIZE_TOO_LARGE"] * 3
     wait_for(lambda: tree.get_children("/config/changes") == [])
 
-    # more partitions; the node that they write has no topic id, and the topic keeps the one it had
+    # more partitions; the node that the tool writes has no topic id, but the topic keeps its id
     said = old_tool("kafka.admin.TopicCommand", chroot, "--alter", "--topic", "theirs", "--partitions", "5")
     assert "Adding partitions succeeded" in said
     for broker in brokers.values():
@@ -152,7 +152,6 @@ def test_topics_of_theirs_are_served(tree: KazooClient, chroot: str, make_broker
     wait_for(lambda: tree.exists("/brokers/topics/theirs/partitions/4/state"))
     check_records(servers, "theirs", 3)
 
-    # deleted
     said = old_tool("kafka.admin.TopicCommand", chroot, "--delete", "--topic", "theirs")
     assert "marked for deletion" in said
     for broker in brokers.values():

@@ -1,4 +1,4 @@
-"""What becomes of brokers whose session with ZooKeeper ends, or whose ZooKeeper is away."""
+"""Brokers whose session with ZooKeeper expires, or whose ZooKeeper is unavailable."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.support.broker import KlogBroker, broker_command, refusal
 from tests.support.kafka import HOST, ZooKeeperServer, free_port
 from tests.support.shared_tree import create_topic, expire_session, known_brokers, leaders, node, wait_for
 
-# kazoo's, where the chroot is not there yet: the broker makes it.
+# kazoo warns if the chroot does not exist yet; the broker creates it
 pytestmark = pytest.mark.filterwarnings("ignore:No chroot path exists")
 
 MakeBroker = Callable[..., KlogBroker]
 
 
 class Producing:
-    """Produces a record after the other to one partition, in a thread, until the block ends."""
+    """Produces records one by one to one partition, in a thread, until the block ends."""
 
     def __init__(self, servers: str, topic: str) -> None:
         self._servers, self._topic = servers, topic
@@ -45,7 +45,7 @@ class Producing:
             self.errors.append(str(error))
 
     def more(self) -> None:
-        """Return when ten more have been acknowledged."""
+        """Wait until ten more records are acknowledged."""
         goal = self.acknowledged + 10
         wait_for(lambda: self.acknowledged >= goal)
 
@@ -86,7 +86,7 @@ def test_a_broker_registers_again_and_serves_on(tree: KazooClient, make_broker: 
             assert now.ephemeralOwner not in (0, stat.ephemeralOwner)
             wait_for(lambda: tree.exists(f"/brokers/topics/t/{broker_id}"))  # noqa: B023
             producing.more()
-        # somebody is the controller, and the watches are set: a topic that a tool registers is served by both
+        # there is a controller and watches are set: both brokers serve a topic that a tool registers
         wait_for(lambda: tree.exists("/controller"))
         assignment = b'{"version":1,"partitions":{"0":[0],"1":[1]}}'
         tree.create("/brokers/topics/late", assignment)
@@ -134,8 +134,8 @@ def test_zookeeper_is_away_for_longer_than_the_session_timeout(server_dir: Path)
 def test_the_id_of_a_killed_broker_is_free_when_its_session_ends(
     tree: KazooClient, make_broker: MakeBroker, chroot: str
 ) -> None:
-    """At another address; at its own it is taken at once."""
-    seconds = "zookeeper.session.timeout.ms=8000"  # longer than the other one takes to start on a busy machine
+    """A broker at another address waits for that end; a restart at the same address does not wait."""
+    seconds = "zookeeper.session.timeout.ms=8000"  # longer than the other broker takes to start on a busy machine
     broker = make_broker(0, seconds)
     broker.kill()
     assert tree.exists("/brokers/ids/0")
@@ -164,7 +164,7 @@ def test_the_nodes_of_0_7(tree: KazooClient, make_broker: MakeBroker) -> None:
     assert value == b"2"
     assert stat.ephemeralOwner == tree.get("/brokers/ids/0")[1].ephemeralOwner != 0
     assert sorted(tree.get_children("/brokers/topics/t")) == ["0", "partitions"]
-    # more partitions, by a tool
+    # a tool adds partitions
     tree.set("/brokers/topics/t", json.dumps({"version": 1, "partitions": {str(n): [0] for n in range(7)}}).encode())
     wait_for(lambda: tree.get("/brokers/topics/t/0")[0] == b"7")
     first.stop()
@@ -173,7 +173,7 @@ def test_the_nodes_of_0_7(tree: KazooClient, make_broker: MakeBroker) -> None:
 
 
 def test_nodes_that_are_not_as_they_should_be(tree: KazooClient, make_broker: MakeBroker) -> None:
-    """They are told of, and passed over; what is served goes on."""
+    """The broker logs bad nodes, ignores them, and serves everything else."""
     broker = make_broker(0)
     servers = broker.bootstrap_servers
     create_topic(servers, "t", 1)
@@ -196,7 +196,7 @@ def test_nodes_that_are_not_as_they_should_be(tree: KazooClient, make_broker: Ma
                 tree.create(path, value, makepath=True)
         for path in ("/brokers/topics/no name", "/brokers/ids/7", "/config/topics/t"):
             broker.wait_for_log(path if "no name" not in path else "illegal topic name 'no name'")
-        tree.set("/brokers/topics/t", b"]")  # no reason to delete its log
+        tree.set("/brokers/topics/t", b"]")  # a bad node is no reason to delete the topic's log
         broker.wait_for_log("/brokers/topics/t:")
         tree.create("/brokers/topics/good", b'{"version":1,"partitions":{"0":[0],"1":[7],"2":[]}}')
         wait_for(lambda: leaders(servers, "good") == {0: 0, 1: -1, 2: -1})

@@ -1,4 +1,4 @@
-"""Third-party clients behind one interface, a file each; `ALL` is ordered as docs/reference/clients.md."""
+"""Third-party clients behind one interface, one file each; `ALL` has the order of docs/reference/clients.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Print the table of docs/reference/clients.md, with what the matrix tests."""
+"""Print the table of docs/reference/clients.md: what the client matrix tests."""
 
 from __future__ import annotations
 

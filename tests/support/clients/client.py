@@ -1,4 +1,4 @@
-"""The interface that the matrix of clients tests."""
+"""The interface of the clients that the client matrix tests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def as_magic(record: Record, magic: int) -> Record:
 
 
 class Client(ABC):
-    """One client; `servers` are its bootstrap servers, the class attributes its row in the table."""
+    """One client; `servers` are its bootstrap servers, the class attributes describe what it supports."""
 
     name: ClassVar[str]
     #: The codecs that it can write.
@@ -68,7 +68,7 @@ class Client(ABC):
     finds_times: ClassVar[bool] = True
     #: Whether it supports groups.
     has_groups: ClassVar[bool] = True
-    #: Whether a member that leaves commits what it has read, even if not asked to.
+    #: Whether a member that leaves commits what it has read without `commit`.
     commits_when_leaving: ClassVar[bool] = False
     #: Whether it can write null header values; otherwise it writes empty ones.
     has_null_headers: ClassVar[bool] = True
@@ -96,7 +96,7 @@ class Client(ABC):
         raise NotImplementedError(f"{self.name} does not look up times")
 
     def member(self, topic: str, group: str, session_ms: int = SESSION_MS) -> Member:
-        """Make a member, which reads from the beginning if nothing is committed."""
+        """Join a group; the member reads from the beginning if nothing is committed."""
         raise NotImplementedError(f"{self.name} joins no groups")
 
     def close(self) -> None:  # noqa: B027 - most have nothing to end

@@ -1,4 +1,4 @@
-"""confluent-kafka (librdkafka), with default settings, and set to an old broker with `broker.version.fallback`."""
+"""confluent-kafka (librdkafka), with default settings, and set for old brokers with `broker.version.fallback`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Confluent(Client):
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(SECONDS)
 
     def produce(self, topic: str, partition: int, codec: str, records: Sequence[Record]) -> list[int]:
-        # All records share a batch, as only the flush ends their linger: librdkafka does not compress if that saves
-        # nothing, as with one short record.
+        # One batch for all records (only `flush` ends the linger): librdkafka does not compress if that saves nothing,
+        # as with one short record.
         producer = Producer(self._configured(**{"compression.type": codec, "acks": "all", "linger.ms": 60_000}))
         learn_topic(producer, topic)
         offsets: list[int] = []

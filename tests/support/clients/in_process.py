@@ -1,4 +1,4 @@
-"""Run a Python client's group member in a process that can be killed; it takes some of the commands of process.py.
+"""Run a Python client's group member in a process that can be killed; it takes the group commands of process.py.
 
 python -m tests.support.clients.in_process CLASS SERVERS
 """

@@ -1,4 +1,4 @@
-"""Apache Kafka's own clients of three versions: one program; a separate class has the differences."""
+"""Apache Kafka's Java clients of three versions: one program; its class `Features` has the differences."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class KafkaPython(Client):
             bootstrap_servers=self.servers,
             compression_type=None if codec == "none" else codec,
             acks="all",
-            linger_ms=60_000,  # the flush ends it: a batch of one short record would not be compressed
+            linger_ms=60_000,  # only `flush` sends the batch: one with a single short record would not be compressed
         )
         sent = [
             producer.send(topic, record.value, record.key, list(record.headers), partition, record.timestamp)

@@ -32,7 +32,7 @@ class Kcat(Client):
     def produce(self, topic: str, partition: int, codec: str, records: Sequence[Record]) -> None:
         for (headers, has_nulls), together in groupby(records, lambda record: (record.headers, _has_nulls(record))):
             group = list(together)
-            # A batch of all, as librdkafka does not compress if that saves nothing.
+            # One batch for all records: librdkafka does not compress if that saves nothing.
             arguments = ["-P", "-b", self.servers, "-t", topic, "-p", str(partition), "-z", codec, "-X", "acks=all"]
             arguments += [
                 "-X",
@@ -51,7 +51,7 @@ class Kcat(Client):
             kcat(*arguments, stdin=_END.join(messages))
 
     def consume(self, topic: str, starts: Mapping[int, int], count: int) -> list[Seen]:
-        """Read all records: kcat stops at the end of the partition."""
+        """Read each partition to its end, where kcat stops; ignores `count`."""
         found = []
         for partition, offset in starts.items():
             source = ("-b", self.servers, "-t", topic, "-p", str(partition), "-o", str(offset))

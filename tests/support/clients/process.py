@@ -6,7 +6,7 @@ A command is a line of words; the answer is a line that begins with `ok` or `err
     produce TOPIC PARTITION CODEC RECORD...     ok OFFSET...
     consume TOPIC COUNT PARTITION:OFFSET...     ok PARTITION,OFFSET,RECORD...
     offset-at TOPIC PARTITION TIMESTAMP         ok OFFSET
-    join TOPIC GROUP SESSION_MS [ASSIGNOR]      ok    (one member a process; assignors are for Java's)
+    join TOPIC GROUP SESSION_MS [ASSIGNOR]      ok    (one member per process; only Java takes ASSIGNOR)
     poll MILLISECONDS                           ok PARTITION... | PARTITION,OFFSET...    (owned, received)
     commit                                      ok [refused REASON]
     leave                                       ok
@@ -36,14 +36,14 @@ class ClientFailed(Exception):
 
 
 class ProcessClient(Client):
-    """A client whose process starts with the first command. A registry that fails is asked only once."""
+    """A client whose process starts with the first command. If the registry fails, it is not asked again."""
 
     _process: subprocess.Popen[bytes] | None = None
     _unreachable: RegistryUnreachable | None = None
 
     @abstractmethod
     def command(self) -> tuple[list[str], Mapping[str, str]]:
-        """The command line, without the servers that are appended, and the environment."""
+        """The command line, to which the servers are appended, and the environment."""
 
     def create(self, topic: str, partitions: int) -> None:
         self.ask("create", topic, str(partitions))
@@ -90,7 +90,7 @@ class ProcessClient(Client):
         assert process.stdout is not None
         process.stdin.write(" ".join(words).encode() + b"\n")
         process.stdin.flush()
-        # The process writes one line per answer, so the buffer is empty after it is read and `select` works.
+        # The process writes one line per answer: after it is read the buffer is empty, so `select` works.
         readable, _, _ = select.select([process.stdout], [], [], _ANSWER_SECONDS)
         answer = process.stdout.readline().decode().split() if readable else ["error", "no", "answer"]
         if answer[:1] != ["ok"]:

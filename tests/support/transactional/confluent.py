@@ -10,14 +10,14 @@ _SECONDS = 30
 
 
 class ConfluentClient:
-    """Producers with names; a context manager."""
+    """Named producers; a context manager."""
 
     def __init__(self, servers: str) -> None:
         self._servers = {"bootstrap.servers": servers, "log_level": 0}
         self._producers: dict[str, Producer] = {}
 
     def ask(self, *words: str) -> list[str]:
-        """Run a command; return the words of the answer. `KafkaException`."""
+        """Run a command; return the words of the answer, or raise `KafkaException`."""
         what, name, *rest = words
         if what == "open":
             settings = dict(word.split("=", 1) for word in rest)

@@ -1,6 +1,6 @@
-"""Run Kafka's TransactionalMessageCopier, which copies a topic to another one with its offsets, in transactions.
+"""Run Kafka's TransactionalMessageCopier: it copies a topic and commits the input offsets, in transactions.
 
-It prints its progress as lines of JSON, and stops at the end offset that its input had at the start.
+It prints its progress as lines of JSON, and stops at the end offset that its input had when it started.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Copier:
 
     @property
     def copied(self) -> int:
-        """The number of records that all its processes have reported as committed."""
+        """The number of records that its processes, killed ones included, have reported as committed."""
         return self._before + self._now
 
     def start_if_ended(self) -> None:

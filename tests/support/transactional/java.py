@@ -28,7 +28,7 @@ class JavaError(Exception):
 
 
 class JavaClient:
-    """A process with producers and readers of one version; a context manager."""
+    """A process with producers and readers of one Kafka version; a context manager."""
 
     def __init__(self, version: Version, servers: str, log: Path) -> None:
         libs = kafka_libs(version)
@@ -49,7 +49,7 @@ class JavaClient:
         )
 
     def ask(self, *words: str) -> list[str]:
-        """Run a command; return the words of the answer. `JavaError`."""
+        """Run a command; return the words of the answer, or raise `JavaError`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write((" ".join(words) + "\n").encode())

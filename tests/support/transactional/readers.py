@@ -12,7 +12,7 @@ _SECONDS = 20.0
 
 
 def by_confluent(servers: str, topic: str, partition: int, *, committed: bool = True) -> list[str]:
-    """All values; with `committed` at isolation level read_committed."""
+    """Read all values with confluent-kafka; `committed` sets read_committed."""
     return [value for _, value in places_by_confluent(servers, topic, partition, committed=committed)]
 
 
@@ -39,7 +39,7 @@ def places_by_confluent(servers: str, topic: str, partition: int, *, committed: 
             if error is not None:
                 if error.code() == KafkaError._PARTITION_EOF:
                     return found
-                continue  # librdkafka tries again
+                continue  # librdkafka retries
             found.append((message.offset() or 0, (message.value() or b"").decode()))
     finally:
         consumer.close()
@@ -47,7 +47,7 @@ def places_by_confluent(servers: str, topic: str, partition: int, *, committed: 
 
 
 def by_kafka_python(servers: str, topic: str, partition: int, *, committed: bool = True) -> list[str]:
-    """All values by kafka-python; with `committed` at isolation level read_committed."""
+    """Read all values with kafka-python; `committed` sets read_committed."""
     return [value for _, value in places_by_kafka_python(servers, topic, partition, committed=committed)]
 
 
